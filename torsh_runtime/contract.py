@@ -1,0 +1,125 @@
+"""What the agent tells each worker through its environment: one place for both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torsh_runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnv:
+    """One worker's place in the job, complete at birth."""
+
+    rank: int
+    """Rank among all workers, 0 <= rank < world_size."""
+    world_size: int
+    """Number of workers of this round."""
+    local_rank: int
+    """Rank among the workers of this node."""
+    local_world_size: int
+    """Number of workers of this node."""
+    node_rank: int = 0
+    """Rank of this node (torchrun's GROUP_RANK)."""
+    num_nodes: int = 1
+    """Number of nodes of this round (torchrun's GROUP_WORLD_SIZE)."""
+    role_name: str = "default"
+    """The role's name, as given with --role."""
+    master_addr: str = "127.0.0.1"
+    """Host where rank 0's worker may bind master_port."""
+    master_port: int = 29500
+    """TCP port on master_addr that was free when the round began, 1 to 65535."""
+    restart_count: int = 0
+    """How often the workers have been restarted after a failure."""
+    max_restarts: int = 0
+    """How often they may be."""
+    run_id: str = "none"
+    """Names the job; the same on all nodes."""
+    round: int = 0
+    """Number of the round; every set of workers that starts together has its own."""
+    store_endpoint: str = ""
+    """Where this node's agent serves the store ("unix:@name" or "tcp:host:port"); "" is none."""
+    secret: str = ""
+    """The job's secret in hexadecimal; peers prove that they know it. "" is none."""
+    error_file: str = ""
+    """Where the worker may leave a JSON account of its failure; "" is nowhere."""
+
+    def to_environ(self) -> dict[str, str]:
+        """The variables to set: torchrun's whole set, and TORSH_*."""
+        values = {variable: str(getattr(self, field)) for variable, field in _VARIABLES.items()}
+        values["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        values["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+        return {name: value for name, value in values.items() if value != ""}
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
+        """Read a worker's place; the counterpart of to_environ.
+
+        Only RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be there, as when a script is
+        started by hand; the rest has defaults. Raises ConfigError naming the variable.
+        """
+        rank = _integer(environ, "RANK")
+        world_size = _integer(environ, "WORLD_SIZE")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"RANK={rank} is not within 0 <= RANK < WORLD_SIZE={world_size}")
+        port = _integer(environ, "MASTER_PORT", 29500)
+        if not 1 <= port <= 65535:
+            raise ConfigError(f"MASTER_PORT={port} is not a TCP port (1 to 65535)")
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            local_rank=_integer(environ, "LOCAL_RANK", rank),
+            local_world_size=_integer(environ, "LOCAL_WORLD_SIZE", world_size),
+            node_rank=_integer(environ, "GROUP_RANK", 0),
+            num_nodes=_integer(environ, "GROUP_WORLD_SIZE", 1),
+            role_name=environ.get("ROLE_NAME", "default"),
+            master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=port,
+            restart_count=_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            max_restarts=_integer(environ, "TORCHELASTIC_MAX_RESTARTS", 0),
+            run_id=environ.get("TORCHELASTIC_RUN_ID", "none"),
+            round=_integer(environ, "TORSH_ROUND", 0),
+            store_endpoint=environ.get("TORSH_STORE_ENDPOINT", ""),
+            secret=environ.get("TORSH_SECRET", ""),
+            error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
+        )
+
+
+_VARIABLES = {
+    "RANK": "rank",
+    "WORLD_SIZE": "world_size",
+    "LOCAL_RANK": "local_rank",
+    "LOCAL_WORLD_SIZE": "local_world_size",
+    "GROUP_RANK": "node_rank",
+    "GROUP_WORLD_SIZE": "num_nodes",
+    "NODE_RANK": "node_rank",
+    "ROLE_NAME": "role_name",
+    "ROLE_RANK": "rank",
+    "ROLE_WORLD_SIZE": "world_size",
+    "MASTER_ADDR": "master_addr",
+    "MASTER_PORT": "master_port",
+    "TORCHELASTIC_RESTART_COUNT": "restart_count",
+    "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
+    "TORCHELASTIC_RUN_ID": "run_id",
+    "TORCHELASTIC_ERROR_FILE": "error_file",
+    "TORSH_RUN_ID": "run_id",
+    "TORSH_ROUND": "round",
+    "TORSH_STORE_ENDPOINT": "store_endpoint",
+    "TORSH_SECRET": "secret",
+}
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None:
+        if default is not None:
+            return default
+        raise ConfigError(
+            f"{name} is not set. Start the script with torshrun, or set RANK, WORLD_SIZE, "
+            f"MASTER_ADDR and MASTER_PORT for each process."
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not an integer") from None

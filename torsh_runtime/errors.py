@@ -1,0 +1,123 @@
+"""The one error tree. Each error carries facts as attributes and says what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TorshError(Exception):
+    """Root of everything that torshrun and torsh_runtime raise on purpose."""
+
+
+class ConfigError(TorshError, ValueError):
+    """The caller's options, environment or arguments are wrong; nothing was started."""
+
+
+class StoreError(TorshError):
+    """The key-value store refused a request or cannot be reached."""
+
+
+class StoreTimeout(StoreError, TimeoutError):
+    """The store did not answer, or a key did not appear, within the time given."""
+
+
+class RendezvousError(TorshError):
+    """The nodes could not agree on a round."""
+
+
+class RendezvousClosed(RendezvousError):
+    """The run is over; no further round will be formed."""
+
+
+class RendezvousTimeout(RendezvousError, TimeoutError):
+    """Too few nodes came within the join timeout."""
+
+
+class WorkerFailed(TorshError):
+    """A worker process ended badly."""
+
+
+class CheckpointError(TorshError):
+    """A checkpoint is missing, damaged or does not fit."""
+
+
+class BackendUnavailable(TorshError):
+    """A backend or optional feature cannot be used on this machine.
+
+    Attributes: feature (its name), remedy (the command or step that makes it available).
+    """
+
+    def __init__(self, feature: str, remedy: str) -> None:
+        super().__init__(f"{feature} is not available here. {remedy}")
+        self.feature = feature
+        self.remedy = remedy
+
+
+class CommError(TorshError, RuntimeError):
+    """A collective did not complete. The process group it happened in is dead afterwards;
+    a new one may be made in the same process.
+    """
+
+
+class PeerLost(CommError):
+    """Another rank died or left the group while this one needed it.
+
+    Attributes: rank (who was lost), op (what this rank was doing), sequence (which operation of
+    the group it was, counted from 1).
+    """
+
+    def __init__(self, rank: int, op: str, sequence: int, detail: str = "") -> None:
+        what = detail or "its process has ended"
+        super().__init__(
+            f"rank {rank} was lost during {op} (operation {sequence} of the group): {what}. "
+            f"Look at rank {rank}'s own output for the cause."
+        )
+        self.rank = rank
+        self.op = op
+        self.sequence = sequence
+
+
+class CommTimeout(CommError, TimeoutError):
+    """A collective passed its deadline.
+
+    Attributes: op, sequence, seconds (the timeout), missing (ranks that had not arrived).
+    """
+
+    def __init__(
+        self, op: str, sequence: int, seconds: float, missing: Sequence[int], detail: str = ""
+    ) -> None:
+        ranks = ", ".join(map(str, missing)) or "none"
+        super().__init__(
+            f"{op} (operation {sequence} of the group) timed out after {seconds:g} s waiting for "
+            f"rank(s) {ranks}{detail}. Either they never called it, or they are slow: raise the "
+            f"group's timeout if they are."
+        )
+        self.op = op
+        self.sequence = sequence
+        self.seconds = seconds
+        self.missing = tuple(missing)
+
+
+class CommAborted(CommError):
+    """The group was aborted on purpose, by this process or by a peer."""
+
+
+class CommMismatch(CommError):
+    """Two ranks called different operations, or the same one with different arguments.
+
+    Attributes: sequence, rank and call (this rank's own), other_rank and other_call.
+    """
+
+    def __init__(
+        self, sequence: int, rank: int, call: str, other_rank: int, other_call: str
+    ) -> None:
+        super().__init__(
+            f"ranks disagree in operation {sequence} of the group: rank {rank} called {call}, "
+            f"rank {other_rank} called {other_call}. Every rank must make the same calls in the "
+            f"same order."
+        )
+        self.sequence = sequence
+        self.rank = rank
+        self.call = call
+        self.other_rank = other_rank
+        self.other_call = other_call
