@@ -1,0 +1,91 @@
+"""What a worker imports: process groups and collectives.
+
+The names load lazily: importing this package loads neither numpy nor any backend.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torsh_runtime.backends.base import BackendType, ReduceOp
+    from torsh_runtime.backends.work import Work
+    from torsh_runtime.bootstrap import (
+        destroy_process_group,
+        init_process_group,
+    )
+    from torsh_runtime.comm.functional import (
+        all_gather,
+        all_gather_into_tensor,
+        all_reduce,
+        barrier,
+        broadcast,
+        get_rank,
+        get_world_size,
+        is_initialized,
+        reduce_scatter,
+        reduce_scatter_tensor,
+    )
+    from torsh_runtime.comm.group import ProcessGroup
+    from torsh_runtime.errors import (
+        BackendUnavailable,
+        CheckpointError,
+        CommAborted,
+        CommError,
+        CommMismatch,
+        CommTimeout,
+        ConfigError,
+        PeerLost,
+        StoreError,
+        StoreTimeout,
+        TorshError,
+    )
+
+_HOMES = {
+    "torsh_runtime.backends.base": ("BackendType", "ReduceOp"),
+    "torsh_runtime.backends.work": ("Work",),
+    "torsh_runtime.bootstrap": ("destroy_process_group", "init_process_group"),
+    "torsh_runtime.comm.functional": (
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "barrier",
+        "broadcast",
+        "get_rank",
+        "get_world_size",
+        "is_initialized",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+    ),
+    "torsh_runtime.comm.group": ("ProcessGroup",),
+    "torsh_runtime.errors": (
+        "BackendUnavailable",
+        "CheckpointError",
+        "CommAborted",
+        "CommError",
+        "CommMismatch",
+        "CommTimeout",
+        "ConfigError",
+        "PeerLost",
+        "StoreError",
+        "StoreTimeout",
+        "TorshError",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [*_HOME_OF]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME_OF[name]
+    except KeyError:
+        raise AttributeError(f"module 'torsh_runtime' has no attribute {name!r}") from None
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])

@@ -1,0 +1,167 @@
+"""The native backend: C++ collectives over a shared memory segment of one node."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn
+
+from torsh_runtime.arrays import staged
+from torsh_runtime.backends import segment
+from torsh_runtime.backends.base import Backend, BackendType, ReduceOp
+from torsh_runtime.backends.work import COMPLETED, Work
+from torsh_runtime.errors import (
+    BackendUnavailable,
+    CommAborted,
+    CommError,
+    CommMismatch,
+    CommTimeout,
+    PeerLost,
+)
+from torsh_runtime.store.client import StoreClient
+
+try:
+    from torsh_runtime.backends import _native
+except ImportError as error:  # a source tree without a build
+    raise BackendUnavailable(
+        "the native backend", f"Build it with: pip install . (in the source tree). {error}"
+    ) from error
+
+# In the order of the enumerations in csrc/common/types.hpp.
+_OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
+_DTYPES = ("float32", "float64", "int32", "int64")
+_REDUCING = ("all_reduce", "reduce_scatter")
+
+
+class NativeBackend(Backend):
+    """One rank's end of a shared-memory group."""
+
+    type: ClassVar[BackendType] = BackendType.NATIVE
+
+    def __init__(self, group: _native.Group, rank: int, world_size: int) -> None:
+        self._group = group
+        self._rank = rank
+        self._world_size = world_size
+
+    @classmethod
+    def connect(
+        cls, store: StoreClient, rank: int, world_size: int, timeout: float
+    ) -> NativeBackend:
+        """Meet the other ranks through the store, whose keys must be fresh, and share memory.
+
+        Raises CommTimeout naming the ranks that did not come within `timeout` seconds, and
+        BackendUnavailable if some run on another machine.
+        """
+        group = segment.join(store, rank, world_size, timeout)
+        backend = cls(group, rank, world_size)
+        backend.barrier(timeout)
+        return backend
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    def all_reduce(self, array: object, op: ReduceOp, timeout: float) -> Work:
+        try:
+            self._group.all_reduce(array, op, timeout)
+        except _native.NotDirect:
+            with staged(array, writable=True) as copy:
+                self.all_reduce(copy, op, timeout)
+        except _native.Failure as failure:
+            _explain(failure)
+        return COMPLETED
+
+    def broadcast(self, array: object, root: int, timeout: float) -> Work:
+        if not 0 <= root < self._world_size:
+            raise ValueError(f"root rank {root} is not within 0 <= root < {self._world_size}")
+        try:
+            self._group.broadcast(array, root, timeout)
+        except _native.NotDirect:
+            with staged(array, writable=root != self._rank) as copy:
+                self.broadcast(copy, root, timeout)
+        except _native.Failure as failure:
+            _explain(failure)
+        return COMPLETED
+
+    def all_gather(self, output: object, array: object, timeout: float) -> Work:
+        try:
+            self._group.all_gather(output, array, timeout)
+        except _native.NotDirect:
+            with staged(array, writable=False) as source, staged(output, writable=True) as target:
+                self.all_gather(target, source, timeout)
+        except _native.Failure as failure:
+            _explain(failure)
+        return COMPLETED
+
+    def reduce_scatter(self, output: object, array: object, op: ReduceOp, timeout: float) -> Work:
+        try:
+            self._group.reduce_scatter(output, array, op, timeout)
+        except _native.NotDirect:
+            with staged(array, writable=False) as source, staged(output, writable=True) as target:
+                self.reduce_scatter(target, source, op, timeout)
+        except _native.Failure as failure:
+            _explain(failure)
+        return COMPLETED
+
+    def barrier(self, timeout: float) -> Work:
+        try:
+            self._group.barrier(timeout)
+        except _native.Failure as failure:
+            _explain(failure)
+        return COMPLETED
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def close(self) -> None:
+        self._group.close()
+
+
+def _explain(failure: Exception) -> NoReturn:
+    """Raise the CommError that the native layer's account of a failure stands for."""
+    raise _comm_error(*failure.args) from None
+
+
+def _comm_error(
+    kind: int,
+    rank: int,
+    reporter: int,
+    operation: int,
+    sequence: int,
+    seconds: float,
+    missing: list[int],
+    own: tuple[Any, ...],
+    other: tuple[Any, ...],
+) -> CommError:
+    op = _OPERATIONS[operation]
+    match kind:
+        case 1:
+            return PeerLost(rank, op, sequence)
+        case 2:
+            return PeerLost(rank, op, sequence, "it has left the group")
+        case 3:
+            return CommTimeout(op, sequence, seconds, missing)
+        case 4:
+            return CommMismatch(sequence, reporter, _call(own), rank, _call(other))
+        case 5:
+            return CommAborted(
+                f"rank {rank} aborted the group during {op} (operation {sequence}). Destroy the "
+                f"process group and make a new one."
+            )
+        case _:
+            return CommAborted("the process group is closed; make a new one")
+
+
+def _call(call: tuple[Any, ...]) -> str:
+    kind, dtype, op, root, shape = call
+    name = _OPERATIONS[kind]
+    if name == "barrier":
+        return "barrier()"
+    text = f"{_DTYPES[dtype]}[{', '.join(map(str, shape))}]"
+    if name in _REDUCING:
+        text += f", {ReduceOp(op).name}"
+    if name == "broadcast":
+        text += f", src={root}"
+    return f"{name}({text})"

@@ -1,0 +1,48 @@
+"""The result of a collective, which may still be under way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+
+class Work(ABC):
+    """A collective that was started; `wait` before using its buffers."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is complete, at most `timeout` seconds (None: the group's timeout).
+
+        True when it is complete. Raises the CommError it ended with, or CommTimeout.
+        """
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+
+    @abstractmethod
+    def exception(self) -> BaseException | None:
+        """What it ended with; None while it is under way or if it went well."""
+
+    @abstractmethod
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call `callback(self)` when it is over, or at once if it already is."""
+
+
+class CompletedWork(Work):
+    """Work that was over when the call returned."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+    def done(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        callback(self)
+
+
+COMPLETED = CompletedWork()

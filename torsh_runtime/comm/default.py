@@ -1,0 +1,24 @@
+"""The default group: the one piece of global state."""
+
+from __future__ import annotations
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+
+_default: ProcessGroup | None = None
+
+
+def default_group() -> ProcessGroup:
+    """The default group. ConfigError if there is none."""
+    if _default is None:
+        raise ConfigError("there is no process group yet: call init_process_group() first")
+    return _default
+
+
+def has_default_group() -> bool:
+    return _default is not None
+
+
+def set_default_group(group: ProcessGroup | None) -> None:
+    global _default
+    _default = group

@@ -1,0 +1,32 @@
+// Why a collective did not complete. The bindings turn it into the Python error of that kind.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <vector>
+
+#include "common/types.hpp"
+
+namespace torsh {
+
+enum class FailureKind : std::uint32_t { none, peer_lost, peer_left, timeout, mismatch, aborted, closed };
+
+struct Failure : std::exception {
+  FailureKind kind = FailureKind::none;
+  int rank = -1;        // the culprit: lost, aborting or disagreeing
+  int reporter = -1;    // who found out
+  OpKind op{};          // what the reporter was doing
+  std::uint64_t sequence = 0;
+  double seconds = 0;   // the timeout that passed
+  std::vector<int> missing;
+  Call own{}, other{};  // of a mismatch: the reporter's call and the culprit's
+
+  const char* what() const noexcept override { return "collective failed"; }
+};
+
+// The caller's interrupt hook asked to stop; the hook's own error says why.
+struct Interrupted : std::exception {
+  const char* what() const noexcept override { return "interrupted"; }
+};
+
+}  // namespace torsh

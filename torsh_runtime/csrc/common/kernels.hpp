@@ -1,0 +1,38 @@
+// Elementwise reductions, vectorised for the processor they run on.
+#pragma once
+
+#include <cstddef>
+
+#include "common/types.hpp"
+
+namespace torsh {
+
+// dst[i] = a[i] op b[i]; dst may be a or b, no other overlap.
+using ReduceKernel = void (*)(void* dst, const void* a, const void* b, std::size_t count);
+// values[i] /= divisor; integers round towards zero.
+using DivideKernel = void (*)(void* values, std::size_t count, std::size_t divisor);
+
+ReduceKernel reduce_kernel(DType type, ReduceOp op);
+DivideKernel divide_kernel(DType type);
+
+// A reduction over any number of sources, always in the order given, so that every rank and every
+// run gets the same bits.
+class Reduction {
+ public:
+  Reduction(DType type, ReduceOp op, std::size_t sources)
+      : combine_(reduce_kernel(type, op)),
+        divide_(op == ReduceOp::avg ? divide_kernel(type) : nullptr),
+        sources_(sources),
+        element_(size_of(type)) {}
+
+  // dst[i] = sources[0][i] op sources[1][i] op …; dst may be one of the first two sources only.
+  void operator()(std::byte* dst, const std::byte* const* sources, std::size_t count) const;
+
+ private:
+  ReduceKernel combine_;
+  DivideKernel divide_;
+  std::size_t sources_;
+  std::size_t element_;
+};
+
+}  // namespace torsh

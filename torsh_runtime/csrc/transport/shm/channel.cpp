@@ -1,0 +1,270 @@
+#include "transport/shm/channel.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+namespace torsh::shm {
+namespace {
+
+constexpr int spin_limit = 2000;
+constexpr int yield_limit = 100;
+constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::uint16_t current_cpu() { return static_cast<std::uint16_t>(sched_getcpu()); }
+
+int allowed_cpus() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+std::uint32_t* word(std::atomic<std::uint32_t>& value) { return reinterpret_cast<std::uint32_t*>(&value); }
+
+void futex_wait(std::atomic<std::uint32_t>& value, std::uint32_t seen, double seconds) {
+  const timespec limit{0, static_cast<long>(std::max(seconds, 0.0) * 1e9)};
+  syscall(SYS_futex, word(value), FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void futex_wake(std::atomic<std::uint32_t>& value) {
+  syscall(SYS_futex, word(value), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+double now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limit, tuning.block_bytes); }
+
+Channel::Channel(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids,
+                 std::function<bool()> interrupted)
+    : rank_(rank),
+      ranks_(ranks),
+      tuning_(tuning),
+      segment_(descriptor, rank, ranks, slot_bytes(tuning)),
+      peers_(pids),
+      interrupted_(std::move(interrupted)),
+      spins_(ranks <= allowed_cpus() ? spin_limit : 0) {}
+
+Channel::Operation::Operation(Channel& channel, const Call& call, double timeout) : channel_(channel) {
+  if (!channel.busy_.try_lock()) {
+    const double deadline = now() + timeout;
+    while (!channel.busy_.try_lock_for(std::chrono::duration<double>(nap))) {
+      if (channel.interrupted_()) throw Interrupted();
+      if (now() > deadline) {
+        Failure late = channel.failure(FailureKind::timeout, channel.rank_);
+        late.seconds = timeout;
+        late.missing.clear();
+        throw late;  // another thread of this process holds the group; the group itself is sound
+      }
+    }
+  }
+  try {
+    channel.begin(call, timeout);
+  } catch (...) {
+    channel.busy_.unlock();
+    throw;
+  }
+}
+
+void Channel::begin(const Call& call, double timeout) {
+  if (closed_) throw failure(FailureKind::closed, rank_);
+  segment_.area(rank_).own.call = call;
+  ++sequence_;
+  if (segment_.header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+  fingerprint_ = call.fingerprint();
+  timeout_ = timeout;
+  deadline_ = 0;  // the clock is read when there is something to wait for
+}
+
+void Channel::round(const void* payload, std::size_t bytes) {
+  ++round_;
+  post(payload, bytes);
+  for (int step = 1; step < ranks_; ++step) {
+    const int peer = rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_;
+    if (!posted(peer) && !spin(peer)) await(peer);
+    compare(peer);
+  }
+}
+
+void Channel::post(const void* payload, std::size_t bytes) {
+  Flag& flag = segment_.area(rank_).flags[round_ & 1];
+  flag.cpu = current_cpu();
+  flag.fingerprint = fingerprint_;
+  if (bytes != 0) std::memcpy(flag.payload, payload, bytes);
+  // Sequentially consistent: the flag must be out before the sleepers are counted.
+  flag.round.exchange(round_, std::memory_order_seq_cst);
+  if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(flag.round);
+}
+
+bool Channel::posted(int peer) const {
+  const std::uint32_t seen = segment_.area(peer).flags[round_ & 1].round.load(std::memory_order_acquire);
+  return static_cast<std::int32_t>(seen - round_) >= 0;
+}
+
+bool Channel::spin(int peer) const {
+  // A peer that last ran on this CPU cannot go on while it is spun on.
+  const std::uint16_t cpu = current_cpu();
+  if (spins_ == 0 || segment_.area(peer).flags[(round_ & 1) ^ 1].cpu == cpu) return false;
+  for (int i = 0; i < spins_; ++i) {
+    if (posted(peer)) return true;
+    pause();
+  }
+  return posted(peer);
+}
+
+void Channel::await(int peer) {
+  for (int i = 0; i < yield_limit; ++i) {
+    sched_yield();
+    if (posted(peer)) return;
+  }
+  while (!posted(peer)) {
+    sleep(peer);
+    if (posted(peer)) return;
+    check();
+  }
+}
+
+void Channel::sleep(int peer) {
+  RankArea& area = segment_.area(peer);
+  Flag& flag = area.flags[round_ & 1];
+  if (deadline_ == 0) deadline_ = now() + timeout_;
+  area.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = flag.round.load(std::memory_order_seq_cst);
+  const bool aborted = segment_.header().abort.state.load(std::memory_order_seq_cst) != 0;
+  if (static_cast<std::int32_t>(seen - round_) < 0 && !aborted) {
+    futex_wait(flag.round, seen, std::min(nap, deadline_ - now()));
+  }
+  area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Channel::check() {
+  if (segment_.header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+  check_peers();
+  if (interrupted_()) {
+    record(failure(FailureKind::aborted, rank_));
+    throw Interrupted();
+  }
+  if (now() >= deadline_) {
+    Failure late = failure(FailureKind::timeout, rank_);
+    late.missing = not_posted();
+    if (!late.missing.empty()) fail(late);
+  }
+}
+
+// A process may well end after its last collective. It is lost only if, after it was seen dead,
+// somebody's flag of this round is still missing: then it cannot have passed the round.
+void Channel::check_peers() {
+  dead_.clear();
+  peers_.find_dead(dead_);
+  const std::vector<int> missing = not_posted();
+  if (missing.empty()) return;
+  if (!dead_.empty()) {
+    // The abort record may have been written by a rank that then ended because of it.
+    if (segment_.header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+    fail(failure(FailureKind::peer_lost, dead_.front()));
+  }
+  for (const int peer : missing) {
+    if (segment_.area(peer).own.left.load(std::memory_order_acquire) != 0 && !posted(peer)) {
+      fail(failure(FailureKind::peer_left, peer));
+    }
+  }
+}
+
+std::vector<int> Channel::not_posted() const {
+  std::vector<int> missing;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != rank_ && !posted(peer)) missing.push_back(peer);
+  }
+  return missing;
+}
+
+void Channel::compare(int peer) {
+  if (segment_.area(peer).flags[round_ & 1].fingerprint == fingerprint_) return;
+  fail(failure(FailureKind::mismatch, peer));
+}
+
+Failure Channel::failure(FailureKind kind, int culprit) {
+  Failure found;
+  found.kind = kind;
+  found.rank = culprit;
+  found.reporter = rank_;
+  found.sequence = sequence_;
+  found.seconds = timeout_;
+  found.own = segment_.area(rank_).own.call;
+  found.other = segment_.area(culprit).own.call;
+  found.op = found.own.kind;
+  return found;
+}
+
+void Channel::fail(const Failure& found) {
+  record(found);
+  throw found;
+}
+
+void Channel::record(const Failure& found) {
+  AbortRecord& abort = segment_.header().abort;
+  std::uint32_t none = 0;
+  if (!abort.state.compare_exchange_strong(none, 1)) return;  // the first cause stands
+  abort.kind = found.kind;
+  abort.rank = found.rank;
+  abort.reporter = found.reporter;
+  abort.op = found.op;
+  abort.sequence = found.sequence;
+  abort.seconds = found.seconds;
+  for (const int rank : found.missing) abort.missing[rank / 64] |= 1ull << (rank % 64);
+  abort.state.store(2, std::memory_order_seq_cst);
+  for (int peer = 0; peer < ranks_; ++peer) wake(peer);
+}
+
+void Channel::wake(int peer) {
+  for (Flag& flag : segment_.area(peer).flags) futex_wake(flag.round);
+}
+
+void Channel::raise_recorded() {
+  const AbortRecord& abort = segment_.header().abort;
+  const double patience = now() + nap;
+  while (abort.state.load(std::memory_order_acquire) == 1 && now() < patience) sched_yield();
+  if (abort.state.load(std::memory_order_acquire) == 1) {  // its writer died at it
+    throw failure(FailureKind::aborted, rank_);
+  }
+  Failure found = failure(abort.kind, abort.rank);
+  found.reporter = abort.reporter;
+  found.op = abort.op;
+  found.sequence = abort.sequence;
+  found.seconds = abort.seconds;
+  found.own = segment_.area(abort.reporter).own.call;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (abort.missing[rank / 64] >> (rank % 64) & 1) found.missing.push_back(rank);
+  }
+  throw found;
+}
+
+void Channel::abort() { record(failure(FailureKind::aborted, rank_)); }
+
+void Channel::close() {
+  const std::lock_guard<std::timed_mutex> hold(busy_);
+  if (closed_) return;
+  closed_ = true;
+  segment_.area(rank_).own.left.store(1, std::memory_order_seq_cst);
+  wake(rank_);
+}
+
+}  // namespace torsh::shm

@@ -1,0 +1,98 @@
+// Rounds over a shared segment: all that the collectives need to know about each other's progress.
+//
+// In a round every rank posts its flag and waits for all others'. Slots alternate with the blocks:
+// whoever begins block k + 2 has seen every flag of block k + 1, and those were posted after the
+// last read of block k; so two slots a rank are enough and no block needs a closing round.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "transport/shm/peers.hpp"
+#include "transport/shm/segment.hpp"
+
+namespace torsh::shm {
+
+// Monotonic seconds.
+double now();
+
+// Where one algorithm gives way to the next, in bytes; the same on all ranks.
+struct Tuning {
+  std::size_t whole_limit;  // all_reduce: up to here every rank reduces everything in one round
+  std::size_t block_bytes;  // larger buffers go through the slots in blocks of this size
+};
+std::size_t slot_bytes(const Tuning& tuning);
+
+class Channel {
+ public:
+  // `interrupted` is called now and then while waiting; true ends the wait with Interrupted.
+  Channel(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids,
+          std::function<bool()> interrupted);
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  const Tuning& tuning() const { return tuning_; }
+  std::uint64_t sequence() const { return sequence_; }
+
+  // One collective call: holds the channel from construction to destruction.
+  class Operation {
+   public:
+    // Throws Failure if the group is dead. timeout in seconds.
+    Operation(Channel& channel, const Call& call, double timeout);
+    ~Operation() { channel_.busy_.unlock(); }
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+
+   private:
+    Channel& channel_;
+  };
+
+  // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
+  // Interrupted, after which the group is dead on all ranks.
+  void round(const void* payload = nullptr, std::size_t bytes = 0);
+  // What a peer posted with the round that has just ended.
+  const std::byte* payload(int peer) { return segment_.area(peer).flags[round_ & 1].payload; }
+
+  void next_block() { ++block_; }
+  std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1); }
+
+  // Ends every rank's pending and later operations with FailureKind::aborted.
+  void abort();
+  // Tells the peers that this rank takes part no more, and waits for its own operation to end.
+  void close();
+
+ private:
+  void begin(const Call& call, double timeout);
+  void post(const void* payload, std::size_t bytes);
+  void await(int peer);
+  bool posted(int peer) const;
+  bool spin(int peer) const;
+  void sleep(int peer);
+  void check();
+  void check_peers();
+  void compare(int peer);
+  [[noreturn]] void fail(const Failure& failure);
+  [[noreturn]] void raise_recorded();
+  void record(const Failure& failure);
+  Failure failure(FailureKind kind, int culprit);
+  std::vector<int> not_posted() const;
+  void wake(int peer);
+
+  const int rank_, ranks_;
+  const Tuning tuning_;
+  mutable Segment segment_;
+  Peers peers_;
+  std::function<bool()> interrupted_;
+  std::timed_mutex busy_;
+  std::vector<int> dead_;
+  int spins_;
+  std::uint32_t round_ = 0;
+  std::uint64_t block_ = 0;
+  std::atomic<std::uint64_t> sequence_{0};  // also read by abort() on another thread
+  std::uint64_t fingerprint_ = 0;
+  double timeout_ = 0, deadline_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace torsh::shm

@@ -1,0 +1,27 @@
+// Tells whether the processes of other ranks still live.
+#pragma once
+
+#include <poll.h>
+
+#include <vector>
+
+namespace torsh::shm {
+
+class Peers {
+ public:
+  // pids[r] is rank r's process; one's own, and values <= 0, are never reported as dead.
+  explicit Peers(const std::vector<int>& pids);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  // Appends the ranks whose process has ended.
+  void find_dead(std::vector<int>& dead);
+
+ private:
+  std::vector<pollfd> descriptors_;  // a pidfd for each watched rank
+  std::vector<int> ranks_;
+  std::vector<int> dead_from_start_;
+};
+
+}  // namespace torsh::shm

@@ -1,0 +1,61 @@
+#include "transport/shm/segment.hpp"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace torsh::shm {
+namespace {
+
+constexpr std::size_t page = 4096;
+
+std::size_t control_bytes(int ranks) {
+  const std::size_t bytes = sizeof(Header) + static_cast<std::size_t>(ranks) * sizeof(RankArea);
+  return (bytes + page - 1) / page * page;
+}
+
+// Present now, so that a lack of memory is an error here and not a SIGBUS in a collective.
+void populate(std::byte* from, std::size_t bytes) {
+  if (madvise(from, bytes, MADV_POPULATE_WRITE) == 0) return;
+  if (errno != EINVAL) throw std::system_error(errno, std::generic_category(), "no memory for the shared segment");
+  for (std::size_t at = 0; at < bytes; at += page) {  // Linux < 5.14
+    reinterpret_cast<std::atomic<std::uint32_t>*>(from + at)->fetch_add(0);
+  }
+}
+
+}  // namespace
+
+std::size_t Segment::bytes_for(int ranks, std::size_t slot_bytes) {
+  return control_bytes(ranks) + static_cast<std::size_t>(ranks) * 2 * slot_bytes;
+}
+
+Segment::Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes)
+    : slot_bytes_(slot_bytes), length_(bytes_for(ranks, slot_bytes)) {
+  struct stat status {};
+  if (fstat(descriptor, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat of the shared segment");
+  if (static_cast<std::size_t>(status.st_size) < length_) {
+    throw std::invalid_argument("the shared segment is smaller than its ranks and slots need");
+  }
+  void* mapped = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map the shared segment");
+  base_ = static_cast<std::byte*>(mapped);
+  slots_ = base_ + control_bytes(ranks);
+  try {
+    populate(base_, control_bytes(ranks));
+    populate(slot(rank, 0), 2 * slot_bytes_);
+  } catch (...) {
+    munmap(base_, length_);
+    throw;
+  }
+}
+
+Segment::~Segment() { munmap(base_, length_); }
+
+}  // namespace torsh::shm
