@@ -81,7 +81,9 @@ DivideKernel divide_kernel(DType type) {
 }
 
 void Reduction::operator()(std::byte* dst, const std::byte* const* sources, std::size_t count) const {
-  if (sources_ == 2) {
+  if (sources_ == 1) {
+    std::memmove(dst, sources[0], count * element_);
+  } else if (sources_ == 2) {
     combine_(dst, sources[0], sources[1], count);
   } else {
     // Tiles that stay in the first-level cache while the other sources are added to them.

@@ -28,10 +28,10 @@ struct Call {
   std::array<std::uint64_t, max_dims> shape{};
 
   std::uint64_t fingerprint() const {
-    std::uint64_t mixed = count;
+    std::uint64_t mixed = 0x9E3779B97F4A7C15ull ^ count;
     for (std::size_t i = 0; i < max_dims && i < dims; ++i) {
-      mixed = (mixed ^ shape[i]) * 0x9E3779B97F4A7C15ull;
-      mixed ^= mixed >> 29;
+      mixed = mixed * 0xD1342543DE82EF95ull + shape[i];
+      mixed ^= mixed >> 32;
     }
     const std::uint64_t head = static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 |
                                static_cast<std::uint64_t>(op) << 16 | static_cast<std::uint64_t>(dims) << 24 |

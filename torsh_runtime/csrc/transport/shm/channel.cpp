@@ -58,8 +58,8 @@ Channel::Channel(int descriptor, int rank, int ranks, const Tuning& tuning, cons
     : rank_(rank),
       ranks_(ranks),
       tuning_(tuning),
-      segment_(descriptor, rank, ranks, slot_bytes(tuning)),
-      peers_(pids),
+      segment_(std::in_place, descriptor, rank, ranks, slot_bytes(tuning)),
+      peers_(std::in_place, pids),
       interrupted_(std::move(interrupted)),
       spins_(ranks <= allowed_cpus() ? spin_limit : 0) {}
 
@@ -69,10 +69,13 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
     while (!channel.busy_.try_lock_for(std::chrono::duration<double>(nap))) {
       if (channel.interrupted_()) throw Interrupted();
       if (now() > deadline) {
-        Failure late = channel.failure(FailureKind::timeout, channel.rank_);
+        Failure late;  // another thread of this process holds the group, which itself is sound
+        late.kind = FailureKind::timeout;
+        late.op = call.kind;
+        late.sequence = channel.sequence_;
         late.seconds = timeout;
-        late.missing.clear();
-        throw late;  // another thread of this process holds the group; the group itself is sound
+        late.missing = {channel.rank_};
+        throw late;
       }
     }
   }
@@ -85,10 +88,14 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
 }
 
 void Channel::begin(const Call& call, double timeout) {
-  if (closed_) throw failure(FailureKind::closed, rank_);
-  segment_.area(rank_).own.call = call;
+  if (!segment_) {
+    Failure closed;
+    closed.kind = FailureKind::closed;
+    throw closed;
+  }
+  segment_->area(rank_).own.call = call;
   ++sequence_;
-  if (segment_.header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+  if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
   fingerprint_ = call.fingerprint();
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
@@ -105,24 +112,24 @@ void Channel::round(const void* payload, std::size_t bytes) {
 }
 
 void Channel::post(const void* payload, std::size_t bytes) {
-  Flag& flag = segment_.area(rank_).flags[round_ & 1];
+  Flag& flag = segment_->area(rank_).flags[round_ & 1];
   flag.cpu = current_cpu();
   flag.fingerprint = fingerprint_;
   if (bytes != 0) std::memcpy(flag.payload, payload, bytes);
   // Sequentially consistent: the flag must be out before the sleepers are counted.
   flag.round.exchange(round_, std::memory_order_seq_cst);
-  if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(flag.round);
+  if (segment_->area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(flag.round);
 }
 
-bool Channel::posted(int peer) const {
-  const std::uint32_t seen = segment_.area(peer).flags[round_ & 1].round.load(std::memory_order_acquire);
+bool Channel::posted(int peer) {
+  const std::uint32_t seen = segment_->area(peer).flags[round_ & 1].round.load(std::memory_order_acquire);
   return static_cast<std::int32_t>(seen - round_) >= 0;
 }
 
-bool Channel::spin(int peer) const {
+bool Channel::spin(int peer) {
   // A peer that last ran on this CPU cannot go on while it is spun on.
   const std::uint16_t cpu = current_cpu();
-  if (spins_ == 0 || segment_.area(peer).flags[(round_ & 1) ^ 1].cpu == cpu) return false;
+  if (spins_ == 0 || segment_->area(peer).flags[(round_ & 1) ^ 1].cpu == cpu) return false;
   for (int i = 0; i < spins_; ++i) {
     if (posted(peer)) return true;
     pause();
@@ -143,12 +150,12 @@ void Channel::await(int peer) {
 }
 
 void Channel::sleep(int peer) {
-  RankArea& area = segment_.area(peer);
+  RankArea& area = segment_->area(peer);
   Flag& flag = area.flags[round_ & 1];
   if (deadline_ == 0) deadline_ = now() + timeout_;
   area.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t seen = flag.round.load(std::memory_order_seq_cst);
-  const bool aborted = segment_.header().abort.state.load(std::memory_order_seq_cst) != 0;
+  const bool aborted = segment_->header().abort.state.load(std::memory_order_seq_cst) != 0;
   if (static_cast<std::int32_t>(seen - round_) < 0 && !aborted) {
     futex_wait(flag.round, seen, std::min(nap, deadline_ - now()));
   }
@@ -156,7 +163,7 @@ void Channel::sleep(int peer) {
 }
 
 void Channel::check() {
-  if (segment_.header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+  if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
   check_peers();
   if (interrupted_()) {
     record(failure(FailureKind::aborted, rank_));
@@ -173,22 +180,22 @@ void Channel::check() {
 // somebody's flag of this round is still missing: then it cannot have passed the round.
 void Channel::check_peers() {
   dead_.clear();
-  peers_.find_dead(dead_);
+  peers_->find_dead(dead_);
   const std::vector<int> missing = not_posted();
   if (missing.empty()) return;
   if (!dead_.empty()) {
     // The abort record may have been written by a rank that then ended because of it.
-    if (segment_.header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+    if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
     fail(failure(FailureKind::peer_lost, dead_.front()));
   }
   for (const int peer : missing) {
-    if (segment_.area(peer).own.left.load(std::memory_order_acquire) != 0 && !posted(peer)) {
+    if (segment_->area(peer).own.left.load(std::memory_order_acquire) != 0 && !posted(peer)) {
       fail(failure(FailureKind::peer_left, peer));
     }
   }
 }
 
-std::vector<int> Channel::not_posted() const {
+std::vector<int> Channel::not_posted() {
   std::vector<int> missing;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != rank_ && !posted(peer)) missing.push_back(peer);
@@ -197,7 +204,7 @@ std::vector<int> Channel::not_posted() const {
 }
 
 void Channel::compare(int peer) {
-  if (segment_.area(peer).flags[round_ & 1].fingerprint == fingerprint_) return;
+  if (segment_->area(peer).flags[round_ & 1].fingerprint == fingerprint_) return;
   fail(failure(FailureKind::mismatch, peer));
 }
 
@@ -208,8 +215,8 @@ Failure Channel::failure(FailureKind kind, int culprit) {
   found.reporter = rank_;
   found.sequence = sequence_;
   found.seconds = timeout_;
-  found.own = segment_.area(rank_).own.call;
-  found.other = segment_.area(culprit).own.call;
+  found.own = segment_->area(rank_).own.call;
+  found.other = segment_->area(culprit).own.call;
   found.op = found.own.kind;
   return found;
 }
@@ -220,7 +227,7 @@ void Channel::fail(const Failure& found) {
 }
 
 void Channel::record(const Failure& found) {
-  AbortRecord& abort = segment_.header().abort;
+  AbortRecord& abort = segment_->header().abort;
   std::uint32_t none = 0;
   if (!abort.state.compare_exchange_strong(none, 1)) return;  // the first cause stands
   abort.kind = found.kind;
@@ -235,11 +242,11 @@ void Channel::record(const Failure& found) {
 }
 
 void Channel::wake(int peer) {
-  for (Flag& flag : segment_.area(peer).flags) futex_wake(flag.round);
+  for (Flag& flag : segment_->area(peer).flags) futex_wake(flag.round);
 }
 
 void Channel::raise_recorded() {
-  const AbortRecord& abort = segment_.header().abort;
+  const AbortRecord& abort = segment_->header().abort;
   const double patience = now() + nap;
   while (abort.state.load(std::memory_order_acquire) == 1 && now() < patience) sched_yield();
   if (abort.state.load(std::memory_order_acquire) == 1) {  // its writer died at it
@@ -250,21 +257,26 @@ void Channel::raise_recorded() {
   found.op = abort.op;
   found.sequence = abort.sequence;
   found.seconds = abort.seconds;
-  found.own = segment_.area(abort.reporter).own.call;
+  found.own = segment_->area(abort.reporter).own.call;
   for (int rank = 0; rank < ranks_; ++rank) {
     if (abort.missing[rank / 64] >> (rank % 64) & 1) found.missing.push_back(rank);
   }
   throw found;
 }
 
-void Channel::abort() { record(failure(FailureKind::aborted, rank_)); }
+void Channel::abort() {
+  const std::lock_guard<std::mutex> stay(life_);
+  if (segment_) record(failure(FailureKind::aborted, rank_));
+}
 
 void Channel::close() {
-  const std::lock_guard<std::timed_mutex> hold(busy_);
-  if (closed_) return;
-  closed_ = true;
-  segment_.area(rank_).own.left.store(1, std::memory_order_seq_cst);
+  const std::lock_guard<std::timed_mutex> idle(busy_);
+  const std::lock_guard<std::mutex> alone(life_);
+  if (!segment_) return;
+  segment_->area(rank_).own.left.store(1, std::memory_order_seq_cst);
   wake(rank_);
+  segment_.reset();
+  peers_.reset();
 }
 
 }  // namespace torsh::shm

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "transport/shm/peers.hpp"
@@ -52,22 +53,23 @@ class Channel {
   // Interrupted, after which the group is dead on all ranks.
   void round(const void* payload = nullptr, std::size_t bytes = 0);
   // What a peer posted with the round that has just ended.
-  const std::byte* payload(int peer) { return segment_.area(peer).flags[round_ & 1].payload; }
+  const std::byte* payload(int peer) { return segment_->area(peer).flags[round_ & 1].payload; }
 
   void next_block() { ++block_; }
-  std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1); }
+  std::byte* slot(int peer) { return segment_->slot(peer, block_ & 1); }
 
   // Ends every rank's pending and later operations with FailureKind::aborted.
   void abort();
-  // Tells the peers that this rank takes part no more, and waits for its own operation to end.
+  // Tells the peers that this rank takes part no more and lets go of the memory, as soon as its
+  // own operation has ended.
   void close();
 
  private:
   void begin(const Call& call, double timeout);
   void post(const void* payload, std::size_t bytes);
   void await(int peer);
-  bool posted(int peer) const;
-  bool spin(int peer) const;
+  bool posted(int peer);
+  bool spin(int peer);
   void sleep(int peer);
   void check();
   void check_peers();
@@ -76,15 +78,16 @@ class Channel {
   [[noreturn]] void raise_recorded();
   void record(const Failure& failure);
   Failure failure(FailureKind kind, int culprit);
-  std::vector<int> not_posted() const;
+  std::vector<int> not_posted();
   void wake(int peer);
 
   const int rank_, ranks_;
   const Tuning tuning_;
-  mutable Segment segment_;
-  Peers peers_;
+  std::optional<Segment> segment_;  // none once closed
+  std::optional<Peers> peers_;
   std::function<bool()> interrupted_;
-  std::timed_mutex busy_;
+  std::timed_mutex busy_;  // held by the operation under way
+  std::mutex life_;        // abort() comes from any thread, and the segment must stay for it
   std::vector<int> dead_;
   int spins_;
   std::uint32_t round_ = 0;
@@ -92,7 +95,6 @@ class Channel {
   std::atomic<std::uint64_t> sequence_{0};  // also read by abort() on another thread
   std::uint64_t fingerprint_ = 0;
   double timeout_ = 0, deadline_ = 0;
-  bool closed_ = false;
 };
 
 }  // namespace torsh::shm

@@ -1,0 +1,137 @@
+"""Processes that die, stop or are interrupted in the middle of collectives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torsh_runtime as tr
+
+
+def held() -> set[str]:
+    """The threads, mappings and descriptors of this process."""
+    numbers = os.listdir("/proc/self/fd")
+    mapped = Path("/proc/self/maps").read_text()
+    return {
+        *(thread.name for thread in threading.enumerate()),
+        *(number for number in numbers if os.path.lexists(f"/proc/self/fd/{number}")),
+        *(line for line in mapped.splitlines() if "torsh-segment" in line),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1_000_000])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_peer_is_named_by_all(process_world: Any, victim: int, size: int) -> None:
+    def body(rank: int) -> None:
+        array = np.zeros(size)
+        if rank == victim:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        while True:
+            tr.all_reduce(array)
+
+    results = process_world(4, body, 60.0)
+    assert results[victim] is None
+    for rank in set(range(4)) - {victim}:
+        error = results[rank].error
+        assert (error.kind, error.rank, error.op) == ("PeerLost", victim, "all_reduce")
+
+
+def test_a_peer_that_is_dead_already_is_named(process_world: Any) -> None:
+    def body(rank: int) -> None:
+        tr.barrier()
+        if rank == 1:
+            os._exit(3)
+        time.sleep(0.3)
+        tr.barrier()
+
+    results = process_world(3, body, 60.0)
+    assert [results[rank].error.rank for rank in (0, 2)] == [1, 1]
+
+
+def test_a_stopped_peer_times_out_and_the_group_can_be_made_again(process_world: Any) -> None:
+    def body(rank: int) -> str:
+        tr.all_reduce(np.zeros(3))
+        if rank == 1:
+            child = os.fork()
+            if child == 0:
+                os.kill(os.getppid(), signal.SIGSTOP)
+                time.sleep(3.0)
+                os.kill(os.getppid(), signal.SIGCONT)
+                os._exit(0)
+            time.sleep(0.2)
+            os.waitpid(child, 0)
+        with pytest.raises(tr.CommTimeout) as caught:
+            tr.all_reduce(np.zeros(3))
+        assert caught.value.missing == (1,)
+        return "timed out"
+
+    assert process_world(2, body, 1.0) == ["timed out", "timed out"]
+
+
+def test_a_process_may_end_right_after_its_last_collective(process_world: Any) -> None:
+    def body(rank: int) -> int:
+        total = np.zeros(1)
+        for _ in range(200):
+            total[0] = 1
+            tr.all_reduce(total)
+        return int(total[0])
+
+    for _ in range(5):
+        assert process_world(4, body, 60.0) == [4] * 4
+
+
+def test_ctrl_c_ends_a_wait_and_tells_the_peers(process_world: Any) -> None:
+    def body(rank: int) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        tr.barrier()
+        if rank == 0:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        if rank == 2:
+            time.sleep(1.0)
+        tr.barrier()
+
+    results = process_world(3, body, 60.0)
+    assert results[0].error.kind == "KeyboardInterrupt"
+    for rank in (1, 2):
+        assert results[rank].error.kind == "CommAborted"
+        assert "rank 0 aborted" in results[rank].error.text
+
+
+def test_ranks_that_never_come_are_named(process_world: Any) -> None:
+    results = process_world(1, lambda rank: None)  # the other of two is never started
+    assert results == [None]
+
+    def body(rank: int) -> None:
+        tr.destroy_process_group()
+        tr.init_process_group("native", f"tcp://127.0.0.1:{os.environ['PORT']}", 0, 3, 0.5)
+
+    os.environ["PORT"] = "29733"
+    try:
+        error = process_world(1, body)[0].error
+    finally:
+        del os.environ["PORT"]
+    assert error.kind == "CommTimeout"
+    assert error.missing == (1, 2)
+
+
+def test_groups_made_again_and_again_leave_nothing(process_world: Any) -> None:
+    def body(rank: int) -> set[str]:
+        tr.destroy_process_group()
+        before = held()
+        for turn in range(30):
+            address = f"tcp://127.0.0.1:{29800 + turn % 2}"
+            tr.init_process_group("native", address, rank, 2, 20.0)
+            tr.all_reduce(np.ones(10))
+            tr.destroy_process_group()
+        left = held() - before
+        tr.init_process_group("native", "tcp://127.0.0.1:29802", rank, 2, 20.0)
+        return left
+
+    assert process_world(2, body, 20.0) == [set(), set()]
