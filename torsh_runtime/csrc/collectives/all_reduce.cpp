@@ -5,11 +5,12 @@
 
 #include "collectives/in_node.hpp"
 #include "common/kernels.hpp"
+#include "common/prefetch.hpp"
 
 namespace torsh::in_node {
 namespace {
 
-constexpr std::size_t line = 64;
+
 // A piece that stays in the first-level cache between its reduction and its copy.
 constexpr std::size_t piece = 16 * 1024;
 
@@ -52,7 +53,7 @@ class Block {
  public:
   Block(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count, std::size_t element)
       : channel_(channel), reduce_(reduce), data_(data), count_(count), element_(element) {
-    const std::size_t per_line = line / element;
+    const std::size_t per_line = cache_line / element;
     const std::size_t lines = (count + per_line - 1) / per_line;
     const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
     part_ = (lines + ranks - 1) / ranks * per_line;
@@ -61,13 +62,13 @@ class Block {
   void run() {
     channel_.next_block();
     for_foreign([this](int peer) {
-      std::memcpy(channel_.slot(channel_.rank()) + offset(peer), data_ + offset(peer), bytes(peer));
+      copy_shared(channel_.slot(channel_.rank()) + offset(peer), data_ + offset(peer), bytes(peer));
     });
     channel_.round();
     reduce_own();
     channel_.round();
     for_foreign([this](int peer) {
-      std::memcpy(data_ + offset(peer), channel_.slot(peer) + offset(peer), bytes(peer));
+      copy_shared(data_ + offset(peer), channel_.slot(peer) + offset(peer), bytes(peer));
     });
   }
 
@@ -83,16 +84,17 @@ class Block {
   }
 
   void reduce_own() {
-    const std::size_t end = first(channel_.rank() + 1);
-    std::byte* result = channel_.slot(channel_.rank());
+    const int own = channel_.rank();
+    std::byte* result = channel_.slot(own) + offset(own);
+    std::byte* home = data_ + offset(own);
     Sources sources(channel_.ranks());
-    for (std::size_t at = first(channel_.rank()); at < end; at += piece / element_) {
-      const std::size_t length = std::min(end - at, piece / element_);
+    for (std::size_t at = 0; at < bytes(own); at += piece) {
+      const std::size_t length = std::min(piece, bytes(own) - at);
       for (int peer = 0; peer < channel_.ranks(); ++peer) {
-        sources.data()[peer] = (peer == channel_.rank() ? data_ : channel_.slot(peer)) + at * element_;
+        sources.data()[peer] = (peer == own ? home : channel_.slot(peer) + offset(own)) + at;
       }
-      reduce_(result + at * element_, sources.data(), length);
-      std::memcpy(data_ + at * element_, result + at * element_, length * element_);
+      reduce_(result + at, sources.data(), length / element_);
+      std::memcpy(home + at, result + at, length);
     }
   }
 

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "common/prefetch.hpp"
+
 // The loader picks the clone that fits the processor. Other architectures have one baseline, and
 // musl has no ifunc.
 #if defined(__x86_64__) && defined(__GLIBC__)
@@ -37,15 +39,34 @@ TORSH_INLINE T larger(T a, T b) {
   return (a > b) | (a != a) ? a : b;
 }
 
+// The kernels go in steps of a few lines, and ask for those they are about to write.
+constexpr std::size_t step_bytes = 4 * cache_line;
+
+TORSH_INLINE void prefetch_step(const void* target, std::size_t at) {
+  const std::byte* ahead = static_cast<const std::byte*>(target) + at + write_ahead;
+  for (std::size_t line = 0; line < step_bytes; line += cache_line) prefetch_for_write(ahead + line);
+}
+
+template <typename T, T (*combine)(T, T)>
+TORSH_INLINE void reduce(void* dst, const void* a, const void* b, std::size_t count) {
+  constexpr std::size_t step = step_bytes / sizeof(T);
+  T* out = static_cast<T*>(dst);
+  const T* x = static_cast<const T*>(a);
+  const T* y = static_cast<const T*>(b);
+  std::size_t at = 0;
+  for (; at + step <= count; at += step) {
+    prefetch_step(dst, at * sizeof(T));
+    _Pragma("GCC ivdep") for (std::size_t i = at; i < at + step; ++i) out[i] = combine(x[i], y[i]);
+  }
+  for (; at < count; ++at) out[at] = combine(x[at], y[at]);
+}
+
 }  // namespace
 
 // target_clones needs functions with names of their own, hence macros and not templates.
-#define TORSH_REDUCE(name, T, combine)                                                         \
-  TORSH_VECTORISED void name(void* dst, const void* a, const void* b, std::size_t count) {     \
-    T* out = static_cast<T*>(dst);                                                             \
-    const T* x = static_cast<const T*>(a);                                                     \
-    const T* y = static_cast<const T*>(b);                                                     \
-    _Pragma("GCC ivdep") for (std::size_t i = 0; i < count; ++i) out[i] = combine<T>(x[i], y[i]); \
+#define TORSH_REDUCE(name, T, combine)                                                     \
+  TORSH_VECTORISED void name(void* dst, const void* a, const void* b, std::size_t count) { \
+    reduce<T, combine<T>>(dst, a, b, count);                                               \
   }
 #define TORSH_DIVIDE(name, T)                                                         \
   TORSH_VECTORISED void name(void* values, std::size_t count, std::size_t divisor) {  \
@@ -63,6 +84,16 @@ TORSH_KERNELS(float32, float)
 TORSH_KERNELS(float64, double)
 TORSH_KERNELS(int32, std::int32_t)
 TORSH_KERNELS(int64, std::int64_t)
+
+TORSH_VECTORISED void copy_shared(std::byte* to, const std::byte* from, std::size_t bytes) {
+  std::size_t at = 0;
+  for (; at + step_bytes <= bytes; at += step_bytes) {
+    prefetch_step(to, at);
+    for (std::size_t line = 0; line < step_bytes; line += cache_line) __builtin_prefetch(from + at + read_ahead + line);
+    std::memcpy(to + at, from + at, step_bytes);
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+}
 
 ReduceKernel reduce_kernel(DType type, ReduceOp op) {
   static constexpr ReduceKernel kernels[4][3] = {

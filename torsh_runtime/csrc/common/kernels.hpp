@@ -1,4 +1,4 @@
-// Elementwise reductions, vectorised for the processor they run on.
+// Copies and elementwise reductions, vectorised for the processor they run on.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,9 @@
 #include "common/types.hpp"
 
 namespace torsh {
+
+// memcpy for buffers of which one is shared with other processors.
+void copy_shared(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // dst[i] = a[i] op b[i]; dst may be a or b, no other overlap.
 using ReduceKernel = void (*)(void* dst, const void* a, const void* b, std::size_t count);

@@ -10,11 +10,15 @@
 #include <climits>
 #include <cstring>
 
+#include "common/prefetch.hpp"
+
 namespace torsh::shm {
 namespace {
 
 constexpr int spin_limit = 2000;
 constexpr int yield_limit = 100;
+constexpr int shared_wait_limit = 8;
+constexpr double move_interval = 0.01;  // seconds between two moves of one thread
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
 void pause() {
@@ -22,15 +26,6 @@ void pause() {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
-#endif
-}
-
-// __builtin_prefetch for writing becomes one for reading on the x86-64 baseline.
-void own_soon(const Flag& flag) {
-#if defined(__x86_64__)
-  asm volatile("prefetchw %0" : : "m"(flag));
-#else
-  __builtin_prefetch(&flag, 1);
 #endif
 }
 
@@ -120,7 +115,7 @@ void Channel::round(const void* payload, std::size_t bytes) {
   }
   // Ask for the next round's line now: the peers have read it, and the round after this one then
   // begins without waiting for it.
-  own_soon(segment_->area(rank_).flags[(round_ & 1) ^ 1]);
+  prefetch_for_write(reinterpret_cast<const std::byte*>(&segment_->area(rank_).flags[(round_ & 1) ^ 1]));
 }
 
 void Channel::post(const void* payload, std::size_t bytes) {
@@ -141,14 +136,40 @@ bool Channel::posted(int peer) {
 }
 
 bool Channel::spin(int peer) {
-  // A peer that last ran on this CPU cannot go on while it is spun on.
-  const std::uint16_t cpu = current_cpu();
-  if (spins_ == 0 || segment_->area(peer).flags[(round_ & 1) ^ 1].cpu == cpu) return false;
+  if (spins_ == 0 || shares_cpu(peer)) return false;
   for (int i = 0; i < spins_; ++i) {
     if (posted(peer)) return true;
     pause();
   }
   return posted(peer);
+}
+
+// A peer that last ran on this CPU cannot go on while it is spun on.
+bool Channel::shares_cpu(int peer) {
+  if (segment_->area(peer).flags[(round_ & 1) ^ 1].cpu != current_cpu()) {
+    shared_waits_ = 0;
+    return false;
+  }
+  if (++shared_waits_ >= shared_wait_limit && rank_ > peer) move_away();
+  return true;
+}
+
+// Two ranks that hand each other a CPU at every step look cache-hot to the kernel's balancer,
+// which then leaves them together for seconds while other CPUs idle. So the higher rank leaves, by
+// forbidding itself for a moment the CPUs where its peers run.
+void Channel::move_away() {
+  shared_waits_ = 0;
+  if (now() - moved_ < move_interval) return;
+  moved_ = now();
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  cpu_set_t vacant = allowed;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const std::uint16_t cpu = segment_->area(peer).flags[(round_ & 1) ^ 1].cpu;
+    if (peer != rank_ && cpu < CPU_SETSIZE) CPU_CLR(cpu, &vacant);
+  }
+  if (CPU_COUNT(&vacant) == 0 || sched_setaffinity(0, sizeof vacant, &vacant) != 0) return;
+  sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 void Channel::await(int peer) {

@@ -70,6 +70,8 @@ class Channel {
   void await(int peer);
   bool posted(int peer);
   bool spin(int peer);
+  bool shares_cpu(int peer);
+  void move_away();
   void sleep(int peer);
   void check();
   void check_peers();
@@ -90,6 +92,8 @@ class Channel {
   std::mutex life_;        // abort() comes from any thread, and the segment must stay for it
   std::vector<int> dead_;
   int spins_;
+  int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
+  double moved_ = 0;      // when this thread last moved
   std::uint32_t round_ = 0;
   std::uint64_t block_ = 0;
   std::atomic<std::uint64_t> sequence_{0};  // also read by abort() on another thread

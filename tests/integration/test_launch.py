@@ -1,0 +1,416 @@
+"""The torshrun command end to end, with real workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CLEARED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+class Launcher:
+    """Runs torshrun in a directory of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.mark = os.urandom(8).hex()
+        kept = {name: value for name, value in os.environ.items() if name not in CLEARED}
+        self.environ = {**kept, "TMPDIR": str(self.temporary), "MARK": self.mark}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        path = self.folder / name
+        path.write_text("import os, signal, sys, time\nrank = int(os.environ['RANK'])\n")
+        with path.open("a") as file:
+            file.write(textwrap.dedent(text))
+        return str(path)
+
+    def start(self, *argv: str, **options: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torshrun", *argv],
+            **{  # type: ignore[call-overload]
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+                "cwd": self.folder,
+                "env": self.environ,
+                **options,
+            },
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *argv: str) -> tuple[int, str, str]:
+        process = self.start(*argv)
+        out, err = process.communicate(timeout=30)
+        return process.returncode, out, err
+
+    def left_behind(self) -> list[int]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (process / "environ").read_bytes():
+                    found.append(int(process.name))
+            except OSError:
+                continue
+        return found
+
+    def check_and_close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait(timeout=10)
+            for stream in (process.stdout, process.stderr):
+                if stream:
+                    stream.close()
+        assert soon(lambda: not self.left_behind()), self.left_behind()
+        assert soon(lambda: not any(self.temporary.iterdir()))
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def torshrun(tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.check_and_close()
+
+
+def until_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} did not appear")
+
+
+def test_each_worker_finds_its_place(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        names = ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR "
+                 "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORSH_ROUND ROLE_NAME").split()
+        print(*(f"{name}={os.environ[name]}" for name in names))
+        from torsh_runtime.contract import WorkerEnv
+        place = WorkerEnv.from_environ(os.environ)
+        assert place.store_endpoint.startswith("unix:@") and len(place.secret) == 64
+        assert os.path.isdir(os.path.dirname(place.error_file))
+        assert 1 <= place.master_port <= 65535 and int(os.environ["OMP_NUM_THREADS"]) >= 1
+        """
+    )
+    code, out, err = torshrun.run("--nproc-per-node", "3", "--rdzv-id", "j", script)
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 GROUP_RANK=0 "
+        f"NODE_RANK=0 MASTER_ADDR=127.0.0.1 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID=j "
+        f"TORSH_ROUND=0 ROLE_NAME=default"
+        for rank in range(3)
+    ]
+
+
+def test_workers_share_the_rounds_store(torshrun: Launcher) -> None:
+    pytest.importorskip("torsh_runtime.store.client")
+    script = torshrun.script(
+        """
+        from torsh_runtime.store.client import StoreClient
+        secret = bytes.fromhex(os.environ["TORSH_SECRET"])
+        store = StoreClient.connect(os.environ["TORSH_STORE_ENDPOINT"], secret, timeout=10)
+        store.put(f"rank{rank}", b"here")
+        store.wait(["rank0", "rank1"], timeout=10)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            store.put("old", b"x")
+            sys.exit(1)
+        assert store.get("old") is None
+        """
+    )
+    code, _, err = torshrun.run("--nproc-per-node", "2", "--max-restarts", "1", script)
+    assert code == 0, err
+
+
+def test_arguments_reach_the_script(torshrun: Launcher) -> None:
+    script = torshrun.script("print(sys.argv[1:])")
+    code, out, _ = torshrun.run(script, "--nproc-per-node", "9", "a b", "--", "")
+    assert (code, out) == (0, "[0] ['--nproc-per-node', '9', 'a b', '--', '']\n")
+
+
+def test_modules_and_programs(torshrun: Launcher) -> None:
+    torshrun.script("print(__name__, sys.argv[1:])", "pkg_train.py")
+    assert torshrun.run("-m", "pkg_train", "x")[:2] == (0, "[0] __main__ ['x']\n")
+    assert torshrun.run("--no-python", "sh", "-c", "echo $RANK$1", "s", "!") == (
+        0,
+        "[0] 0!\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("sys.exit(3)", 3, "exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL (exit code 137)"),
+        ("os.abort()", 134, "killed by SIGABRT (exit code 134)"),
+        ("raise KeyError('gone')", 1, "  | KeyError: 'gone'"),
+    ],
+)
+def test_the_exit_code_is_the_root_causes(
+    torshrun: Launcher, ending: str, code: int, said: str
+) -> None:
+    script = torshrun.script(f"if rank == 1: {ending}\ntime.sleep(60)")
+    got, _, err = torshrun.run("--nproc-per-node", "3", script)
+    assert got == code
+    assert said in err
+    assert f"rank 1 failed first: {'' if 'KeyError' in ending else said}" in err
+    assert "after it: rank 0 stopped by torshrun, rank 2 stopped by torshrun" in err
+
+
+def test_one_that_lost_its_peer_is_not_blamed(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        from torsh_runtime.errors import PeerLost
+        if rank == 0:
+            raise PeerLost(1, "all_reduce", 7)
+        time.sleep(0.05)
+        sys.exit(9)
+        """
+    )
+    code, _, err = torshrun.run("--nproc-per-node", "2", script)
+    assert code == 9
+    assert "rank 1 failed first: exit code 9" in err
+    assert "after it: rank 0 lost its peer" in err
+
+
+def test_a_restart_and_then_success(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("attempt", attempt, "round", os.environ["TORSH_ROUND"])
+        if attempt != "2" and rank == 0: sys.exit(5)
+        """
+    )
+    code, out, err = torshrun.run("--nproc-per-node", "2", "--max-restarts", "3", script)
+    assert code == 0
+    assert "attempt 1 of 4: restarting, 2 of 3 restarts left" in err
+    assert "attempt 2 of 4: restarting, 1 of 3 restarts left" in err
+    assert "[1] attempt 2 round 2" in out
+
+
+def test_the_budget_ends(torshrun: Launcher) -> None:
+    script = torshrun.script("print('go'); sys.exit(4)")
+    code, out, err = torshrun.run("--max-restarts", "2", script)
+    assert (code, out.count("go")) == (4, 3)
+    assert "attempt 3 of 3: the job has failed, no restarts left" in err
+
+
+@pytest.mark.parametrize(
+    ("signo", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
+)
+def test_a_signal_stops_the_workers(torshrun: Launcher, signo: int, code: int) -> None:
+    script = torshrun.script("print('up'); time.sleep(60)")
+    process = torshrun.start("--nproc-per-node", "2", script)
+    until_line(process, "[0] up")
+    process.send_signal(signo)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert f"got {signal.Signals(signo).name}" in err
+
+
+def test_a_second_signal_kills_workers_that_do_not_stop(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        "signal.signal(15, lambda *_: print('ignored'))\nprint('up')\nwhile True: time.sleep(60)"
+    )
+    process = torshrun.start(script)
+    until_line(process, "[0] up")
+    process.send_signal(signal.SIGTERM)
+    until_line(process, "[0] ignored")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 143
+
+
+def test_the_grace_is_kept_and_ends(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        if rank == 0:
+            signal.signal(15, lambda *_: (print("saved"), sys.exit(0)))
+        else:
+            signal.signal(15, signal.SIG_IGN)
+        print("up")
+        while True: time.sleep(60)
+        """
+    )
+    process = torshrun.start("--nproc-per-node", "2", "--shutdown-timeout", "0.5", script)
+    assert process.stdout
+    assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] up\n", "[1] up\n"]
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (143, "[0] saved\n")
+
+
+def test_an_ignored_hangup_stays_ignored(torshrun: Launcher) -> None:
+    script = torshrun.script("print('up'); time.sleep(0.5); print('end')")
+    process = torshrun.start(
+        script, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    until_line(process, "[0] up")
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "[0] end\n")
+
+
+def test_streams_stay_apart_and_bytes_survive(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        "os.write(1, b'\\xff\\xfe\\n'); os.write(2, b'warn\\n'); print('no newline', end='')"
+    )
+    process = torshrun.start(script, text=False)
+    out, err = process.communicate(timeout=10)
+    assert (out, err) == (b"[0] \xff\xfe\n[0] no newline", b"[0] warn\n")
+
+
+def test_no_output_is_lost_at_the_end(torshrun: Launcher) -> None:
+    script = torshrun.script("for n in range(20000): print(n, 'x' * 50)\nos._exit(0)")
+    process = torshrun.start("--nproc-per-node", "2", script)
+    time.sleep(0.5)  # the pipes are full, and the workers wait
+    out, _ = process.communicate(timeout=30)
+    for rank in range(2):
+        numbers = re.findall(rf"^\[{rank}\] (\d+) x{{50}}$", out, re.MULTILINE)
+        assert numbers == [str(number) for number in range(20000)]
+
+
+def test_a_reader_that_goes_away_does_not_hold_up_the_job(torshrun: Launcher) -> None:
+    script = torshrun.script("for n in range(5000): print('y' * 100)\nopen(f'done', 'w').close()")
+    process = torshrun.start(script)
+    assert process.stdout
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    assert (torshrun.folder / "done").exists()
+
+
+def test_a_reader_that_does_not_read_holds_up_no_stop_and_no_report(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        while rank == 0 and not os.path.exists("go"):
+            time.sleep(0.01)
+        if rank == 1:
+            print("up", file=sys.stderr)
+            time.sleep(60)
+        while True:
+            print("z" * 999)
+        """
+    )
+    process = torshrun.start("--nproc-per-node", "2", script)
+    assert process.stderr
+    assert process.stderr.readline() == "[1] up\n"
+    (torshrun.folder / "go").touch()
+    time.sleep(0.5)  # by now all pipes are full
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 143
+    assert "got SIGTERM: ending 2 workers" in process.stderr.read()
+
+
+def test_output_is_kept_by_attempt_and_rank(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        "print('out', rank); print('err', file=sys.stderr)\n"
+        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    )
+    logs = torshrun.folder / "logs"
+    code, _, err = torshrun.run(
+        "--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", "--run-id=j/1", script
+    )
+    assert code == 0, err
+    (job,) = logs.iterdir()
+    assert job.name.startswith("j_1_")
+    for attempt in range(2):
+        for rank in range(2):
+            kept = job / f"attempt_{attempt}" / str(rank)
+            assert (kept / "stdout.log").read_text() == f"out {rank}\n"
+            assert (kept / "stderr.log").read_text() == "err\n"
+    assert f"its output is kept in {job}/attempt_0/" in err
+
+
+def test_an_error_file_is_read(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import json
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            json.dump({"message": {"message": "m", "extraInfo": {"py_callstack": "OutOfLuck: x"}}},
+                      file)
+        os._exit(6)
+        """
+    )
+    code, _, err = torshrun.run(script)
+    assert code == 6
+    assert "  | OutOfLuck: x" in err
+
+
+def test_a_program_that_cannot_be_executed(torshrun: Launcher) -> None:
+    broken = torshrun.folder / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    code, _, err = torshrun.run(
+        "--no-python", "--nproc-per-node", "3", "--max-restarts", "3", str(broken)
+    )
+    assert code == 127
+    assert err.count("cannot start") == 1  # and not once for each rank
+    assert "No such file or directory" in err
+
+
+def test_a_log_directory_that_cannot_be_made_starts_nothing(torshrun: Launcher) -> None:
+    script = torshrun.script("print('started')")
+    code, out, err = torshrun.run("--log-dir", "/proc/logs", script)
+    assert (code, out) == (2, "")
+    assert (
+        err == "torshrun: error: cannot make a directory in /proc/logs: No such file or directory\n"
+    )
+
+
+def test_a_taken_master_port_starts_nothing(torshrun: Launcher) -> None:
+    import socket
+
+    script = torshrun.script("print('started')")
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        code, out, err = torshrun.run("--master-port", str(port), script)
+    assert (code, out) == (2, "")
+    assert f"master port {port}" in err
+    assert f"pid {os.getpid()}" in err
+
+
+def test_a_dead_keeper_fails_the_job_and_leaves_nothing(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                print("daemon up")
+                time.sleep(600)
+            os._exit(0)
+        print("keeper", os.getppid())
+        time.sleep(600)
+        """
+    )
+    process = torshrun.start(script)
+    assert process.stdout
+    lines = [process.stdout.readline() for _ in range(2)]
+    (keeper,) = (int(line.split()[-1]) for line in lines if "keeper" in line)
+    os.kill(keeper, signal.SIGKILL)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert f"the keeper (torsh-keeper, pid {keeper}) has died" in err

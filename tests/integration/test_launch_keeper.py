@@ -1,0 +1,282 @@
+"""The keeper's protocol, spoken with the compiled keeper and real processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torshrun.workers import keeper as k
+
+SLEEP = ["/bin/sleep", "600"]
+LEAVES_A_DAEMON = "import os, time\nif os.fork() == 0:\n os.setsid()\n os.fork()\n time.sleep(600)"
+
+
+class Conversation:
+    """A keeper, and the reports that it has made."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.keeper = k.Keeper.start(str(scratch))
+        self.reports: list[k.Report] = []
+
+    def spawn(self, worker_id: int, argv: list[str], cwd: str = "", **environ: str) -> None:
+        self.keeper.spawn(worker_id, argv, environ, cwd, (0, 1, 2))
+
+    def until(self, kind: type, number: int = 1) -> list[k.Report]:
+        """Wait for so many reports of this kind; all of it that have come."""
+        deadline = time.monotonic() + 10
+        while len(self.of(kind)) < number:
+            assert time.monotonic() < deadline, self.reports
+            waiting = [] if self.keeper.flush() else [self.keeper]
+            select.select([self.keeper], waiting, [], 0.1)
+            self.reports += self.keeper.receive()
+        return self.of(kind)
+
+    def of(self, kind: type) -> list[k.Report]:
+        return [report for report in self.reports if isinstance(report, kind)]
+
+
+@pytest.fixture
+def mark() -> str:
+    """Stands in the environment of all processes of one test."""
+    return os.urandom(8).hex()
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Conversation]:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    made = Conversation(scratch)
+    yield made
+    assert made.keeper.close(10)
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes with the mark in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_an_exit_has_its_status(talk: Conversation) -> None:
+    talk.spawn(5, ["/bin/sh", "-c", "exit 3"])
+    (exited,) = talk.until(k.Exited)
+    assert isinstance(exited, k.Exited)
+    assert (exited.worker_id, exited.status) == (5, 3 << 8)
+    assert [type(report) for report in talk.reports] == [k.Spawned, k.Exited]
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "error", "stage"),
+    [
+        (["/no/such/program"], "", errno.ENOENT, "exec"),
+        (["/etc/passwd"], "", errno.EACCES, "exec"),
+        (["/bin/true"], "/no/such/directory", errno.ENOENT, "chdir"),
+    ],
+)
+def test_a_failed_spawn_tells_why_and_only_that(
+    talk: Conversation, argv: list[str], cwd: str, error: int, stage: str
+) -> None:
+    talk.spawn(1, argv, cwd)
+    assert talk.until(k.SpawnFailed) == [k.SpawnFailed(1, error, stage)]
+    talk.keeper.sweep(1, 5)
+    talk.until(k.Swept)
+    assert not talk.of(k.Exited)
+
+
+def test_a_worker_gets_a_clean_start(talk: Conversation) -> None:
+    """Its own session and group, default signals, and no descriptors but its own."""
+    code = (
+        "import os, signal\n"
+        "assert os.getsid(0) == os.getpgid(0) == os.getpid()\n"
+        "assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"
+        "assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL\n"
+        "assert set(os.listdir('/proc/self/fd')) <= {'0', '1', '2', '3'}\n"
+        "assert os.environ == {'ONLY': 'this', 'LC_CTYPE': 'C.UTF-8'}, os.environ\n"
+        "assert os.getcwd() == '/usr'\n"
+    )
+    leaked = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(leaked, True)
+    talk.spawn(0, [sys.executable, "-c", code], "/usr", ONLY="this", LC_CTYPE="C.UTF-8")
+    (exited,) = talk.until(k.Exited)
+    os.close(leaked)
+    assert isinstance(exited, k.Exited)
+    assert exited.status == 0
+
+
+def test_signals_reach_the_group_of_one_worker_or_all(talk: Conversation) -> None:
+    for worker_id in range(3):
+        talk.spawn(worker_id, ["/bin/sh", "-c", "sleep 600; true"])
+    talk.until(k.Spawned, 3)
+    talk.keeper.signal(1, signal.SIGUSR1)
+    (exited,) = talk.until(k.Exited)
+    assert isinstance(exited, k.Exited)
+    assert (exited.worker_id, exited.status) == (1, signal.SIGUSR1)
+    talk.keeper.signal(k.ALL, signal.SIGTERM)
+    assert {r.worker_id for r in talk.until(k.Exited, 3) if isinstance(r, k.Exited)} == {0, 1, 2}
+
+
+def test_a_signal_right_behind_the_spawn_is_not_lost(talk: Conversation) -> None:
+    for worker_id in range(200):
+        talk.spawn(worker_id, SLEEP)
+        talk.keeper.signal(worker_id, signal.SIGTERM)
+    exits = [r for r in talk.until(k.Exited, 200) if isinstance(r, k.Exited)]
+    assert {r.status for r in exits} == {signal.SIGTERM}
+
+
+def test_a_sweep_ends_daemons_too(talk: Conversation, mark: str) -> None:
+    for worker_id in range(3):
+        talk.spawn(worker_id, [sys.executable, "-c", LEAVES_A_DAEMON], MARK=mark)
+    talk.until(k.Exited, 3)
+    assert soon(lambda: len(marked(mark)) == 6)
+    talk.keeper.sweep(9, 5)
+    (swept,) = talk.until(k.Swept)
+    assert isinstance(swept, k.Swept)
+    assert (swept.tag, swept.ended, swept.unkillable) == (9, 6, ())
+    assert marked(mark) == []
+
+
+def test_exits_are_reported_before_the_sweep(talk: Conversation) -> None:
+    for worker_id in range(4):
+        talk.spawn(worker_id, SLEEP)
+    talk.keeper.sweep(1, 5)
+    talk.until(k.Swept)
+    assert len(talk.of(k.Exited)) == 4
+    assert isinstance(talk.reports[-1], k.Swept)
+
+
+def test_the_dead_man_kills_all_and_reports(talk: Conversation, mark: str) -> None:
+    talk.spawn(0, [sys.executable, "-c", LEAVES_A_DAEMON], MARK=mark)
+    talk.spawn(1, SLEEP, MARK=mark)
+    talk.until(k.Exited)
+    talk.keeper.arm_dead_man(0.1)
+    assert talk.until(k.DeadManFired) == [k.DeadManFired(1)]
+    talk.until(k.Exited, 2)
+    assert soon(lambda: not marked(mark))
+
+
+def test_a_dead_man_that_is_armed_again_or_disarmed_does_not_fire(talk: Conversation) -> None:
+    talk.spawn(0, SLEEP)
+    for _ in range(5):
+        talk.keeper.arm_dead_man(0.3)
+        time.sleep(0.1)
+    talk.keeper.arm_dead_man(0)
+    time.sleep(0.5)
+    assert [type(r) for r in talk.reports + talk.keeper.receive()] == [k.Spawned]
+
+
+def test_a_big_environment_and_many_workers(talk: Conversation) -> None:
+    value = "v" * 100_000
+    for worker_id in range(30):
+        talk.spawn(worker_id, ["/bin/sh", "-c", f"[ ${{#BIG}} = {len(value)} ]"], BIG=value)
+    exits = [r for r in talk.until(k.Exited, 30) if isinstance(r, k.Exited)]
+    assert {r.status for r in exits} == {0}
+
+
+def test_closing_kills_and_removes_the_scratch_directory(tmp_path: Path, mark: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    scratch = tmp_path / "scratch"
+    (scratch / "a" / "b").mkdir(parents=True)
+    (scratch / "a" / "link").symlink_to(precious)
+    (scratch / "a" / "b" / "file").write_text("y")
+    talk = Conversation(scratch)
+    talk.spawn(0, [sys.executable, "-c", LEAVES_A_DAEMON], MARK=mark)
+    talk.until(k.Exited)
+    assert talk.keeper.close(10)
+    assert marked(mark) == []
+    assert not scratch.exists()
+    assert (precious / "file").read_text() == "x"
+
+
+def test_terminal_signals_do_not_end_it(talk: Conversation) -> None:
+    talk.spawn(0, SLEEP)
+    talk.until(k.Spawned)
+    for signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGQUIT):
+        os.kill(talk.keeper.pid, signo)
+    talk.keeper.signal(0, signal.SIGKILL)
+    talk.until(k.Exited)
+
+
+def test_nonsense_ends_it_and_its_workers(talk: Conversation, mark: str) -> None:
+    talk.spawn(0, SLEEP, MARK=mark)
+    talk.until(k.Spawned)
+    talk.keeper._send(b"?what")
+    talk.until(k.Lost)
+    assert soon(lambda: not marked(mark))
+
+
+def test_a_dead_keeper_is_noticed_and_takes_its_workers_along(
+    talk: Conversation, mark: str
+) -> None:
+    talk.spawn(0, SLEEP, MARK=mark)
+    talk.until(k.Spawned)
+    os.kill(talk.keeper.pid, signal.SIGKILL)
+    talk.until(k.Lost)
+    assert soon(lambda: not marked(mark))
+
+
+AGENT = """
+import os, sys, time
+from torshrun.workers.keeper import Keeper
+keeper = Keeper.start(sys.argv[1])
+print(keeper.pid, flush=True)
+for number in range(10_000):
+    keeper.spawn(number, ["/bin/sleep", "600"], os.environ, "", (0, 1, 2))
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize("after", [0.0, 0.01, 0.05, 0.2])
+def test_nobody_outlives_an_agent_that_is_killed_while_it_spawns(
+    tmp_path: Path, mark: str, after: float
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(scratch)],
+        env={**os.environ, "MARK": mark},
+        stdout=subprocess.PIPE,
+    )
+    assert agent.stdout
+    agent.stdout.readline()
+    time.sleep(after)
+    agent.kill()
+    agent.communicate(timeout=10)
+    assert soon(lambda: not marked(mark)), marked(mark)
+    assert soon(lambda: not scratch.exists())
+
+
+def test_an_agent_that_is_stopped_in_a_frame_does_not_block_it(
+    talk: Conversation, mark: str
+) -> None:
+    talk.spawn(0, SLEEP, MARK=mark)
+    talk.until(k.Spawned)
+    talk.keeper.arm_dead_man(0.1)
+    talk.keeper._socket.send(b"\xff\x00\x00")  # and then nothing
+    assert soon(lambda: not marked(mark))

@@ -1,0 +1,206 @@
+"""LaunchConfig: everything the launcher was asked to do, validated before anything starts.
+
+This is the only reader of the launcher's own environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torsh_runtime.errors import ConfigError
+
+Kind = Literal["script", "module", "program"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """One job, as asked for. Complete and valid at birth."""
+
+    target: str
+    """What each worker runs: a script's path, a module's name, or a program's path or name."""
+    arguments: tuple[str, ...] = ()
+    """What follows the target on its command line."""
+    kind: Kind = "script"
+    """How target is to be run: "script" and "module" by this Python, "program" as it is."""
+    nproc_per_node: int = 1
+    """Workers on this node, at least 1."""
+    nnodes: int = 1
+    """Nodes of the job. Only 1 in this version."""
+    max_restarts: int = 0
+    """How often all workers may be started again after a failure, in the whole job."""
+    run_id: str = "none"
+    """Names the job; the same on all nodes."""
+    role: str = "default"
+    """The workers' role, handed on as ROLE_NAME."""
+    master_addr: str = "127.0.0.1"
+    """Host where rank 0's worker may bind master_port."""
+    master_port: int = 0
+    """TCP port for rank 0's worker, 1 to 65535; 0 picks a free one for each round."""
+    shutdown_timeout: float = 30.0
+    """Seconds that workers have after SIGTERM before SIGKILL; 0 kills at once."""
+    log_dir: str | None = None
+    """Directory that keeps each worker's output, by attempt and rank; None keeps nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value as text, and where it came from ("--nnodes", "PET_NNODES")."""
+
+    text: str
+    source: str
+
+
+def _integer(setting: Setting) -> int:
+    try:
+        return int(setting.text)
+    except ValueError:
+        raise ConfigError(f"{setting.source}: {setting.text!r} is not a whole number") from None
+
+
+def _workers(setting: Setting) -> int:
+    number = _integer(setting)
+    if number < 1:
+        raise ConfigError(f"{setting.source}: at least 1 worker is needed, not {number}")
+    return number
+
+
+def _nodes(setting: Setting) -> int:
+    if setting.text not in ("1", "1:1"):
+        raise ConfigError(
+            f"{setting.source}: {setting.text!r} is not possible: this version runs jobs on one "
+            f"node only, give 1"
+        )
+    return 1
+
+
+def _restarts(setting: Setting) -> int:
+    number = _integer(setting)
+    if number < 0:
+        raise ConfigError(f"{setting.source}: {number} is negative; 0 means never restart")
+    return number
+
+
+def _port(setting: Setting) -> int:
+    number = _integer(setting)
+    if not 0 <= number <= 65535:
+        raise ConfigError(
+            f"{setting.source}: {number} is not a TCP port (1 to 65535, or 0 for a free one)"
+        )
+    return number
+
+
+def _seconds(setting: Setting) -> float:
+    try:
+        number = float(setting.text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ConfigError(f"{setting.source}: {setting.text!r} is not a number of seconds >= 0")
+    return number
+
+
+def _text(setting: Setting) -> str:
+    if not setting.text or "\0" in setting.text:
+        raise ConfigError(f"{setting.source}: must not be empty")
+    return setting.text
+
+
+def _directory(setting: Setting) -> str:
+    path = Path(_text(setting)).absolute()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{setting.source}: {path} is not a directory")
+    return str(path)
+
+
+_PARSERS: Mapping[str, Callable[[Setting], object]] = {
+    "nproc_per_node": _workers,
+    "nnodes": _nodes,
+    "max_restarts": _restarts,
+    "run_id": _text,
+    "role": _text,
+    "master_addr": _text,
+    "master_port": _port,
+    "shutdown_timeout": _seconds,
+    "log_dir": _directory,
+}
+
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "run_id": ("TORSH_RUN_ID", "TORSH_RDZV_ID", "PET_RUN_ID", "PET_RDZV_ID"),
+    "master_port": ("TORSH_MASTER_PORT", "PET_MASTER_PORT", "MASTER_PORT"),
+}
+_OPTIONS: Mapping[str, str] = {"run_id": "--rdzv-id"}
+
+
+def resolve(
+    options: Mapping[str, str | None],
+    *,
+    target: str,
+    arguments: Sequence[str],
+    kind: Kind,
+    environ: Mapping[str, str],
+) -> LaunchConfig:
+    """Make the configuration: options (None if not given) win over the environment, and that
+    over defaults. Raises ConfigError naming the option or variable that is wrong.
+    """
+    values: dict[str, object] = {}
+    for name, parse in _PARSERS.items():
+        setting = _setting(name, options.get(name), environ)
+        if setting is not None:
+            values[name] = parse(setting)
+    return LaunchConfig(
+        target=_check_target(target, kind, environ),
+        arguments=tuple(arguments),
+        kind=kind,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def _setting(name: str, option: str | None, environ: Mapping[str, str]) -> Setting | None:
+    if option is not None:
+        return Setting(option, _OPTIONS.get(name, "--" + name.replace("_", "-")))
+    inside_worker = "TORCHELASTIC_RUN_ID" in environ
+    for variable in _VARIABLES.get(name, (f"TORSH_{name.upper()}", f"PET_{name.upper()}")):
+        if inside_worker and variable in ("MASTER_PORT", "TORSH_RUN_ID"):
+            continue  # they name the outer job
+        if environ.get(variable):
+            return Setting(environ[variable], variable)
+    return None
+
+
+def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
+    if kind == "module":
+        return _text(Setting(target, "module"))
+    if kind == "program":
+        return _find_program(target, environ.get("PATH", os.defpath))
+    script = Path(target)
+    if script.is_dir() and not (script / "__main__.py").is_file():
+        raise ConfigError(f"{target} is a directory, not a script; name the script inside it")
+    if not script.exists():
+        raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
+    return target
+
+
+def _find_program(name: str, path: str) -> str:
+    """The program's path as the shell would find it."""
+    if "/" in name:
+        return _check_program(name)
+    for folder in path.split(os.pathsep):
+        candidate = Path(folder or ".", name)
+        if os.access(candidate, os.X_OK) and not candidate.is_dir():
+            return str(candidate.absolute())
+    raise ConfigError(f"program {name} is not in PATH")
+
+
+def _check_program(name: str) -> str:
+    program = Path(name)
+    if not program.exists():
+        raise ConfigError(f"program {name} does not exist")
+    if program.is_dir():
+        raise ConfigError(f"{name} is a directory, not a program")
+    if not os.access(program, os.X_OK):
+        raise ConfigError(f"{name} is not executable: chmod +x it, or drop --no-python")
+    return name
