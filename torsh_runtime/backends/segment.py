@@ -23,12 +23,13 @@ from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, Sto
 from torsh_runtime.store.client import StoreClient
 
 _TOKEN_BYTES = 32
-_WHOLE_LIMIT = 12 << 10
+_WHOLE_LIMIT = 8 << 10
 """Bytes up to which an all_reduce takes one round; measured on 2 and 4 ranks."""
-_BLOCK_BYTES = 512 << 10
-"""Bytes of a buffer that go through the slots at a time; measured from 128 KiB to 4 MiB."""
-_SLOT_BUDGET = 256 << 20
-"""Upper limit for the slots of all ranks together, bytes; each rank has two."""
+_BLOCKS_BYTES = 1 << 20
+"""Bytes of all ranks' blocks together: what passes through the slots at a time should stay in
+the processors' own caches. Measured with blocks of 128 KiB to 4 MiB, 2 and 4 ranks."""
+_BLOCK_LIMITS = (64 << 10, 512 << 10)
+"""The least and the most bytes of one rank's block."""
 
 
 def join(store: StoreClient, rank: int, world_size: int, timeout: float) -> _native.Group:
@@ -58,8 +59,9 @@ def join(store: StoreClient, rank: int, world_size: int, timeout: float) -> _nat
 
 
 def _tuning(world_size: int) -> _native.Tuning:
-    fitting = _SLOT_BUDGET // (2 * world_size) // 4096 * 4096
-    return _native.Tuning(whole_limit=_WHOLE_LIMIT, block_bytes=min(_BLOCK_BYTES, fitting))
+    least, most = _BLOCK_LIMITS
+    block_bytes = min(most, max(least, _BLOCKS_BYTES // world_size // 4096 * 4096))
+    return _native.Tuning(_WHOLE_LIMIT, block_bytes)
 
 
 class _Offer:

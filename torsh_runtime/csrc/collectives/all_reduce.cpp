@@ -11,9 +11,6 @@ namespace torsh::in_node {
 namespace {
 
 
-// A piece that stays in the first-level cache between its reduction and its copy.
-constexpr std::size_t piece = 16 * 1024;
-
 class Sources {
  public:
   explicit Sources(std::size_t ranks) : pointers_(ranks > few_.size() ? ranks : 0), ranks_(ranks) {}
@@ -40,7 +37,7 @@ void tiny(shm::Channel& channel, const Reduction& reduce, const Call& call, std:
 
 void whole(shm::Channel& channel, const Reduction& reduce, const Call& call, std::byte* data, std::size_t bytes) {
   channel.next_block();
-  std::memcpy(channel.slot(channel.rank()), data, bytes);
+  copy_shared(channel.slot(channel.rank()), data, bytes);
   channel.round();
   Sources sources(channel.ranks());
   for (int peer = 0; peer < channel.ranks(); ++peer) sources.data()[peer] = channel.slot(peer);
@@ -85,17 +82,12 @@ class Block {
 
   void reduce_own() {
     const int own = channel_.rank();
-    std::byte* result = channel_.slot(own) + offset(own);
     std::byte* home = data_ + offset(own);
     Sources sources(channel_.ranks());
-    for (std::size_t at = 0; at < bytes(own); at += piece) {
-      const std::size_t length = std::min(piece, bytes(own) - at);
-      for (int peer = 0; peer < channel_.ranks(); ++peer) {
-        sources.data()[peer] = (peer == own ? home : channel_.slot(peer) + offset(own)) + at;
-      }
-      reduce_(result + at, sources.data(), length / element_);
-      std::memcpy(home + at, result + at, length);
+    for (int peer = 0; peer < channel_.ranks(); ++peer) {
+      sources.data()[peer] = peer == own ? home : channel_.slot(peer) + offset(own);
     }
+    reduce_(channel_.slot(own) + offset(own), sources.data(), bytes(own) / element_, home);
   }
 
   shm::Channel& channel_;

@@ -48,25 +48,33 @@ TORSH_INLINE void prefetch_step(const void* target, std::size_t at) {
 }
 
 template <typename T, T (*combine)(T, T)>
-TORSH_INLINE void reduce(void* dst, const void* a, const void* b, std::size_t count) {
+TORSH_INLINE void reduce(void* dst, void* also, const void* a, const void* b, std::size_t count) {
   constexpr std::size_t step = step_bytes / sizeof(T);
   T* out = static_cast<T*>(dst);
+  T* twin = static_cast<T*>(also);
   const T* x = static_cast<const T*>(a);
   const T* y = static_cast<const T*>(b);
   std::size_t at = 0;
   for (; at + step <= count; at += step) {
     prefetch_step(dst, at * sizeof(T));
-    _Pragma("GCC ivdep") for (std::size_t i = at; i < at + step; ++i) out[i] = combine(x[i], y[i]);
+    if (twin == nullptr) {
+      _Pragma("GCC ivdep") for (std::size_t i = at; i < at + step; ++i) out[i] = combine(x[i], y[i]);
+    } else {
+      _Pragma("GCC ivdep") for (std::size_t i = at; i < at + step; ++i) twin[i] = out[i] = combine(x[i], y[i]);
+    }
   }
-  for (; at < count; ++at) out[at] = combine(x[at], y[at]);
+  for (; at < count; ++at) {
+    out[at] = combine(x[at], y[at]);
+    if (twin != nullptr) twin[at] = out[at];
+  }
 }
 
 }  // namespace
 
 // target_clones needs functions with names of their own, hence macros and not templates.
-#define TORSH_REDUCE(name, T, combine)                                                     \
-  TORSH_VECTORISED void name(void* dst, const void* a, const void* b, std::size_t count) { \
-    reduce<T, combine<T>>(dst, a, b, count);                                               \
+#define TORSH_REDUCE(name, T, combine)                                                                 \
+  TORSH_VECTORISED void name(void* dst, void* also, const void* a, const void* b, std::size_t count) { \
+    reduce<T, combine<T>>(dst, also, a, b, count);                                                     \
   }
 #define TORSH_DIVIDE(name, T)                                                         \
   TORSH_VECTORISED void name(void* values, std::size_t count, std::size_t divisor) {  \
@@ -111,23 +119,26 @@ DivideKernel divide_kernel(DType type) {
   return kernels[static_cast<int>(type)];
 }
 
-void Reduction::operator()(std::byte* dst, const std::byte* const* sources, std::size_t count) const {
-  if (sources_ == 1) {
-    std::memmove(dst, sources[0], count * element_);
-  } else if (sources_ == 2) {
-    combine_(dst, sources[0], sources[1], count);
-  } else {
-    // Tiles that stay in the first-level cache while the other sources are added to them.
-    constexpr std::size_t tile_bytes = 8 * 1024;
-    const std::size_t tile = tile_bytes / element_;
-    for (std::size_t begin = 0; begin < count; begin += tile) {
-      const std::size_t length = count - begin < tile ? count - begin : tile;
-      const std::size_t at = begin * element_;
-      combine_(dst + at, sources[0] + at, sources[1] + at, length);
-      for (std::size_t s = 2; s < sources_; ++s) combine_(dst + at, dst + at, sources[s] + at, length);
-    }
+void Reduction::operator()(std::byte* dst, const std::byte* const* sources, std::size_t count, std::byte* also) const {
+  if (sources_ == 2 && divide_ == nullptr) return combine_(dst, also, sources[0], sources[1], count);
+  // Pieces that stay in the first-level cache while one source after the other is added to them.
+  constexpr std::size_t piece_bytes = 8 * 1024;
+  const std::size_t piece = piece_bytes / element_;
+  for (std::size_t at = 0; at < count; at += piece) {
+    reduce_piece(dst, sources, at * element_, count - at < piece ? count - at : piece, also);
   }
-  if (divide_ != nullptr) divide_(dst, count, sources_);
+}
+
+void Reduction::reduce_piece(std::byte* dst, const std::byte* const* sources, std::size_t at, std::size_t count,
+                             std::byte* also) const {
+  const std::byte* so_far = sources[0] + at;
+  for (std::size_t s = 1; s < sources_; ++s) {
+    combine_(dst + at, nullptr, so_far, sources[s] + at, count);
+    so_far = dst + at;
+  }
+  if (sources_ == 1) std::memmove(dst + at, so_far, count * element_);
+  if (divide_ != nullptr) divide_(dst + at, count, sources_);
+  if (also != nullptr) std::memcpy(also + at, dst + at, count * element_);
 }
 
 }  // namespace torsh

@@ -10,8 +10,9 @@ namespace torsh {
 // memcpy for buffers of which one is shared with other processors.
 void copy_shared(std::byte* to, const std::byte* from, std::size_t bytes);
 
-// dst[i] = a[i] op b[i]; dst may be a or b, no other overlap.
-using ReduceKernel = void (*)(void* dst, const void* a, const void* b, std::size_t count);
+// dst[i] = a[i] op b[i], and the same into `also` unless that is null. Each of dst and also may be
+// a or b; no other overlap.
+using ReduceKernel = void (*)(void* dst, void* also, const void* a, const void* b, std::size_t count);
 // values[i] /= divisor; integers round towards zero.
 using DivideKernel = void (*)(void* values, std::size_t count, std::size_t divisor);
 
@@ -28,10 +29,14 @@ class Reduction {
         sources_(sources),
         element_(size_of(type)) {}
 
-  // dst[i] = sources[0][i] op sources[1][i] op …; dst may be one of the first two sources only.
-  void operator()(std::byte* dst, const std::byte* const* sources, std::size_t count) const;
+  // dst[i] = sources[0][i] op sources[1][i] op …, and the same into `also` unless that is null.
+  // `also` may be any of the sources, dst the first or second only; no other overlap.
+  void operator()(std::byte* dst, const std::byte* const* sources, std::size_t count, std::byte* also = nullptr) const;
 
  private:
+  void reduce_piece(std::byte* dst, const std::byte* const* sources, std::size_t at, std::size_t count,
+                    std::byte* also) const;
+
   ReduceKernel combine_;
   DivideKernel divide_;
   std::size_t sources_;
