@@ -84,9 +84,9 @@ def launchers() -> list[Launcher]:
         Launcher(
             name=name,
             peer=peer,
-            command=(*start, "--standalone", "--nproc-per-node", count),
+            command=(*start, "--nproc-per-node", count),
             help=(*start, "--help"),
-            restart=(*start, "--standalone", "--max-restarts", "3", "--nproc-per-node", count),
+            restart=(*start, "--max-restarts", "3", "--nproc-per-node", count),
         )
         for name, peer, start in (("torshrun", OURS, torshrun), ("torchrun", GLOO, torchrun))
     ]

@@ -4,7 +4,7 @@
 
 Each step every rank computes the gradient of its share of one global batch and the shares are
 summed, so the result does not depend on the number of workers. Rank 0 writes a checkpoint after
-each epoch; a restarted job goes on from the last one.
+each epoch; a restarted job goes on from the last one, and a job that is done removes it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,22 @@ def main() -> None:
         if tr.get_rank() == 0:
             save(options.checkpoint, weights, velocity, epoch)
             report(epoch, loss, weights, test_set, options.epochs)
+    if tr.get_rank() == 0:
+        options.checkpoint.unlink(missing_ok=True)
     tr.destroy_process_group()
 
 
 def parse_arguments() -> argparse.Namespace:
-    run = os.environ.get("TORSH_RUN_ID", "by-hand")
+    run = os.environ.get("TORSH_RUN_ID", "none")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch", type=int, default=64, help="samples of all ranks together")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a collective")
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints") / f"{run}.npz")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("checkpoints") / f"digits-{run}.npz"
+    )
     return parser.parse_args()
 
 

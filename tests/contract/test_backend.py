@@ -362,3 +362,15 @@ def test_threads_of_one_rank_take_turns(thread_world: Any) -> None:
         return int(array[0])
 
     assert thread_world(2, body) == [2, 2]
+
+
+def test_reduce_scatter_into_its_own_input(world: World) -> None:
+    def body(backend: Backend) -> None:
+        size = 50_000
+        inputs = [values(r, size * backend.world_size, "int64") for r in range(backend.world_size)]
+        array = inputs[backend.rank].copy().reshape(backend.world_size, size)
+        backend.reduce_scatter(array[backend.rank], array, ReduceOp.SUM, LONG)
+        expected = reference(inputs, ReduceOp.SUM).reshape(backend.world_size, size)
+        np.testing.assert_array_equal(array[backend.rank], expected[backend.rank])
+
+    world(body)

@@ -27,9 +27,9 @@ void broadcast(shm::Channel& channel, const Call& call, std::byte* data, double 
   const bool root = channel.rank() == call.root;
   for_blocks(call.count * size_of(call.dtype), channel.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
     channel.next_block();
-    if (root) std::memcpy(channel.slot(call.root), data + at, length);
+    if (root) copy_shared(channel.slot(call.root), data + at, length);
     channel.round();
-    if (!root) std::memcpy(data + at, channel.slot(call.root), length);
+    if (!root) copy_shared(data + at, channel.slot(call.root), length);
   });
 }
 
@@ -39,12 +39,12 @@ void all_gather(shm::Channel& channel, const Call& call, std::byte* output, cons
   const std::size_t own = bytes * static_cast<std::size_t>(channel.rank());
   for_blocks(bytes, channel.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
     channel.next_block();
-    std::memcpy(channel.slot(channel.rank()), input + at, length);
+    copy_shared(channel.slot(channel.rank()), input + at, length);
     std::memmove(output + own + at, input + at, length);  // the input may be that part of the output
     channel.round();
     for (int step = 1; step < channel.ranks(); ++step) {
       const int peer = (channel.rank() + step) % channel.ranks();
-      std::memcpy(output + bytes * static_cast<std::size_t>(peer) + at, channel.slot(peer), length);
+      copy_shared(output + bytes * static_cast<std::size_t>(peer) + at, channel.slot(peer), length);
     }
   });
 }
@@ -60,14 +60,17 @@ void reduce_scatter(shm::Channel& channel, const Call& call, std::byte* output, 
   const std::size_t limit = std::max(channel.tuning().block_bytes / ranks / 64 * 64, element);
   for_blocks(bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_block();
+    const std::size_t own = static_cast<std::size_t>(channel.rank());
     std::byte* slot = channel.slot(channel.rank());
     for (std::size_t part = 0; part < ranks; ++part) {
-      std::memcpy(slot + part * length, input + part * bytes + at, length);
+      if (part != own) copy_shared(slot + part * length, input + part * bytes + at, length);
     }
     channel.round();
-    const std::size_t part = static_cast<std::size_t>(channel.rank()) * length;
-    for (std::size_t peer = 0; peer < ranks; ++peer) sources[peer] = channel.slot(static_cast<int>(peer)) + part;
-    reduce(output + at, sources.data(), length / element);
+    for (std::size_t peer = 0; peer < ranks; ++peer) {
+      sources[peer] = peer == own ? input + own * bytes + at : channel.slot(static_cast<int>(peer)) + own * length;
+    }
+    // By way of the slot, whose own part is free: the output may be a part of the input.
+    reduce(slot + own * length, sources.data(), length / element, output + at);
   });
 }
 
