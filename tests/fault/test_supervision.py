@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.processes import marked, soon
 
 SCRIPT = """
 import os, signal, sys, time
@@ -44,7 +44,7 @@ class Job:
         script = folder / "train.py"
         script.write_text(SCRIPT)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "torshrun", *options, str(script)],
+            [sys.executable, "-P", "-m", "torshrun", *options, str(script)],
             env={**os.environ, "MARK": self.mark, "TMPDIR": str(self.scratch)},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -61,15 +61,7 @@ class Job:
 
     def tree(self) -> dict[int, int]:
         """Living processes of the job (zombies apart), and their parents."""
-        found = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state != "Z" and self.mark.encode() in (process / "environ").read_bytes():
-                    found[int(process.name)] = int(parent)
-            except (OSError, ValueError):
-                continue
-        return found
+        return marked(self.mark)
 
     def assert_gone(self) -> None:
         gone = soon(lambda: not self.tree())
@@ -83,15 +75,6 @@ class Job:
         """Take the output that is left; the exit code."""
         self.process.communicate(timeout=20)
         return self.process.returncode
-
-
-def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_twenty_workers_are_killed_and_restarted(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import marked, soon
 
 CLEARED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
@@ -57,14 +58,7 @@ class Launcher:
         return process.returncode, out, err
 
     def left_behind(self) -> list[int]:
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (process / "environ").read_bytes():
-                    found.append(int(process.name))
-            except OSError:
-                continue
-        return found
+        return list(marked(self.mark))
 
     def check_and_close(self) -> None:
         for process in self._started:
@@ -75,15 +69,6 @@ class Launcher:
                     stream.close()
         assert soon(lambda: not self.left_behind()), self.left_behind()
         assert soon(lambda: not any(self.temporary.iterdir()))
-
-
-def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import marked, soon
 
 from torshrun.workers import keeper as k
 
@@ -57,28 +58,6 @@ def talk(tmp_path: Path) -> Iterator[Conversation]:
     made = Conversation(scratch)
     yield made
     assert made.keeper.close(10)
-
-
-def marked(mark: str) -> list[int]:
-    """Living processes with the mark in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and mark.encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_an_exit_has_its_status(talk: Conversation) -> None:

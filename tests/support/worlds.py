@@ -1,0 +1,99 @@
+"""Worlds to run collectives in: ranks as threads, ranks as processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torsh_runtime as tr
+from torsh_runtime.backends import _native
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.native import NativeBackend
+from torsh_runtime.backends.segment import _tuning
+
+PATIENCE = 120.0
+"""Seconds after which a test that hangs is given up."""
+
+
+class Raised(NamedTuple):
+    """What a rank's function raised, where a test wants to see that."""
+
+    error: BaseException
+
+
+def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
+    """body(backend) on threads of this process; what each rank returned, or Raised(error)."""
+    tuning = _tuning(ranks)
+    descriptor = os.memfd_create("torsh-test")
+    os.ftruncate(descriptor, _native.segment_bytes(ranks, tuning))
+    results: list[Any] = [None] * ranks
+
+    def run(rank: int) -> None:
+        try:
+            group = _native.Group(descriptor, rank, ranks, tuning, [os.getpid()] * ranks)
+            results[rank] = body(NativeBackend(group, rank, ranks))
+        except BaseException as error:
+            results[rank] = Raised(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a rank hangs"
+    os.close(descriptor)
+    return results
+
+
+def run_processes(ranks: int, body: Callable[[int], Any], timeout: float = 10.0) -> list[Any]:
+    """body(rank) in processes with a default group each; what each rank returned, Raised(error)
+    where it raised, None where it was killed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    pipes, children = [], []
+    for rank in range(ranks):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _be_rank(rank, ranks, body, address, timeout, writer)
+        os.close(writer)
+        pipes.append(reader)
+        children.append(child)
+    return [_result(reader, child) for reader, child in zip(pipes, children, strict=True)]
+
+
+def _be_rank(
+    rank: int, ranks: int, body: Callable[[int], Any], address: str, timeout: float, writer: int
+) -> None:
+    try:
+        tr.init_process_group("native", address, rank, ranks, timeout)
+        result = body(rank)
+        tr.destroy_process_group()
+    except BaseException as error:
+        result = Raised(_portable(error))
+    with os.fdopen(writer, "wb") as pipe:
+        pickle.dump(result, pipe)
+    os._exit(0)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Errors with facts do not all survive pickling; those cross as a namespace of them."""
+    facts = {"kind": type(error).__name__, "text": str(error), **vars(error)}
+    facts["trace"] = traceback.format_exc()
+    carrier = RuntimeError(facts["text"])
+    carrier.__dict__.update(facts)
+    return carrier
+
+
+def _result(reader: int, child: int) -> Any:
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(data) if data else None  # noqa: S301  (our own child)
