@@ -85,7 +85,7 @@ class _Session:
 
     @classmethod
     def _connect(cls, env: WorkerEnv, timeout: float) -> _Session:
-        secret = bytes.fromhex(env.secret)
+        secret = _secret(env)
         if env.store_endpoint:
             return cls(env, StoreClient.connect(env.store_endpoint, secret, timeout), None)
         host = f"[{env.master_addr}]" if ":" in env.master_addr else env.master_addr
@@ -122,6 +122,13 @@ class _Session:
             self.client.put(f"left/{self.env.rank}", b"")
         else:
             self.client.wait([f"left/{r}" for r in range(1, self.env.world_size)], _FAREWELL)
+
+
+def _secret(env: WorkerEnv) -> bytes:
+    try:
+        return bytes.fromhex(env.secret)
+    except ValueError:
+        raise ConfigError("TORSH_SECRET is not hexadecimal (torshrun sets it itself)") from None
 
 
 def _host(endpoint: str, secret: bytes) -> HostedStore:

@@ -53,7 +53,16 @@ class Job:
         options = ["--nproc-per-node", str(WORKERS), "--max-restarts", str(restarts)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "torshrun", *options, "--shutdown-timeout", "5", script],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "torshrun",
+                    *options,
+                    "--shutdown-timeout",
+                    "5",
+                    script,
+                ],
                 env={**os.environ, "MARK": self.mark, "TMPDIR": str(self.scratch)},
                 stdout=log,
                 stderr=log,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,35 @@ def staged(array: object, *, writable: bool) -> Iterator[NDArray[Any]]:
         source[...] = copy
 
 
-def empty_like_parts(array: object, parts: int) -> NDArray[Any]:
-    """An uninitialised array of shape (parts, *array.shape) and array's dtype."""
-    source = _checked(array, False)
-    return np.empty((parts, *source.shape), source.dtype)
+def joined(parts: Sequence[object]) -> NDArray[Any]:
+    """A new array of shape (len(parts), *shape) with copies of the parts."""
+    return np.stack([_checked(part, False) for part in parts])
+
+
+def distribute(source: NDArray[Any], targets: Sequence[object]) -> None:
+    """Copy source[i] into targets[i], for each i."""
+    for part, target in zip(source, targets, strict=True):
+        _checked(target, True)[...] = part
+
+
+def room_for(parts: Sequence[object]) -> NDArray[Any]:
+    """An uninitialised array that `distribute` can copy into the parts."""
+    first = _checked(parts[0], True)
+    return np.empty((len(parts), *first.shape), first.dtype)
+
+
+def check_alike(name: str, parts: Sequence[object], model: object, count: int) -> None:
+    """Raise ValueError unless `parts` are `count` arrays of the model's shape and dtype."""
+    if len(parts) != count:
+        raise ValueError(f"{name} has {len(parts)} arrays; it needs one per rank, {count}")
+    wanted = _checked(model, False)
+    for index, part in enumerate(parts):
+        array = _checked(part, False)
+        if (array.shape, array.dtype) != (wanted.shape, wanted.dtype):
+            raise ValueError(
+                f"{name}[{index}] is {array.dtype.name}{list(array.shape)}, but the other array "
+                f"is {wanted.dtype.name}{list(wanted.shape)}; they must be alike"
+            )
 
 
 def _checked(array: object, writable: bool) -> NDArray[Any]:

@@ -19,10 +19,18 @@ from typing import Any
 import msgpack
 
 from torsh_runtime.backends import _native
-from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, StoreTimeout
+from torsh_runtime.errors import (
+    BackendUnavailable,
+    CommError,
+    CommTimeout,
+    PeerLost,
+    StoreTimeout,
+)
 from torsh_runtime.store.client import StoreClient
 
 _TOKEN_BYTES = 32
+_LOOK_AROUND = 0.1
+"""Seconds between two looks at whether the peers still live, while rank 0 waits for them."""
 _WHOLE_LIMIT = 8 << 10
 """Bytes up to which an all_reduce takes one round; measured on 2 and 4 ranks."""
 _BLOCKS_BYTES = 1 << 20
@@ -51,7 +59,7 @@ def join(store: StoreClient, rank: int, world_size: int, timeout: float) -> _nat
             descriptor = _fetch(members[0], rank, deadline)
         try:
             if offer is not None:
-                _hand_out(offer, descriptor, world_size, deadline, timeout)
+                _hand_out(offer, descriptor, members, deadline, timeout)
             pids = [members[peer]["pid"] for peer in range(world_size)]
             return _native.Group(descriptor, rank, world_size, tuning, pids)
         finally:
@@ -130,21 +138,37 @@ def _create(size: int) -> int:
 
 
 def _hand_out(
-    offer: _Offer, descriptor: int, world_size: int, deadline: float, timeout: float
+    offer: _Offer,
+    descriptor: int,
+    members: Mapping[int, dict[str, Any]],
+    deadline: float,
+    timeout: float,
 ) -> None:
-    waiting = set(range(1, world_size))
+    waiting = {peer for peer in members if peer != 0}
+    offer.listener.settimeout(_LOOK_AROUND)
     while waiting:
-        offer.listener.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             connection, _ = offer.listener.accept()
         except TimeoutError:
-            missing = sorted(waiting)
-            raise CommTimeout("init_process_group", 0, timeout, missing) from None
+            _check_alive(members, waiting)
+            if time.monotonic() > deadline:
+                raise CommTimeout("init_process_group", 0, timeout, sorted(waiting)) from None
+            continue
         with connection:
             peer = _admit(connection, offer.token)
             if peer in waiting:
                 socket.send_fds(connection, [b"segment"], [descriptor])
                 waiting.discard(peer)
+
+
+def _check_alive(members: Mapping[int, dict[str, Any]], waiting: set[int]) -> None:
+    for peer in sorted(waiting):
+        try:
+            os.kill(members[peer]["pid"], 0)
+        except ProcessLookupError:
+            raise PeerLost(peer, "init_process_group", 0) from None
+        except PermissionError:
+            continue  # it lives, as another user
 
 
 def _admit(connection: socket.socket, token: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torsh_runtime.arrays import empty_like_parts, staged
+from torsh_runtime.arrays import check_alike, distribute, joined, room_for
 from torsh_runtime.backends.base import Backend, ReduceOp
 from torsh_runtime.backends.work import Work
 
@@ -55,12 +55,10 @@ class ProcessGroup:
 
     def all_gather(self, tensor_list: Sequence[object], tensor: object) -> Work:
         """Copy rank r's tensor into tensor_list[r], for each r; all of one shape and dtype."""
-        self._check_list("tensor_list", tensor_list)
-        gathered = empty_like_parts(tensor, self.world_size)
+        check_alike("tensor_list", tensor_list, tensor, self.world_size)
+        gathered = room_for(tensor_list)
         work = self._backend.all_gather(gathered, tensor, self._timeout)
-        for part, target in zip(gathered, tensor_list, strict=True):
-            with staged(target, writable=True) as array:
-                array[...] = part
+        distribute(gathered, tensor_list)
         return work
 
     def reduce_scatter_tensor(
@@ -73,12 +71,8 @@ class ProcessGroup:
         self, output: object, input_list: Sequence[object], op: ReduceOp = ReduceOp.SUM
     ) -> Work:
         """Reduce everyone's input_list[r] into rank r's output; all of one shape and dtype."""
-        self._check_list("input_list", input_list)
-        joined = empty_like_parts(output, self.world_size)
-        for part, source in zip(joined, input_list, strict=True):
-            with staged(source, writable=False) as array:
-                part[...] = array
-        return self._backend.reduce_scatter(output, joined, op, self._timeout)
+        check_alike("input_list", input_list, output, self.world_size)
+        return self._backend.reduce_scatter(output, joined(input_list), op, self._timeout)
 
     def barrier(self) -> Work:
         """Return when every rank has called it."""
@@ -91,10 +85,3 @@ class ProcessGroup:
     def close(self) -> None:
         """Leave the group; a peer that still needs this rank gets PeerLost."""
         self._backend.close()
-
-    def _check_list(self, name: str, arrays: Sequence[object]) -> None:
-        if len(arrays) != self.world_size:
-            raise ValueError(
-                f"{name} has {len(arrays)} entries; it needs one for each of the "
-                f"{self.world_size} ranks"
-            )

@@ -71,6 +71,13 @@ class View {
   DType dtype_{};
 };
 
+ReduceOp reduction(int number) {
+  if (number < 0 || number > static_cast<int>(ReduceOp::max)) {
+    throw nb::value_error("op must be ReduceOp.SUM, AVG, MIN or MAX");
+  }
+  return static_cast<ReduceOp>(number);
+}
+
 bool interrupted() {
   const nb::gil_scoped_acquire hold;
   return PyErr_CheckSignals() != 0;
@@ -83,7 +90,7 @@ class Group {
 
   void all_reduce(nb::handle array, int op, double timeout) {
     const View view(array, true);
-    const Call call = view.call(OpKind::all_reduce, static_cast<ReduceOp>(op));
+    const Call call = view.call(OpKind::all_reduce, reduction(op));
     const nb::gil_scoped_release release;
     torsh::in_node::all_reduce(channel_, call, view.data(), timeout);
   }
@@ -106,7 +113,7 @@ class Group {
   void reduce_scatter(nb::handle output, nb::handle input, int op, double timeout) {
     const View to(output, true), from(input, false);
     check_parts(from, to);
-    const Call call = to.call(OpKind::reduce_scatter, static_cast<ReduceOp>(op));
+    const Call call = to.call(OpKind::reduce_scatter, reduction(op));
     const nb::gil_scoped_release release;
     torsh::in_node::reduce_scatter(channel_, call, to.data(), from.data(), timeout);
   }
@@ -163,6 +170,7 @@ void translate(const std::exception_ptr& pointer, void* failure_type) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // a group that lives until the process ends is no leak
   PyObject* failure = PyErr_NewException("torsh_runtime.backends._native.Failure", PyExc_RuntimeError, nullptr);
   m.attr("Failure") = nb::steal(failure);
   nb::exception<NotDirect>(m, "NotDirect", PyExc_TypeError);

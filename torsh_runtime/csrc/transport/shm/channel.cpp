@@ -305,7 +305,11 @@ void Channel::abort() {
 }
 
 void Channel::close() {
-  const std::lock_guard<std::timed_mutex> idle(busy_);
+  std::unique_lock<std::timed_mutex> idle(busy_, std::try_to_lock);
+  if (!idle) {  // another thread is in the middle of an operation, which ends now
+    abort();
+    idle.lock();
+  }
   const std::lock_guard<std::mutex> alone(life_);
   if (!segment_) return;
   segment_->area(rank_).own.left.store(1, std::memory_order_seq_cst);

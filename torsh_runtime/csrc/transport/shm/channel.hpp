@@ -60,8 +60,8 @@ class Channel {
 
   // Ends every rank's pending and later operations with FailureKind::aborted.
   void abort();
-  // Tells the peers that this rank takes part no more and lets go of the memory, as soon as its
-  // own operation has ended.
+  // Tells the peers that this rank takes part no more and lets go of the memory. An operation
+  // under way in another thread is aborted.
   void close();
 
  private:
