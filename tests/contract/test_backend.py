@@ -16,8 +16,8 @@ from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.errors import CommAborted, CommMismatch, CommTimeout, PeerLost
 
 DTYPES = ("float32", "float64", "int32", "int64")
-# Around the limits of the paths: 48 bytes, 12 KiB, 512 KiB; nothing; odd counts.
-SIZES = (0, 1, 5, 6, 7, 12, 13, 1000, 3072, 3073, 65_537, 131_072, 131_073, 300_001)
+# Around the limits of the paths: 48 bytes, 4 KiB, 512 KiB; nothing; odd counts.
+SIZES = (0, 1, 5, 6, 7, 12, 13, 511, 1024, 1025, 65_537, 131_072, 131_073, 300_001)
 LONG = 60.0
 
 Body = Callable[[Backend], Any]

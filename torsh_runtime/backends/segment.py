@@ -31,7 +31,7 @@ from torsh_runtime.store.client import StoreClient
 _TOKEN_BYTES = 32
 _LOOK_AROUND = 0.1
 """Seconds between two looks at whether the peers still live, while rank 0 waits for them."""
-_WHOLE_LIMIT = 8 << 10
+_WHOLE_LIMIT = 4 << 10
 """Bytes up to which an all_reduce takes one round; measured on 2 and 4 ranks."""
 _BLOCKS_BYTES = 1 << 20
 """Bytes of all ranks' blocks together: what passes through the slots at a time should stay in

@@ -1,51 +1,40 @@
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <vector>
 
 #include "collectives/in_node.hpp"
 #include "common/kernels.hpp"
+#include "common/per_rank.hpp"
 #include "common/prefetch.hpp"
 
 namespace torsh::in_node {
 namespace {
 
 
-class Sources {
- public:
-  explicit Sources(std::size_t ranks) : pointers_(ranks > few_.size() ? ranks : 0), ranks_(ranks) {}
-  const std::byte** data() { return ranks_ > few_.size() ? pointers_.data() : few_.data(); }
-
- private:
-  std::array<const std::byte*, 64> few_;
-  std::vector<const std::byte*> pointers_;
-  std::size_t ranks_;
-};
-
 void tiny(shm::Channel& channel, const Reduction& reduce, const Call& call, std::byte* data, std::size_t bytes) {
   std::byte own[shm::tiny_bytes];
   std::memcpy(own, data, bytes);
   channel.round(own, bytes);
-  Sources sources(channel.ranks());
+  PerRank<const std::byte*> sources(channel.ranks());
   for (int peer = 0; peer < channel.ranks(); ++peer) {
-    sources.data()[peer] = peer == channel.rank() ? own : channel.payload(peer);
+    sources[peer] = peer == channel.rank() ? own : channel.payload(peer);
   }
-  std::byte result[shm::tiny_bytes];
-  reduce(result, sources.data(), call.count);
-  std::memcpy(data, result, bytes);
+  reduce({&data, 1}, sources.data(), call.count);
 }
 
 void whole(shm::Channel& channel, const Reduction& reduce, const Call& call, std::byte* data, std::size_t bytes) {
   channel.next_block();
   copy_shared(channel.slot(channel.rank()), data, bytes);
   channel.round();
-  Sources sources(channel.ranks());
-  for (int peer = 0; peer < channel.ranks(); ++peer) sources.data()[peer] = channel.slot(peer);
-  reduce(data, sources.data(), call.count);
+  PerRank<const std::byte*> sources(channel.ranks());
+  for (int peer = 0; peer < channel.ranks(); ++peer) sources[peer] = channel.slot(peer);
+  reduce({&data, 1}, sources.data(), call.count);
 }
 
 // One block of a large buffer: every rank reduces its part of it. A rank's own part never leaves
-// home; only foreign parts are copied into its slot and out of the others'.
+// home; the foreign parts go into its slot, and each peer puts its result back where it found the
+// input. So a line of the slot crosses between two processors twice, there and back, which is the
+// least possible: neither has to take it from the other again in order to write it. Between the
+// second round and the next first one nobody but its owner touches a slot: one does for all blocks.
 class Block {
  public:
   Block(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count, std::size_t element)
@@ -57,16 +46,12 @@ class Block {
   }
 
   void run() {
-    channel_.next_block();
-    for_foreign([this](int peer) {
-      copy_shared(channel_.slot(channel_.rank()) + offset(peer), data_ + offset(peer), bytes(peer));
-    });
+    std::byte* slot = channel_.slot(channel_.rank());
+    for_foreign([&](int peer) { copy_shared(slot + offset(peer), data_ + offset(peer), bytes(peer)); });
     channel_.round();
     reduce_own();
     channel_.round();
-    for_foreign([this](int peer) {
-      copy_shared(data_ + offset(peer), channel_.slot(peer) + offset(peer), bytes(peer));
-    });
+    for_foreign([&](int peer) { copy_shared(data_ + offset(peer), slot + offset(peer), bytes(peer)); });
   }
 
  private:
@@ -83,11 +68,13 @@ class Block {
   void reduce_own() {
     const int own = channel_.rank();
     std::byte* home = data_ + offset(own);
-    Sources sources(channel_.ranks());
+    PerRank<const std::byte*> sources(channel_.ranks());
+    PerRank<std::byte*> targets(channel_.ranks());
     for (int peer = 0; peer < channel_.ranks(); ++peer) {
-      sources.data()[peer] = peer == own ? home : channel_.slot(peer) + offset(own);
+      sources[peer] = peer == own ? home : channel_.slot(peer) + offset(own);
+      targets[(peer - own + channel_.ranks()) % channel_.ranks()] = const_cast<std::byte*>(sources[peer]);
     }
-    reduce_(channel_.slot(own) + offset(own), sources.data(), bytes(own) / element_, home);
+    reduce_({targets.data(), static_cast<std::size_t>(channel_.ranks())}, sources.data(), bytes(own) / element_);
   }
 
   shm::Channel& channel_;
@@ -105,6 +92,7 @@ void all_reduce(shm::Channel& channel, const Call& call, std::byte* data, double
   const Reduction reduce(call.dtype, call.op, channel.ranks());
   if (bytes <= shm::tiny_bytes) return tiny(channel, reduce, call, data, bytes);
   if (bytes <= channel.tuning().whole_limit) return whole(channel, reduce, call, data, bytes);
+  channel.next_block();
   const std::size_t per_block = channel.tuning().block_bytes / element;
   for (std::size_t at = 0; at < call.count; at += per_block) {
     Block(channel, reduce, data + at * element, std::min(per_block, call.count - at), element).run();

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "collectives/in_node.hpp"
 #include "common/kernels.hpp"
+#include "common/per_rank.hpp"
 
 namespace torsh::in_node {
 namespace {
@@ -56,21 +56,23 @@ void reduce_scatter(shm::Channel& channel, const Call& call, std::byte* output, 
   const std::size_t bytes = call.count * element;
   const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
   const Reduction reduce(call.dtype, call.op, ranks);
-  std::vector<const std::byte*> sources(ranks);
+  PerRank<const std::byte*> sources(channel.ranks());
   const std::size_t limit = std::max(channel.tuning().block_bytes / ranks / 64 * 64, element);
   for_blocks(bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_block();
-    const std::size_t own = static_cast<std::size_t>(channel.rank());
-    std::byte* slot = channel.slot(channel.rank());
-    for (std::size_t part = 0; part < ranks; ++part) {
-      if (part != own) copy_shared(slot + part * length, input + part * bytes + at, length);
+    const int own = channel.rank();
+    std::byte* slot = channel.slot(own);
+    const auto part = [&](int rank) { return static_cast<std::size_t>(rank) * length; };
+    const auto given = [&](int rank) { return input + static_cast<std::size_t>(rank) * bytes + at; };
+    for (int peer = 0; peer < channel.ranks(); ++peer) {
+      if (peer != own) copy_shared(slot + part(peer), given(peer), length);
     }
     channel.round();
-    for (std::size_t peer = 0; peer < ranks; ++peer) {
-      sources[peer] = peer == own ? input + own * bytes + at : channel.slot(static_cast<int>(peer)) + own * length;
+    for (int peer = 0; peer < channel.ranks(); ++peer) {
+      sources[peer] = peer == own ? given(own) : channel.slot(peer) + part(own);
     }
-    // By way of the slot, whose own part is free: the output may be a part of the input.
-    reduce(slot + own * length, sources.data(), length / element, output + at);
+    std::byte* target = output + at;  // perhaps a part of the input
+    reduce({&target, 1}, sources.data(), length / element);
   });
 }
 

@@ -1,5 +1,6 @@
 #include "common/kernels.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -119,26 +120,29 @@ DivideKernel divide_kernel(DType type) {
   return kernels[static_cast<int>(type)];
 }
 
-void Reduction::operator()(std::byte* dst, const std::byte* const* sources, std::size_t count, std::byte* also) const {
-  if (sources_ == 2 && divide_ == nullptr) return combine_(dst, also, sources[0], sources[1], count);
+void Reduction::operator()(std::span<std::byte* const> targets, const std::byte* const* sources,
+                           std::size_t count) const {
+  if (sources_ == 2 && divide_ == nullptr && targets.size() <= 2) {
+    return combine_(targets[0], targets.size() == 2 ? targets[1] : nullptr, sources[0], sources[1], count);
+  }
   // Pieces that stay in the first-level cache while one source after the other is added to them.
-  constexpr std::size_t piece_bytes = 8 * 1024;
-  const std::size_t piece = piece_bytes / element_;
-  for (std::size_t at = 0; at < count; at += piece) {
-    reduce_piece(dst, sources, at * element_, count - at < piece ? count - at : piece, also);
+  alignas(cache_line) std::byte piece[8 * 1024];
+  for (std::size_t at = 0; at < count * element_; at += sizeof piece) {
+    const std::size_t bytes = std::min(count * element_ - at, sizeof piece);
+    reduce_piece(piece, sources, at, bytes / element_);
+    for (std::byte* target : targets) std::memcpy(target + at, piece, bytes);
   }
 }
 
-void Reduction::reduce_piece(std::byte* dst, const std::byte* const* sources, std::size_t at, std::size_t count,
-                             std::byte* also) const {
+void Reduction::reduce_piece(std::byte* result, const std::byte* const* sources, std::size_t at,
+                             std::size_t count) const {
   const std::byte* so_far = sources[0] + at;
+  if (sources_ == 1) std::memcpy(result, so_far, count * element_);
   for (std::size_t s = 1; s < sources_; ++s) {
-    combine_(dst + at, nullptr, so_far, sources[s] + at, count);
-    so_far = dst + at;
+    combine_(result, nullptr, so_far, sources[s] + at, count);
+    so_far = result;
   }
-  if (sources_ == 1) std::memmove(dst + at, so_far, count * element_);
-  if (divide_ != nullptr) divide_(dst + at, count, sources_);
-  if (also != nullptr) std::memcpy(also + at, dst + at, count * element_);
+  if (divide_ != nullptr) divide_(result, count, sources_);
 }
 
 }  // namespace torsh

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "common/types.hpp"
 
@@ -29,13 +30,12 @@ class Reduction {
         sources_(sources),
         element_(size_of(type)) {}
 
-  // dst[i] = sources[0][i] op sources[1][i] op …, and the same into `also` unless that is null.
-  // `also` may be any of the sources, dst the first or second only; no other overlap.
-  void operator()(std::byte* dst, const std::byte* const* sources, std::size_t count, std::byte* also = nullptr) const;
+  // Every target gets sources[0][i] op sources[1][i] op …, for count elements. A target may be a
+  // source; no other overlap.
+  void operator()(std::span<std::byte* const> targets, const std::byte* const* sources, std::size_t count) const;
 
  private:
-  void reduce_piece(std::byte* dst, const std::byte* const* sources, std::size_t at, std::size_t count,
-                    std::byte* also) const;
+  void reduce_piece(std::byte* result, const std::byte* const* sources, std::size_t at, std::size_t count) const;
 
   ReduceKernel combine_;
   DivideKernel divide_;
