@@ -95,7 +95,7 @@ def signal_name(signo: int) -> str:
 def how(exit_: Exit) -> str:
     """The manner of its end: its exit code, or the signal that killed it."""
     if exit_.signo:
-        return f"killed by {signal_name(exit_.signo)} (exit code {exit_.code})"
+        return f"killed by {signal_name(exit_.signo)}, exit code {exit_.code}"
     return f"exit code {exit_.code}"
 
 

@@ -148,8 +148,8 @@ def test_modules_and_programs(torshrun: Launcher) -> None:
     ("ending", "code", "said"),
     [
         ("sys.exit(3)", 3, "exit code 3"),
-        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL (exit code 137)"),
-        ("os.abort()", 134, "killed by SIGABRT (exit code 134)"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL, exit code 137"),
+        ("os.abort()", 134, "killed by SIGABRT, exit code 134"),
         ("raise KeyError('gone')", 1, "  | KeyError: 'gone'"),
     ],
 )

@@ -68,7 +68,7 @@ def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
         an_exit(2, 7 << 8),
     ]
     assert failure.describe(exits, "restarting").split("\n") == [
-        "torshrun: rank 1 failed first: killed by SIGKILL (exit code 137), host h, pid 101, "
+        "torshrun: rank 1 failed first: killed by SIGKILL, exit code 137, host h, pid 101, "
         "after 1.2 s",
         "  the last lines of its stderr:",
         "  | Traceback (most recent call last):",

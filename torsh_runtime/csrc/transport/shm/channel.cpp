@@ -1,16 +1,14 @@
 #include "transport/shm/channel.hpp"
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstring>
 
 #include "common/prefetch.hpp"
+#include "transport/shm/cpu.hpp"
+#include "transport/shm/futex.hpp"
 
 namespace torsh::shm {
 namespace {
@@ -20,32 +18,6 @@ constexpr int yield_limit = 100;
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-std::uint16_t current_cpu() { return static_cast<std::uint16_t>(sched_getcpu()); }
-
-int allowed_cpus() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-std::uint32_t* word(std::atomic<std::uint32_t>& value) { return reinterpret_cast<std::uint32_t*>(&value); }
-
-void futex_wait(std::atomic<std::uint32_t>& value, std::uint32_t seen, double seconds) {
-  const timespec limit{0, static_cast<long>(std::max(seconds, 0.0) * 1e9)};
-  syscall(SYS_futex, word(value), FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-
-void futex_wake(std::atomic<std::uint32_t>& value) {
-  syscall(SYS_futex, word(value), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
 
 }  // namespace
 
@@ -97,9 +69,10 @@ void Channel::begin(const Call& call, double timeout) {
     closed.kind = FailureKind::closed;
     throw closed;
   }
+  // Before anything is written: peers may still read this rank's last call in the abort's account.
+  if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
   segment_->area(rank_).own.call = call;
   ++sequence_;
-  if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
   fingerprint_ = call.fingerprint();
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
@@ -139,7 +112,7 @@ bool Channel::spin(int peer) {
   if (spins_ == 0 || shares_cpu(peer)) return false;
   for (int i = 0; i < spins_; ++i) {
     if (posted(peer)) return true;
-    pause();
+    spin_pause();
   }
   return posted(peer);
 }
@@ -155,21 +128,16 @@ bool Channel::shares_cpu(int peer) {
 }
 
 // Two ranks that hand each other a CPU at every step look cache-hot to the kernel's balancer,
-// which then leaves them together for seconds while other CPUs idle. So the higher rank leaves, by
-// forbidding itself for a moment the CPUs where its peers run.
+// which then leaves them together for seconds while other CPUs idle. So the higher rank leaves.
 void Channel::move_away() {
   shared_waits_ = 0;
   if (now() - moved_ < move_interval) return;
   moved_ = now();
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  cpu_set_t vacant = allowed;
+  std::vector<std::uint16_t> occupied;
   for (int peer = 0; peer < ranks_; ++peer) {
-    const std::uint16_t cpu = segment_->area(peer).flags[(round_ & 1) ^ 1].cpu;
-    if (peer != rank_ && cpu < CPU_SETSIZE) CPU_CLR(cpu, &vacant);
+    if (peer != rank_) occupied.push_back(segment_->area(peer).flags[(round_ & 1) ^ 1].cpu);
   }
-  if (CPU_COUNT(&vacant) == 0 || sched_setaffinity(0, sizeof vacant, &vacant) != 0) return;
-  sched_setaffinity(0, sizeof allowed, &allowed);
+  leave_cpus(occupied);
 }
 
 void Channel::await(int peer) {

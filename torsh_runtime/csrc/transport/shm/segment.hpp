@@ -7,6 +7,7 @@
 
 #include "common/failure.hpp"
 #include "common/types.hpp"
+#include "transport/shm/cpu.hpp"
 
 namespace torsh::shm {
 
@@ -16,7 +17,7 @@ constexpr std::size_t tiny_bytes = 48;
 // Pairs of lines are fetched together, so what different ranks write stands 128 bytes apart.
 struct alignas(128) Flag {
   std::atomic<std::uint32_t> round{0};  // the futex word
-  std::uint16_t cpu = 0xFFFF;           // where the writer ran
+  std::uint16_t cpu = no_cpu;           // where the writer ran
   std::uint16_t unused = 0;
   std::uint64_t fingerprint = 0;        // of the writer's call
   std::byte payload[tiny_bytes]{};

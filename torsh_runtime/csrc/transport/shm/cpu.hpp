@@ -1,0 +1,29 @@
+// Which CPU a thread runs on, and getting off it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace torsh::shm {
+
+constexpr std::uint16_t no_cpu = 0xFFFF;
+
+std::uint16_t current_cpu();
+
+// Number of CPUs that this thread may run on.
+int allowed_cpus();
+
+// Moves this thread to an allowed CPU that is none of these, if there is one; afterwards it may run
+// everywhere it could before.
+void leave_cpus(const std::vector<std::uint16_t>& occupied);
+
+// In a loop that waits for another CPU.
+inline void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace torsh::shm
