@@ -399,3 +399,34 @@ def test_a_dead_keeper_fails_the_job_and_leaves_nothing(torshrun: Launcher) -> N
     _, err = process.communicate(timeout=15)
     assert process.returncode == 1
     assert f"the keeper (torsh-keeper, pid {keeper}) has died" in err
+
+
+@pytest.mark.parametrize(
+    ("template", "environ"),
+    [
+        ("slurm.sbatch", {"SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_ID": "7"}),
+        ("pbs.sh", {"NCPUS": "2", "PBS_JOBID": "8.server", "SCRIPT": "train.py"}),
+    ],
+)
+def test_the_job_scripts_start_a_worker_per_cpu(
+    launcher: Launcher, template: str, environ: dict[str, str]
+) -> None:
+    launcher.script("print(os.environ['TORSH_RUN_ID'], os.environ['WORLD_SIZE'])")
+    path = Path(sys.executable).parent / "torshrun"
+    process = subprocess.run(
+        ["bash", Path(__file__).parents[2] / "configs" / template, "train.py"],
+        env={
+            **launcher.environ,
+            **environ,
+            "PBS_O_WORKDIR": str(launcher.folder),
+            "PATH": f"{path.parent}:{os.environ['PATH']}",
+        },
+        cwd=launcher.folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    name = template.partition(".")[0]
+    assert process.returncode == 0, process.stderr
+    assert [line.split()[1] for line in process.stdout.splitlines()][0].startswith(name)
+    assert process.stdout.count(" 2\n") == 2
