@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = 1800.0
 """Seconds an operation may take unless init_process_group is told otherwise, as in torch."""
+LONGEST_TIMEOUT = 30 * 86400.0
+"""Seconds, 30 days: more is taken for a mistake."""
+_REQUEST = 10.0
+"""Seconds that the store may take to answer."""
 _FAREWELL = 5.0
 """Seconds rank 0 keeps a store it hosts itself for peers that are still closing."""
 
@@ -59,9 +63,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     Raises ConfigError if there is no default group.
     """
     leaving = group or default_group()
-    leaving.close()
-    if has_default_group() and leaving is default_group():
-        set_default_group(None)
+    try:
+        leaving.close()
+    finally:
+        if has_default_group() and leaving is default_group():
+            set_default_group(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +86,20 @@ class _Session:
         try:
             return _SessionGroup(session.make_backend(timeout), timeout, session)
         except BaseException:
-            session.close()
+            session.close(wait_for_peers=False)
             raise
 
     @classmethod
     def _connect(cls, env: WorkerEnv, timeout: float) -> _Session:
         secret = _secret(env)
         if env.store_endpoint:
-            return cls(env, StoreClient.connect(env.store_endpoint, secret, timeout), None)
-        host = f"[{env.master_addr}]" if ":" in env.master_addr else env.master_addr
+            return cls(env, _client(env.store_endpoint, secret, timeout), None)
+        address = env.master_addr.strip("[]")
+        host = f"[{address}]" if ":" in address else address
         endpoint = f"tcp:{host}:{env.master_port}"
         hosted = _host(endpoint, secret) if env.rank == 0 else None
         try:
-            return cls(env, StoreClient.connect(endpoint, secret, timeout), hosted)
+            return cls(env, _client(endpoint, secret, timeout), hosted)
         except BaseException:
             if hosted is not None:
                 hosted.close()
@@ -106,9 +113,10 @@ class _Session:
         store = self.client.scoped(f"group/{turn}/")
         return NativeBackend.connect(store, self.env.rank, self.env.world_size, timeout)
 
-    def close(self) -> None:
+    def close(self, wait_for_peers: bool) -> None:
+        """Let go of the store; if this rank hosts it, perhaps not before the peers have."""
         try:
-            if not self.env.store_endpoint:
+            if wait_for_peers and not self.env.store_endpoint:
                 self._take_leave()
         except StoreError:
             pass  # the store went before us; there is nobody left to tell
@@ -131,6 +139,10 @@ def _secret(env: WorkerEnv) -> bytes:
         raise ConfigError("TORSH_SECRET is not hexadecimal (torshrun sets it itself)") from None
 
 
+def _client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:
+    return StoreClient.connect(endpoint, secret, timeout, request_timeout=_REQUEST)
+
+
 def _host(endpoint: str, secret: bytes) -> HostedStore:
     from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
 
@@ -146,18 +158,16 @@ class _SessionGroup(ProcessGroup):
 
     def close(self) -> None:
         super().close()
-        self._session.close()
+        self._session.close(wait_for_peers=not self._backend.failed)
 
 
 def _worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
     given = {"rank": rank, "world_size": world_size}
     overrides = {name: value for name, value in given.items() if value != -1}
-    method = urlsplit(init_method)
-    if method.scheme == "env":
+    if init_method.startswith("env://"):
         names = {name.upper(): str(value) for name, value in overrides.items()}
         return WorkerEnv.from_environ({**os.environ, **names})
-    if method.scheme != "tcp" or not method.hostname or not method.port:
-        raise ConfigError(f"init_method {init_method!r} is neither env:// nor tcp://host:port")
+    host, port = _host_and_port(init_method)
     if len(overrides) != len(given):
         raise ConfigError(f"init_method {init_method!r} needs rank and world_size")
     env = WorkerEnv(
@@ -165,19 +175,36 @@ def _worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
         world_size=world_size,
         local_rank=rank,
         local_world_size=world_size,
-        master_addr=method.hostname,
-        master_port=method.port,
+        master_addr=host,
+        master_port=port,
         secret=os.environ.get("TORSH_SECRET", ""),
     )
     return WorkerEnv.from_environ(env.to_environ())
 
 
+def _host_and_port(init_method: str) -> tuple[str, int]:
+    try:
+        method = urlsplit(init_method)
+        host, port = method.hostname, method.port
+    except ValueError:  # an unclosed bracket, a port that is none
+        method, host, port = urlsplit(""), None, None
+    if method.scheme != "tcp" or not host or not port:
+        raise ConfigError(f"init_method {init_method!r} is neither env:// nor tcp://host:port")
+    return host, port
+
+
 def _seconds(timeout: float | timedelta | None) -> float:
     if timeout is None:
         return DEFAULT_TIMEOUT
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not seconds > 0:
-        raise ConfigError(f"timeout must be positive, not {seconds:g} s")
+    try:
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    except (TypeError, ValueError):
+        raise ConfigError(f"timeout {timeout!r} is no number of seconds") from None
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise ConfigError(
+            f"timeout must be more than 0 and at most {LONGEST_TIMEOUT:g} s (30 days), not "
+            f"{seconds:g} s"
+        )
     return seconds
 
 

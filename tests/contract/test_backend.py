@@ -17,7 +17,7 @@ from torsh_runtime.errors import CommAborted, CommMismatch, CommTimeout, PeerLos
 
 DTYPES = ("float32", "float64", "int32", "int64")
 # Around the limits of the paths: 48 bytes, 4 KiB, 512 KiB; nothing; odd counts.
-SIZES = (0, 1, 5, 6, 7, 12, 13, 511, 1024, 1025, 65_537, 131_072, 131_073, 300_001)
+SIZES = (0, 1, 5, 6, 7, 12, 13, 511, 512, 513, 1024, 1025, 65_537, 131_072, 131_073, 300_001)
 LONG = 60.0
 
 Body = Callable[[Backend], Any]
@@ -374,3 +374,70 @@ def test_reduce_scatter_into_its_own_input(world: World) -> None:
         np.testing.assert_array_equal(array[backend.rank], expected[backend.rank])
 
     world(body)
+
+
+def test_misaligned_arrays(world: World) -> None:
+    def body(backend: Backend) -> None:
+        raw = np.zeros(8 * 1000 + 1, np.uint8)
+        array = raw[1:].view(np.float64)
+        array[:] = np.arange(1000)
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        np.testing.assert_array_equal(array, np.arange(1000) * backend.world_size)
+
+    world(body)
+
+
+@pytest.mark.parametrize("op", ["sum", 99, -1, None])
+def test_a_reduction_that_is_none_is_refused(world: World, op: Any) -> None:
+    def body(backend: Backend) -> None:
+        with pytest.raises((TypeError, ValueError)):
+            backend.all_reduce(np.zeros(3), op, LONG)
+        backend.barrier(LONG)
+
+    world(body)
+
+
+def test_the_account_of_a_mismatch_outlives_later_calls(thread_world: Any) -> None:
+    def body(backend: Backend) -> str:
+        if backend.rank == 2:
+            time.sleep(0.5)
+        call = ReduceOp.MAX if backend.rank == 0 else ReduceOp.SUM
+        with pytest.raises(CommMismatch):
+            backend.all_reduce(np.zeros(3), call, LONG)
+        with pytest.raises(CommMismatch) as caught:
+            backend.barrier(LONG)
+        return str(caught.value)
+
+    for text in thread_world(3, body):
+        assert "MAX" in text
+        assert "SUM" in text
+        assert "barrier" not in text
+
+
+def test_a_second_thread_is_told_that_the_group_is_busy(thread_world: Any) -> None:
+    def body(backend: Backend) -> str:
+        if backend.rank == 1:
+            time.sleep(1.0)
+            backend.barrier(LONG)
+            return ""
+        first = threading.Thread(target=backend.barrier, args=(LONG,))
+        first.start()
+        time.sleep(0.2)
+        with pytest.raises(CommAborted) as caught:
+            backend.barrier(0.1)
+        first.join()
+        return str(caught.value)
+
+    assert "another thread" in thread_world(2, body)[0]
+
+
+def test_closing_ends_the_operation_of_another_thread(thread_world: Any) -> None:
+    def body(backend: Backend) -> None:
+        if backend.rank == 0:
+            threading.Timer(0.2, backend.close).start()
+        else:
+            time.sleep(1.0)
+        backend.barrier(LONG)
+
+    for result in thread_world(2, body):
+        assert isinstance(result.error, CommAborted)

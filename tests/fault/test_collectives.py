@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -135,3 +137,80 @@ def test_groups_made_again_and_again_leave_nothing(process_world: Any) -> None:
         return left
 
     assert process_world(2, body, 20.0) == [set(), set()]
+
+
+def test_a_handler_that_leaves_the_group_ends_the_wait_it_interrupts(process_world: Any) -> None:
+    def leave(*_: object) -> None:
+        tr.destroy_process_group()
+        raise SystemExit(3)
+
+    def body(rank: int) -> None:
+        if rank == 0:
+            signal.signal(signal.SIGTERM, leave)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            time.sleep(1.0)
+        tr.barrier()
+
+    results = process_world(2, body, 60.0)
+    assert results[0].error.kind == "SystemExit"
+    assert results[1].error.kind == "CommAborted"
+
+
+def test_a_handler_may_not_call_a_collective(process_world: Any) -> None:
+    def body(rank: int) -> str:
+        if rank == 0:
+            signal.signal(signal.SIGUSR1, lambda *_: tr.barrier())
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        else:
+            time.sleep(1.0)
+        with pytest.raises(tr.CommAborted) as caught:
+            tr.barrier()
+        return str(caught.value)
+
+    texts = process_world(2, body, 60.0)
+    assert "signal handler" in texts[0]
+    assert "rank 0 aborted" in texts[1]
+
+
+def test_a_fork_is_no_rank(process_world: Any) -> None:
+    def body(rank: int) -> tuple[int, float]:
+        group = tr.init_process_group.__globals__["default_group"]()
+        child = os.fork()
+        if child == 0:
+            try:
+                assert not tr.is_initialized()
+                group.all_reduce(np.zeros(3))
+            except tr.CommAborted as error:
+                group._backend.close()
+                os._exit(7 if "fork" in str(error) else 1)
+            os._exit(2)
+        _, status = os.waitpid(child, 0)
+        array = np.ones(3)
+        tr.all_reduce(array)
+        return os.waitstatus_to_exitcode(status), float(array[0])
+
+    assert process_world(2, body, 20.0) == [(7, 2.0), (7, 2.0)]
+
+
+def test_a_thread_in_a_collective_does_not_spoil_the_end(tmp_path: Any) -> None:
+    script = tmp_path / "end.py"
+    script.write_text(
+        "import threading, time, torsh_runtime as tr\n"
+        "tr.init_process_group()\n"
+        "if tr.get_rank() == 0:\n"
+        "    threading.Thread(target=tr.barrier, daemon=True).start()\n"
+        "time.sleep(0.5)\n"
+    )
+    command = [sys.executable, "-P", "-m", "torshrun", "--nproc-per-node", "2", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_bad_timeouts_and_addresses_are_refused() -> None:
+    for timeout in (0, -1, float("inf"), float("nan"), 1e12, "x"):
+        with pytest.raises(tr.ConfigError, match="timeout"):
+            tr.init_process_group(timeout=timeout, rank=0, world_size=1)
+    for address in ("tcp://h:99999", "tcp://h:abc", "tcp://[::1", "tcp://h", "udp://h:1", "x"):
+        with pytest.raises(tr.ConfigError, match="init_method"):
+            tr.init_process_group(init_method=address, rank=0, world_size=1)

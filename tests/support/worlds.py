@@ -36,7 +36,9 @@ def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
     def run(rank: int) -> None:
         try:
             group = _native.Group(descriptor, rank, ranks, tuning, [os.getpid()] * ranks)
-            results[rank] = body(NativeBackend(group, rank, ranks))
+            backend = NativeBackend(group, rank, ranks)
+            backend.barrier(PATIENCE)  # as when they meet through a store
+            results[rank] = body(backend)
         except BaseException as error:
             results[rank] = Raised(error)
 

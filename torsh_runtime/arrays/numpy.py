@@ -14,14 +14,14 @@ SUPPORTED_DTYPES = ("float32", "float64", "int32", "int64")
 
 @contextmanager
 def staged(array: object, *, writable: bool) -> Iterator[NDArray[Any]]:
-    """A C-contiguous array with the same elements; what is written to it ends up in `array`.
+    """A contiguous, aligned array of the same elements; what is written to it ends up in `array`.
 
-    The array itself where it already is contiguous, otherwise a copy that is written back when
+    The array itself where it already is that, otherwise a copy that is written back when
     the block ends without an error. Raises TypeError for a type or dtype that collectives do not
     take, ValueError for a read-only array where a writable one is needed.
     """
     source = _checked(array, writable)
-    copy = np.array(source, order="C", copy=None, subok=False)
+    copy = np.require(source, requirements=("C_CONTIGUOUS", "ALIGNED"))
     yield copy
     if writable and not np.may_share_memory(copy, source):
         source[...] = copy
@@ -44,13 +44,17 @@ def room_for(parts: Sequence[object]) -> NDArray[Any]:
     return np.empty((len(parts), *first.shape), first.dtype)
 
 
-def check_alike(name: str, parts: Sequence[object], model: object, count: int) -> None:
-    """Raise ValueError unless `parts` are `count` arrays of the model's shape and dtype."""
+def check_alike(
+    name: str, parts: Sequence[object], model: object, count: int, *, writable: bool
+) -> None:
+    """Raise ValueError unless `parts` are `count` arrays of the model's shape and dtype, and
+    writable where asked for.
+    """
     if len(parts) != count:
         raise ValueError(f"{name} has {len(parts)} arrays; it needs one per rank, {count}")
     wanted = _checked(model, False)
     for index, part in enumerate(parts):
-        array = _checked(part, False)
+        array = _checked(part, writable)
         if (array.shape, array.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
                 f"{name}[{index}] is {array.dtype.name}{list(array.shape)}, but the other array "

@@ -34,11 +34,13 @@ class Backend(ABC):
     """One rank's end of a group.
 
     Arrays are numpy arrays or buffers of a dtype of `arrays.SUPPORTED_DTYPES`, of any strides;
-    contiguous ones are used in place. Every rank must make the same calls in the same order.
-    `timeout` is in seconds. Each call may raise TypeError or ValueError for arrays that do not
-    fit, before anything was communicated, and CommError (PeerLost, CommTimeout, CommMismatch,
-    CommAborted) on every rank of the group, which is dead from then on; the contents of output
-    arrays are undefined after that.
+    contiguous ones are used in place. Input and output may be the same memory, or one this rank's
+    part of the other; any other overlap is undefined. Every rank must make the same calls in the
+    same order. `timeout` is in seconds.
+
+    Each call may raise TypeError or ValueError for arrays that do not fit, before anything was
+    communicated, and CommError (PeerLost, CommTimeout, CommMismatch, CommAborted) on every rank of
+    the group, which is dead from then on; the contents of output arrays are undefined after that.
     """
 
     type: ClassVar[BackendType]
@@ -52,6 +54,11 @@ class Backend(ABC):
     @abstractmethod
     def world_size(self) -> int:
         """Number of ranks."""
+
+    @property
+    @abstractmethod
+    def failed(self) -> bool:
+        """Whether an operation of this rank has failed: the group is of no more use."""
 
     @abstractmethod
     def all_reduce(self, array: object, op: ReduceOp, timeout: float) -> Work:

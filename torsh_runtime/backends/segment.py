@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -56,14 +57,25 @@ def join(store: StoreClient, rank: int, world_size: int, timeout: float) -> _nat
         if offer is not None:
             descriptor = _create(_native.segment_bytes(world_size, tuning))
         else:
-            descriptor = _fetch(members[0], rank, deadline)
+            descriptor = _fetch(members[0], rank, deadline, timeout)
         try:
             if offer is not None:
                 _hand_out(offer, descriptor, members, deadline, timeout)
             pids = [members[peer]["pid"] for peer in range(world_size)]
-            return _native.Group(descriptor, rank, world_size, tuning, pids)
+            return _map(descriptor, rank, world_size, tuning, pids)
         finally:
             os.close(descriptor)
+
+
+def _map(
+    descriptor: int, rank: int, world_size: int, tuning: _native.Tuning, pids: list[int]
+) -> _native.Group:
+    try:
+        return _native.Group(descriptor, rank, world_size, tuning, pids)
+    except (RuntimeError, ValueError) as error:  # no memory, no descriptors, an old kernel
+        raise BackendUnavailable(
+            f"the native backend on rank {rank}", f"The system refused: {error}"
+        ) from error
 
 
 def _tuning(world_size: int) -> _native.Tuning:
@@ -156,19 +168,33 @@ def _hand_out(
             continue
         with connection:
             peer = _admit(connection, offer.token)
-            if peer in waiting:
-                socket.send_fds(connection, [b"segment"], [descriptor])
+            if peer in waiting and _hand_over(connection, descriptor):
                 waiting.discard(peer)
+
+
+def _hand_over(connection: socket.socket, descriptor: int) -> bool:
+    try:
+        socket.send_fds(connection, [b"segment"], [descriptor])
+    except OSError:
+        return False  # it has ended; the next look around says so
+    return True
 
 
 def _check_alive(members: Mapping[int, dict[str, Any]], waiting: set[int]) -> None:
     for peer in sorted(waiting):
-        try:
-            os.kill(members[peer]["pid"], 0)
-        except ProcessLookupError:
-            raise PeerLost(peer, "init_process_group", 0) from None
-        except PermissionError:
-            continue  # it lives, as another user
+        if _has_ended(members[peer]["pid"]):
+            raise PeerLost(peer, "init_process_group", 0)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], 0)[0])
+    finally:
+        os.close(process)
 
 
 def _admit(connection: socket.socket, token: bytes) -> int:
@@ -183,19 +209,26 @@ def _admit(connection: socket.socket, token: bytes) -> int:
     return int.from_bytes(greeting[_TOKEN_BYTES:], "little")
 
 
-def _fetch(root: Mapping[str, Any], rank: int, deadline: float) -> int:
+def _fetch(root: Mapping[str, Any], rank: int, deadline: float, timeout: float) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             connection.connect(f"\0{root['name']}")
             connection.send(root["token"] + rank.to_bytes(8, "little"))
             _, descriptors, _, _ = socket.recv_fds(connection, 16, 1, socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError:
+            raise CommTimeout("init_process_group", 0, timeout, [0]) from None
         except OSError as error:
-            raise CommError(
-                f"rank {rank} could not fetch the shared segment from rank 0 "
-                f"(pid {root['pid']}): {error}. Rank 0 may have ended, or the two run in "
-                f"different network namespaces."
-            ) from error
+            raise _unreachable(root, error) from error
     if not descriptors:
-        raise CommError(f"rank 0 refused to hand the shared segment to rank {rank}")
+        raise PeerLost(0, "init_process_group", 0)
     return descriptors[0]
+
+
+def _unreachable(root: Mapping[str, Any], error: OSError) -> CommError:
+    if _has_ended(root["pid"]):
+        return PeerLost(0, "init_process_group", 0)
+    return CommError(
+        f"rank 0 (pid {root['pid']}) cannot be reached for the shared segment: {error}. It has "
+        f"given up meeting the others, or runs in another network namespace."
+    )

@@ -26,7 +26,12 @@ class SingleBackend(Backend):
     def world_size(self) -> int:
         return 1
 
+    @property
+    def failed(self) -> bool:
+        return False
+
     def all_reduce(self, array: object, op: ReduceOp, timeout: float) -> Work:
+        ReduceOp(op)
         return self._check(array, writable=True)
 
     def broadcast(self, array: object, root: int, timeout: float) -> Work:
@@ -36,6 +41,7 @@ class SingleBackend(Backend):
         return self._copy(output, array)
 
     def reduce_scatter(self, output: object, array: object, op: ReduceOp, timeout: float) -> Work:
+        ReduceOp(op)
         return self._copy(output, array)
 
     def barrier(self, timeout: float) -> Work:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 
@@ -22,3 +24,7 @@ def has_default_group() -> bool:
 def set_default_group(group: ProcessGroup | None) -> None:
     global _default
     _default = group
+
+
+# A forked child is no rank: what it did would be taken for its parent's doing.
+os.register_at_fork(after_in_child=lambda: set_default_group(None))

@@ -47,6 +47,8 @@ class ProcessGroup:
 
     def broadcast(self, tensor: object, src: int) -> Work:
         """Copy rank src's tensor into everyone's. Same shape and dtype everywhere."""
+        if src not in range(self.world_size):
+            raise ValueError(f"src={src!r} is not a rank of the group (0 to {self.world_size - 1})")
         return self._backend.broadcast(tensor, src, self._timeout)
 
     def all_gather_into_tensor(self, output_tensor: object, input_tensor: object) -> Work:
@@ -55,7 +57,7 @@ class ProcessGroup:
 
     def all_gather(self, tensor_list: Sequence[object], tensor: object) -> Work:
         """Copy rank r's tensor into tensor_list[r], for each r; all of one shape and dtype."""
-        check_alike("tensor_list", tensor_list, tensor, self.world_size)
+        check_alike("tensor_list", tensor_list, tensor, self.world_size, writable=True)
         gathered = room_for(tensor_list)
         work = self._backend.all_gather(gathered, tensor, self._timeout)
         distribute(gathered, tensor_list)
@@ -71,7 +73,7 @@ class ProcessGroup:
         self, output: object, input_list: Sequence[object], op: ReduceOp = ReduceOp.SUM
     ) -> Work:
         """Reduce everyone's input_list[r] into rank r's output; all of one shape and dtype."""
-        check_alike("input_list", input_list, output, self.world_size)
+        check_alike("input_list", input_list, output, self.world_size, writable=False)
         return self._backend.reduce_scatter(output, joined(input_list), op, self._timeout)
 
     def barrier(self) -> Work:

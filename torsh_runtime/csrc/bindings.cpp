@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <bit>
 #include <memory>
 #include <stdexcept>
@@ -20,7 +22,8 @@ using torsh::shm::Tuning;
 
 namespace {
 
-// The object cannot be used in place: not a contiguous buffer, not writable, or not of our types.
+// The object cannot be used in place: not a contiguous, aligned buffer, not writable, or not of our
+// types.
 struct NotDirect : std::exception {
   const char* what() const noexcept override { return "not a contiguous buffer of a supported dtype"; }
 };
@@ -46,7 +49,8 @@ class View {
       PyErr_Clear();
       throw NotDirect();
     }
-    if (!native_format(view_.format, view_.itemsize, dtype_)) {
+    const bool aligned = reinterpret_cast<std::uintptr_t>(view_.buf) % static_cast<std::size_t>(view_.itemsize) == 0;
+    if (!aligned || !native_format(view_.format, view_.itemsize, dtype_)) {
       PyBuffer_Release(&view_);
       throw NotDirect();
     }
@@ -71,14 +75,20 @@ class View {
   DType dtype_{};
 };
 
-ReduceOp reduction(int number) {
-  if (number < 0 || number > static_cast<int>(ReduceOp::max)) {
+ReduceOp reduction(nb::handle op) {
+  if (!PyLong_Check(op.ptr()) || PyBool_Check(op.ptr())) {
+    throw nb::type_error("op must be a ReduceOp: SUM, AVG, MIN or MAX");
+  }
+  const long number = PyLong_AsLong(op.ptr());
+  if (number < 0 || number > static_cast<long>(ReduceOp::max)) {
+    PyErr_Clear();
     throw nb::value_error("op must be ReduceOp.SUM, AVG, MIN or MAX");
   }
   return static_cast<ReduceOp>(number);
 }
 
 bool interrupted() {
+  if (gettid() != getpid()) return false;  // Python runs signal handlers on its main thread only
   const nb::gil_scoped_acquire hold;
   return PyErr_CheckSignals() != 0;
 }
@@ -88,7 +98,7 @@ class Group {
   Group(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids)
       : channel_(descriptor, rank, ranks, tuning, pids, interrupted) {}
 
-  void all_reduce(nb::handle array, int op, double timeout) {
+  void all_reduce(nb::handle array, nb::handle op, double timeout) {
     const View view(array, true);
     const Call call = view.call(OpKind::all_reduce, reduction(op));
     const nb::gil_scoped_release release;
@@ -110,7 +120,7 @@ class Group {
     torsh::in_node::all_gather(channel_, call, to.data(), from.data(), timeout);
   }
 
-  void reduce_scatter(nb::handle output, nb::handle input, int op, double timeout) {
+  void reduce_scatter(nb::handle output, nb::handle input, nb::handle op, double timeout) {
     const View to(output, true), from(input, false);
     check_parts(from, to);
     const Call call = to.call(OpKind::reduce_scatter, reduction(op));
@@ -130,8 +140,6 @@ class Group {
     const nb::gil_scoped_release release;
     channel_.close();
   }
-
-  std::uint64_t sequence() const { return channel_.sequence(); }
 
  private:
   void check_parts(const View& all, const View& part) const {
@@ -196,6 +204,5 @@ NB_MODULE(_native, m) {
       .def("reduce_scatter", &Group::reduce_scatter)
       .def("barrier", &Group::barrier)
       .def("abort", &Group::abort)
-      .def("close", &Group::close)
-      .def_prop_ro("sequence", &Group::sequence);
+      .def("close", &Group::close);
 }

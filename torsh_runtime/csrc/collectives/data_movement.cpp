@@ -4,6 +4,7 @@
 #include "collectives/in_node.hpp"
 #include "common/kernels.hpp"
 #include "common/per_rank.hpp"
+#include "common/prefetch.hpp"
 
 namespace torsh::in_node {
 namespace {
@@ -57,7 +58,7 @@ void reduce_scatter(shm::Channel& channel, const Call& call, std::byte* output, 
   const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
   const Reduction reduce(call.dtype, call.op, ranks);
   PerRank<const std::byte*> sources(channel.ranks());
-  const std::size_t limit = std::max(channel.tuning().block_bytes / ranks / 64 * 64, element);
+  const std::size_t limit = channel.tuning().block_bytes / ranks / cache_line * cache_line;
   for_blocks(bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_block();
     const int own = channel.rank();

@@ -1,5 +1,6 @@
 #include "transport/shm/channel.hpp"
 
+#include <pthread.h>
 #include <sched.h>
 #include <time.h>
 
@@ -15,9 +16,26 @@ namespace {
 
 constexpr int spin_limit = 2000;
 constexpr int yield_limit = 100;
+constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
+
+// How often this process has been forked off from one that used this library: a fork is no rank.
+std::atomic<unsigned> fork_count{0};
+
+unsigned forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++fork_count; });
+  (void)registered;
+  return fork_count.load(std::memory_order_relaxed);
+}
+
+Failure bare(FailureKind kind, double seconds = 0) {
+  Failure found;
+  found.kind = kind;
+  found.seconds = seconds;
+  return found;
+}
 
 }  // namespace
 
@@ -31,7 +49,8 @@ std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limi
 
 Channel::Channel(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids,
                  std::function<bool()> interrupted)
-    : rank_(rank),
+    : forks_(forks()),
+      rank_(rank),
       ranks_(ranks),
       tuning_(tuning),
       segment_(std::in_place, descriptor, rank, ranks, slot_bytes(tuning)),
@@ -40,40 +59,40 @@ Channel::Channel(int descriptor, int rank, int ranks, const Tuning& tuning, cons
       spins_(ranks <= allowed_cpus() ? spin_limit : 0) {}
 
 Channel::Operation::Operation(Channel& channel, const Call& call, double timeout) : channel_(channel) {
-  if (!channel.busy_.try_lock()) {
-    const double deadline = now() + timeout;
-    while (!channel.busy_.try_lock_for(std::chrono::duration<double>(nap))) {
-      if (channel.interrupted_()) throw Interrupted();
-      if (now() > deadline) {
-        Failure late;  // another thread of this process holds the group, which itself is sound
-        late.kind = FailureKind::timeout;
-        late.op = call.kind;
-        late.sequence = channel.sequence_;
-        late.seconds = timeout;
-        late.missing = {channel.rank_};
-        throw late;
-      }
-    }
-  }
+  if (channel.forks_ != fork_count.load(std::memory_order_relaxed)) throw bare(FailureKind::forked);
+  if (!channel.busy_.try_lock()) acquire(timeout);
   try {
     channel.begin(call, timeout);
   } catch (...) {
     channel.busy_.unlock();
     throw;
   }
+  channel.owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+Channel::Operation::~Operation() {
+  channel_.owner_.store(std::thread::id(), std::memory_order_relaxed);
+  channel_.busy_.unlock();
+}
+
+void Channel::Operation::acquire(double timeout) {
+  if (channel_.owner_.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
+    throw bare(FailureKind::nested);
+  }
+  const double deadline = now() + timeout;
+  while (!channel_.busy_.try_lock_for(std::chrono::duration<double>(nap))) {
+    if (channel_.interrupted_()) throw Interrupted();
+    if (now() > deadline) throw bare(FailureKind::busy, timeout);
+  }
 }
 
 void Channel::begin(const Call& call, double timeout) {
-  if (!segment_) {
-    Failure closed;
-    closed.kind = FailureKind::closed;
-    throw closed;
-  }
-  // Before anything is written: peers may still read this rank's last call in the abort's account.
-  if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+  if (!segment_) throw bare(FailureKind::closed);
+  check_abort();
   segment_->area(rank_).own.call = call;
-  ++sequence_;
   fingerprint_ = call.fingerprint();
+  op_.store(call.kind, std::memory_order_relaxed);
+  sequence_.fetch_add(1, std::memory_order_relaxed);
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
 }
@@ -93,7 +112,7 @@ void Channel::round(const void* payload, std::size_t bytes) {
 
 void Channel::post(const void* payload, std::size_t bytes) {
   Flag& flag = segment_->area(rank_).flags[round_ & 1];
-  flag.cpu = current_cpu();
+  flag.cpu.store(static_cast<std::uint16_t>(current_cpu() + 1), std::memory_order_relaxed);
   flag.fingerprint = fingerprint_;
   if (bytes != 0) std::memcpy(flag.payload, payload, bytes);
   flag.round.store(round_, std::memory_order_release);
@@ -117,9 +136,13 @@ bool Channel::spin(int peer) {
   return posted(peer);
 }
 
+int Channel::last_cpu(int peer) {
+  return segment_->area(peer).flags[(round_ & 1) ^ 1].cpu.load(std::memory_order_relaxed) - 1;
+}
+
 // A peer that last ran on this CPU cannot go on while it is spun on.
 bool Channel::shares_cpu(int peer) {
-  if (segment_->area(peer).flags[(round_ & 1) ^ 1].cpu != current_cpu()) {
+  if (last_cpu(peer) != current_cpu()) {
     shared_waits_ = 0;
     return false;
   }
@@ -133,15 +156,17 @@ void Channel::move_away() {
   shared_waits_ = 0;
   if (now() - moved_ < move_interval) return;
   moved_ = now();
-  std::vector<std::uint16_t> occupied;
+  std::vector<int> occupied;
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != rank_) occupied.push_back(segment_->area(peer).flags[(round_ & 1) ^ 1].cpu);
+    if (peer != rank_) occupied.push_back(last_cpu(peer));
   }
   leave_cpus(occupied);
 }
 
 void Channel::await(int peer) {
-  for (int i = 0; i < yield_limit; ++i) {
+  if (deadline_ == 0) deadline_ = now() + timeout_;
+  const double patience = now() + yield_limit_seconds;
+  for (int i = 0; i < yield_limit && now() < patience; ++i) {
     sched_yield();
     if (posted(peer)) return;
   }
@@ -155,10 +180,9 @@ void Channel::await(int peer) {
 void Channel::sleep(int peer) {
   RankArea& area = segment_->area(peer);
   Flag& flag = area.flags[round_ & 1];
-  if (deadline_ == 0) deadline_ = now() + timeout_;
   area.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t seen = flag.round.load(std::memory_order_seq_cst);
-  const bool aborted = segment_->header().abort.state.load(std::memory_order_seq_cst) != 0;
+  const bool aborted = segment_->header().aborted_by.load(std::memory_order_seq_cst) != 0;
   if (static_cast<std::int32_t>(seen - round_) < 0 && !aborted) {
     futex_wait(flag.round, seen, std::min(nap, deadline_ - now()));
   }
@@ -166,14 +190,15 @@ void Channel::sleep(int peer) {
 }
 
 void Channel::check() {
-  if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+  check_abort();
   check_peers();
   if (interrupted_()) {
-    record(failure(FailureKind::aborted, rank_));
+    abort();
     throw Interrupted();
   }
   if (now() >= deadline_) {
     Failure late = failure(FailureKind::timeout, rank_);
+    late.seconds = timeout_;
     late.missing = not_posted();
     if (!late.missing.empty()) fail(late);
   }
@@ -187,8 +212,7 @@ void Channel::check_peers() {
   const std::vector<int> missing = not_posted();
   if (missing.empty()) return;
   if (!dead_.empty()) {
-    // The abort record may have been written by a rank that then ended because of it.
-    if (segment_->header().abort.state.load(std::memory_order_acquire) != 0) raise_recorded();
+    check_abort();  // perhaps by a rank that then ended because of it
     fail(failure(FailureKind::peer_lost, dead_.front()));
   }
   for (const int peer : missing) {
@@ -208,39 +232,45 @@ std::vector<int> Channel::not_posted() {
 
 void Channel::compare(int peer) {
   if (segment_->area(peer).flags[round_ & 1].fingerprint == fingerprint_) return;
-  fail(failure(FailureKind::mismatch, peer));
+  Failure found = failure(FailureKind::mismatch, peer);
+  found.own = segment_->area(rank_).own.call;
+  found.other = segment_->area(peer).own.call;
+  fail(found);
 }
 
-Failure Channel::failure(FailureKind kind, int culprit) {
+Failure Channel::failure(FailureKind kind, int culprit) const {
   Failure found;
   found.kind = kind;
   found.rank = culprit;
   found.reporter = rank_;
-  found.sequence = sequence_;
-  found.seconds = timeout_;
-  found.own = segment_->area(rank_).own.call;
-  found.other = segment_->area(culprit).own.call;
-  found.op = found.own.kind;
+  found.op = op_.load(std::memory_order_relaxed);
+  found.sequence = sequence_.load(std::memory_order_relaxed);
   return found;
 }
 
 void Channel::fail(const Failure& found) {
-  record(found);
+  {
+    const std::lock_guard<std::mutex> stay(life_);
+    record(found);
+  }
+  check_abort();  // the first cause stands, whoever found it
   throw found;
 }
 
 void Channel::record(const Failure& found) {
-  AbortRecord& abort = segment_->header().abort;
+  std::atomic<std::uint32_t>& aborted_by = segment_->header().aborted_by;
+  if (aborted_by.load(std::memory_order_acquire) != 0) return;
+  AbortRecord& account = segment_->area(rank_).abort;
+  account.kind = found.kind;
+  account.rank = found.rank;
+  account.op = found.op;
+  account.sequence = found.sequence;
+  account.seconds = found.seconds;
+  account.own = found.own;
+  account.other = found.other;
+  for (const int rank : found.missing) account.missing[rank / 64] |= 1ull << (rank % 64);
   std::uint32_t none = 0;
-  if (!abort.state.compare_exchange_strong(none, 1)) return;  // the first cause stands
-  abort.kind = found.kind;
-  abort.rank = found.rank;
-  abort.reporter = found.reporter;
-  abort.op = found.op;
-  abort.sequence = found.sequence;
-  abort.seconds = found.seconds;
-  for (const int rank : found.missing) abort.missing[rank / 64] |= 1ull << (rank % 64);
-  abort.state.store(2, std::memory_order_seq_cst);
+  aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_seq_cst);
   for (int peer = 0; peer < ranks_; ++peer) wake(peer);
 }
 
@@ -248,33 +278,35 @@ void Channel::wake(int peer) {
   for (Flag& flag : segment_->area(peer).flags) futex_wake(flag.round);
 }
 
-void Channel::raise_recorded() {
-  const AbortRecord& abort = segment_->header().abort;
-  const double patience = now() + nap;
-  while (abort.state.load(std::memory_order_acquire) == 1 && now() < patience) sched_yield();
-  if (abort.state.load(std::memory_order_acquire) == 1) {  // its writer died at it
-    throw failure(FailureKind::aborted, rank_);
-  }
-  Failure found = failure(abort.kind, abort.rank);
-  found.reporter = abort.reporter;
-  found.op = abort.op;
-  found.sequence = abort.sequence;
-  found.seconds = abort.seconds;
-  found.own = segment_->area(abort.reporter).own.call;
+void Channel::check_abort() {
+  const std::uint32_t by = segment_->header().aborted_by.load(std::memory_order_acquire);
+  if (by == 0) return;
+  const AbortRecord& account = segment_->area(static_cast<int>(by) - 1).abort;
+  Failure found;
+  found.kind = account.kind;
+  found.rank = account.rank;
+  found.reporter = static_cast<int>(by) - 1;
+  found.op = account.op;
+  found.sequence = account.sequence;
+  found.seconds = account.seconds;
+  found.own = account.own;
+  found.other = account.other;
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (abort.missing[rank / 64] >> (rank % 64) & 1) found.missing.push_back(rank);
+    if (account.missing[rank / 64] >> (rank % 64) & 1) found.missing.push_back(rank);
   }
   throw found;
 }
 
 void Channel::abort() {
   const std::lock_guard<std::mutex> stay(life_);
-  if (segment_) record(failure(FailureKind::aborted, rank_));
+  if (segment_ && forks_ == fork_count) record(failure(FailureKind::aborted, rank_));
 }
 
 void Channel::close() {
+  if (forks_ != fork_count) return;
+  if (owner_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return abort();
   std::unique_lock<std::timed_mutex> idle(busy_, std::try_to_lock);
-  if (!idle) {  // another thread is in the middle of an operation, which ends now
+  if (!idle) {
     abort();
     idle.lock();
   }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "transport/shm/peers.hpp"
@@ -34,18 +35,19 @@ class Channel {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   const Tuning& tuning() const { return tuning_; }
-  std::uint64_t sequence() const { return sequence_; }
 
   // One collective call: holds the channel from construction to destruction.
   class Operation {
    public:
-    // Throws Failure if the group is dead. timeout in seconds.
+    // Throws Failure if the group is dead or not to be had. timeout in seconds.
     Operation(Channel& channel, const Call& call, double timeout);
-    ~Operation() { channel_.busy_.unlock(); }
+    ~Operation();
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
 
    private:
+    void acquire(double timeout);
+
     Channel& channel_;
   };
 
@@ -61,7 +63,7 @@ class Channel {
   // Ends every rank's pending and later operations with FailureKind::aborted.
   void abort();
   // Tells the peers that this rank takes part no more and lets go of the memory. An operation
-  // under way in another thread is aborted.
+  // that is under way, in another thread or interrupted by the caller's signal handler, is aborted.
   void close();
 
  private:
@@ -70,6 +72,7 @@ class Channel {
   void await(int peer);
   bool posted(int peer);
   bool spin(int peer);
+  int last_cpu(int peer);
   bool shares_cpu(int peer);
   void move_away();
   void sleep(int peer);
@@ -77,18 +80,20 @@ class Channel {
   void check_peers();
   void compare(int peer);
   [[noreturn]] void fail(const Failure& failure);
-  [[noreturn]] void raise_recorded();
+  void check_abort();
   void record(const Failure& failure);
-  Failure failure(FailureKind kind, int culprit);
+  Failure failure(FailureKind kind, int culprit) const;
   std::vector<int> not_posted();
   void wake(int peer);
 
+  const unsigned forks_;  // what forks() said when the channel was made
   const int rank_, ranks_;
   const Tuning tuning_;
   std::optional<Segment> segment_;  // none once closed
   std::optional<Peers> peers_;
   std::function<bool()> interrupted_;
   std::timed_mutex busy_;  // held by the operation under way
+  std::atomic<std::thread::id> owner_{};  // the thread of that operation
   std::mutex life_;        // abort() comes from any thread, and the segment must stay for it
   std::vector<int> dead_;
   int spins_;
@@ -96,7 +101,10 @@ class Channel {
   double moved_ = 0;      // when this thread last moved
   std::uint32_t round_ = 0;
   std::uint64_t block_ = 0;
-  std::atomic<std::uint64_t> sequence_{0};  // also read by abort() on another thread
+  // Counted from 0, which is the barrier of the ranks' first meeting. This and the next are also
+  // read by abort() on another thread.
+  std::atomic<std::uint64_t> sequence_{~std::uint64_t{0}};
+  std::atomic<OpKind> op_{};
   std::uint64_t fingerprint_ = 0;
   double timeout_ = 0, deadline_ = 0;
 };

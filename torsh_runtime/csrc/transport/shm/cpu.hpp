@@ -1,21 +1,18 @@
 // Which CPU a thread runs on, and getting off it.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 namespace torsh::shm {
 
-constexpr std::uint16_t no_cpu = 0xFFFF;
-
-std::uint16_t current_cpu();
+int current_cpu();
 
 // Number of CPUs that this thread may run on.
 int allowed_cpus();
 
 // Moves this thread to an allowed CPU that is none of these, if there is one; afterwards it may run
 // everywhere it could before.
-void leave_cpus(const std::vector<std::uint16_t>& occupied);
+void leave_cpus(const std::vector<int>& occupied);
 
 // In a loop that waits for another CPU.
 inline void spin_pause() {

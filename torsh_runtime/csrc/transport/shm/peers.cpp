@@ -20,7 +20,7 @@ Peers::Peers(const std::vector<int>& pids) {
     } else {
       const int error = errno;
       for (const pollfd& opened : descriptors_) close(opened.fd);
-      throw std::system_error(error, std::generic_category(), "pidfd_open (needs Linux 5.3)");
+      throw std::system_error(error, std::generic_category(), error == ENOSYS ? "pidfd_open needs Linux 5.3" : "pidfd_open");
     }
   }
 }

@@ -7,45 +7,48 @@
 
 #include "common/failure.hpp"
 #include "common/types.hpp"
-#include "transport/shm/cpu.hpp"
 
 namespace torsh::shm {
 
 constexpr std::size_t max_ranks = 1024;
 constexpr std::size_t tiny_bytes = 48;
 
+// All of this lies in a file of zeros, so zero has to mean "nothing yet" everywhere.
+
 // Pairs of lines are fetched together, so what different ranks write stands 128 bytes apart.
 struct alignas(128) Flag {
-  std::atomic<std::uint32_t> round{0};  // the futex word
-  std::uint16_t cpu = no_cpu;           // where the writer ran
-  std::uint16_t unused = 0;
-  std::uint64_t fingerprint = 0;        // of the writer's call
-  std::byte payload[tiny_bytes]{};
+  std::atomic<std::uint32_t> round;  // the futex word
+  std::atomic<std::uint16_t> cpu;    // where the writer ran, + 1
+  std::uint16_t unused;
+  std::uint64_t fingerprint;  // of the writer's call
+  std::byte payload[tiny_bytes];
+};
+
+// Why the group is dead, as the rank found out that writes it.
+struct AbortRecord {
+  FailureKind kind;
+  std::int32_t rank;
+  OpKind op;
+  std::uint64_t sequence;
+  double seconds;
+  Call own, other;
+  std::uint64_t missing[max_ranks / 64];
 };
 
 struct RankArea {
   Flag flags[2];  // by the parity of the round: nobody can be two rounds ahead
   struct alignas(128) {
-    std::atomic<std::uint32_t> count{0};
+    std::atomic<std::uint32_t> count;
   } sleepers;  // ranks that wait in the kernel for this one's flag
   struct alignas(128) {
     Call call;
-    std::atomic<std::uint32_t> left{0};
+    std::atomic<std::uint32_t> left;
   } own;
+  alignas(128) AbortRecord abort;
 };
 
-struct alignas(128) AbortRecord {
-  std::atomic<std::uint32_t> state{0};  // 0 none, 1 being written, 2 valid
-  FailureKind kind{};
-  std::int32_t rank = -1, reporter = -1;
-  OpKind op{};
-  std::uint64_t sequence = 0;
-  double seconds = 0;
-  std::uint64_t missing[max_ranks / 64]{};
-};
-
-struct Header {
-  AbortRecord abort;
+struct alignas(128) Header {
+  std::atomic<std::uint32_t> aborted_by;  // rank + 1 of who wrote the valid AbortRecord
 };
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -66,7 +69,6 @@ class Segment {
   std::byte* slot(int rank, unsigned parity) {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + parity) * slot_bytes_;
   }
-  std::size_t slot_bytes() const { return slot_bytes_; }
 
  private:
   std::size_t slot_bytes_;
