@@ -429,3 +429,24 @@ def test_the_job_scripts_start_a_worker_per_cpu(
     assert process.returncode == 0, process.stderr
     lines = sorted(process.stdout.splitlines())
     assert [re.sub(r"-\S+", "", line) for line in lines] == [f"[0] {name} 2", f"[1] {name} 2"]
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        "os.mkfifo(file)",
+        "os.mkdir(file)",
+        "open(file, 'w').write('[' * 200_000)",
+        "open(file, 'wb').write(bytes(range(256)) * 10_000)",
+        "open(file, 'w').write('{\"message\": [1, {}]}')",
+        "open(file, 'w').write('7')",
+    ],
+)
+def test_an_error_file_may_hold_anything(torshrun: Launcher, leave: str) -> None:
+    script = torshrun.script(
+        f"file = os.environ['TORCHELASTIC_ERROR_FILE']\n{leave}\nsys.exit(7)\n"
+    )
+    code, _, err = torshrun.run(script)
+    assert code == 7, err
+    assert "rank 0 failed first: exit code 7" in err
+    assert "internal error" not in err

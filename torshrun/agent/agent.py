@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torsh_runtime.errors import TorshError
 from torshrun import failure
@@ -26,6 +27,8 @@ KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
 STORE_BOUND = 2.0
 """Seconds that a round's store may take to close."""
+ACCOUNT_BYTES = 1 << 20
+"""How much of a worker's error file is read."""
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
 
@@ -81,6 +84,7 @@ class Agent:
     async def run(self) -> int:
         """Run the job; its exit code. No worker is left afterwards."""
         self._listen_to_signals()
+        self._loop.set_exception_handler(self._on_internal_error)
         state, instructions = machine.begin(self._policy)
         while True:
             for instruction in instructions:
@@ -101,6 +105,14 @@ class Agent:
     def _on_signal(self, signo: int) -> None:
         self._last_signal = signo
         self._events.put_nowait(machine.StopRequested(signo))
+
+    def _on_internal_error(self, _loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
+        """A mistake of our own in a callback, whose event is lost: end the job, do not hang."""
+        error = facts.get("exception")
+        trace = "".join(traceback.format_exception(error)) if error else facts.get("message", "")
+        self._say(f"internal error; please report this:\n{trace}")
+        if "handle" in facts:  # a callback, and not a task of one of the store's connections
+            self._events.put_nowait(machine.InternalError())
 
     def _on_worker_event(self, event: WorkerEvent) -> None:
         if isinstance(event, GroupStopped):
@@ -250,9 +262,13 @@ def _exit(ending: Ending, host: str, kept: bool) -> failure.Exit:
 
 
 def _read_account(path: str) -> str:
+    """What a worker left in its error file, which may be anything at all."""
     import json
 
     try:
-        return failure.read_account(json.loads(Path(path).read_text("utf-8")))
-    except (OSError, ValueError):
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return ""
+            return failure.read_account(json.loads(file.read(ACCOUNT_BYTES)))
+    except (OSError, ValueError, RecursionError):
         return ""

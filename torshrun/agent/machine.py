@@ -120,6 +120,11 @@ class Diagnosed:
     unkillable: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class InternalError:
+    """An event was lost through a mistake of the agent's own."""
+
+
 Event = (
     WorkerExited
     | SpawnFailed
@@ -129,6 +134,7 @@ Event = (
     | StartFailed
     | StopRequested
     | Diagnosed
+    | InternalError
 )
 
 
@@ -199,6 +205,8 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
     if isinstance(event, KeeperLost):
         code = EXIT_LOST
         return Finished(round=state.round, code=code), (KillDescendants(), Finish(code))
+    if isinstance(event, InternalError):  # the keeper, once let go, ends what runs
+        return Finished(round=state.round, code=EXIT_LOST), (Finish(EXIT_LOST),)
     if isinstance(event, StopRequested):
         return _on_stop_requested(policy, state, event.signo)
     if isinstance(state, Stopping):

@@ -178,3 +178,15 @@ def assert_ends(policy: m.Policy, state: m.State) -> None:
             state, _ = m.handle(policy, state, WorkerExited(number, rank, False))
         state, _ = m.handle(policy, state, m.Diagnosed(number, 1))
     assert isinstance(state, m.Finished)
+
+
+def test_an_internal_error_ends_the_job_in_every_state() -> None:
+    for state in (
+        m.Running(round=2, restarts=1, alive=frozenset({0})),
+        m.Settling(round=2, restarts=1, alive=frozenset({0})),
+        m.Stopping(round=2, restarts=1, cause="failure"),
+    ):
+        policy = m.Policy(ranks=frozenset({0, 1}), max_restarts=3, grace=1.0)
+        ended, instructions = m.handle(policy, state, m.InternalError())
+        assert ended == m.Finished(round=2, code=m.EXIT_LOST)
+        assert instructions == (m.Finish(m.EXIT_LOST),)
