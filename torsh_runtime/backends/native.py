@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NoReturn
 from torsh_runtime.arrays import staged
 from torsh_runtime.backends import segment
 from torsh_runtime.backends.base import Backend, BackendType, ReduceOp
+from torsh_runtime.backends.library import _native
 from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.errors import (
-    BackendUnavailable,
     CommAborted,
     CommError,
     CommMismatch,
@@ -19,13 +19,6 @@ from torsh_runtime.errors import (
     PeerLost,
 )
 from torsh_runtime.store.client import StoreClient
-
-try:
-    from torsh_runtime.backends import _native
-except ImportError as error:  # a source tree without a build
-    raise BackendUnavailable(
-        "the native backend", f"Build it with: pip install . (in the source tree). {error}"
-    ) from error
 
 # In the order of the enumerations in csrc/common/types.hpp.
 _OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")

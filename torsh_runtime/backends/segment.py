@@ -19,7 +19,7 @@ from typing import Any
 
 import msgpack
 
-from torsh_runtime.backends import _native
+from torsh_runtime.backends.library import _native
 from torsh_runtime.errors import (
     BackendUnavailable,
     CommError,
