@@ -44,6 +44,8 @@ class WorkerEnv:
     """The job's secret in hexadecimal; peers prove that they know it. "" is none."""
     error_file: str = ""
     """Where the worker may leave a JSON account of its failure; "" is nowhere."""
+    scratch: str = ""
+    """A directory that is removed when the job is over, however it ends; "" is none."""
 
     def to_environ(self) -> dict[str, str]:
         """The variables to set: torchrun's whole set, and TORSH_*."""
@@ -83,6 +85,7 @@ class WorkerEnv:
             store_endpoint=environ.get("TORSH_STORE_ENDPOINT", ""),
             secret=environ.get("TORSH_SECRET", ""),
             error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
+            scratch=environ.get("TORSH_SCRATCH", ""),
         )
 
 
@@ -107,6 +110,7 @@ _VARIABLES = {
     "TORSH_ROUND": "round",
     "TORSH_STORE_ENDPOINT": "store_endpoint",
     "TORSH_SECRET": "secret",
+    "TORSH_SCRATCH": "scratch",
 }
 
 

@@ -1,5 +1,17 @@
-"""`python -m torshrun` is the torshrun command."""
+"""The entry point: `torshrun` and `python -m torshrun`."""
 
-from torshrun.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command with this process's arguments and exit with the job's exit code."""
+    # Until the agent listens itself an interrupt ends this process as it would any other.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from torshrun.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -70,6 +70,7 @@ _PARAMETERS: list[click.Parameter] = [
         metavar="N",
         text="Nodes of the job; this version runs on one. [default: 1]",
     ),
+    _flag(SIZE, "--standalone", text="One node: what this version always does."),
     _option(
         RUN,
         "--max-restarts",
@@ -126,7 +127,12 @@ _PARAMETERS: list[click.Parameter] = [
 
 
 def _launch(
-    script: str, arguments: tuple[str, ...], module: bool, no_python: bool, **options: str | None
+    script: str,
+    arguments: tuple[str, ...],
+    module: bool,
+    no_python: bool,
+    standalone: bool,
+    **options: str | None,
 ) -> None:
     if module and no_python:
         raise click.UsageError("--module and --no-python exclude each other")
@@ -138,7 +144,7 @@ def _launch(
         from torshrun.launch import launch
 
         code = launch(job)
-    except TorshError as error:
+    except (TorshError, OSError) as error:  # a place one may not look at, a name too long
         click.echo(f"torshrun: error: {error}", err=True)
         code = 2
     sys.exit(code)
@@ -151,8 +157,9 @@ command = GroupedCommand(
     help=(
         "Start SCRIPT once per worker, give each its rank through the environment, and watch over "
         "them: if one fails the others are stopped and, if restarts are left, all start again.\n\n"
-        "Every option can also be set by an environment variable, TORSH_NPROC_PER_NODE or "
-        "PET_NPROC_PER_NODE for example; the command line wins. Options after SCRIPT are SCRIPT's."
+        "Every option that takes a value can also be set by an environment variable, "
+        "TORSH_NPROC_PER_NODE or PET_NPROC_PER_NODE for example; the command line wins. Options "
+        "after SCRIPT are SCRIPT's."
     ),
     context_settings={
         "allow_interspersed_args": False,

@@ -13,6 +13,7 @@ from typing import Literal
 
 from torsh_runtime.errors import ConfigError
 
+MOST_WORKERS = 65536
 Kind = Literal["script", "module", "program"]
 
 
@@ -65,6 +66,8 @@ def _workers(setting: Setting) -> int:
     number = _integer(setting)
     if number < 1:
         raise ConfigError(f"{setting.source}: at least 1 worker is needed, not {number}")
+    if number > MOST_WORKERS:
+        raise ConfigError(f"{setting.source}: {number} workers are too many for one node")
     return number
 
 

@@ -106,7 +106,7 @@ def _circumstances(exit_: Exit) -> str:
 def _last_words(exit_: Exit) -> list[str]:
     """The end of its stderr; what it said in its error file only if that tells more."""
     text = exit_.stderr.decode("utf-8", "backslashreplace")
-    shown = [line.rstrip("\r") for line in text.rstrip().split("\n")[-TAIL_LINES:] if text.strip()]
+    shown = [_visible(line) for line in text.rstrip().split("\n")[-TAIL_LINES:] if text.strip()]
     heading = "the last lines of its stderr"
     if exit_.account and _TRACEBACK not in exit_.stderr:
         shown = exit_.account.rstrip().split("\n")[-TAIL_LINES:]
@@ -114,6 +114,11 @@ def _last_words(exit_: Exit) -> list[str]:
     if not shown:
         return ["  it wrote nothing to stderr"]
     return [f"  {heading}:", *(f"  | {line}" for line in shown)]
+
+
+def _visible(line: str) -> str:
+    """What a terminal shows of a line after its carriage returns."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def _by_rank(exits: Sequence[Exit]) -> list[Exit]:

@@ -10,7 +10,7 @@ import resource
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
-from torshrun.agent.agent import Agent, RoundStore, Surroundings
+from torshrun.agent.agent import KEEPER_BOUND, Agent, RoundStore, Surroundings
 from torshrun.config import LaunchConfig
 from torshrun.workers.keeper import Keeper, become_subreaper
 from torshrun.workers.logs import LogPump
@@ -27,13 +27,17 @@ def launch(config: LaunchConfig) -> int:
     if config.master_port:
         choose_port(config.master_port)
     log_folder = _make_log_folder(config)
-    scratch = _make_directory(os.environ.get("TMPDIR") or "/tmp", "torsh-")
+    scratch = f"{_scratch_place()}/torsh-{os.urandom(8).hex()}"
+    keeper = Keeper.start(scratch)  # first: whatever comes, it removes the directory
     try:
-        keeper = Keeper.start(scratch)
-    except BaseException:
-        Path(scratch).rmdir()
+        Path(scratch).mkdir(mode=0o700)
+        _raise_descriptor_limit(config.nproc_per_node)
+    except OSError as error:
+        keeper.close(KEEPER_BOUND)
+        raise ConfigError(f"cannot make the directory {scratch}: {error.strerror}") from None
+    except ConfigError:
+        keeper.close(KEEPER_BOUND)
         raise
-    _raise_descriptor_limit()
     return asyncio.run(_run(config, keeper, scratch, log_folder))
 
 
@@ -86,11 +90,24 @@ def _open_standard_fds() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _raise_descriptor_limit() -> None:
+def _scratch_place() -> str:
+    """Where temporary directories go; inside another job's worker into that job's own."""
+    outer = os.environ.get("TORSH_SCRATCH", "")
+    if outer and Path(outer).is_dir():
+        return outer
+    return str(Path(os.environ.get("TMPDIR") or "/tmp").absolute())
+
+
+def _raise_descriptor_limit(workers: int) -> None:
     """Each worker costs the agent up to four descriptors. The keeper, and with it the workers,
-    started with the limit as it was.
+    started with the limit as it was. Raises ConfigError when the limit cannot be high enough.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 4 * workers + 32
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{workers} workers need {needed} open files, but the limit is {hard} (ulimit -Hn)"
+        )
     with contextlib.suppress(ValueError, OSError):  # the limit stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -440,6 +440,7 @@ def test_the_job_scripts_start_a_worker_per_cpu(
         "open(file, 'wb').write(bytes(range(256)) * 10_000)",
         "open(file, 'w').write('{\"message\": [1, {}]}')",
         "open(file, 'w').write('7')",
+        "open(file, 'w').write('{\"message\": \"half \\\\ud800\"}')",
     ],
 )
 def test_an_error_file_may_hold_anything(torshrun: Launcher, leave: str) -> None:
@@ -450,3 +451,55 @@ def test_an_error_file_may_hold_anything(torshrun: Launcher, leave: str) -> None
     assert code == 7, err
     assert "rank 0 failed first: exit code 7" in err
     assert "internal error" not in err
+
+
+def test_two_streams_into_one_file_tear_no_line(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        time.sleep(0.6 * rank)
+        if rank == 0:
+            print("name? ", end="")
+            time.sleep(1.2)
+        else:
+            print("warning", file=sys.stderr)
+        """
+    )
+    process = torshrun.start("--nproc-per-node", "2", script, stderr=subprocess.STDOUT)
+    out, _ = process.communicate(timeout=30)
+    assert out.splitlines()[:2] == ["[0] name? ", "[1] warning"]
+
+
+def test_a_stopped_keeper_does_not_hold_up_the_end(torshrun: Launcher) -> None:
+    script = torshrun.script("print('up', flush=True)\ntime.sleep(600)")
+    process = torshrun.start("--shutdown-timeout", "0.2", script)
+    until_line(process, "up")
+    (keeper,) = [pid for pid, parent in marked(torshrun.mark).items() if parent == process.pid]
+    os.kill(keeper, signal.SIGSTOP)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "keeper" in err
+
+
+def test_a_nested_job_leaves_nothing_when_the_outer_agent_is_killed(torshrun: Launcher) -> None:
+    inner = torshrun.script("print('up', flush=True)\ntime.sleep(600)", "inner.py")
+    process = torshrun.start("-m", "torshrun", inner)
+    until_line(process, "up")
+    process.kill()
+    process.communicate(timeout=30)  # the fixture looks for processes and directories
+
+
+def test_too_few_descriptors_are_an_error_before_anything_starts(torshrun: Launcher) -> None:
+    script = torshrun.script("print('up')")
+    command = f"ulimit -n 60; exec {sys.executable} -m torshrun --nproc-per-node 12 {script}"
+    ended = subprocess.run(
+        ["bash", "-c", command],
+        env=torshrun.environ,
+        cwd=torshrun.folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ended.returncode == 2
+    assert "12 workers need 80 open files, but the limit is 60" in ended.stderr
+    assert "up" not in ended.stdout

@@ -155,6 +155,7 @@ class Agent:
                 master_port=choose_port(config.master_port),
                 store_endpoint=self._store.endpoint,
                 secret=around.secret,
+                scratch=around.scratch,
                 folder=f"{around.folder}/attempt_{instruction.restarts}",
                 keep_output=config.log_dir is not None,
             )

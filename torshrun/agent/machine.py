@@ -71,6 +71,8 @@ class Stopping:
     cause: Cause
     code: int = 0
     """The exit code, unless the cause is a failure, whose root cause gives it."""
+    stopped_by: int = 0
+    """The last signal that asked for a stop; 0 if none did."""
     requests: int = 0
     """How often somebody asked for a stop."""
 
@@ -200,11 +202,13 @@ def begin(policy: Policy) -> Step:
 
 def handle(policy: Policy, state: State, event: Event) -> Step:
     """The next state, and what to do now."""
-    if isinstance(state, Finished) or getattr(event, "round", state.round) != state.round:
+    if isinstance(state, Finished):
         return state, ()
-    if isinstance(event, KeeperLost):
+    if isinstance(event, KeeperLost):  # of whatever round: there is only one keeper
         code = EXIT_LOST
         return Finished(round=state.round, code=code), (KillDescendants(), Finish(code))
+    if getattr(event, "round", state.round) != state.round:
+        return state, ()
     if isinstance(event, InternalError):  # the keeper, once let go, ends what runs
         return Finished(round=state.round, code=EXIT_LOST), (Finish(EXIT_LOST),)
     if isinstance(event, StopRequested):
@@ -251,44 +255,40 @@ def _stop(
     cause: Cause,
     *,
     code: int = 0,
-    signo: int = signal.SIGTERM,
 ) -> Step:
-    stopping = Stopping(
-        round=state.round,
-        restarts=state.restarts,
-        cause=cause,
-        code=code,
-        requests=1 if cause == "signal" else 0,
-    )
-    return stopping, (StopWorkers(state.round, signo, policy.grace, cause),)
+    stopping = Stopping(round=state.round, restarts=state.restarts, cause=cause, code=code)
+    return stopping, (StopWorkers(state.round, signal.SIGTERM, policy.grace, cause),)
 
 
 def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, signo: int) -> Step:
     """The first request stops, the second kills. Workers get the signal itself if it is SIGINT,
     which many scripts catch, else SIGTERM.
     """
-    code = 128 + signo
     if not isinstance(state, Stopping):
-        passed_on = signal.SIGINT if signo == signal.SIGINT else signal.SIGTERM
-        return _stop(policy, state, "signal", code=code, signo=passed_on)
-    requests = state.requests + 1
+        cause: Cause = "failure" if isinstance(state, Settling) else "signal"
+        state = Stopping(round=state.round, restarts=state.restarts, cause=cause)
+    state = replace(state, stopped_by=signo, requests=state.requests + 1)
     if state.cause == "done":
-        return replace(state, requests=requests), ()
-    stopping = replace(state, cause="signal", code=code, requests=requests)
-    if requests < 2:
-        return stopping, ()
-    return stopping, (StopWorkers(state.round, signal.SIGKILL, 0, "signal"),)
+        return state, ()
+    if state.requests > 1:
+        return state, (StopWorkers(state.round, signal.SIGKILL, 0, "signal"),)
+    passed_on = signal.SIGINT if signo == signal.SIGINT else signal.SIGTERM
+    return state, (StopWorkers(state.round, passed_on, policy.grace, "signal"),)
 
 
 def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
     if not isinstance(event, Diagnosed):
         return state, ()
-    if state.cause == "failure" and event.code and not event.unkillable:
+    asked = state.stopped_by if state.cause != "done" else 0
+    if state.cause == "failure" and event.code and not event.unkillable and not asked:
         return _after_failure(policy, state, event)
-    code = state.code or event.code if state.cause != "done" else 0
+    code = 128 + asked if asked else state.code
+    if state.cause != "done":
+        code = code or event.code
     code = code or (EXIT_LOST if event.unkillable else 0)
     report = _report(state, event, restarting=False)
-    told = (report,) if event.unkillable or state.cause == "failure" else ()
+    failed = state.cause == "failure" and event.code
+    told = (report,) if event.unkillable or failed else ()
     return Finished(round=state.round, code=code), (*told, Finish(code))
 
 

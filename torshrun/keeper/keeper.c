@@ -131,20 +131,19 @@ static void report_failed(struct keeper *k, uint32_t id, struct start_failure fa
   report(k, 'f', body, sizeof body);
 }
 
-/* Find out whether exec succeeded. Returns false when it failed, which is then reported. */
-static bool settle_exec(struct keeper *k, struct worker *w) {
+/* Find out, and report, whether exec succeeded. */
+static void settle_exec(struct keeper *k, struct worker *w) {
   struct start_failure failure;
   ssize_t n = read(w->exec_fd, &failure, sizeof failure);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   close(w->exec_fd);
   w->exec_fd = -1;
   if (n == (ssize_t)sizeof failure) {
     report_failed(k, w->id, failure);
     w->id = ALL; /* its exit is of no interest */
-    return false;
+    return;
   }
   report_words(k, 'p', w->id, (uint32_t)w->pid);
-  return true;
 }
 
 static void report_exit(struct keeper *k, struct worker *w, int status, const struct rusage *use) {

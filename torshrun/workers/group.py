@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class WorkerGroup:
             self._sweep()
         elif not self._sweeping and self._kill_timer is None:
             self._keeper.signal(reports.ALL, signo)
+            self._keeper.signal(reports.ALL, signal.SIGCONT)  # a stopped one cannot obey
             self._flush()
             self._kill_timer = self._loop.call_later(grace, self._sweep)
 
@@ -140,12 +142,14 @@ class WorkerGroup:
         out, out_end = self._pipe(assignment, self._pump.stdout, "stdout.log")
         try:
             err, err_end = self._pipe(assignment, self._pump.stderr, "stderr.log")
-            self._alive[self._next_id] = _Member(assignment, (out, err))
-            fds = (0, out_end, err_end)
-            self._keeper.spawn(self._next_id, assignment.argv, assignment.environ, "", fds)
-            os.close(err_end)
+            try:
+                fds = (0, out_end, err_end)
+                self._keeper.spawn(self._next_id, assignment.argv, assignment.environ, "", fds)
+            finally:
+                os.close(err_end)
         finally:
             os.close(out_end)
+        self._alive[self._next_id] = _Member(assignment, (out, err))
         self._next_id += 1
 
     def _pipe(self, assignment: Assignment, sink: Sink, name: str) -> tuple[Stream, int]:
@@ -213,6 +217,12 @@ class WorkerGroup:
             self._sweeping = True
             self._keeper.sweep(self._round, SWEEP_BOUND)
             self._flush()
+            self._kill_timer = self._loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
+
+    def _give_up_keeper(self) -> None:
+        """It does not answer (somebody stopped it): without it the agent can go on to the end."""
+        self._kill_timer = None
+        os.kill(self._keeper.pid, signal.SIGKILL)
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:
@@ -221,6 +231,7 @@ class WorkerGroup:
 
     def _on_swept(self, report: reports.Swept) -> None:
         """Let the output catch up, but not for ever, before the round is over."""
+        self._cancel_timer()
         over = GroupStopped(report.tag, report.unkillable)
         drained = self._loop.create_future()
         self._pump.drain(self._streams, lambda: self._from_pump(drained))

@@ -6,6 +6,8 @@ agent. Lines of different workers are never mixed; a line ends with a newline or
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -24,6 +26,12 @@ STALL_SECONDS = 0.05
 TAIL_BYTES = 16384
 """How much of a stream's end is kept for reports."""
 _F_GETPIPE_SZ = 1032
+
+
+def complain(text: str) -> None:
+    """Say on stderr, if that is possible, that output is lost from here on."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"torshrun: error: {text}; the rest is dropped\n".encode())
 
 
 class Sink:
@@ -48,8 +56,10 @@ class Sink:
                 count = os.write(self.fd, view[:CHUNK])
             except BlockingIOError:
                 select.select([], [self.fd], [])
-            except OSError:
-                self._dead = True  # its reader is gone, or the disk is full
+            except OSError as error:
+                self._dead = True
+                if error.errno != errno.EPIPE:
+                    complain(f"cannot write the workers' output ({error.strerror})")
             else:
                 self.written += count
                 view = view[count:]
@@ -113,7 +123,8 @@ class Stream:
             view = memoryview(data)
             while view and self._file_fd >= 0:
                 view = view[os.write(self._file_fd, view) :]
-        except OSError:  # the disk is full: give the file up, not the worker
+        except OSError as error:  # give the file up, not the worker
+            complain(f"cannot keep {self._prefix.decode()}output ({error.strerror})")
             os.close(self._file_fd)
             self._file_fd = -1
 
@@ -152,7 +163,8 @@ class LogPump:
 
     def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
         self.stdout = Sink(stdout)
-        self.stderr = Sink(stderr)
+        one = os.path.sameopenfile(stdout, stderr)  # a terminal, or 2>&1
+        self.stderr = self.stdout if one else Sink(stderr)
         self._epoll = select.epoll()
         self._streams: dict[int, Stream] = {}
         self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -168,7 +180,7 @@ class LogPump:
     @property
     def moved(self) -> int:
         """Bytes written so far: standing still means that a reader stalls."""
-        return self.stdout.written + self.stderr.written
+        return sum(sink.written for sink in {self.stdout, self.stderr})
 
     def add(self, fd: int, prefix: str, sink: Sink, path: str = "") -> Stream:
         """Take over the reading end of a pipe. Its raw bytes are also added to the file `path`,
@@ -177,13 +189,20 @@ class LogPump:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         stream = Stream(fd, prefix.encode(), sink, os.open(path, flags, 0o666) if path else -1)
         os.set_blocking(fd, False)
-        self._streams[fd] = stream
-        self._epoll.register(fd, select.EPOLLIN)
+        self._request(lambda: self._take(stream))
         return stream
+
+    def _take(self, stream: Stream) -> None:
+        self._streams[stream.fd] = stream
+        self._epoll.register(stream.fd, select.EPOLLIN)
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
-        data = os.fsencode(text if text.endswith("\n") else text + "\n")
+        line = text if text.endswith("\n") else text + "\n"
+        try:
+            data = os.fsencode(line)
+        except UnicodeEncodeError:  # half a surrogate pair, from a worker's error file
+            data = line.encode("utf-8", "backslashreplace")
         self._unsaid.append(data)
         self._request(self._say)
 
@@ -201,7 +220,13 @@ class LogPump:
     def is_closed(self, wait: float) -> bool:
         """Whether the thread has ended, after waiting `wait` seconds at most."""
         self._thread.join(wait)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        if self._wake_read >= 0:  # not the thread's to close: a request may be about to write
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_read = -1
+        return True
 
     def give_up(self) -> None:
         """Say what is still unsaid without the thread, as far as stderr takes it at once. Only
@@ -295,5 +320,3 @@ class LogPump:
             self._finish(stream)
         self._running = False
         self._epoll.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)

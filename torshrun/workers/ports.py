@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from torsh_runtime.errors import ConfigError
@@ -19,21 +20,23 @@ def choose_port(wanted: int) -> int:
             probe.bind(("", wanted))
         except OSError as error:
             raise ConfigError(
-                f"master port {wanted} cannot be used ({error.strerror}): "
-                f"{_holder(wanted)}. Give another --master-port, or none to get a free one."
+                f"master port {wanted} cannot be used ({error.strerror}){_holder(wanted, error)}. "
+                f"Give another --master-port, or none to get a free one."
             ) from None
         port: int = probe.getsockname()[1]
         return port
 
 
-def _holder(port: int) -> str:
+def _holder(port: int, error: OSError) -> str:
+    if error.errno != errno.EADDRINUSE:
+        return ""
     import psutil
 
     try:
         for connection in psutil.net_connections("tcp"):
             listening = connection.status == psutil.CONN_LISTEN
             if listening and connection.laddr.port == port and connection.pid:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid}) holds it"
+                return f": {psutil.Process(connection.pid).name()} (pid {connection.pid}) holds it"
     except psutil.Error:
-        return "another process holds it"
-    return "a process of another user or a connection holds it"
+        return ": another process holds it"
+    return ": a process of another user or a connection holds it"

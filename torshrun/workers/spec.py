@@ -41,7 +41,9 @@ def _command(config: LaunchConfig) -> tuple[str, ...]:
         return (config.target, *config.arguments)
     if config.kind == "module":
         return (sys.executable, "-u", "-m", config.target, *config.arguments)
-    return (sys.executable, "-u", config.target, *config.arguments)
+    # What begins with a dash Python would take for an option of its own.
+    script = f"./{config.target}" if config.target.startswith("-") else config.target
+    return (sys.executable, "-u", script, *config.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class RoundFacts:
     """Where the round's store is served."""
     secret: str
     """The job's secret in hexadecimal."""
+    scratch: str
+    """The job's temporary directory."""
     folder: str
     """The attempt's directory; each worker has <folder>/<local rank>/ in it."""
     keep_output: bool
@@ -104,6 +108,7 @@ def _assignment(
         store_endpoint=facts.store_endpoint,
         secret=facts.secret,
         error_file=f"{folder}/error.json",
+        scratch=facts.scratch,
     )
     return Assignment(
         worker=place,

@@ -18,12 +18,13 @@ Usage: torshrun [OPTIONS] SCRIPT [ARGUMENTS]...
   Start SCRIPT once per worker, give each its rank through the environment, and watch over them: if
   one fails the others are stopped and, if restarts are left, all start again.
 
-  Every option can also be set by an environment variable, TORSH_NPROC_PER_NODE or
-  PET_NPROC_PER_NODE for example; the command line wins. Options after SCRIPT are SCRIPT's.
+  Every option that takes a value can also be set by an environment variable, TORSH_NPROC_PER_NODE
+  or PET_NPROC_PER_NODE for example; the command line wins. Options after SCRIPT are SCRIPT's.
 
 Size:
   --nproc-per-node N  Workers to start on this node. [default: 1]
   --nnodes N          Nodes of the job; this version runs on one. [default: 1]
+  --standalone        One node: what this version always does.
 
 Run:
   --max-restarts N            How often all workers are started again after one fails. [default: 0]

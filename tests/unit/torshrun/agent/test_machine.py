@@ -190,3 +190,22 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
         ended, instructions = m.handle(policy, state, m.InternalError())
         assert ended == m.Finished(round=2, code=m.EXIT_LOST)
         assert instructions == (m.Finish(m.EXIT_LOST),)
+
+
+def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
+    policy = m.Policy(ranks=frozenset({0}), max_restarts=3, grace=1.0)
+    running = m.Running(round=1, restarts=1, alive=frozenset({0}))
+    ended, _ = m.handle(policy, running, KeeperLost(0))
+    assert ended == m.Finished(round=1, code=m.EXIT_LOST)
+
+
+def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
+    policy = m.Policy(ranks=frozenset({0, 1}), max_restarts=3, grace=9.0)
+    stopping = m.Stopping(round=0, restarts=0, cause="failure")
+    asked, (first,) = m.handle(policy, stopping, m.StopRequested(15))
+    assert first == m.StopWorkers(0, 15, 9.0, "signal")
+    insisted, (second,) = m.handle(policy, asked, m.StopRequested(15))
+    assert second == m.StopWorkers(0, 9, 0, "signal")
+    ended, instructions = m.handle(policy, insisted, m.Diagnosed(0, 4))
+    assert ended == m.Finished(round=0, code=143)
+    assert instructions == (m.ReportFailure(0, 0, False, ()), m.Finish(143))

@@ -16,6 +16,7 @@ FACTS = RoundFacts(
     master_port=1234,
     store_endpoint="unix:@x",
     secret="ab",
+    scratch="/tmp/torsh-x",
     folder="/f",
     keep_output=False,
 )
