@@ -206,7 +206,7 @@ def test_the_tail_is_the_end(terminal: Terminal) -> None:
     tail = terminal.streams[0].tail()
     assert len(tail) == logs.TAIL_BYTES
     assert tail.endswith(b"line 2998\nline 2999\n")
-    terminal.finish()
+    terminal.end()
     reader.join(5)
 
 
@@ -249,7 +249,7 @@ def test_a_reader_who_does_not_read_stalls_workers_and_not_the_agent(terminal: T
     reader = threading.Thread(target=lambda: received.extend(terminal.rest(terminal.out)))
     reader.start()
     os.close(writing)
-    terminal.finish()
+    terminal.end()
     reader.join(5)
     assert received.count(b"[0] www") == total // len(line)
     assert terminal.rest(terminal.err) == b"torshrun: still here\n"
