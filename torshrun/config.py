@@ -43,6 +43,9 @@ class LaunchConfig:
     """TCP port for rank 0's worker, 1 to 65535; 0 picks a free one for each round."""
     shutdown_timeout: float = 30.0
     """Seconds that workers have after SIGTERM before SIGKILL; 0 kills at once."""
+    scratch_place: str = "/tmp"
+    """Directory for the job's temporary directory: TMPDIR, or inside another job's worker that
+    job's own, so that it goes with it."""
     log_dir: str | None = None
     """Directory that keeps each worker's output, by attempt and rank; None keeps nothing."""
 
@@ -158,6 +161,7 @@ def resolve(
         target=_check_target(target, kind, environ),
         arguments=tuple(arguments),
         kind=kind,
+        scratch_place=_scratch_place(environ),
         **values,  # type: ignore[arg-type]
     )
 
@@ -172,6 +176,13 @@ def _setting(name: str, option: str | None, environ: Mapping[str, str]) -> Setti
         if environ.get(variable):
             return Setting(environ[variable], variable)
     return None
+
+
+def _scratch_place(environ: Mapping[str, str]) -> str:
+    outer = environ.get("TORSH_SCRATCH", "")
+    if outer and Path(outer).is_dir():
+        return outer
+    return str(Path(environ.get("TMPDIR") or "/tmp").absolute())
 
 
 def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ TAIL_LINES = 20
 
 _FOLLOWERS = ("PeerLost", "CommAborted", "CommTimeout")
 _FOLLOWER = re.compile(
-    rb"^(?:torsh_runtime\.errors\.)(?:%s)\b" % "|".join(_FOLLOWERS).encode(), re.MULTILINE
+    rb"^torsh_runtime\.errors\.(?:%s)\b" % "|".join(_FOLLOWERS).encode(), re.MULTILINE
 )
 _TRACEBACK = b"Traceback (most recent call last):"
 

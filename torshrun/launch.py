@@ -27,18 +27,15 @@ def launch(config: LaunchConfig) -> int:
     if config.master_port:
         choose_port(config.master_port)
     log_folder = _make_log_folder(config)
-    scratch = f"{_scratch_place()}/torsh-{os.urandom(8).hex()}"
-    keeper = Keeper.start(scratch)  # first: whatever comes, it removes the directory
+    scratch = _new_path(config.scratch_place, "torsh-")
+    keeper = Keeper.start(str(scratch))  # first: whatever comes, it removes the directory
     try:
-        Path(scratch).mkdir(mode=0o700)
+        _make_directory(scratch)
         _raise_descriptor_limit(config.nproc_per_node)
-    except OSError as error:
-        keeper.close(KEEPER_BOUND)
-        raise ConfigError(f"cannot make the directory {scratch}: {error.strerror}") from None
     except ConfigError:
         keeper.close(KEEPER_BOUND)
         raise
-    return asyncio.run(_run(config, keeper, scratch, log_folder))
+    return asyncio.run(_run(config, keeper, str(scratch), log_folder))
 
 
 async def _run(config: LaunchConfig, keeper: Keeper, scratch: str, log_folder: str) -> int:
@@ -90,14 +87,6 @@ def _open_standard_fds() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _scratch_place() -> str:
-    """Where temporary directories go; inside another job's worker into that job's own."""
-    outer = os.environ.get("TORSH_SCRATCH", "")
-    if outer and Path(outer).is_dir():
-        return outer
-    return str(Path(os.environ.get("TMPDIR") or "/tmp").absolute())
-
-
 def _raise_descriptor_limit(workers: int) -> None:
     """Each worker costs the agent up to four descriptors. The keeper, and with it the workers,
     started with the limit as it was. Raises ConfigError when the limit cannot be high enough.
@@ -117,15 +106,18 @@ def _make_log_folder(config: LaunchConfig) -> str:
     if config.log_dir is None:
         return ""
     name = re.sub(r"[^\w.-]", "_", config.run_id)
-    return _make_directory(config.log_dir, f"{name}_")
+    folder = _new_path(config.log_dir, f"{name}_")
+    _make_directory(folder, parents=True)
+    return str(folder)
 
 
-def _make_directory(place: str, prefix: str) -> str:
-    """A new directory that only this user may enter. Raises ConfigError if it cannot be made."""
-    path = Path(place, prefix + os.urandom(8).hex())
+def _new_path(place: str, prefix: str) -> Path:
+    return Path(place, prefix + os.urandom(8).hex())
+
+
+def _make_directory(path: Path, *, parents: bool = False) -> None:
+    """Make a directory that only this user may enter. Raises ConfigError if it cannot be made."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700)
+        path.mkdir(mode=0o700, parents=parents)
     except OSError as error:
-        raise ConfigError(f"cannot make a directory in {place}: {error.strerror}") from None
-    return str(path)
+        raise ConfigError(f"cannot make a directory in {path.parent}: {error.strerror}") from None

@@ -52,13 +52,18 @@ def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
     return results
 
 
+def free_address() -> str:
+    """An init_method whose port is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
 def run_processes(ranks: int, body: Callable[[int], Any], timeout: float = 10.0) -> list[Any]:
     """body(rank) in processes with a default group each; what each rank returned, Raised(error)
     where it raised, None where it was killed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     pipes, children = [], []
     for rank in range(ranks):
         reader, writer = os.pipe()

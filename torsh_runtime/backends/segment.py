@@ -159,12 +159,12 @@ def _hand_out(
     waiting = {peer for peer in members if peer != 0}
     offer.listener.settimeout(_LOOK_AROUND)
     while waiting:
+        if time.monotonic() > deadline:
+            raise CommTimeout("init_process_group", 0, timeout, sorted(waiting))
         try:
             connection, _ = offer.listener.accept()
         except TimeoutError:
             _check_alive(members, waiting)
-            if time.monotonic() > deadline:
-                raise CommTimeout("init_process_group", 0, timeout, sorted(waiting)) from None
             continue
         with connection:
             peer = _admit(connection, offer.token)

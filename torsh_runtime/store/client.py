@@ -6,20 +6,20 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store import wire
 from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Write
 from torsh_runtime.store.channel import Channel, ChannelPool
+from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torsh_runtime.store.prefix import Scope
 
 REQUEST_SECONDS = 60.0
 
 
-class StoreClient:
+class StoreClient(Closing):
     """The Store port with blocking calls; any number of threads may share one client.
 
     Every call ends within `request_timeout` seconds (`wait`: that much after its own timeout)
@@ -161,17 +161,6 @@ class StoreClient:
         if self._owns_pool:
             self._pool.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _key(self, key: str) -> str:
         if not key:
             raise StoreError("a key must be a non-empty string")
@@ -214,7 +203,7 @@ class StoreClient:
             raise _explain(f"{_describe(request)} at {self.endpoint}", error, seconds) from None
 
 
-class Watch:
+class Watch(Closing):
     """The events of one watch, on a connection of its own; for one thread at a time."""
 
     def __init__(
@@ -251,17 +240,6 @@ class Watch:
     def close(self) -> None:
         """End the watch."""
         self._pool.drop(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _describe(request: wire.Request) -> str:

@@ -6,10 +6,9 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 from torsh_runtime.errors import StoreTimeout
+from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer
 
@@ -17,7 +16,7 @@ START_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 
 
-class HostedStore:
+class HostedStore(Closing):
     """A MemoryStore and its StoreServer in one daemon thread. Make it with `start`, close it."""
 
     def __init__(self, listen: str, secret: bytes) -> None:
@@ -55,17 +54,6 @@ class HostedStore:
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             raise StoreTimeout(f"the store's thread did not end within {CLOSE_SECONDS:g} s")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self, listen: str, secret: bytes) -> None:
         asyncio.run(self._serve(listen, secret))

@@ -9,7 +9,6 @@
 namespace torsh::in_node {
 namespace {
 
-
 void tiny(shm::Channel& channel, const Reduction& reduce, const Call& call, std::byte* data, std::size_t bytes) {
   std::byte own[shm::tiny_bytes];
   std::memcpy(own, data, bytes);

@@ -30,6 +30,13 @@ unsigned forks() {
   return fork_count.load(std::memory_order_relaxed);
 }
 
+// Monotonic seconds.
+double now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
 Failure bare(FailureKind kind, double seconds = 0) {
   Failure found;
   found.kind = kind;
@@ -38,12 +45,6 @@ Failure bare(FailureKind kind, double seconds = 0) {
 }
 
 }  // namespace
-
-double now() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
 
 std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limit, tuning.block_bytes); }
 

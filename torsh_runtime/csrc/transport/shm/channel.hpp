@@ -16,9 +16,6 @@
 
 namespace torsh::shm {
 
-// Monotonic seconds.
-double now();
-
 // Where one algorithm gives way to the next, in bytes; the same on all ranks.
 struct Tuning {
   std::size_t whole_limit;  // all_reduce: up to here every rank reduces everything in one round

@@ -1,4 +1,4 @@
-// The memory that the ranks of one node share: a flag line and two slots for each rank.
+// The memory that the ranks of one node share: flags and two slots for each rank.
 #pragma once
 
 #include <atomic>
