@@ -46,6 +46,10 @@ class WorkerEnv:
     """Where the worker may leave a JSON account of its failure; "" is nowhere."""
     scratch: str = ""
     """A directory that is removed when the job is over, however it ends; "" is none."""
+    status_file: str = ""
+    """File with a page for each local rank, in which the worker notes how far it is; "" is none."""
+    jax_coordinator_port: int = 0
+    """TCP port on master_addr for rank 0's JAX coordinator; 0 is none."""
 
     def to_environ(self) -> dict[str, str]:
         """The variables to set: torchrun's whole set, and TORSH_*."""
@@ -86,6 +90,7 @@ class WorkerEnv:
             secret=environ.get("TORSH_SECRET", ""),
             error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
             scratch=environ.get("TORSH_SCRATCH", ""),
+            status_file=environ.get("TORSH_STATUS_FILE", ""),
         )
 
 
@@ -111,6 +116,7 @@ _VARIABLES = {
     "TORSH_STORE_ENDPOINT": "store_endpoint",
     "TORSH_SECRET": "secret",
     "TORSH_SCRATCH": "scratch",
+    "TORSH_STATUS_FILE": "status_file",
 }
 
 

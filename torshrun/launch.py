@@ -103,10 +103,10 @@ def _raise_descriptor_limit(workers: int) -> None:
 
 def _make_log_folder(config: LaunchConfig) -> str:
     """<log_dir>/<run id>_<random>, or "" if nothing is to be kept."""
-    if config.log_dir is None:
+    if config.output.log_dir is None:
         return ""
     name = re.sub(r"[^\w.-]", "_", config.run_id)
-    folder = _new_path(config.log_dir, f"{name}_")
+    folder = _new_path(config.output.log_dir, f"{name}_")
     _make_directory(folder, parents=True)
     return str(folder)
 

@@ -157,7 +157,7 @@ class Agent:
                 secret=around.secret,
                 scratch=around.scratch,
                 folder=f"{around.folder}/attempt_{instruction.restarts}",
-                keep_output=config.log_dir is not None,
+                keep_output=config.output.log_dir is not None,
             )
             self._group.start(assign(config, around.spec, facts))
         except (OSError, TorshError) as error:
@@ -198,7 +198,7 @@ class Agent:
 
     def _exits(self) -> list[failure.Exit]:
         host = os.uname().nodename
-        kept = self._config.log_dir is not None
+        kept = self._config.output.log_dir is not None
         return [_exit(ending, host, kept) for ending in self._group.endings()]
 
     def _kill_descendants(self) -> None:

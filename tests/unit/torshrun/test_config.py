@@ -29,7 +29,6 @@ def test_defaults(script: str) -> None:
     ("option", "text", "value"),
     [
         ("nproc_per_node", "4", 4),
-        ("nnodes", "1:1", 1),
         ("max_restarts", "0", 0),
         ("run_id", "job-7", "job-7"),
         ("master_port", "65535", 65535),
@@ -48,8 +47,6 @@ def test_values(script: str, option: str, text: str, value: object) -> None:
         ("nproc_per_node", "0", "--nproc-per-node: at least 1"),
         ("nproc_per_node", "-2", "--nproc-per-node: at least 1"),
         ("nproc_per_node", "four", "'four' is not a whole number"),
-        ("nnodes", "2", "one node only"),
-        ("nnodes", "1:4", "one node only"),
         ("max_restarts", "-1", "-1 is negative"),
         ("max_restarts", "1.5", "not a whole number"),
         ("master_port", "65536", "not a TCP port"),

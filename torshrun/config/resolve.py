@@ -1,7 +1,4 @@
-"""LaunchConfig: everything the launcher was asked to do, validated before anything starts.
-
-This is the only reader of the launcher's own environment.
-"""
+"""From options and environment to a LaunchConfig; the only reader of the launcher's environment."""
 
 from __future__ import annotations
 
@@ -9,45 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torshrun.config.job import Kind, LaunchConfig, OutputConfig
 
 MOST_WORKERS = 65536
-Kind = Literal["script", "module", "program"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """One job, as asked for. Complete and valid at birth."""
-
-    target: str
-    """What each worker runs: a script's path, a module's name, or a program's path or name."""
-    arguments: tuple[str, ...] = ()
-    """What follows the target on its command line."""
-    kind: Kind = "script"
-    """How target is to be run: "script" and "module" by this Python, "program" as it is."""
-    nproc_per_node: int = 1
-    """Workers on this node, at least 1."""
-    nnodes: int = 1
-    """Nodes of the job. Only 1 in this version."""
-    max_restarts: int = 0
-    """How often all workers may be started again after a failure, in the whole job."""
-    run_id: str = "none"
-    """Names the job; the same on all nodes."""
-    role: str = "default"
-    """The workers' role, handed on as ROLE_NAME."""
-    master_addr: str = "127.0.0.1"
-    """Host where rank 0's worker may bind master_port."""
-    master_port: int = 0
-    """TCP port for rank 0's worker, 1 to 65535; 0 picks a free one for each round."""
-    shutdown_timeout: float = 30.0
-    """Seconds that workers have after SIGTERM before SIGKILL; 0 kills at once."""
-    scratch_place: str = "/tmp"
-    """Directory for the job's temporary directory: TMPDIR, or inside another job's worker that
-    job's own, so that it goes with it."""
-    log_dir: str | None = None
-    """Directory that keeps each worker's output, by attempt and rank; None keeps nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +116,19 @@ def resolve(
     """Make the configuration: options (None if not given) win over the environment, and that
     over defaults. Raises ConfigError naming the option or variable that is wrong.
     """
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for name, parse in _PARSERS.items():
         setting = _setting(name, options.get(name), environ)
         if setting is not None:
             values[name] = parse(setting)
+    values["max_nodes"] = values["min_nodes"] = values.pop("nnodes", 1)
+    values["output"] = OutputConfig(log_dir=values.pop("log_dir", None))
     return LaunchConfig(
         target=_check_target(target, kind, environ),
         arguments=tuple(arguments),
         kind=kind,
         scratch_place=_scratch_place(environ),
-        **values,  # type: ignore[arg-type]
+        **values,
     )
 
 

@@ -1,0 +1,1 @@
+"""Whether workers still make progress."""

@@ -1,0 +1,1 @@
+"""What this node is made of: processors, NUMA nodes, GPUs."""
