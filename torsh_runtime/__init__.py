@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
     )
     from torsh_runtime.comm.group import ProcessGroup
+    from torsh_runtime.error_file import record
     from torsh_runtime.errors import (
         BackendUnavailable,
         CheckpointError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         StoreTimeout,
         TorshError,
     )
+    from torsh_runtime.status import report_step
 
 _HOMES = {
     "torsh_runtime.backends.base": ("BackendType", "ReduceOp"),
@@ -59,6 +61,7 @@ _HOMES = {
         "reduce_scatter_tensor",
     ),
     "torsh_runtime.comm.group": ("ProcessGroup",),
+    "torsh_runtime.error_file": ("record",),
     "torsh_runtime.errors": (
         "BackendUnavailable",
         "CheckpointError",
@@ -72,6 +75,7 @@ _HOMES = {
         "StoreTimeout",
         "TorshError",
     ),
+    "torsh_runtime.status": ("report_step",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -14,6 +14,7 @@ from torsh_runtime.comm.default import default_group, has_default_group, set_def
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import BackendUnavailable, ConfigError, StoreError
+from torsh_runtime.status import own_page
 from torsh_runtime.store.client import StoreClient
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ def init_process_group(
     kind = _backend_type(backend, env.world_size)
     group = _Session.open(kind, env, seconds)
     set_default_group(group)
+    page = own_page()
+    if page is not None:
+        page.note_initialised()
     return group
 
 

@@ -1,4 +1,11 @@
-"""What the agent tells each worker through its environment: one place for both sides."""
+"""What the agent tells each worker through its environment: one place for both sides.
+
+VARIABLES says which variable carries which field of WorkerEnv; two more are made from several:
+JAX_COORDINATOR_ADDRESS is master_addr:jax_coordinator_port, and only with such a port are the JAX
+variables set at all; TORCHELASTIC_USE_AGENT_STORE is always False, since the agent serves no
+TCPStore of torch's: rank 0's worker does. Besides these a worker has what its agent has, with
+OMP_NUM_THREADS, PYTHONUNBUFFERED and others as torshrun/workers/spec.py adds them.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +60,20 @@ class WorkerEnv:
 
     def to_environ(self) -> dict[str, str]:
         """The variables to set: torchrun's whole set, and TORSH_*."""
-        values = {variable: str(getattr(self, field)) for variable, field in _VARIABLES.items()}
+        values = {variable: str(getattr(self, field)) for variable, field in VARIABLES.items()}
         values["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         values["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-        return {name: value for name, value in values.items() if value != ""}
+        return {name: value for name, value in values.items() if value != ""} | self._for_jax()
+
+    def _for_jax(self) -> dict[str, str]:
+        if not self.jax_coordinator_port:
+            return {}
+        host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
+        return {
+            "JAX_COORDINATOR_ADDRESS": f"{host}:{self.jax_coordinator_port}",
+            "JAX_NUM_PROCESSES": str(self.world_size),
+            "JAX_PROCESS_ID": str(self.rank),
+        }
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
@@ -75,7 +92,7 @@ class WorkerEnv:
         return cls(
             rank=rank,
             world_size=world_size,
-            local_rank=_integer(environ, "LOCAL_RANK", rank),
+            local_rank=_integer(environ, "TORSH_LOCAL_RANK", _integer(environ, "LOCAL_RANK", rank)),
             local_world_size=_integer(environ, "LOCAL_WORLD_SIZE", world_size),
             node_rank=_integer(environ, "GROUP_RANK", 0),
             num_nodes=_integer(environ, "GROUP_WORLD_SIZE", 1),
@@ -91,10 +108,11 @@ class WorkerEnv:
             error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
             scratch=environ.get("TORSH_SCRATCH", ""),
             status_file=environ.get("TORSH_STATUS_FILE", ""),
+            jax_coordinator_port=_jax_port(environ),
         )
 
 
-_VARIABLES = {
+VARIABLES: Mapping[str, str] = {
     "RANK": "rank",
     "WORLD_SIZE": "world_size",
     "LOCAL_RANK": "local_rank",
@@ -112,12 +130,20 @@ _VARIABLES = {
     "TORCHELASTIC_RUN_ID": "run_id",
     "TORCHELASTIC_ERROR_FILE": "error_file",
     "TORSH_RUN_ID": "run_id",
+    "TORSH_LOCAL_RANK": "local_rank",  # also where --virtual-local-rank makes LOCAL_RANK 0
     "TORSH_ROUND": "round",
     "TORSH_STORE_ENDPOINT": "store_endpoint",
     "TORSH_SECRET": "secret",
     "TORSH_SCRATCH": "scratch",
     "TORSH_STATUS_FILE": "status_file",
 }
+"""The variables and the fields that they carry; one whose field is "" is not set."""
+
+
+def _jax_port(environ: Mapping[str, str]) -> int:
+    """The coordinator's port; 0 if there is none, or one that only JAX has to understand."""
+    port = environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import IO, Any
 
 import click
 
-from torsh_runtime.errors import TorshError
+from torsh_runtime.errors import ConfigError, TorshError
 from torshrun import config
+from torshrun.config.option import Option
+from torshrun.config.options import HEADINGS
+from torshrun.config.spelling import complete
+from torshrun.exit_codes import USAGE
 
-SIZE = "Size"
-RUN = "Run"
-MASTER = "Where rank 0 listens"
-OUTPUT = "Output"
+_HELP = (
+    "Start SCRIPT once per worker, give each its rank through the environment, and watch over "
+    "them: if one fails the others are stopped and, if restarts are left, all start again.\n\n"
+    "Names may be abbreviated, and written with _ or -. Every option can also be set by a "
+    "variable, TORSH_NPROC_PER_NODE or PET_NPROC_PER_NODE for example, and in the file of "
+    "--config: the command line wins over the file, and that over the environment. SECONDS are "
+    "plain seconds or like 90s, 5m or 1h. Options after SCRIPT are SCRIPT's."
+)
+
+
+_SPACE = "\N{NO-BREAK SPACE}"
+
+
+class BadUsage(click.UsageError):
+    """A mistake on the command line, told as all errors are."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """One line, and where help is."""
+        click.echo(f"torshrun: error: {self.format_message()}", file=file, err=True)
+        click.echo("Try 'torshrun --help' for the options.", file=file, err=True)
 
 
 class GroupedOption(click.Option):
@@ -26,9 +46,22 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose --help lists options under their headings."""
+    """A command whose options may be abbreviated, and stand under their headings in --help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it, with names completed and errors in the one style."""
+        try:
+            return super().parse_args(ctx, complete(args))
+        except (click.UsageError, ConfigError) as error:
+            text = error.format_message() if isinstance(error, click.UsageError) else str(error)
+            raise BadUsage(text, ctx) from None
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The text of --help."""
+        return super().get_help(ctx).replace(_SPACE, " ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options by heading."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -40,12 +73,22 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _option(heading: str, *names: str, metavar: str, text: str) -> click.Option:
-    return GroupedOption(names, heading=heading, metavar=metavar, help=text)
+def _parameter(heading: str, option: Option) -> click.Option:
+    return GroupedOption(
+        [*option.spellings, option.key],
+        heading=heading,
+        metavar=option.metavar or None,
+        is_flag=option.is_flag or None,
+        help=option.help + _default(option),
+    )
 
 
-def _flag(heading: str, *names: str, text: str) -> click.Option:
-    return GroupedOption(names, heading=heading, is_flag=True, help=text)
+def _default(option: Option) -> str:
+    """What stands behind the help: in one piece, so that no line ends within it."""
+    default = option.unset if option.default is None else option.default
+    if option.is_flag or not default:
+        return ""
+    return " " + f"[default: {default}]".replace(" ", _SPACE)
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -58,60 +101,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 
 
 _PARAMETERS: list[click.Parameter] = [
-    _option(
-        SIZE,
-        "--nproc-per-node",
-        metavar="N",
-        text="Workers to start on this node. [default: 1]",
-    ),
-    _option(
-        SIZE,
-        "--nnodes",
-        metavar="N",
-        text="Nodes of the job; this version runs on one. [default: 1]",
-    ),
-    _flag(SIZE, "--standalone", text="One node: what this version always does."),
-    _option(
-        RUN,
-        "--max-restarts",
-        metavar="N",
-        text="How often all workers are started again after one fails. [default: 0]",
-    ),
-    _option(
-        RUN,
-        "--rdzv-id",
-        "--run-id",
-        "run_id",
-        metavar="NAME",
-        text="Name of the job. [default: none]",
-    ),
-    _option(RUN, "--role", metavar="NAME", text="Role of the workers. [default: default]"),
-    _option(
-        RUN,
-        "--shutdown-timeout",
-        metavar="SECONDS",
-        text="Time between asking workers to stop and killing them. [default: 30]",
-    ),
-    _flag(RUN, "-m", "--module", text="The script is a module's name, as with python -m."),
-    _flag(RUN, "--no-python", text="The script is a program: run it without Python."),
-    _option(
-        MASTER,
-        "--master-addr",
-        metavar="HOST",
-        text="Address for MASTER_ADDR. [default: 127.0.0.1]",
-    ),
-    _option(
-        MASTER,
-        "--master-port",
-        metavar="PORT",
-        text="Port for MASTER_PORT. [default: a free one for each start]",
-    ),
-    _option(
-        OUTPUT,
-        "--log-dir",
-        metavar="DIRECTORY",
-        text="Keep each worker's output in DIRECTORY/<job>_*/attempt_<n>/<local rank>/.",
-    ),
+    *(_parameter(heading, option) for heading, options in HEADINGS.items() for option in options),
     GroupedOption(
         ["--version"],
         heading="Other",
@@ -121,46 +111,59 @@ _PARAMETERS: list[click.Parameter] = [
         callback=_print_version,
         help="Print the version and exit.",
     ),
-    click.Argument(["script"]),
+    click.Argument(["script"], required=False, metavar="SCRIPT"),
     click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]..."),
 ]
 
 
-def _launch(
-    script: str,
-    arguments: tuple[str, ...],
-    module: bool,
-    no_python: bool,
-    standalone: bool,
-    **options: str | None,
-) -> None:
-    if module and no_python:
-        raise click.UsageError("--module and --no-python exclude each other")
-    kind: config.Kind = "module" if module else "program" if no_python else "script"
+def _main(script: str | None, arguments: tuple[str, ...], **options: str | bool | None) -> None:
+    given = {
+        key: "true" if value is True else value
+        for key, value in options.items()
+        if value is not None and value is not False
+    }
     try:
-        job = config.resolve(
-            options, target=script, arguments=arguments, kind=kind, environ=os.environ
-        )
-        from torshrun.launch import launch
-
-        code = launch(job)
+        code = _run(config.gather(given, script, arguments, os.environ))
+    except BrokenPipeError:
+        raise
     except (TorshError, OSError) as error:  # a place one may not look at, a name too long
         click.echo(f"torshrun: error: {error}", err=True)
-        code = 2
+        code = USAGE
     sys.exit(code)
+
+
+def _run(settings: config.Settings) -> int:
+    """Do what was asked for; the exit code."""
+    if settings.value("print_config"):
+        from torshrun.config.show import show
+
+        _tell(config.validate(settings, os.environ))
+        click.echo(show(settings), nl=False)
+        return 0
+    if settings.value("dry_run"):
+        from torshrun.launch_plan import CHOSEN_AT_START, plan
+
+        resolution = config.resolve(settings, os.environ, new_id=lambda: CHOSEN_AT_START)
+        _tell(resolution.notes)
+        click.echo(plan(resolution.job, os.environ), nl=False)
+        return 0
+    resolution = config.resolve(settings, os.environ)
+    _tell(resolution.notes)
+    from torshrun.launch import launch
+
+    return launch(resolution.job)
+
+
+def _tell(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        click.echo(f"torshrun: {note}", err=True)
 
 
 command = GroupedCommand(
     "torshrun",
     params=_PARAMETERS,
-    callback=_launch,
-    help=(
-        "Start SCRIPT once per worker, give each its rank through the environment, and watch over "
-        "them: if one fails the others are stopped and, if restarts are left, all start again.\n\n"
-        "Every option that takes a value can also be set by an environment variable, "
-        "TORSH_NPROC_PER_NODE or PET_NPROC_PER_NODE for example; the command line wins. Options "
-        "after SCRIPT are SCRIPT's."
-    ),
+    callback=_main,
+    help=_HELP,
     context_settings={
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),

@@ -10,10 +10,12 @@ import resource
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
-from torshrun.agent.agent import KEEPER_BOUND, Agent, RoundStore, Surroundings
+from torshrun.agent.agent import KEEPER_BOUND, Agent, Surroundings
+from torshrun.agent.outside import Outside
+from torshrun.agent.round import RoundStore
 from torshrun.config import LaunchConfig
 from torshrun.workers.keeper import Keeper, become_subreaper
-from torshrun.workers.logs import LogPump
+from torshrun.workers.logs import LogPump, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
 from torshrun.workers.spec import WorkerSpec, allowed_cpus
 
@@ -26,30 +28,37 @@ def launch(config: LaunchConfig) -> int:
     _open_standard_fds()
     if config.master_port:
         choose_port(config.master_port)
-    log_folder = _make_log_folder(config)
+    spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
+    folder = _make_log_folder(config)
     scratch = _new_path(config.scratch_place, "torsh-")
-    keeper = Keeper.start(str(scratch))  # first: whatever comes, it removes the directory
+    # First: whatever comes, the keeper removes the directory.
+    keeper = Keeper.start(str(scratch), namespace=config.pid_namespace)
+    pump = LogPump(config.output)
     try:
         _make_directory(scratch)
         _raise_descriptor_limit(config.nproc_per_node)
+        outside = Outside(config, pump, is_coloured(config.output, True, os.environ))
     except ConfigError:
         keeper.close(KEEPER_BOUND)
+        pump.close()
         raise
-    return asyncio.run(_run(config, keeper, str(scratch), log_folder))
-
-
-async def _run(config: LaunchConfig, keeper: Keeper, scratch: str, log_folder: str) -> int:
-    become_subreaper()
     secret = os.urandom(32)
     surroundings = Surroundings(
-        spec=WorkerSpec.from_config(config, os.environ, allowed_cpus()),
+        spec=spec,
         keeper=keeper,
-        pump=LogPump(),
-        scratch=scratch,
-        folder=log_folder or scratch,
+        pump=pump,
+        outside=outside,
+        scratch=str(scratch),
+        folder=folder or str(scratch),
+        keeps_output=bool(folder),
         secret=secret.hex(),
         serve_store=lambda: _serve_store(secret),
     )
+    return asyncio.run(_run(config, surroundings))
+
+
+async def _run(config: LaunchConfig, surroundings: Surroundings) -> int:
+    become_subreaper()
     return await Agent(config, surroundings).run()
 
 
@@ -92,7 +101,7 @@ def _raise_descriptor_limit(workers: int) -> None:
     started with the limit as it was. Raises ConfigError when the limit cannot be high enough.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 4 * workers + 32
+    needed = 4 * workers + 48
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"{workers} workers need {needed} open files, but the limit is {hard} (ulimit -Hn)"
@@ -103,10 +112,12 @@ def _raise_descriptor_limit(workers: int) -> None:
 
 def _make_log_folder(config: LaunchConfig) -> str:
     """<log_dir>/<run id>_<random>, or "" if nothing is to be kept."""
-    if config.output.log_dir is None:
+    output = config.output
+    if not needs_folder(output):
         return ""
     name = re.sub(r"[^\w.-]", "_", config.run_id)
-    folder = _new_path(config.output.log_dir, f"{name}_")
+    place = output.log_dir or config.scratch_place
+    folder = _new_path(place, f"{name}_" if output.log_dir else f"torshrun-logs-{name}_")
     _make_directory(folder, parents=True)
     return str(folder)
 

@@ -32,8 +32,10 @@ NAMES = {
     "get_world_size",
     "init_process_group",
     "is_initialized",
+    "record",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "report_step",
 }
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from support.processes import marked, soon
 
+from torshrun import exit_codes
+
 CLEARED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
@@ -161,7 +163,7 @@ def test_the_exit_code_is_the_root_causes(
     assert got == code
     assert said in err
     assert f"rank 1 failed first: {'' if 'KeyError' in ending else said}" in err
-    assert "after it: rank 0 stopped by torshrun, rank 2 stopped by torshrun" in err
+    assert "after it: ranks 0, 2 stopped by torshrun" in err
 
 
 def test_one_that_lost_its_peer_is_not_blamed(torshrun: Launcher) -> None:
@@ -185,26 +187,46 @@ def test_a_restart_and_then_success(torshrun: Launcher) -> None:
         """
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
         print("attempt", attempt, "round", os.environ["TORSH_ROUND"])
-        if attempt != "2" and rank == 0: sys.exit(5)
+        if attempt != "2" and rank == 0: sys.exit(5 + int(attempt))
         """
     )
     code, out, err = torshrun.run("--nproc-per-node", "2", "--max-restarts", "3", script)
     assert code == 0
-    assert "attempt 1 of 4: restarting, 2 of 3 restarts left" in err
-    assert "attempt 2 of 4: restarting, 1 of 3 restarts left" in err
+    assert "attempt 1 of 4: restarting now, 2 of 3 restarts left" in err
+    assert re.search(r"attempt 2 of 4: restarting in \d\.\d s, 1 of 3 restarts left", err)
     assert "[1] attempt 2 round 2" in out
 
 
 def test_the_budget_ends(torshrun: Launcher) -> None:
-    script = torshrun.script("print('go'); sys.exit(4)")
-    code, out, err = torshrun.run("--max-restarts", "2", script)
-    assert (code, out.count("go")) == (4, 3)
+    script = torshrun.script("print('go'); sys.exit(4 + int(os.environ['TORSH_ROUND']))")
+    code, out, err = torshrun.run("--max-restarts", "2", "--restart-backoff", "0", script)
+    assert (code, out.count("go")) == (exit_codes.BUDGET_SPENT, 3)
     assert "attempt 3 of 3: the job has failed, no restarts left" in err
+
+
+def test_the_same_failure_at_the_start_is_not_tried_a_third_time(torshrun: Launcher) -> None:
+    script = torshrun.script("print('go'); import no_such_module")
+    code, out, err = torshrun.run("--max-restarts", "5", script)
+    assert (code, out.count("go")) == (1, 2)
+    assert "attempt 2 of 6: the job has failed in the same way at its start as before" in err
+
+
+def test_a_failure_after_the_start_is_tried_again(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import torsh_runtime as tr
+        tr.init_process_group()
+        sys.exit(4)
+        """
+    )
+    code, _, err = torshrun.run("--max-restarts", "2", "--restart-backoff", "0", script)
+    assert code == exit_codes.BUDGET_SPENT
+    assert err.count("attempt") == 3
 
 
 @pytest.mark.parametrize(
     ("signo", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
+    [(signal.SIGTERM, exit_codes.PREEMPTED), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
 )
 def test_a_signal_stops_the_workers(torshrun: Launcher, signo: int, code: int) -> None:
     script = torshrun.script("print('up'); time.sleep(60)")
@@ -226,7 +248,7 @@ def test_a_second_signal_kills_workers_that_do_not_stop(torshrun: Launcher) -> N
     until_line(process, "[0] ignored")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=10)
-    assert process.returncode == 143
+    assert process.returncode == exit_codes.PREEMPTED
 
 
 def test_the_grace_is_kept_and_ends(torshrun: Launcher) -> None:
@@ -245,7 +267,7 @@ def test_the_grace_is_kept_and_ends(torshrun: Launcher) -> None:
     assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] up\n", "[1] up\n"]
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=10)
-    assert (process.returncode, out) == (143, "[0] saved\n")
+    assert (process.returncode, out) == (exit_codes.PREEMPTED, "[0] saved\n")
 
 
 def test_an_ignored_hangup_stays_ignored(torshrun: Launcher) -> None:
@@ -306,7 +328,7 @@ def test_a_reader_that_does_not_read_holds_up_no_stop_and_no_report(torshrun: La
     (torshrun.folder / "go").touch()
     time.sleep(0.5)  # by now all pipes are full
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 143
+    assert process.wait(timeout=10) == exit_codes.PREEMPTED
     assert "got SIGTERM: ending 2 workers" in process.stderr.read()
 
 
@@ -397,7 +419,7 @@ def test_a_dead_keeper_fails_the_job_and_leaves_nothing(torshrun: Launcher) -> N
     (keeper,) = (int(line.split()[-1]) for line in lines if "keeper" in line)
     os.kill(keeper, signal.SIGKILL)
     _, err = process.communicate(timeout=15)
-    assert process.returncode == 1
+    assert process.returncode == exit_codes.LOST
     assert f"the keeper (torsh-keeper, pid {keeper}) has died" in err
 
 
@@ -477,7 +499,7 @@ def test_a_stopped_keeper_does_not_hold_up_the_end(torshrun: Launcher) -> None:
     os.kill(keeper, signal.SIGSTOP)
     process.terminate()
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 1
+    assert process.returncode == exit_codes.LOST
     assert "keeper" in err
 
 
@@ -501,5 +523,5 @@ def test_too_few_descriptors_are_an_error_before_anything_starts(torshrun: Launc
         timeout=30,
     )
     assert ended.returncode == 2
-    assert "12 workers need 80 open files, but the limit is 60" in ended.stderr
+    assert "12 workers need 96 open files, but the limit is 60" in ended.stderr
     assert "up" not in ended.stdout

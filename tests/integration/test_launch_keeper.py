@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 from support.processes import marked, soon
 
+from torsh_runtime.errors import ConfigError
 from torshrun.workers import keeper as k
 
 SLEEP = ["/bin/sleep", "600"]
@@ -24,12 +26,23 @@ LEAVES_A_DAEMON = "import os, time\nif os.fork() == 0:\n os.setsid()\n os.fork()
 class Conversation:
     """A keeper, and the reports that it has made."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.keeper = k.Keeper.start(str(scratch))
+    def __init__(self, scratch: Path, namespace: bool = False) -> None:
+        self.keeper = k.Keeper.start(str(scratch), namespace)
         self.reports: list[k.Report] = []
 
-    def spawn(self, worker_id: int, argv: list[str], cwd: str = "", **environ: str) -> None:
-        self.keeper.spawn(worker_id, argv, environ, cwd, (0, 1, 2))
+    def spawn(
+        self,
+        worker_id: int,
+        argv: list[str],
+        cwd: str = "",
+        cpus: Collection[int] = (),
+        **environ: str,
+    ) -> None:
+        self.keeper.spawn(worker_id, argv, environ, cwd, (0, 1, 2), cpus)
+
+    def arm(self, seconds: float, counts_suspend: bool = False) -> None:
+        clock = time.CLOCK_BOOTTIME if counts_suspend else time.CLOCK_MONOTONIC
+        self.keeper.arm(time.clock_gettime_ns(clock) + int(seconds * 1e9), counts_suspend)
 
     def until(self, kind: type, number: int = 1) -> list[k.Report]:
         """Wait for so many reports of this kind; all of it that have come."""
@@ -51,11 +64,14 @@ def mark() -> str:
     return os.urandom(8).hex()
 
 
-@pytest.fixture
-def talk(tmp_path: Path) -> Iterator[Conversation]:
+@pytest.fixture(params=[False, True], ids=["plain", "namespace"])
+def talk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Conversation]:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    made = Conversation(scratch)
+    try:
+        made = Conversation(scratch, request.param)
+    except ConfigError as error:
+        pytest.skip(str(error))
     yield made
     assert made.keeper.close(10)
 
@@ -134,8 +150,7 @@ def test_a_sweep_ends_daemons_too(talk: Conversation, mark: str) -> None:
     assert soon(lambda: len(marked(mark)) == 6)
     talk.keeper.sweep(9, 5)
     (swept,) = talk.until(k.Swept)
-    assert isinstance(swept, k.Swept)
-    assert (swept.tag, swept.ended, swept.unkillable) == (9, 6, ())
+    assert swept == k.Swept(9, ())
     assert not marked(mark)
 
 
@@ -148,24 +163,154 @@ def test_exits_are_reported_before_the_sweep(talk: Conversation) -> None:
     assert isinstance(talk.reports[-1], k.Swept)
 
 
-def test_the_dead_man_kills_all_and_reports(talk: Conversation, mark: str) -> None:
+@pytest.mark.parametrize("counts_suspend", [False, True])
+def test_the_dead_man_kills_all_and_reports(
+    talk: Conversation, mark: str, counts_suspend: bool
+) -> None:
     talk.spawn(0, [sys.executable, "-c", LEAVES_A_DAEMON], MARK=mark)
     talk.spawn(1, SLEEP, MARK=mark)
     talk.until(k.Exited)
-    talk.keeper.arm_dead_man(0.1)
-    assert talk.until(k.DeadManFired) == [k.DeadManFired(1)]
+    talk.arm(0.1, counts_suspend)
+    assert talk.until(k.DeadManFired) == [k.DeadManFired()]
     talk.until(k.Exited, 2)
     assert soon(lambda: not marked(mark))
 
 
-def test_a_dead_man_that_is_armed_again_or_disarmed_does_not_fire(talk: Conversation) -> None:
+def test_workers_can_be_started_after_the_dead_man_has_fired(talk: Conversation) -> None:
     talk.spawn(0, SLEEP)
-    for _ in range(5):
-        talk.keeper.arm_dead_man(0.3)
+    talk.arm(0.05)
+    talk.until(k.DeadManFired)
+    talk.keeper.sweep(1, 5)
+    talk.until(k.Swept)
+    talk.spawn(1, ["/bin/true"])
+    assert [r.status for r in talk.until(k.Exited, 2) if isinstance(r, k.Exited)] == [9, 0]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_dead_man_that_is_armed_again_or_disarmed_does_not_fire(
+    talk: Conversation, first: bool
+) -> None:
+    """The clock may change from one time to the next."""
+    talk.spawn(0, SLEEP)
+    for turn in range(5):
+        talk.arm(0.3, first ^ bool(turn % 2))
         time.sleep(0.1)
-    talk.keeper.arm_dead_man(0)
+    talk.keeper.arm(0, not first)
     time.sleep(0.5)
     assert [type(r) for r in talk.reports + talk.keeper.receive()] == [k.Spawned]
+
+
+@pytest.mark.parametrize("counts_suspend", [False, True])
+def test_a_renewal_that_waits_in_the_socket_counts_before_the_timer(
+    talk: Conversation, counts_suspend: bool
+) -> None:
+    talk.spawn(0, SLEEP)
+    talk.until(k.Spawned)
+    talk.arm(0.3, counts_suspend)
+    os.kill(talk.keeper.pid, signal.SIGSTOP)
+    time.sleep(0.5)
+    talk.arm(30, counts_suspend)
+    os.kill(talk.keeper.pid, signal.SIGCONT)
+    talk.keeper.signal(0, signal.SIGTERM)
+    talk.until(k.Exited)
+    assert not talk.of(k.DeadManFired)
+
+
+def test_an_agent_that_was_frozen_with_its_keeper_has_a_moment_to_renew(
+    talk: Conversation,
+) -> None:
+    talk.spawn(0, SLEEP)
+    talk.until(k.Spawned)
+    talk.arm(0.1)
+    os.kill(talk.keeper.pid, signal.SIGSTOP)
+    time.sleep(1.3)
+    os.kill(talk.keeper.pid, signal.SIGCONT)
+    time.sleep(0.1)
+    talk.arm(30)
+    talk.keeper.signal(0, signal.SIGTERM)
+    talk.until(k.Exited)
+    assert not talk.of(k.DeadManFired)
+
+
+def test_the_moment_ends(talk: Conversation, mark: str) -> None:
+    talk.spawn(0, SLEEP, MARK=mark)
+    talk.until(k.Spawned)
+    talk.arm(0.1)
+    os.kill(talk.keeper.pid, signal.SIGSTOP)
+    time.sleep(1.3)
+    os.kill(talk.keeper.pid, signal.SIGCONT)
+    talk.until(k.DeadManFired)
+    assert soon(lambda: not marked(mark))
+
+
+PRINT_CPUS = "import os; raise SystemExit(0 if os.sched_getaffinity(0) == {%d} else 1)"
+
+
+def test_a_worker_runs_on_its_processors_only(talk: Conversation) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    for worker_id, cpu in enumerate(allowed):
+        talk.spawn(worker_id, [sys.executable, "-c", PRINT_CPUS % cpu], cpus={cpu})
+    exits = talk.until(k.Exited, len(allowed))
+    assert {r.status for r in exits if isinstance(r, k.Exited)} == {0}
+    assert sorted(os.sched_getaffinity(talk.keeper.pid)) == allowed
+
+
+def test_without_processors_a_worker_has_all_of_its_parent(talk: Conversation) -> None:
+    code = f"import os; raise SystemExit(os.sched_getaffinity(0) != {os.sched_getaffinity(0)})"
+    talk.spawn(0, [sys.executable, "-c", code])
+    (exited,) = talk.until(k.Exited)
+    assert isinstance(exited, k.Exited)
+    assert exited.status == 0
+
+
+def test_processors_that_are_not_there_fail_the_spawn(talk: Conversation) -> None:
+    talk.spawn(3, SLEEP, cpus=[8000])
+    assert talk.until(k.SpawnFailed) == [k.SpawnFailed(3, errno.EINVAL, "affinity")]
+
+
+def test_a_keeper_without_room_for_descriptors_fails_that_spawn_only(talk: Conversation) -> None:
+    talk.spawn(0, SLEEP)
+    talk.until(k.Spawned)
+    before = resource.prlimit(talk.keeper.pid, resource.RLIMIT_NOFILE)
+    held = len(os.listdir(f"/proc/{talk.keeper.pid}/fd"))
+    for worker_id in range(1, 7):  # room for 0 to 5 more descriptors
+        room = (held + worker_id - 1, before[1])
+        resource.prlimit(talk.keeper.pid, resource.RLIMIT_NOFILE, room)
+        talk.spawn(worker_id, SLEEP)
+        talk.until(k.SpawnFailed, worker_id)
+    resource.prlimit(talk.keeper.pid, resource.RLIMIT_NOFILE, before)
+    failed = [(r.errno, r.stage) for r in talk.of(k.SpawnFailed) if isinstance(r, k.SpawnFailed)]
+    assert failed == [(errno.EMFILE, "file descriptors")] * 6
+    talk.spawn(9, ["/bin/sh", "-c", "exit 3"])
+    (exited,) = talk.until(k.Exited)
+    assert isinstance(exited, k.Exited)
+    assert (exited.worker_id, exited.status) == (9, 3 << 8)
+    assert len(os.listdir(f"/proc/{talk.keeper.pid}/fd")) <= held
+
+
+def test_workers_have_the_limit_on_descriptors_of_their_agent(talk: Conversation) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = f"import resource as r; raise SystemExit(r.getrlimit(r.RLIMIT_NOFILE) != {limit})"
+    talk.spawn(0, [sys.executable, "-c", code])
+    (exited,) = talk.until(k.Exited)
+    assert isinstance(exited, k.Exited)
+    assert exited.status == 0
+
+
+def test_the_pids_reported_are_those_seen_here(talk: Conversation, mark: str) -> None:
+    talk.spawn(0, SLEEP, MARK=mark)
+    (spawned,) = talk.until(k.Spawned)
+    assert isinstance(spawned, k.Spawned)
+    assert marked(mark) == {spawned.pid: talk.keeper.pid}
+
+
+def test_a_stopped_keeper_is_killed_when_it_is_closed(tmp_path: Path, mark: str) -> None:
+    talk = Conversation(tmp_path / "none")
+    talk.spawn(0, SLEEP, MARK=mark)
+    talk.until(k.Spawned)
+    os.kill(talk.keeper.pid, signal.SIGSTOP)
+    assert not talk.keeper.close(0.2)
+    assert soon(lambda: not marked(mark))
 
 
 def test_a_big_environment_and_many_workers(talk: Conversation) -> None:
@@ -256,6 +401,6 @@ def test_an_agent_that_is_stopped_in_a_frame_does_not_block_it(
 ) -> None:
     talk.spawn(0, SLEEP, MARK=mark)
     talk.until(k.Spawned)
-    talk.keeper.arm_dead_man(0.1)
+    talk.arm(0.1)
     talk.keeper._socket.send(b"\xff\x00\x00")  # and then nothing
     assert soon(lambda: not marked(mark))

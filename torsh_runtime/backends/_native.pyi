@@ -12,7 +12,14 @@ def segment_bytes(ranks: int, tuning: Tuning) -> int: ...
 
 class Group:
     def __init__(
-        self, descriptor: int, rank: int, ranks: int, tuning: Tuning, pids: Sequence[int]
+        self,
+        descriptor: int,
+        rank: int,
+        ranks: int,
+        tuning: Tuning,
+        pids: Sequence[int],
+        record: memoryview | None = None,
+        number: int = 0,
     ) -> None: ...
     def all_reduce(self, array: object, op: int, timeout: float) -> None: ...
     def broadcast(self, array: object, root: int, timeout: float) -> None: ...

@@ -18,11 +18,9 @@ from torsh_runtime.errors import (
     CommTimeout,
     PeerLost,
 )
+from torsh_runtime.status import DTYPES, OPERATIONS
 from torsh_runtime.store.client import StoreClient
 
-# In the order of the enumerations in csrc/common/types.hpp.
-_OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
-_DTYPES = ("float32", "float64", "int32", "int64")
 _REDUCING = ("all_reduce", "reduce_scatter")
 
 
@@ -159,7 +157,7 @@ def _comm_error(
     own: tuple[Any, ...],
     other: tuple[Any, ...],
 ) -> CommError:
-    op = _OPERATIONS[operation] if sequence else "init_process_group"
+    op = OPERATIONS[operation] if sequence else "init_process_group"
     match kind:
         case _Kind.PEER_LOST:
             return PeerLost(rank, op, sequence)
@@ -180,10 +178,10 @@ def _comm_error(
 
 def _call(call: tuple[Any, ...]) -> str:
     kind, dtype, op, root, shape = call
-    name = _OPERATIONS[kind]
+    name = OPERATIONS[kind]
     if name == "barrier":
         return "barrier()"
-    text = f"{_DTYPES[dtype]}[{', '.join(map(str, shape))}]"
+    text = f"{DTYPES[dtype]}[{', '.join(map(str, shape))}]"
     if name in _REDUCING:
         text += f", {ReduceOp(op).name}"
     if name == "broadcast":

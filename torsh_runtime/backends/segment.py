@@ -27,6 +27,7 @@ from torsh_runtime.errors import (
     PeerLost,
     StoreTimeout,
 )
+from torsh_runtime.status import own_page
 from torsh_runtime.store.client import StoreClient
 
 _TOKEN_BYTES = 32
@@ -70,8 +71,10 @@ def join(store: StoreClient, rank: int, world_size: int, timeout: float) -> _nat
 def _map(
     descriptor: int, rank: int, world_size: int, tuning: _native.Tuning, pids: list[int]
 ) -> _native.Group:
+    page = own_page()
+    record, number = page.next_record() if page is not None else (None, 0)
     try:
-        return _native.Group(descriptor, rank, world_size, tuning, pids)
+        return _native.Group(descriptor, rank, world_size, tuning, pids, record, number)
     except (RuntimeError, ValueError) as error:  # no memory, no descriptors, an old kernel
         raise BackendUnavailable(
             f"the native backend on rank {rank}", f"The system refused: {error}"

@@ -17,6 +17,7 @@ using torsh::DType;
 using torsh::Failure;
 using torsh::FailureKind;
 using torsh::OpKind;
+using torsh::Progress;
 using torsh::ReduceOp;
 using torsh::shm::Tuning;
 
@@ -93,10 +94,33 @@ bool interrupted() {
   return PyErr_CheckSignals() != 0;
 }
 
+// A record of the worker's status page, kept from going away; none of None.
+class Record {
+ public:
+  explicit Record(nb::handle object) {
+    if (object.is_none()) return;
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_WRITABLE) != 0) throw nb::python_error();
+    const bool aligned = reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(Progress) == 0;
+    if (!aligned || static_cast<std::size_t>(view_.len) < sizeof(Progress)) {
+      PyBuffer_Release(&view_);
+      throw nb::value_error("the record of a status page is too small or not aligned");
+    }
+  }
+  ~Record() { PyBuffer_Release(&view_); }  // does nothing for none
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+  Progress* progress() const { return static_cast<Progress*>(view_.buf); }
+
+ private:
+  Py_buffer view_{};
+};
+
 class Group {
  public:
-  Group(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids)
-      : channel_(descriptor, rank, ranks, tuning, pids, interrupted) {}
+  Group(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids, nb::handle record,
+        std::uint32_t number)
+      : record_(record), channel_(descriptor, rank, ranks, tuning, pids, interrupted, record_.progress(), number) {}
 
   void all_reduce(nb::handle array, nb::handle op, double timeout) {
     const View view(array, true);
@@ -149,6 +173,7 @@ class Group {
     }
   }
 
+  const Record record_;
   torsh::shm::Channel channel_;
 };
 
@@ -196,8 +221,9 @@ NB_MODULE(_native, m) {
   m.attr("MAX_RANKS") = torsh::shm::max_ranks;
 
   nb::class_<Group>(m, "Group")
-      .def(nb::init<int, int, int, const Tuning&, const std::vector<int>&>(), nb::arg("descriptor"), nb::arg("rank"),
-           nb::arg("ranks"), nb::arg("tuning"), nb::arg("pids"))
+      .def(nb::init<int, int, int, const Tuning&, const std::vector<int>&, nb::handle, std::uint32_t>(),
+           nb::arg("descriptor"), nb::arg("rank"), nb::arg("ranks"), nb::arg("tuning"), nb::arg("pids"),
+           nb::arg("record") = nb::none(), nb::arg("number") = 0)
       .def("all_reduce", &Group::all_reduce)
       .def("broadcast", &Group::broadcast)
       .def("all_gather", &Group::all_gather)

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import random
 import signal
-import stat
+import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torsh_runtime.errors import TorshError
 from torshrun import failure
-from torshrun.agent import machine
+from torshrun.agent import machine, protocol
+from torshrun.agent.board import Board
+from torshrun.agent.diagnosis import Diagnosis
+from torshrun.agent.heart import Heart
+from torshrun.agent.narrator import Narrator
+from torshrun.agent.outside import Outside
+from torshrun.agent.round import Round, ServeStore
 from torshrun.config import LaunchConfig
-from torshrun.workers.events import GroupStopped, SpawnFailed, WorkerEvent
-from torshrun.workers.group import Ending, WorkerGroup
+from torshrun.health import Hang, HangWatch, Watched, collect, summary
+from torshrun.workers.events import (
+    GroupStarted,
+    GroupStopped,
+    SpawnFailed,
+    WorkerEvent,
+    WorkerExited,
+    WorkersKilled,
+)
+from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper, kill_descendants
 from torshrun.workers.logs import LogPump
 from torshrun.workers.ports import choose_port
@@ -25,28 +39,17 @@ from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
-STORE_BOUND = 2.0
-"""Seconds that a round's store may take to close."""
-ACCOUNT_BYTES = 1 << 20
-"""How much of a worker's error file is read."""
+STACKS_BOUND = 20.0
+"""Seconds that finding out the stacks of workers that hang may take."""
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
-
-
-class RoundStore(Protocol):
-    """One round's store, while it is served to this node's workers."""
-
-    @property
-    def endpoint(self) -> str:
-        """Where workers reach it."""
-
-    async def close(self) -> None:
-        """Stop serving it and forget its keys."""
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are for the workers, not for the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the agent works with. It closes the keeper and the pump."""
+    """What the agent works with. It closes all of it."""
 
     spec: WorkerSpec
     keeper: Keeper
@@ -55,10 +58,14 @@ class Surroundings:
     """Temporary directory, which is the keeper's to remove."""
     folder: str
     """Directory for the attempts' directories."""
+    keeps_output: bool
+    """Whether anything in that directory outlives the job."""
     secret: str
     """The job's secret in hexadecimal."""
-    serve_store: Callable[[], Awaitable[RoundStore]]
+    serve_store: ServeStore
     """Serves a fresh store."""
+    outside: Outside
+    """What is shown to others."""
 
 
 class Agent:
@@ -68,138 +75,206 @@ class Agent:
         self._config = config
         self._around = surroundings
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
         self._group = WorkerGroup(
             surroundings.keeper, surroundings.pump, self._loop, self._on_worker_event
         )
-        self._store: RoundStore | None = None
+        self._round: Round | None = None
+        self._tell = Narrator(config, surroundings.pump.say, surroundings.outside.recorder)
+        self._board = Board(config, self._pids, self._steps, lambda: surroundings.pump.received)
+        surroundings.outside.board = self._board
+        self._heart = Heart(self._loop, surroundings.keeper, config.agent_timeout, self._on_beat)
+        self._diagnosis = Diagnosis(surroundings.keeps_output)
+        self._watch = HangWatch(config.hang_timeout, self._loop, self._on_hang)
+        self._inquiry: asyncio.Task[None] | None = None
         self._last_signal = 0
         self._complained_in = -1
-        self._policy = machine.Policy(
+        self._policy = protocol.Policy(
             ranks=frozenset(range(config.nproc_per_node)),
             max_restarts=config.max_restarts,
             grace=config.shutdown_timeout,
+            backoff=config.restart_backoff,
         )
 
     async def run(self) -> int:
         """Run the job; its exit code. No worker is left afterwards."""
         self._listen_to_signals()
         self._loop.set_exception_handler(self._on_internal_error)
+        self._tell.job_started(self._around.folder if self._around.keeps_output else "")
+        self._around.outside.open()
+        self._heart.beat()
         state, instructions = machine.begin(self._policy)
         while True:
             for instruction in instructions:
                 await self._carry_out(instruction)
-            if isinstance(state, machine.Finished):
+            self._board.follow(state)
+            if isinstance(state, protocol.Finished):
                 break
-            state, instructions = machine.handle(self._policy, state, await self._events.get())
-        await self._close()
+            event = await self._events.get()
+            if isinstance(event, protocol.Diagnosed):
+                self._tell.round_ended(_cause_of(state), event)
+            state, instructions = machine.handle(self._policy, state, event)
+        await self._close(state)
         return state.code
 
     # ---- events
 
     def _listen_to_signals(self) -> None:
-        for signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        stop = [signo for signo in self._config.signals_to_handle if signo not in NOTICES]
+        handlers: dict[int, Callable[[int], None]] = dict.fromkeys(stop, self._on_stop_signal)
+        handlers |= dict.fromkeys(NOTICES, self._on_notice)
+        handlers[signal.SIGTSTP] = lambda _: self._heart.suspend(self._group)
+        handlers[signal.SIGWINCH] = lambda _: self._around.pump.resize()
+        for signo, handler in handlers.items():
             if signal.getsignal(signo) is not signal.SIG_IGN:  # nohup, or a shell's background
-                self._loop.add_signal_handler(signo, self._on_signal, signo)
+                self._loop.add_signal_handler(signo, handler, signo)
 
-    def _on_signal(self, signo: int) -> None:
+    def _on_stop_signal(self, signo: int) -> None:
         self._last_signal = signo
-        self._events.put_nowait(machine.StopRequested(signo))
+        self._tell.signal_received(signo, "stop_requested")
+        self._events.put_nowait(protocol.StopRequested(signo))
+
+    def _on_notice(self, signo: int) -> None:
+        self._tell.signal_received(signo, "notice")
+        self._events.put_nowait(protocol.Noticed(signo))
 
     def _on_internal_error(self, _loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
         """A mistake of our own in a callback, whose event is lost: end the job, do not hang."""
         error = facts.get("exception")
         trace = "".join(traceback.format_exception(error)) if error else facts.get("message", "")
-        self._say(f"internal error; please report this:\n{trace}")
+        self._tell.say(f"internal error; please report this:\n{trace}")
         if "handle" in facts:  # a callback, and not a task of one of the store's connections
-            self._events.put_nowait(machine.InternalError())
+            self._events.put_nowait(protocol.InternalError())
+
+    def _on_beat(self) -> None:
+        self._board.refresh()
+        self._around.outside.tick()
 
     def _on_worker_event(self, event: WorkerEvent) -> None:
-        if isinstance(event, GroupStopped):
+        if isinstance(event, GroupStarted):
+            self._on_started()
+        elif isinstance(event, GroupStopped):
             self._events.put_nowait(self._diagnose(event))
-            return
-        if isinstance(event, SpawnFailed) and self._complained_in != event.round:
-            self._complained_in = event.round  # the other ranks have the same reason
-            self._say(f"error: {event.reason}")
-        self._events.put_nowait(event)
+        elif isinstance(event, WorkersKilled):
+            self._tell.emit("workers_killed", ranks=list(event.ranks))
+        else:
+            if isinstance(event, WorkerExited):
+                self._tell.worker_exited(*self._diagnosis.exits([self._group.last_ending()], None))
+            if isinstance(event, SpawnFailed) and self._complained_in != event.round:
+                self._complained_in = event.round  # the other ranks have the same reason
+                self._tell.start_failed(event.reason)
+            self._events.put_nowait(event)
 
-    def _diagnose(self, event: GroupStopped) -> machine.Diagnosed:
-        cause = failure.root_cause(self._exits())
-        return machine.Diagnosed(event.round, cause.code if cause else 0, event.unkillable)
+    def _on_started(self) -> None:
+        self._tell.workers_started(self._group.workers())
+        self._board.refresh()
+        if self._round:
+            self._watch.start(self._watched, self._round.pages)
+
+    def _watched(self) -> list[Watched]:
+        return [Watched(**worker._asdict()) for worker in self._group.workers()]
+
+    def _on_hang(self, hang: Hang) -> None:
+        self._inquiry = self._loop.create_task(self._inquire(hang, self._tell.round))
+
+    async def _inquire(self, hang: Hang, number: int) -> None:
+        """Find out where the workers stand, while they still do."""
+        pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
+        stacks = await collect(list(pids), STACKS_BOUND)
+        texts = {pids[pid]: text for pid, text in stacks.texts.items()}
+        if number != self._tell.round:
+            return
+        self._diagnosis.hung = {hang.suspect: summary(hang)}
+        self._tell.hung(hang, texts, stacks.hint)
+        # SIGABRT makes faulthandler write the stacks that could not be had.
+        signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
+        self._events.put_nowait(protocol.Hung(number, signo))
+
+    def _diagnose(self, event: GroupStopped) -> protocol.Diagnosed:
+        exits = self._exits()
+        cause = failure.root_cause(exits)
+        statuses = self._round.statuses() if self._round else ()
+        return protocol.Diagnosed(
+            event.round,
+            code=cause.code if cause else 0,
+            signo=cause.signo if cause else 0,
+            startup=self._diagnosis.startup(cause, statuses),
+            seconds=time.monotonic() - self._group.begun,
+            unkillable=event.unkillable,
+            chance=random.random(),
+        )
+
+    def _exits(self) -> list[failure.Exit]:
+        memory = self._round.memory if self._round else None
+        return self._diagnosis.exits(self._group.endings(), memory)
+
+    def _pids(self) -> list[int]:
+        pids = [worker.pid if worker.alive else 0 for worker in self._group.workers()]
+        return pids or [0] * self._config.nproc_per_node
+
+    def _steps(self) -> list[int | None]:
+        return [status.step for status in self._round.statuses()] if self._round else []
 
     # ---- instructions
 
-    async def _carry_out(self, instruction: machine.Instruction) -> None:
-        if isinstance(instruction, machine.StartWorkers):
+    async def _carry_out(self, instruction: protocol.Instruction) -> None:
+        if isinstance(instruction, protocol.StartWorkers):
             await self._start_workers(instruction)
-        elif isinstance(instruction, machine.Settle):
-            over = machine.SettleOver(instruction.round)
-            self._loop.call_later(instruction.seconds, self._events.put_nowait, over)
-        elif isinstance(instruction, machine.StopWorkers):
-            self._announce_stop(instruction)
-            self._group.stop(instruction.signo, instruction.grace)
-        elif isinstance(instruction, machine.ReportFailure):
+        elif isinstance(instruction, protocol.Settle):
+            self._post_later(instruction.seconds, protocol.SettleOver(instruction.round))
+        elif isinstance(instruction, protocol.Wait):
+            self._post_later(instruction.seconds, protocol.WaitOver(instruction.round))
+        elif isinstance(instruction, protocol.PassOn):
+            self._group.send(instruction.signo)
+        elif isinstance(instruction, protocol.StopWorkers):
+            self._stop_workers(instruction)
+        elif isinstance(instruction, protocol.ReportFailure):
             self._report(instruction)
-        elif isinstance(instruction, machine.KillDescendants):
+        elif isinstance(instruction, protocol.KillDescendants):
             self._kill_descendants()
 
-    async def _start_workers(self, instruction: machine.StartWorkers) -> None:
+    def _post_later(self, seconds: float, event: protocol.Event) -> None:
+        self._loop.call_later(seconds, self._events.put_nowait, event)
+
+    async def _start_workers(self, instruction: protocol.StartWorkers) -> None:
         config, around = self._config, self._around
         self._group.begin(instruction.round)
+        self._tell.round = instruction.round
+        self._diagnosis.hung = {}
         try:
-            await self._close_store()
-            self._store = await around.serve_store()
+            await self._close_round()
+            self._round = await Round.open(
+                around.serve_store, around.scratch, instruction.round, config.nproc_per_node
+            )
             facts = RoundFacts(
                 number=instruction.round,
                 restart_count=instruction.restarts,
                 master_port=choose_port(config.master_port),
-                store_endpoint=self._store.endpoint,
+                jax_coordinator_port=choose_port(0),
+                store_endpoint=self._round.store.endpoint,
                 secret=around.secret,
                 scratch=around.scratch,
-                folder=f"{around.folder}/attempt_{instruction.restarts}",
-                keep_output=config.output.log_dir is not None,
+                status_file=self._round.status_file,
+                folder=f"{around.folder}/attempt_{instruction.round}",
             )
+            self._tell.round_started(facts)
             self._group.start(assign(config, around.spec, facts))
         except (OSError, TorshError) as error:
-            self._say(f"error: cannot start the workers: {error}")
-            self._events.put_nowait(machine.StartFailed(instruction.round))
+            self._tell.start_failed(f"cannot start the workers: {error}")
+            self._events.put_nowait(protocol.StartFailed(instruction.round))
 
-    def _announce_stop(self, stop: machine.StopWorkers) -> None:
-        num_alive = self._group.num_alive()
-        others = f"{num_alive} worker{'s' if num_alive > 1 else ''}"
-        limit = f"within {stop.grace:g} s" if stop.grace else "at once"
-        if stop.cause == "signal":
-            name = failure.signal_name(self._last_signal)
-            hint = "; a second signal kills them at once" if stop.grace else ""
-            self._say(f"got {name}: ending {others} {limit}{hint}")
-        elif stop.cause == "failure" and num_alive:
-            ended = failure.root_cause(self._exits())
-            who = f"rank {ended.rank} failed ({failure.how(ended)}): " if ended else ""
-            self._say(f"{who}stopping the other {others} {limit}")
-        elif stop.cause == "dead man":
-            self._say("error: this node's lease ran out, so the keeper killed all its workers")
+    def _stop_workers(self, stop: protocol.StopWorkers) -> None:
+        self._watch.stop()
+        cause = failure.root_cause(self._exits())
+        self._tell.stopping(stop, self._group.alive(), cause)
+        self._group.stop(stop.signo, stop.grace)
 
-    def _report(self, report: machine.ReportFailure) -> None:
-        if report.unkillable:
-            pids = ", ".join(map(str, report.unkillable))
-            self._say(
-                f"error: processes that do not die of SIGKILL are left: {pids}. They wait for "
-                f"the kernel (a device, a network file system); look at their state with ps."
-            )
-        self._around.pump.say(failure.describe(self._exits(), self._outlook(report)))
-
-    def _outlook(self, report: machine.ReportFailure) -> str:
-        budget = self._config.max_restarts
-        attempt = f"attempt {report.restarts + 1} of {budget + 1}"
-        if report.restarting:
-            left = budget - report.restarts - 1
-            return f"{attempt}: restarting, {left} of {budget} restarts left"
-        return f"{attempt}: the job has failed" + (", no restarts left" if budget else "")
-
-    def _exits(self) -> list[failure.Exit]:
-        host = os.uname().nodename
-        kept = self._config.output.log_dir is not None
-        return [_exit(ending, host, kept) for ending in self._group.endings()]
+    def _report(self, report: protocol.ReportFailure) -> None:
+        exits = self._exits()
+        self._tell.failed(report, exits)
+        cause = failure.root_cause(exits)
+        if cause is not None:
+            self._board.count_failure(cause)
 
     def _kill_descendants(self) -> None:
         """The keeper's work, and its scratch directory, when it cannot do it."""
@@ -207,31 +282,28 @@ class Agent:
 
         left = kill_descendants(KEEPER_BOUND)
         shutil.rmtree(self._around.scratch, ignore_errors=True)
-        remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
-        self._say(
-            f"error: the keeper (torsh-keeper, pid {self._around.keeper.pid}) has died, so all "
-            f"workers were killed{remains}. It is what keeps them from being left behind; look "
-            f"for who or what killed it (the kernel's log, if memory ran out)."
-        )
-
-    def _say(self, text: str) -> None:
-        self._around.pump.say(f"torshrun: {text}")
+        self._tell.keeper_lost(self._around.keeper.pid, left)
 
     # ---- the end
 
-    async def _close(self) -> None:
-        await self._close_store()
+    async def _close(self, state: protocol.Finished) -> None:
+        self._tell.job_finished(state.code, state.attempt.restarts)
+        self._watch.stop()
+        if self._inquiry:
+            self._inquiry.cancel()
+        await self._close_round()
+        self._heart.stop()
         self._group.close()
-        self._around.keeper.close(KEEPER_BOUND)
+        if not self._around.keeper.close(KEEPER_BOUND):
+            self._kill_descendants()
+        self._around.outside.close()
         self._around.pump.close()
         await self._wait_for_reader()
 
-    async def _close_store(self) -> None:
-        if self._store is not None:
-            store, self._store = self._store, None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STORE_BOUND):
-                    await store.close()
+    async def _close_round(self) -> None:
+        if self._round is not None:
+            over, self._round = self._round, None
+            await over.close()
 
     async def _wait_for_reader(self) -> None:
         """Until all output is out, a reader has not read for READER_STALL, or a stop request."""
@@ -247,29 +319,5 @@ class Agent:
             await asyncio.sleep(0.005)
 
 
-def _exit(ending: Ending, host: str, kept: bool) -> failure.Exit:
-    place = ending.assignment.worker
-    return failure.Exit(
-        rank=place.rank,
-        host=host,
-        pid=ending.pid,
-        status=ending.status,
-        seconds=ending.seconds,
-        stopped=ending.stopped,
-        stderr=ending.stderr,
-        account=_read_account(place.error_file),
-        log=ending.assignment.folder if kept else "",
-    )
-
-
-def _read_account(path: str) -> str:
-    """What a worker left in its error file, which may be anything at all."""
-    import json
-
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return ""
-            return failure.read_account(json.loads(file.read(ACCOUNT_BYTES)))
-    except (OSError, ValueError, RecursionError):
-        return ""
+def _cause_of(state: protocol.State) -> protocol.Cause:
+    return state.cause if isinstance(state, protocol.Stopping) else "failure"

@@ -8,196 +8,53 @@ from __future__ import annotations
 
 import errno
 import signal
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from torshrun.workers.events import (
-    DeadManFired,
-    KeeperLost,
-    SpawnFailed,
-    WorkerExited,
+from torshrun import exit_codes
+from torshrun.agent.protocol import (
+    Attempt,
+    Cause,
+    Diagnosed,
+    Event,
+    Finish,
+    Finished,
+    Hung,
+    InternalError,
+    KillDescendants,
+    Noticed,
+    PassOn,
+    Policy,
+    ReportFailure,
+    Running,
+    Sequel,
+    Settle,
+    SettleOver,
+    Settling,
+    StartFailed,
+    StartWorkers,
+    State,
+    Step,
+    Stopping,
+    StopRequested,
+    StopWorkers,
+    Wait,
+    Waiting,
+    WaitOver,
 )
+from torshrun.agent.restart import following, judge, pause
+from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
 SETTLE_SECONDS = 0.2
 """How long to wait after a failure for those that follow from it, or that it follows from."""
-
-EXIT_LOST = 1
-"""Exit code when supervision itself failed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What does not change during the job."""
-
-    ranks: frozenset[int]
-    """The workers of this node."""
-    max_restarts: int
-    """The budget."""
-    grace: float
-    """Seconds between asking workers to stop and killing them."""
-
-
-# ---- states
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Workers run, and none has failed."""
-
-    round: int
-    restarts: int
-    """How often workers have been restarted so far."""
-    alive: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settling:
-    """A worker has failed; others may be about to."""
-
-    round: int
-    restarts: int
-    alive: frozenset[int]
-
-
-Cause = Literal["done", "failure", "no start", "signal", "dead man"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """All workers are being stopped."""
-
-    round: int
-    restarts: int
-    cause: Cause
-    code: int = 0
-    """The exit code, unless the cause is a failure, whose root cause gives it."""
-    stopped_by: int = 0
-    """The last signal that asked for a stop; 0 if none did."""
-    requests: int = 0
-    """How often somebody asked for a stop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """Nothing is left to do."""
-
-    round: int
-    code: int
-
-
-State = Running | Settling | Stopping | Finished
-
-
-# ---- events, beside those of the workers
-
-
-@dataclass(frozen=True, slots=True)
-class SettleOver:
-    """SETTLE_SECONDS have passed since the instruction Settle."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The round could not be prepared (no port, no directory)."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Somebody sent this signal to the agent."""
-
-    signo: int
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosed:
-    """The round is over and its root cause known; comes in the place of GroupStopped."""
-
-    round: int
-    code: int
-    """The root cause's exit code; 0 if no worker failed."""
-    unkillable: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class InternalError:
-    """An event was lost through a mistake of the agent's own."""
-
-
-Event = (
-    WorkerExited
-    | SpawnFailed
-    | DeadManFired
-    | KeeperLost
-    | SettleOver
-    | StartFailed
-    | StopRequested
-    | Diagnosed
-    | InternalError
-)
-
-
-# ---- instructions
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
-    """Begin a round with all workers of this node."""
-
-    round: int
-    restarts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Send SettleOver after so many seconds."""
-
-    round: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
-    """Send the signal, kill what is left after `grace` seconds, report Diagnosed."""
-
-    round: int
-    signo: int
-    grace: float
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
-    """Tell the user about the round's failure and what happens next."""
-
-    round: int
-    restarts: int
-    restarting: bool
-    unkillable: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KillDescendants:
-    """The keeper is gone: kill what it leaves behind, without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The job is over on this node."""
-
-    code: int
-
-
-Instruction = StartWorkers | Settle | StopWorkers | ReportFailure | KillDescendants | Finish
-Step = tuple[State, tuple[Instruction, ...]]
+HUNG_GRACE = 5.0
+"""Seconds at most that workers which hang have between the signal and SIGKILL."""
+_FIRST_CAUSES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+"""A worker that one of these killed did not fail because another one had: nothing to wait for."""
 
 
 def begin(policy: Policy) -> Step:
     """The first round."""
-    return _start(policy, 0, 0)
+    return _start(policy, Attempt())
 
 
 def handle(policy: Policy, state: State, event: Event) -> Step:
@@ -205,12 +62,13 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
     if isinstance(state, Finished):
         return state, ()
     if isinstance(event, KeeperLost):  # of whatever round: there is only one keeper
-        code = EXIT_LOST
-        return Finished(round=state.round, code=code), (KillDescendants(), Finish(code))
-    if getattr(event, "round", state.round) != state.round:
+        return _finish(state.attempt, exit_codes.LOST, KillDescendants())
+    if getattr(event, "round", state.attempt.round) != state.attempt.round:
         return state, ()
     if isinstance(event, InternalError):  # the keeper, once let go, ends what runs
-        return Finished(round=state.round, code=EXIT_LOST), (Finish(EXIT_LOST),)
+        return _finish(state.attempt, exit_codes.LOST)
+    if isinstance(state, Waiting):
+        return _waiting(policy, state, event)
     if isinstance(event, StopRequested):
         return _on_stop_requested(policy, state, event.signo)
     if isinstance(state, Stopping):
@@ -218,9 +76,21 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
     return _running(policy, state, event)
 
 
-def _start(policy: Policy, number: int, restarts: int) -> Step:
-    state = Running(round=number, restarts=restarts, alive=policy.ranks)
-    return state, (StartWorkers(number, restarts),)
+def _start(policy: Policy, attempt: Attempt) -> Step:
+    state = Running(attempt=attempt, alive=policy.ranks)
+    return state, (StartWorkers(attempt.round, attempt.restarts),)
+
+
+def _finish(attempt: Attempt, code: int, *before: ReportFailure | KillDescendants) -> Step:
+    return Finished(attempt=attempt, code=code), (*before, Finish(code))
+
+
+def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
+    if isinstance(event, StopRequested):
+        return _finish(state.attempt, _code_of_stop(event.signo))
+    if isinstance(event, WaitOver):
+        return _start(policy, state.attempt)
+    return state, ()
 
 
 def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
@@ -228,13 +98,24 @@ def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
         return _on_exit(policy, state, event)
     if isinstance(event, SettleOver) and isinstance(state, Settling):
         return _stop(policy, state, "failure")
+    if isinstance(event, Noticed):
+        noticed = state.attempt.noticed | {event.signo}
+        attempt = replace(state.attempt, noticed=noticed)
+        return replace(state, attempt=attempt), (PassOn(event.signo),)
+    if isinstance(event, Hung):
+        return _on_hung(policy, state, event)
+    return _on_no_start(policy, state, event)
+
+
+def _on_no_start(policy: Policy, state: Running | Settling, event: Event) -> Step:
     if isinstance(event, SpawnFailed):
-        code = 127 if event.errno == errno.ENOENT else 126  # as shells do
+        missing = event.errno == errno.ENOENT
+        code = exit_codes.NOT_FOUND if missing else exit_codes.CANNOT_EXECUTE
         return _stop(policy, state, "no start", code=code)
     if isinstance(event, StartFailed):
-        return _stop(policy, state, "no start", code=EXIT_LOST)
+        return _stop(policy, state, "no start", code=exit_codes.LOST)
     if isinstance(event, DeadManFired):
-        return _stop(policy, state, "dead man", code=EXIT_LOST)
+        return _stop(policy, state, "dead man", code=exit_codes.LOST)
     return state, ()
 
 
@@ -243,21 +124,23 @@ def _on_exit(policy: Policy, state: Running | Settling, event: WorkerExited) -> 
     alive = state.alive - {event.rank}
     if not alive:
         return _stop(policy, state, "failure" if failed else "done")
+    if event.signo in _FIRST_CAUSES:
+        return _stop(policy, state, "failure")
     if failed and isinstance(state, Running):
-        settling = Settling(round=state.round, restarts=state.restarts, alive=alive)
-        return settling, (Settle(state.round, SETTLE_SECONDS),)
+        settling = Settling(attempt=state.attempt, alive=alive)
+        return settling, (Settle(state.attempt.round, SETTLE_SECONDS),)
     return replace(state, alive=alive), ()
 
 
-def _stop(
-    policy: Policy,
-    state: Running | Settling,
-    cause: Cause,
-    *,
-    code: int = 0,
-) -> Step:
-    stopping = Stopping(round=state.round, restarts=state.restarts, cause=cause, code=code)
-    return stopping, (StopWorkers(state.round, signal.SIGTERM, policy.grace, cause),)
+def _on_hung(policy: Policy, state: Running | Settling, event: Hung) -> Step:
+    stopping = Stopping(attempt=state.attempt, cause="hang", code=exit_codes.HUNG)
+    grace = min(policy.grace, HUNG_GRACE)
+    return stopping, (StopWorkers(state.attempt.round, event.signo, grace, "hang"),)
+
+
+def _stop(policy: Policy, state: Running | Settling, cause: Cause, *, code: int = 0) -> Step:
+    stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
+    return stopping, (StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause),)
 
 
 def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, signo: int) -> Step:
@@ -266,40 +149,66 @@ def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, sig
     """
     if not isinstance(state, Stopping):
         cause: Cause = "failure" if isinstance(state, Settling) else "signal"
-        state = Stopping(round=state.round, restarts=state.restarts, cause=cause)
+        state = Stopping(attempt=state.attempt, cause=cause)
     state = replace(state, stopped_by=signo, requests=state.requests + 1)
     if state.cause == "done":
         return state, ()
+    number = state.attempt.round
     if state.requests > 1:
-        return state, (StopWorkers(state.round, signal.SIGKILL, 0, "signal"),)
+        return state, (StopWorkers(number, signal.SIGKILL, 0, "signal"),)
     passed_on = signal.SIGINT if signo == signal.SIGINT else signal.SIGTERM
-    return state, (StopWorkers(state.round, passed_on, policy.grace, "signal"),)
+    return state, (StopWorkers(number, passed_on, policy.grace, "signal"),)
 
 
 def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
     if not isinstance(event, Diagnosed):
         return state, ()
-    asked = state.stopped_by if state.cause != "done" else 0
-    if state.cause == "failure" and event.code and not event.unkillable and not asked:
+    if state.stopped_by and state.cause != "done":
+        return _after_request(state, event)
+    if state.cause == "hang" or (state.cause == "failure" and event.code):
         return _after_failure(policy, state, event)
-    code = 128 + asked if asked else state.code
-    if state.cause != "done":
-        code = code or event.code
-    code = code or (EXIT_LOST if event.unkillable else 0)
-    report = _report(state, event, restarting=False)
-    failed = state.cause == "failure" and event.code
-    told = (report,) if event.unkillable or failed else ()
-    return Finished(round=state.round, code=code), (*told, Finish(code))
+    code = state.code if state.cause == "done" else state.code or event.code
+    if not event.unkillable:
+        return _finish(state.attempt, code)
+    return _finish(state.attempt, code or exit_codes.LOST, _report(state, event, "unkillable"))
+
+
+def _after_request(state: Stopping, event: Diagnosed) -> Step:
+    """Somebody asked for the stop. A failure that had come before is still reported; it gives the
+    exit code if the request was to make room, since making room was not what ended the job.
+    """
+    asked = state.stopped_by
+    failed = state.cause in ("failure", "hang") and event.signo != asked
+    code = _code_of_stop(asked)
+    if failed and code == exit_codes.PREEMPTED:
+        code = state.code or event.code or code
+    if not failed and not event.unkillable:
+        return _finish(state.attempt, code)
+    sequel: Sequel = "unkillable" if event.unkillable else "stopped"
+    return _finish(state.attempt, code, _report(state, event, sequel))
+
+
+def _code_of_stop(signo: int) -> int:
+    """The exit code of a job that was asked to stop."""
+    return exit_codes.PREEMPTED if signo == signal.SIGTERM else exit_codes.SIGNALLED + signo
 
 
 def _after_failure(policy: Policy, state: Stopping, event: Diagnosed) -> Step:
-    restarting = state.restarts < policy.max_restarts
-    report = _report(state, event, restarting=restarting)
-    if not restarting:
-        return Finished(round=state.round, code=event.code), (report, Finish(event.code))
-    following, instructions = _start(policy, state.round + 1, state.restarts + 1)
-    return following, (report, *instructions)
+    if event.signo in state.attempt.noticed:  # it did not handle the notice, which is no fault
+        return _finish(state.attempt, exit_codes.PREEMPTED, _report(state, event, "stopped"))
+    sequel = judge(policy, state.attempt, event)
+    code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else state.code or event.code
+    if sequel != "restart":
+        return _finish(state.attempt, code, _report(state, event, sequel))
+    attempt = following(state.attempt, event)
+    delay = pause(policy, attempt, event.chance)
+    report = _report(state, event, sequel, delay)
+    if delay:
+        return Waiting(attempt=attempt), (report, Wait(attempt.round, delay))
+    started, instructions = _start(policy, attempt)
+    return started, (report, *instructions)
 
 
-def _report(state: Stopping, event: Diagnosed, *, restarting: bool) -> ReportFailure:
-    return ReportFailure(state.round, state.restarts, restarting, event.unkillable)
+def _report(state: Stopping, event: Diagnosed, sequel: Sequel, delay: float = 0.0) -> ReportFailure:
+    attempt = state.attempt
+    return ReportFailure(attempt.round, attempt.restarts, sequel, delay, event.unkillable)

@@ -78,6 +78,8 @@ class LaunchConfig:
     """What each worker runs: a script's path, a module's name, or a program's path or name."""
     arguments: tuple[str, ...] = ()
     """What follows the target on its command line."""
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Variables that every worker gets besides those it inherits; they win over inherited ones."""
     kind: Kind = "script"
     """How target is to be run: "script" and "module" by this Python, "program" as it is, "path" by
     runpy.run_path."""
@@ -120,6 +122,9 @@ class LaunchConfig:
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     events: str | None = None
     """File to which the job's events are added, or "-" for stdout; None is nowhere."""
+    error_file: str | None = None
+    """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE); None is
+    nowhere."""
     scratch_place: str = "/tmp"
     """Directory for the job's temporary directory: TMPDIR, or inside another job's worker that
     job's own, so that it goes with it."""

@@ -1,147 +1,155 @@
-"""From options and environment to a LaunchConfig; the only reader of the launcher's environment."""
+"""From settings to a LaunchConfig: the rules that are about more than one option."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Kind, LaunchConfig, OutputConfig
-
-MOST_WORKERS = 65536
+from torshrun.config.notes import is_static, notes
+from torshrun.config.options import OPTIONS
+from torshrun.config.setting import Settings
+from torshrun.config.target import check_target
+from torshrun.config.values import Endpoint, worker_count
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One value as text, and where it came from ("--nnodes", "PET_NNODES")."""
+class Resolution:
+    """A valid job, and what its user ought to know."""
 
-    text: str
-    source: str
-
-
-def _integer(setting: Setting) -> int:
-    try:
-        return int(setting.text)
-    except ValueError:
-        raise ConfigError(f"{setting.source}: {setting.text!r} is not a whole number") from None
+    job: LaunchConfig
+    """The job."""
+    notes: tuple[str, ...]
+    """A line each about what was given and comes to nothing."""
 
 
-def _workers(setting: Setting) -> int:
-    number = _integer(setting)
-    if number < 1:
-        raise ConfigError(f"{setting.source}: at least 1 worker is needed, not {number}")
-    if number > MOST_WORKERS:
-        raise ConfigError(f"{setting.source}: {number} workers are too many for one node")
-    return number
+def _new_id() -> str:
+    import uuid
 
-
-def _nodes(setting: Setting) -> int:
-    if setting.text not in ("1", "1:1"):
-        raise ConfigError(
-            f"{setting.source}: {setting.text!r} is not possible: this version runs jobs on one "
-            f"node only, give 1"
-        )
-    return 1
-
-
-def _restarts(setting: Setting) -> int:
-    number = _integer(setting)
-    if number < 0:
-        raise ConfigError(f"{setting.source}: {number} is negative; 0 means never restart")
-    return number
-
-
-def _port(setting: Setting) -> int:
-    number = _integer(setting)
-    if not 0 <= number <= 65535:
-        raise ConfigError(
-            f"{setting.source}: {number} is not a TCP port (1 to 65535, or 0 for a free one)"
-        )
-    return number
-
-
-def _seconds(setting: Setting) -> float:
-    try:
-        number = float(setting.text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ConfigError(f"{setting.source}: {setting.text!r} is not a number of seconds >= 0")
-    return number
-
-
-def _text(setting: Setting) -> str:
-    if not setting.text or "\0" in setting.text:
-        raise ConfigError(f"{setting.source}: must not be empty")
-    return setting.text
-
-
-def _directory(setting: Setting) -> str:
-    path = Path(_text(setting)).absolute()
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{setting.source}: {path} is not a directory")
-    return str(path)
-
-
-_PARSERS: Mapping[str, Callable[[Setting], object]] = {
-    "nproc_per_node": _workers,
-    "nnodes": _nodes,
-    "max_restarts": _restarts,
-    "run_id": _text,
-    "role": _text,
-    "master_addr": _text,
-    "master_port": _port,
-    "shutdown_timeout": _seconds,
-    "log_dir": _directory,
-}
-
-_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "run_id": ("TORSH_RUN_ID", "TORSH_RDZV_ID", "PET_RUN_ID", "PET_RDZV_ID"),
-    "master_port": ("TORSH_MASTER_PORT", "PET_MASTER_PORT", "MASTER_PORT"),
-}
-_OPTIONS: Mapping[str, str] = {"run_id": "--rdzv-id"}
+    return str(uuid.uuid4())
 
 
 def resolve(
-    options: Mapping[str, str | None],
-    *,
-    target: str,
-    arguments: Sequence[str],
-    kind: Kind,
-    environ: Mapping[str, str],
-) -> LaunchConfig:
-    """Make the configuration: options (None if not given) win over the environment, and that
-    over defaults. Raises ConfigError naming the option or variable that is wrong.
+    settings: Settings, environ: Mapping[str, str], *, new_id: Callable[[], str] = _new_id
+) -> Resolution:
+    """Make the job. `environ` is torshrun's own; `new_id` names a job that is to have a name of
+    its own. Raises ConfigError naming the option, variable or line of a file that is wrong.
     """
-    values: dict[str, Any] = {}
-    for name, parse in _PARSERS.items():
-        setting = _setting(name, options.get(name), environ)
-        if setting is not None:
-            values[name] = parse(setting)
-    values["max_nodes"] = values["min_nodes"] = values.pop("nnodes", 1)
-    values["output"] = OutputConfig(log_dir=values.pop("log_dir", None))
-    return LaunchConfig(
-        target=_check_target(target, kind, environ),
-        arguments=tuple(arguments),
-        kind=kind,
-        scratch_place=_scratch_place(environ),
-        **values,
-    )
+    if settings.target is None:
+        raise ConfigError(
+            "SCRIPT is missing: name it after the options, or in a --config file as script:, "
+            "module: or program: (torshrun --help lists the options)"
+        )
+    fields, said = _check(settings, environ, new_id)
+    target = check_target(settings.target.text or "", fields["kind"], environ)
+    return Resolution(LaunchConfig(target=target, **fields), said)
 
 
-def _setting(name: str, option: str | None, environ: Mapping[str, str]) -> Setting | None:
-    if option is not None:
-        return Setting(option, _OPTIONS.get(name, "--" + name.replace("_", "-")))
-    inside_worker = "TORCHELASTIC_RUN_ID" in environ
-    for variable in _VARIABLES.get(name, (f"TORSH_{name.upper()}", f"PET_{name.upper()}")):
-        if inside_worker and variable in ("MASTER_PORT", "TORSH_RUN_ID"):
-            continue  # they name the outer job
-        if environ.get(variable):
-            return Setting(environ[variable], variable)
-    return None
+def validate(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The notes that resolve would give; no target is needed. Raises ConfigError as it would."""
+    if settings.target is not None:
+        return resolve(settings, environ).notes
+    return _check(settings, environ, _new_id)[1]
+
+
+def _check(
+    settings: Settings, environ: Mapping[str, str], new_id: Callable[[], str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """LaunchConfig's fields but target, and the notes."""
+    values = settings.values()
+    _one_node(settings, values)
+    fields = {
+        **_fields(LaunchConfig, values),
+        **_master(settings, values),
+        "nproc_per_node": _workers(settings, values, environ),
+        "arguments": tuple(argument.text for argument in settings.arguments),
+        "environment": MappingProxyType(
+            {name: extra.text for name, extra in settings.environment.items()}
+        ),
+        "kind": _kind(settings, values),
+        "scratch_place": _scratch_place(environ),
+        "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
+        "output": OutputConfig(**_fields(OutputConfig, values)),
+    }
+    if values["standalone"] and not settings["run_id"].given:
+        fields["run_id"] = new_id()
+    return fields, tuple(notes(settings, values, fields["nproc_per_node"]))
+
+
+def _fields(
+    kind: type[LaunchConfig] | type[OutputConfig], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values that are fields as they are; where there is none the field has its default."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    found = {option.field or option.key: values[option.key] for option in OPTIONS}
+    return {name: found[name] for name in names & found.keys() if found[name] is not None}
+
+
+def _one_node(settings: Settings, values: Mapping[str, Any]) -> None:
+    if values["standalone"]:
+        return
+    if values["nnodes"] != (1, 1):
+        raise ConfigError(
+            f"{settings['nnodes'].name}: {settings['nnodes'].text!r} is not possible: this "
+            f"version runs jobs on one node only, give 1"
+        )
+    if values["node_rank"] != 0:
+        raise ConfigError(
+            f"{settings['node_rank'].name}: {values['node_rank']} is not possible: the job has "
+            f"one node, whose rank is 0 (this version runs jobs on one node only)"
+        )
+
+
+def _master(settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """master_addr and master_port: those of the static endpoint, else those given. Without static
+    torchrun takes neither, so that jobs whose scripts name the same port do not collide.
+    """
+    if not is_static(values):
+        return {"master_addr": "127.0.0.1", "master_port": 0}
+    endpoint: Endpoint | None = values["rdzv_endpoint"]
+    if endpoint is None:
+        return {"master_addr": values["master_addr"], "master_port": values["master_port"] or 0}
+    if endpoint.port is None:
+        raise ConfigError(
+            f"{settings['rdzv_endpoint'].name}: with --rdzv-backend static it needs a port, like "
+            f"{endpoint.host}:29500"
+        )
+    return {"master_addr": endpoint.host, "master_port": endpoint.port}
+
+
+def _workers(settings: Settings, values: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    asked: int | str = values["nproc_per_node"]
+    if isinstance(asked, int):
+        return asked
+    name = settings["nproc_per_node"].name
+    number = 0
+    if asked in ("gpu", "auto"):
+        from torshrun.topology import gpus
+
+        number = gpus.count(environ)
+    if asked == "gpu" and number == 0:
+        raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
+    return worker_count(number or _allowed_cpus())
+
+
+def _allowed_cpus() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0))
+
+
+def _kind(settings: Settings, values: Mapping[str, Any]) -> Kind:
+    if values["run_path"]:
+        return "path"
+    if values["module"] and values["no_python"]:
+        names = f"{settings['module'].name} and {settings['no_python'].name}"
+        raise ConfigError(f"{names} exclude each other")
+    return "module" if values["module"] else "program" if values["no_python"] else "script"
 
 
 def _scratch_place(environ: Mapping[str, str]) -> str:
@@ -149,38 +157,3 @@ def _scratch_place(environ: Mapping[str, str]) -> str:
     if outer and Path(outer).is_dir():
         return outer
     return str(Path(environ.get("TMPDIR") or "/tmp").absolute())
-
-
-def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
-    if kind == "module":
-        return _text(Setting(target, "module"))
-    if kind == "program":
-        return _find_program(target, environ.get("PATH", os.defpath))
-    script = Path(target)
-    if script.is_dir() and not (script / "__main__.py").is_file():
-        raise ConfigError(f"{target} is a directory, not a script; name the script inside it")
-    if not script.exists():
-        raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
-    return target
-
-
-def _find_program(name: str, path: str) -> str:
-    """The program's path as the shell would find it."""
-    if "/" in name:
-        return _check_program(name)
-    for folder in path.split(os.pathsep):
-        candidate = Path(folder or ".", name)
-        if os.access(candidate, os.X_OK) and not candidate.is_dir():
-            return str(candidate.absolute())
-    raise ConfigError(f"program {name} is not in PATH")
-
-
-def _check_program(name: str) -> str:
-    program = Path(name)
-    if not program.exists():
-        raise ConfigError(f"program {name} does not exist")
-    if program.is_dir():
-        raise ConfigError(f"{name} is a directory, not a program")
-    if not os.access(program, os.X_OK):
-        raise ConfigError(f"{name} is not executable: chmod +x it, or drop --no-python")
-    return name

@@ -1,69 +1,19 @@
-"""Why a round of workers failed: exits in, root cause and a report for people out. Pure."""
+"""The report about a round of workers that failed: text for people. Pure."""
 
 from __future__ import annotations
 
-import re
-import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-TAIL_LINES = 20
-"""How many lines of a worker's stderr the report shows."""
+from torshrun.failure.cause import explain, fingerprint, followed, root_cause
+from torshrun.failure.exits import Exit, how
+from torshrun.failure.words import Words, last_words
 
-_FOLLOWERS = ("PeerLost", "CommAborted", "CommTimeout")
-_FOLLOWER = re.compile(
-    rb"^torsh_runtime\.errors\.(?:%s)\b" % "|".join(_FOLLOWERS).encode(), re.MULTILINE
-)
-_TRACEBACK = b"Traceback (most recent call last):"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How one worker ended."""
-
-    rank: int
-    host: str
-    """Name of the node it ran on."""
-    pid: int
-    status: int
-    """As waitpid gives it."""
-    seconds: float
-    """How long it ran."""
-    stopped: bool
-    """Whether it had been asked to stop before it ended."""
-    stderr: bytes = b""
-    """The end of its stderr."""
-    account: str = ""
-    """What it wrote to its error file, as text; "" is nothing."""
-    log: str = ""
-    """Where its output was kept; "" is nowhere."""
-
-    @property
-    def signo(self) -> int:
-        """The signal that killed it; 0 if none did."""
-        return self.status & 0x7F
-
-    @property
-    def code(self) -> int:
-        """Its exit code as a shell gives it: 128 + n for signal n."""
-        return 128 + self.signo if self.signo else self.status >> 8 & 0xFF
-
-
-def root_cause(exits: Sequence[Exit]) -> Exit | None:
-    """The exit that explains the others: of those that failed, in the order in which they ended,
-    the first that neither lost a peer nor had been asked to stop. None if nothing failed.
-    """
-    failed = [exit_ for exit_ in exits if exit_.status != 0]
-    unasked = [exit_ for exit_ in failed if not exit_.stopped]
-    leading = [exit_ for exit_ in unasked if not followed(exit_)]
-    candidates = leading or unasked or failed
-    return candidates[0] if candidates else None
-
-
-def followed(exit_: Exit) -> bool:
-    """Whether a worker's last traceback says that it failed only because another one had."""
-    last = exit_.stderr[max(exit_.stderr.rfind(_TRACEBACK), 0) :]
-    return not exit_.signo and _FOLLOWER.search(last) is not None
+SHOWN_LINES = 40
+"""How many lines of a worker's last words the report shows."""
+LINE_CHARS = 500
+"""How much of each it shows."""
+_GROUPS = 6
+_RANGES = 8
 
 
 def describe(exits: Sequence[Exit], outlook: str) -> str:
@@ -75,71 +25,66 @@ def describe(exits: Sequence[Exit], outlook: str) -> str:
     if cause is None:
         return f"torshrun: {outlook}"
     lines = [f"torshrun: rank {cause.rank} failed first: {_circumstances(cause)}"]
-    lines += _last_words(cause)
+    explanation = explain(cause)
+    if explanation:
+        lines.append(f"  {explanation}")
+    lines += _quote(last_words(cause))
     if cause.log:
         lines.append(f"  its output is kept in {cause.log}")
-    others = [exit_ for exit_ in exits if exit_ is not cause and exit_.status != 0]
+    others = [exit_ for exit_ in exits if exit_ is not cause and exit_.failed]
     if others:
-        lines.append(f"  after it: {', '.join(_in_brief(exit_) for exit_ in _by_rank(others))}")
+        lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
     return "\n".join([*lines, f"  {outlook}"])
-
-
-def signal_name(signo: int) -> str:
-    """The signal's name, as in SIGKILL."""
-    try:
-        return signal.Signals(signo).name
-    except ValueError:
-        return f"signal {signo}"
-
-
-def how(exit_: Exit) -> str:
-    """The manner of its end: its exit code, or the signal that killed it."""
-    if exit_.signo:
-        return f"killed by {signal_name(exit_.signo)}, exit code {exit_.code}"
-    return f"exit code {exit_.code}"
 
 
 def _circumstances(exit_: Exit) -> str:
     return f"{how(exit_)}, host {exit_.host}, pid {exit_.pid}, after {exit_.seconds:.1f} s"
 
 
-def _last_words(exit_: Exit) -> list[str]:
-    """The end of its stderr; what it said in its error file only if that tells more."""
-    text = exit_.stderr.decode("utf-8", "backslashreplace")
-    shown = [_visible(line) for line in text.rstrip().split("\n")[-TAIL_LINES:] if text.strip()]
-    heading = "the last lines of its stderr"
-    if exit_.account and _TRACEBACK not in exit_.stderr:
-        shown = exit_.account.rstrip().split("\n")[-TAIL_LINES:]
-        heading = "from its error file"
-    if not shown:
+def _quote(words: Words) -> list[str]:
+    if not words.lines:
         return ["  it wrote nothing to stderr"]
-    return [f"  {heading}:", *(f"  | {line}" for line in shown)]
+    return [f"  {words.heading}:", *(f"  | {line[:LINE_CHARS]}".rstrip() for line in _cut(words))]
 
 
-def _visible(line: str) -> str:
-    """What a terminal shows of a line after its carriage returns."""
-    return line.rstrip("\r").rpartition("\r")[2]
+def _cut(words: Words) -> list[str]:
+    """Lines that fit, without those that matter least: the outermost calls."""
+    lines = list(words.lines)
+    missing = len(lines) - SHOWN_LINES
+    if missing <= 0:
+        return lines
+    note = f"  … {missing + 1} lines left out …"
+    if words.innermost_first:
+        return [*lines[: SHOWN_LINES - 1], note]
+    return [lines[0], note, *lines[missing + 2 :]]
 
 
-def _by_rank(exits: Sequence[Exit]) -> list[Exit]:
-    return sorted(exits, key=lambda exit_: exit_.rank)
+def _in_brief(exits: Iterable[Exit], cause: str) -> str:
+    """How the others ended, those who ended alike together."""
+    groups: dict[str, list[int]] = {}
+    for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
+        groups.setdefault(_fate(exit_, cause), []).append(exit_.rank)
+    told = [f"{_ranks(ranks)} {fate}" for fate, ranks in list(groups.items())[:_GROUPS]]
+    rest = sum(len(ranks) for ranks in list(groups.values())[_GROUPS:])
+    return "; ".join([*told, f"{rest} others in other ways"] if rest else told)
 
 
-def _in_brief(exit_: Exit) -> str:
+def _fate(exit_: Exit, cause: str) -> str:
     if exit_.stopped:
-        return f"rank {exit_.rank} stopped by torshrun"
+        return "stopped by torshrun"
     if followed(exit_):
-        return f"rank {exit_.rank} lost its peer"
-    return f"rank {exit_.rank} {how(exit_)}"
+        return "lost its peer"
+    return "in the same way" if fingerprint(exit_) == cause else how(exit_)
 
 
-def read_account(document: object) -> str:
-    """The text of a decoded error.json, in torchrun's form; "" if it is not one."""
-    message = document.get("message") if isinstance(document, dict) else None
-    if isinstance(message, str):
-        return message
-    if not isinstance(message, dict):
-        return ""
-    extra = message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(stack or message.get("message") or "")
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ascending ranks as people write them: "rank 3", "ranks 0-2, 5"."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][-1] == rank - 1:
+            ranges[-1] = [ranges[-1][0], rank]
+        else:
+            ranges.append([rank])
+    shown = ", ".join("-".join(map(str, bounds)) for bounds in ranges[:_RANGES])
+    more = f" and others, {len(ranks)} in all," if len(ranges) > _RANGES else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"

@@ -6,12 +6,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class GroupStarted:
+    """Every worker's program runs."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker's process has ended."""
 
     round: int
     rank: int
-    succeeded: bool
+    status: int
+    """As waitpid gives it."""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended with exit code 0."""
+        return self.status == 0
+
+    @property
+    def signo(self) -> int:
+        """The signal that killed it; 0 if none did."""
+        return self.status & 0x7F
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +43,20 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersKilled:
+    """The grace is over: workers that still run are killed."""
+
+    round: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupStopped:
     """No process of the round is left, but for the unkillable; its output has been passed on."""
 
     round: int
-    unkillable: tuple[int, ...]
-    """Pids that outlived SIGKILL."""
+    unkillable: tuple[str, ...]
+    """Processes that outlived SIGKILL, as a person would name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +73,12 @@ class KeeperLost:
     round: int
 
 
-WorkerEvent = WorkerExited | SpawnFailed | GroupStopped | DeadManFired | KeeperLost
+WorkerEvent = (
+    GroupStarted
+    | WorkerExited
+    | SpawnFailed
+    | WorkersKilled
+    | GroupStopped
+    | DeadManFired
+    | KeeperLost
+)

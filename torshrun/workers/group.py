@@ -9,18 +9,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.workers import keeper as reports
 from torshrun.workers.events import (
     DeadManFired,
+    GroupStarted,
     GroupStopped,
     KeeperLost,
     SpawnFailed,
     WorkerEvent,
     WorkerExited,
+    WorkersKilled,
 )
-from torshrun.workers.logs import LogPump, Sink, Stream
+from torshrun.workers.logs import LogPump, Stream
 from torshrun.workers.spec import Assignment
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class Ending:
     """Whether it ended after it had been asked to stop."""
     stderr: bytes
     """The end of its stderr."""
+    peak_rss_kib: int
+    """The most memory that it had resident."""
 
 
 class _Member:
@@ -56,6 +60,28 @@ class _Member:
         self.streams = streams
         self.pid = 0
         self.started = time.monotonic()
+
+
+class WorkerState(NamedTuple):
+    """A worker at the moment."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    """0 while it is being started."""
+    output: int
+    """Bytes that have come from its stdout and stderr."""
+    alive: bool
+    """Whether it has not ended."""
+
+
+class _Ended(NamedTuple):
+    """A worker that has ended; what it wrote may still be on its way."""
+
+    member: _Member
+    report: reports.Exited
+    seconds: float
+    stopped: bool
 
 
 class WorkerGroup:
@@ -79,8 +105,12 @@ class WorkerGroup:
         self._round = 0
         self._next_id = 0
         self._alive: dict[int, _Member] = {}
+        self._members: list[_Member] = []  # all of the round, by local rank
+        self._num_starting = 0
+        self.begun = time.monotonic()
+        """When the round began, on the monotonic clock."""
         self._streams: list[Stream] = []
-        self._ended: list[tuple[_Member, int, float, bool]] = []
+        self._ended: list[_Ended] = []
         self._kill_timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._sweeping = False
@@ -89,13 +119,15 @@ class WorkerGroup:
     def begin(self, round_number: int) -> None:
         """Begin a round, without any worker yet. The one before must be over."""
         self._round = round_number
+        self.begun = time.monotonic()
         self._stopping = self._sweeping = False
-        self._streams, self._ended = [], []
+        self._streams, self._ended, self._members = [], [], []
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         """Start workers in this round. OSError when a directory or file cannot be made; those
         that were started before that are alive, so stop() has to follow.
         """
+        self._num_starting = len(assignments)
         for assignment in assignments:
             self._spawn(assignment)
         self._flush()
@@ -113,23 +145,27 @@ class WorkerGroup:
             self._flush()
             self._kill_timer = self._loop.call_later(grace, self._sweep)
 
-    def num_alive(self) -> int:
-        """Workers that have not ended."""
-        return len(self._alive)
+    def send(self, signo: int) -> None:
+        """Send a signal to all workers."""
+        self._keeper.signal(reports.ALL, signo)
+        self._flush()
+
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers of this round at the moment, by local rank."""
+        alive = {id(member) for member in self._alive.values()}
+        return tuple(_state(member, id(member) in alive) for member in self._members)
+
+    def alive(self) -> tuple[int, ...]:
+        """Ranks of the workers that have not ended."""
+        return tuple(sorted(member.assignment.worker.rank for member in self._alive.values()))
 
     def endings(self) -> tuple[Ending, ...]:
         """How the workers of this round ended, in the order in which they did."""
-        return tuple(
-            Ending(
-                assignment=member.assignment,
-                pid=member.pid,
-                status=status,
-                seconds=seconds,
-                stopped=stopped,
-                stderr=member.streams[1].tail(),
-            )
-            for member, status, seconds, stopped in self._ended
-        )
+        return tuple(map(_ending, self._ended))
+
+    def last_ending(self) -> Ending:
+        """How the worker ended that did so last. There must be one."""
+        return _ending(self._ended[-1])
 
     def close(self) -> None:
         """Stop listening to the keeper."""
@@ -139,30 +175,22 @@ class WorkerGroup:
 
     def _spawn(self, assignment: Assignment) -> None:
         Path(assignment.folder).mkdir(parents=True, exist_ok=True)
-        out, out_end = self._pipe(assignment, self._pump.stdout, "stdout.log")
+        outlets = self._pump.open(assignment.worker, assignment.folder)
+        self._streams += outlets.streams
         try:
-            err, err_end = self._pipe(assignment, self._pump.stderr, "stderr.log")
-            try:
-                fds = (0, out_end, err_end)
-                self._keeper.spawn(self._next_id, assignment.argv, assignment.environ, "", fds)
-            finally:
-                os.close(err_end)
+            self._keeper.spawn(
+                self._next_id,
+                assignment.argv,
+                assignment.environ,
+                "",
+                (0, outlets.stdout_fd, outlets.stderr_fd),
+                assignment.cpus,
+            )
         finally:
-            os.close(out_end)
-        self._alive[self._next_id] = _Member(assignment, (out, err))
+            outlets.close_ends()
+        self._alive[self._next_id] = _Member(assignment, outlets.streams)
+        self._members.append(self._alive[self._next_id])
         self._next_id += 1
-
-    def _pipe(self, assignment: Assignment, sink: Sink, name: str) -> tuple[Stream, int]:
-        path = f"{assignment.folder}/{name}" if assignment.keep_output else ""
-        reading, writing = os.pipe()
-        try:
-            stream = self._pump.add(reading, f"[{assignment.worker.rank}] ", sink, path)
-        except OSError:
-            os.close(reading)
-            os.close(writing)
-            raise
-        self._streams.append(stream)
-        return stream, writing
 
     def _flush(self) -> None:
         if self._keeper.flush():
@@ -176,7 +204,7 @@ class WorkerGroup:
 
     def _handle(self, report: reports.Report) -> None:
         if isinstance(report, reports.Spawned):
-            self._alive[report.worker_id].pid = report.pid
+            self._on_spawned(self._alive[report.worker_id], report.pid)
         elif isinstance(report, reports.SpawnFailed):
             self._on_spawn_failed(report)
         elif isinstance(report, reports.Exited):
@@ -188,6 +216,12 @@ class WorkerGroup:
         else:
             self.close()
             self._on_event(KeeperLost(self._round))
+
+    def _on_spawned(self, member: _Member, pid: int) -> None:
+        member.pid = pid
+        self._num_starting -= 1
+        if not self._num_starting:
+            self._on_event(GroupStarted(self._round))
 
     def _on_spawn_failed(self, report: reports.SpawnFailed) -> None:
         member = self._alive.pop(report.worker_id)
@@ -202,9 +236,9 @@ class WorkerGroup:
     def _on_exited(self, report: reports.Exited) -> None:
         member = self._alive.pop(report.worker_id)
         seconds = time.monotonic() - member.started
-        self._ended.append((member, report.status, seconds, self._stopping))
+        self._ended.append(_Ended(member, report, seconds, self._stopping))
         rank = member.assignment.worker.rank
-        self._on_event(WorkerExited(self._round, rank, report.status == 0))
+        self._on_event(WorkerExited(self._round, rank, report.status))
         self._sweep_if_empty()
 
     def _sweep_if_empty(self) -> None:
@@ -215,6 +249,8 @@ class WorkerGroup:
         self._cancel_timer()
         if not self._sweeping:
             self._sweeping = True
+            if self._alive:
+                self._on_event(WorkersKilled(self._round, self.alive()))
             self._keeper.sweep(self._round, SWEEP_BOUND)
             self._flush()
             self._kill_timer = self._loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
@@ -232,7 +268,7 @@ class WorkerGroup:
     def _on_swept(self, report: reports.Swept) -> None:
         """Let the output catch up, but not for ever, before the round is over."""
         self._cancel_timer()
-        over = GroupStopped(report.tag, report.unkillable)
+        over = GroupStopped(report.tag, tuple(map(str, report.unkillable)))
         drained = self._loop.create_future()
         self._pump.drain(self._streams, lambda: self._from_pump(drained))
         drained.add_done_callback(lambda _: self._on_event(over))
@@ -249,6 +285,24 @@ class WorkerGroup:
             self._loop.call_later(
                 DRAIN_STALL, self._give_up_when_stalled, drained, self._pump.moved
             )
+
+
+def _state(member: _Member, alive: bool) -> WorkerState:
+    place = member.assignment.worker
+    output = sum(stream.received for stream in member.streams)
+    return WorkerState(place.rank, place.local_rank, member.pid, output, alive)
+
+
+def _ending(ended: _Ended) -> Ending:
+    return Ending(
+        assignment=ended.member.assignment,
+        pid=ended.member.pid,
+        status=ended.report.status,
+        seconds=ended.seconds,
+        stopped=ended.stopped,
+        stderr=ended.member.streams[1].tail(),
+        peak_rss_kib=ended.report.peak_rss_kib,
+    )
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

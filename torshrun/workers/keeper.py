@@ -1,30 +1,43 @@
 """The agent's end of the keeper: what to ask of it, and what it reports.
 
-The frames are described at the top of keeper/keeper.c. Nothing here blocks, except close().
+The frames are described at the top of keeper/keeper.c. Nothing here blocks, except close(), and
+start() while the keeper makes itself a namespace.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import signal
+import select
 import socket
 import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torshrun.keeper
-from torsh_runtime.errors import BackendUnavailable
+from torsh_runtime.errors import BackendUnavailable, ConfigError
+from torshrun.workers.processes import Unkillable, children, kill, reap_all, unkillable, wait_for
 
 ALL = 0xFFFFFFFF
 """Stands for every worker where a worker's id is asked for."""
 
 _LENGTH = struct.Struct("=I")
 _TWO = struct.Struct("=II")
-_STAGES = {"k": "fork", "d": "chdir", "x": "exec", "h": "file descriptors"}
+_INSIDE = struct.Struct("=iib")
+_STAGES = {
+    "k": "fork",
+    "h": "file descriptors",
+    "a": "affinity",
+    "d": "chdir",
+    "x": "exec",
+}
+_START_BOUND = 10.0
+"""Seconds that a keeper may take to make its namespace."""
+_KILL_BOUND = 1.0
+"""Seconds that a keeper may take to die of SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,7 @@ class Spawned:
 
     worker_id: int
     pid: int
+    """As this process sees it, even if the worker is in a namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ class SpawnFailed:
     worker_id: int
     errno: int
     stage: str
-    """What failed: "fork", "chdir", "exec" or "file descriptors"."""
+    """What failed: "fork", "file descriptors", "affinity", "chdir" or "exec"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +74,13 @@ class Swept:
     """A sweep is over: all of the keeper's descendants have ended, but for the unkillable."""
 
     tag: int
-    ended: int
-    """Processes that ended meanwhile."""
-    unkillable: tuple[int, ...]
-    """Pids that outlived SIGKILL until the sweep's bound."""
+    unkillable: tuple[Unkillable, ...]
+    """Those that outlived SIGKILL until the sweep's bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadManFired:
     """The dead-man timer ran out, and all workers have been killed."""
-
-    workers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +115,23 @@ class Keeper:
         self._lost = False
 
     @classmethod
-    def start(cls, scratch: str = "") -> Keeper:
+    def start(cls, scratch: str = "", namespace: bool = False) -> Keeper:
         """Start a keeper for this process. It removes the directory `scratch`, if one is named,
         when this process has ended or has closed the keeper.
+
+        With `namespace` it and all workers are in a PID namespace of their own: none of them can
+        survive it, even if this process is killed at the same moment. Raises ConfigError where
+        none can be made.
         """
         path = find_keeper()
+        options = ["namespace"] if namespace else []
         mine, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             mine.setblocking(False)
             pid = os.posix_spawn(
                 path,
-                ["torsh-keeper", str(theirs.fileno()), str(os.getpid())],
+                ["torsh-keeper", str(theirs.fileno()), str(os.getpid()), *options],
                 {**os.environ, "TORSH_KEEPER_SCRATCH": scratch} if scratch else os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)
@@ -124,7 +139,10 @@ class Keeper:
                 setsid=True,
                 setsigmask=(),
             )
-        return cls(pid, mine)
+        keeper = cls(pid, mine)
+        if namespace:
+            keeper._await_namespace()
+        return keeper
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when receive() has something to give."""
@@ -137,14 +155,17 @@ class Keeper:
         environ: Mapping[str, str],
         cwd: str,
         fds: Sequence[int],
+        cpus: Collection[int] = (),
     ) -> None:
         """Start a program; argv[0] is its path. `fds` become its descriptors 0, 1, 2, .. and are
-        duplicated at once: the caller may close them. Answered by Spawned or SpawnFailed.
+        duplicated at once: the caller may close them. It may run on `cpus` only, if there are any.
+        Answered by Spawned or SpawnFailed.
         """
         pairs = [f"{name}={value}" for name, value in environ.items()]
         strings = b"".join(os.fsencode(text) + b"\0" for text in [cwd, *argv, *pairs])
-        head = struct.pack("=IIII", worker_id, len(fds), len(argv), len(pairs))
-        self._send(b"S" + head + strings, fds)
+        mask = _cpu_mask(cpus)
+        head = struct.pack("=IIIII", worker_id, len(fds), len(argv), len(pairs), len(mask))
+        self._send(b"S" + head + mask + strings, fds)
 
     def signal(self, worker_id: int, signo: int) -> None:
         """Send a signal to the process group of one worker, or of ALL that are alive."""
@@ -156,10 +177,12 @@ class Keeper:
         """
         self._send(b"W" + _TWO.pack(tag, int(bound * 1000)))
 
-    def arm_dead_man(self, seconds: float) -> None:
-        """Kill all workers `seconds` from now unless armed again before; 0 disarms."""
-        deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(seconds * 1e9)
-        self._send(b"A" + struct.pack("=Q", deadline if seconds else 0))
+    def arm(self, deadline_ns: int, counts_suspend: bool) -> None:
+        """Kill all workers at this time unless armed again before; 0 disarms. The time is one of
+        CLOCK_BOOTTIME if time during which the machine is suspended counts, else of
+        CLOCK_MONOTONIC, and then a keeper that was stopped itself waits a moment longer.
+        """
+        self._send(b"A" + struct.pack("=QI", deadline_ns, counts_suspend))
 
     def flush(self) -> bool:
         """Send what is waiting, as far as possible; whether nothing waits any more."""
@@ -187,13 +210,43 @@ class Keeper:
 
     def close(self, timeout: float) -> bool:
         """Let the keeper kill what is left, remove the scratch directory and exit. Whether it
-        had ended within `timeout` seconds.
+        had ended within `timeout` seconds; if not, it is killed, and kill_descendants() and the
+        directory are left to the caller.
         """
         self._socket.close()
         self._lost = True
         while self._outgoing:
             _close_all(self._outgoing.popleft()[1])
-        return _wait_for(self.pid, timeout)
+        if wait_for(self.pid, timeout):
+            return True
+        kill(self.pid)
+        wait_for(self.pid, _KILL_BOUND)
+        return False
+
+    def _await_namespace(self) -> None:
+        """The process that was started makes way for one in the namespace, a child of this process
+        too.
+        """
+        frame = self._first_frame(time.monotonic() + _START_BOUND)
+        pid, error, stage = _INSIDE.unpack(frame[1:]) if frame else (0, errno.EPIPE, ord("?"))
+        if pid:
+            wait_for(self.pid, _START_BOUND)
+            self.pid = pid
+        if stage:
+            self.close(_START_BOUND)
+            from torshrun.keeper.refusal import explain
+
+            raise ConfigError(explain(chr(stage), error))
+
+    def _first_frame(self, deadline: float) -> bytes:
+        """The keeper's first report, or nothing if none has come in time."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while not (frame := self._next_frame()):
+            left = deadline - time.monotonic()
+            if left <= 0 or not poll.poll(1000 * left) or not self._read():
+                return self._next_frame()
+        return frame
 
     def _send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
         copies = [os.dup(fd) for fd in fds]
@@ -212,13 +265,20 @@ class Keeper:
 
     def _reports(self) -> list[Report]:
         reports: list[Report] = []
-        while len(self._incoming) >= 4:
-            (length,) = _LENGTH.unpack_from(self._incoming)
-            if len(self._incoming) < 4 + length:
-                break
-            reports.append(_decode(bytes(self._incoming[4 : 4 + length])))
-            del self._incoming[: 4 + length]
+        while frame := self._next_frame():
+            reports.append(_decode(frame))
         return reports
+
+    def _next_frame(self) -> bytes:
+        """The next whole frame; nothing if there is none yet."""
+        if len(self._incoming) < _LENGTH.size:
+            return b""
+        end = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]
+        if len(self._incoming) < end:
+            return b""
+        frame = bytes(self._incoming[_LENGTH.size : end])
+        del self._incoming[:end]
+        return frame
 
 
 def _decode(frame: bytes) -> Report:
@@ -226,34 +286,26 @@ def _decode(frame: bytes) -> Report:
     if kind == b"p":
         return Spawned(*struct.unpack("=Ii", body))
     if kind == b"f":
-        worker_id, errno, stage = struct.unpack("=IiB", body)
-        return SpawnFailed(worker_id, errno, _STAGES[chr(stage)])
+        worker_id, error, stage = struct.unpack("=IiB", body)
+        return SpawnFailed(worker_id, error, _STAGES[chr(stage)])
     if kind == b"e":
         return Exited(*struct.unpack("=IiQ", body))
     if kind == b"d":
-        return DeadManFired(*struct.unpack("=I", body))
-    tag, ended, count = struct.unpack_from("=III", body)
-    return Swept(tag, ended, struct.unpack_from(f"={count}i", body, 12))
+        return DeadManFired()
+    tag, count = _TWO.unpack_from(body)
+    return Swept(tag, unkillable(struct.unpack_from(f"={count}i", body, _TWO.size)))
+
+
+def _cpu_mask(cpus: Collection[int]) -> bytes:
+    """A bit for each processor, in as many longs as it takes."""
+    bits = sum(1 << cpu for cpu in set(cpus))
+    longs = [bits >> shift & (2**64 - 1) for shift in range(0, bits.bit_length(), 64)]
+    return struct.pack(f"={len(longs)}Q", *longs)
 
 
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _wait_for(pid: int, timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    pause = 0.0005
-    while True:
-        try:
-            if os.waitpid(pid, os.WNOHANG)[0] == pid:
-                return True
-        except ChildProcessError:
-            return True
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
 
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -266,44 +318,17 @@ def become_subreaper() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_descendants(bound: float) -> tuple[int, ...]:
+def kill_descendants(bound: float) -> tuple[Unkillable, ...]:
     """SIGKILL this process's children, and theirs as they become its own, until none is left or
-    `bound` seconds have passed. Returns the pids that are left.
+    `bound` seconds have passed. Returns those that are left.
     """
     deadline = time.monotonic() + bound
-    while children := _children():
-        for pid in children:
-            _kill(pid)
-        if not _reap_all():
+    while pids := children():
+        for pid in pids:
+            kill(pid)
+        if not reap_all():
             return ()
         if time.monotonic() >= deadline:
-            return children
+            return unkillable(children())
         time.sleep(0.005)
     return ()
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _reap_all() -> bool:
-    """Reap what has ended; whether children are left."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _children() -> tuple[int, ...]:
-    pids: list[int] = []
-    for thread in Path("/proc/self/task").iterdir():
-        try:
-            pids += map(int, (thread / "children").read_text().split())
-        except FileNotFoundError:
-            continue
-    return tuple(pids)

@@ -4,46 +4,131 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
+from torshrun.workers import startup
+
+CpuSet = frozenset[int]
+ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What all workers of the job have in common."""
+    """What the job's workers are made from, the same in every round."""
 
     argv: tuple[str, ...]
-    """The command; argv[0] is the program's path."""
+    """The command; argv[0] is the program's path, ${local_rank} is each worker's own."""
     environ: Mapping[str, str]
-    """What a worker inherits, before its own place is added."""
+    """What all workers inherit, before their own places are added."""
+    own_environ: tuple[Mapping[str, str], ...]
+    """What each local rank has besides; it wins over its place."""
+    cpus: tuple[CpuSet, ...]
+    """The processors of each local rank; an empty set is no binding."""
 
     @classmethod
     def from_config(
-        cls, config: LaunchConfig, environ: Mapping[str, str], allowed_cpus: int
+        cls, config: LaunchConfig, environ: Mapping[str, str], allowed: CpuSet, root: Path = ROOT
     ) -> WorkerSpec:
-        """`environ` is the agent's own; OMP_NUM_THREADS in it is kept."""
-        threads = str(max(1, allowed_cpus // config.nproc_per_node))
+        """`environ` is the agent's own, `allowed` are the processors that it may use, and `root`
+        holds /sys, /proc and /dev. Raises ConfigError when this machine cannot place the workers.
+        """
+        inherited = _inherited(config, environ)
+        cpus = _bind(config, inherited, allowed, root)
         return cls(
-            argv=_command(config),
-            environ={
-                "OMP_NUM_THREADS": threads,
-                **environ,
-                "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
-            },
+            argv=_command(config, inherited),
+            environ=inherited,
+            own_environ=_own_environ(config, inherited, [own or allowed for own in cpus], root),
+            cpus=cpus,
         )
 
 
-def _command(config: LaunchConfig) -> tuple[str, ...]:
+def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    given = {
+        "PYTHONFAULTHANDLER": "1",
+        **environ,
+        "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
+        **config.environment,
+    }
+    return {**given, "PYTHONPATH": startup.python_path(given)}
+
+
+def allowed_cpus() -> CpuSet:
+    """The processors that this process may run on."""
+    return frozenset(os.sched_getaffinity(0))
+
+
+def _command(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...]:
     if config.kind == "program":
         return (config.target, *config.arguments)
+    python = (_python(environ), "-u")
     if config.kind == "module":
-        return (sys.executable, "-u", "-m", config.target, *config.arguments)
+        return (*python, "-m", config.target, *config.arguments)
+    if config.kind == "path":
+        runner = str(Path(__file__).with_name("run_path.py"))
+        return (*python, runner, config.target, *config.arguments)
     # What begins with a dash Python would take for an option of its own.
     script = f"./{config.target}" if config.target.startswith("-") else config.target
-    return (sys.executable, "-u", script, *config.arguments)
+    return (*python, script, *config.arguments)
+
+
+def _python(environ: Mapping[str, str]) -> str:
+    """The workers' interpreter: this one, or the one that PYTHON_EXEC names."""
+    name = environ.get("PYTHON_EXEC")
+    if not name:
+        return sys.executable
+    import shutil
+
+    path = shutil.which(name, path=environ.get("PATH", os.defpath))
+    if path is None:
+        raise ConfigError(
+            f"PYTHON_EXEC={name} is no program: give an interpreter's path, or unset it"
+        )
+    return path
+
+
+def _bind(
+    config: LaunchConfig, environ: Mapping[str, str], allowed: CpuSet, root: Path
+) -> tuple[CpuSet, ...]:
+    if config.numa_binding is None:
+        return (frozenset(),) * config.nproc_per_node
+    from torshrun.topology import gpus, numa
+
+    nodes = [gpus.pci_numa_node(gpu, root) for gpu in gpus.visible(environ, root)]
+    topology = numa.read_topology(allowed, root)
+    return numa.bind(config.numa_binding, config.nproc_per_node, topology, nodes)
+
+
+def _own_environ(
+    config: LaunchConfig, environ: Mapping[str, str], usable: Sequence[CpuSet], root: Path
+) -> tuple[Mapping[str, str], ...]:
+    """`usable` are the processors that each local rank may run on."""
+    own: list[dict[str, str]] = [{} for _ in usable]
+    if "OMP_NUM_THREADS" not in environ:
+        own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable)]
+    if not config.virtual_local_rank:
+        return tuple(own)
+    from torshrun.topology import gpus
+
+    shares = gpus.share_out(environ, config.nproc_per_node, root)
+    return tuple({**one, **_virtual(environ, gpu)} for one, gpu in zip(own, shares, strict=True))
+
+
+def _virtual(environ: Mapping[str, str], gpu: str) -> dict[str, str]:
+    """What makes one GPU a worker's only one. HIP reads a variable of its own before CUDA's."""
+    hip = {"HIP_VISIBLE_DEVICES": gpu} if "HIP_VISIBLE_DEVICES" in environ else {}
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu, **hip}
+
+
+def threads(usable: Sequence[CpuSet]) -> tuple[int, ...]:
+    """How many threads each worker may run so that every one has a processor; at least 1."""
+    sharing = Counter(usable)
+    return tuple(max(1, len(own) // sharing[own]) for own in usable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +141,18 @@ class RoundFacts:
     """How often workers have been restarted after a failure."""
     master_port: int
     """A port that is free on this node now."""
+    jax_coordinator_port: int
+    """Another one, for JAX; 0 is none."""
     store_endpoint: str
     """Where the round's store is served."""
     secret: str
     """The job's secret in hexadecimal."""
     scratch: str
     """The job's temporary directory."""
+    status_file: str
+    """File with a page for each local rank; "" is none."""
     folder: str
     """The attempt's directory; each worker has <folder>/<local rank>/ in it."""
-    keep_output: bool
-    """Whether stdout.log and stderr.log are to be kept there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +165,10 @@ class Assignment:
     """Its command; argv[0] is the program's path."""
     environ: Mapping[str, str]
     """Its whole environment."""
+    cpus: CpuSet
+    """The processors that it is bound to; empty is no binding."""
     folder: str
     """Its own directory, which is to be made before it starts."""
-    keep_output: bool
-    """Whether its output is kept in stdout.log and stderr.log there."""
 
 
 def assign(config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts) -> tuple[Assignment, ...]:
@@ -92,8 +179,18 @@ def assign(config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts) -> tuple[A
 def _assignment(
     config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts, local_rank: int
 ) -> Assignment:
-    folder = f"{facts.folder}/{local_rank}"
-    place = WorkerEnv(
+    place = _place(config, facts, local_rank)
+    return Assignment(
+        worker=place,
+        argv=tuple(word.replace("${local_rank}", str(local_rank)) for word in spec.argv),
+        environ={**spec.environ, **place.to_environ(), **spec.own_environ[local_rank]},
+        cpus=spec.cpus[local_rank],
+        folder=f"{facts.folder}/{local_rank}",
+    )
+
+
+def _place(config: LaunchConfig, facts: RoundFacts, local_rank: int) -> WorkerEnv:
+    return WorkerEnv(
         rank=local_rank,
         world_size=config.nproc_per_node,
         local_rank=local_rank,
@@ -107,18 +204,8 @@ def _assignment(
         round=facts.number,
         store_endpoint=facts.store_endpoint,
         secret=facts.secret,
-        error_file=f"{folder}/error.json",
+        error_file=f"{facts.folder}/{local_rank}/error.json",
         scratch=facts.scratch,
+        status_file=facts.status_file,
+        jax_coordinator_port=facts.jax_coordinator_port,
     )
-    return Assignment(
-        worker=place,
-        argv=spec.argv,
-        environ={**spec.environ, **place.to_environ()},
-        folder=folder,
-        keep_output=facts.keep_output,
-    )
-
-
-def allowed_cpus() -> int:
-    """Number of CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0))

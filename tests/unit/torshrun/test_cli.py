@@ -12,43 +12,11 @@ from click.testing import CliRunner, Result
 
 from torshrun import cli, config
 
-HELP = """\
-Usage: torshrun [OPTIONS] SCRIPT [ARGUMENTS]...
-
-  Start SCRIPT once per worker, give each its rank through the environment, and watch over them: if
-  one fails the others are stopped and, if restarts are left, all start again.
-
-  Every option that takes a value can also be set by an environment variable, TORSH_NPROC_PER_NODE
-  or PET_NPROC_PER_NODE for example; the command line wins. Options after SCRIPT are SCRIPT's.
-
-Size:
-  --nproc-per-node N  Workers to start on this node. [default: 1]
-  --nnodes N          Nodes of the job; this version runs on one. [default: 1]
-  --standalone        One node: what this version always does.
-
-Run:
-  --max-restarts N            How often all workers are started again after one fails. [default: 0]
-  --rdzv-id, --run-id NAME    Name of the job. [default: none]
-  --role NAME                 Role of the workers. [default: default]
-  --shutdown-timeout SECONDS  Time between asking workers to stop and killing them. [default: 30]
-  -m, --module                The script is a module's name, as with python -m.
-  --no-python                 The script is a program: run it without Python.
-
-Where rank 0 listens:
-  --master-addr HOST  Address for MASTER_ADDR. [default: 127.0.0.1]
-  --master-port PORT  Port for MASTER_PORT. [default: a free one for each start]
-
-Output:
-  --log-dir DIRECTORY  Keep each worker's output in DIRECTORY/<job>_*/attempt_<n>/<local rank>/.
-
-Other:
-  --version   Print the version and exit.
-  -h, --help  Show this message and exit.
-"""
+HELP = Path(__file__).with_name("help.txt")
 
 
 def run(*argv: str) -> Result:
-    return CliRunner().invoke(cli.command, argv, prog_name="torshrun", terminal_width=100)
+    return CliRunner().invoke(cli.command, argv, prog_name="torshrun", terminal_width=98)
 
 
 @pytest.fixture
@@ -76,7 +44,8 @@ def script(tmp_path: Path) -> str:
 def test_help() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    assert result.output == HELP
+    assert result.output == HELP.read_text(), "COLUMNS=100 torshrun --help"
+    assert max(map(len, result.output.splitlines())) <= 100
 
 
 def test_version() -> None:
@@ -139,9 +108,15 @@ def test_variables(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "Missing argument 'SCRIPT'"),
-        (["--nproc-per-nod", "2", "SCRIPT"], "Did you mean '--nproc-per-node'?"),
+        ([], "SCRIPT is missing: name it"),
+        (["--nproc-per-noode", "2", "SCRIPT"], "Did you mean '--nproc-per-node'?"),
         (["--nproc-per-node"], "requires an argument"),
+        (["--standalone=1", "SCRIPT"], "does not take a value"),
+        (["--master", "x", "SCRIPT"], "--master could be --master-addr, --master-port"),
+        (["--config", "no-such-file.yaml", "SCRIPT"], "cannot read the configuration file"),
+        (["--print-config", "--nnodes", "2"], "one node only"),
+        (["--print-config", "no-such-file.py"], "no-such-file.py does not exist"),
+        (["--dry-run"], "SCRIPT is missing"),
         (["--nproc-per-node", "four", "SCRIPT"], "'four' is not a whole number"),
         (["--nproc-per-node", "0", "SCRIPT"], "at least 1 worker"),
         (["--nnodes", "2", "SCRIPT"], "one node only"),
@@ -166,6 +141,83 @@ def test_a_configuration_error_is_one_line(script: str) -> None:
     result = run("--nnodes", "3", script)
     assert result.stderr.startswith("torshrun: error: --nnodes: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_mistake_in_an_option_is_told_alike(script: str) -> None:
+    result = run("--nproc-per-noode", "3", script)
+    assert result.stderr.startswith("torshrun: error: No such option")
+    assert result.stderr.splitlines()[1:] == ["Try 'torshrun --help' for the options."]
+
+
+def test_abbreviations(launched: list[config.LaunchConfig], script: str) -> None:
+    assert run("--nnode", "1", "--nproc", "2", "--max_rest=3", script, "--nproc").exit_code == 42
+    assert (launched[0].nproc_per_node, launched[0].max_restarts) == (2, 3)
+    assert launched[0].arguments == ("--nproc",)
+
+
+def test_a_command_line_of_torchruns(launched: list[config.LaunchConfig], script: str) -> None:
+    result = run(
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        "--nproc_per_node=4",
+        "--node_rank=0",
+        "-r3",
+        "-t",
+        "0:1,1:2",
+        script,
+    )
+    assert (result.exit_code, result.stderr) == (42, "")
+    assert launched[0].nproc_per_node == 4
+    assert launched[0].output.redirects.everyone.stderr
+    assert launched[0].output.tee.streams(1, 1).stderr
+
+
+def test_notes_go_to_stderr(launched: list[config.LaunchConfig], script: str) -> None:
+    result = run("--standalone", "--nnodes", "2", "--start-method", "fork", script)
+    assert result.exit_code == 42
+    assert result.stderr.splitlines() == [
+        "torshrun: --nnodes has no effect: --standalone is given",
+        "torshrun: --start-method has no effect: workers are programs, not functions",
+    ]
+
+
+def test_a_file_is_enough(launched: list[config.LaunchConfig], script: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"script: {script}\narguments: [a]\nnproc_per_node: 2\n")
+    run("--config", str(file), "--max-restarts", "1")
+    assert launched == [
+        config.LaunchConfig(target=script, arguments=("a",), nproc_per_node=2, max_restarts=1)
+    ]
+
+
+def test_printing_the_configuration_needs_no_script(launched: list[config.LaunchConfig]) -> None:
+    result = run("--print-config", "--nproc", "2", "--start-method", "fork")
+    assert result.exit_code == 0
+    assert "nproc_per_node: 2 " in result.stdout
+    assert result.stderr == (
+        "torshrun: --start-method has no effect: workers are programs, not functions\n"
+    )
+    assert not launched
+
+
+def test_a_dry_run_starts_nothing(launched: list[config.LaunchConfig], script: str) -> None:
+    result = run("--dry-run", "--standalone", "--nproc", "2", script, "x")
+    assert result.exit_code == 0
+    assert "2 workers would start" in result.stdout
+    assert "TORCHELASTIC_RUN_ID=<chosen at start>" in result.stdout
+    assert not launched
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "torshrun", "--nnodes", "2", "x.py"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("torshrun: error: --nnodes: ")
 
 
 def test_help_loads_little() -> None:

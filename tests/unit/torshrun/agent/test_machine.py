@@ -9,19 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torshrun.agent import machine as m
+from torshrun import exit_codes
+from torshrun.agent import machine
+from torshrun.agent import protocol as m
 from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
+FAIL = 3 << 8
+"""The status of a process that exits with 3."""
 POLICY = m.Policy(ranks=frozenset({0, 1}), max_restarts=1, grace=30.0)
 
 
 def play(
     events: Sequence[m.Event], policy: m.Policy = POLICY
 ) -> tuple[m.State, list[m.Instruction]]:
-    state, instructions = m.begin(policy)
+    state, instructions = machine.begin(policy)
     carried_out = list(instructions)
     for event in events:
-        state, instructions = m.handle(policy, state, event)
+        state, instructions = machine.handle(policy, state, event)
         carried_out += instructions
     return state, carried_out
 
@@ -38,7 +42,7 @@ def test_it_begins_with_all_workers() -> None:
 
 
 def test_success_of_all_sweeps_and_finishes_with_0() -> None:
-    events = [WorkerExited(0, 0, True), WorkerExited(0, 1, True)]
+    events = [WorkerExited(0, 0, 0), WorkerExited(0, 1, 0)]
     state, instructions = play(events)
     assert isinstance(state, m.Stopping)
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "done")
@@ -46,43 +50,43 @@ def test_success_of_all_sweeps_and_finishes_with_0() -> None:
 
 
 def test_a_failure_settles_before_the_others_are_stopped() -> None:
-    state, instructions = play([WorkerExited(0, 1, False)])
+    state, instructions = play([WorkerExited(0, 1, FAIL)])
     assert isinstance(state, m.Settling)
-    assert instructions[-1] == m.Settle(0, m.SETTLE_SECONDS)
-    state, instructions = play([WorkerExited(0, 1, False), m.SettleOver(0)])
+    assert instructions[-1] == m.Settle(0, machine.SETTLE_SECONDS)
+    state, instructions = play([WorkerExited(0, 1, FAIL), m.SettleOver(0)])
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
 
 
 def test_settling_ends_at_once_when_nobody_is_left() -> None:
-    _, instructions = play([WorkerExited(0, 1, False), WorkerExited(0, 0, False)])
+    _, instructions = play([WorkerExited(0, 1, FAIL), WorkerExited(0, 0, FAIL)])
     assert isinstance(instructions[-1], m.StopWorkers)
 
 
 def test_a_success_while_settling_does_not_hide_the_failure() -> None:
-    _, instructions = play([WorkerExited(0, 1, False), WorkerExited(0, 0, True)])
+    _, instructions = play([WorkerExited(0, 1, FAIL), WorkerExited(0, 0, 0)])
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
 
 
-FAILED = [WorkerExited(0, 1, False), m.SettleOver(0), m.Diagnosed(0, 3)]
+FAILED = [WorkerExited(0, 1, FAIL), m.SettleOver(0), m.Diagnosed(0, 3)]
 
 
 def test_a_failure_restarts_in_a_new_round_while_the_budget_lasts() -> None:
     state, instructions = play(FAILED)
-    assert instructions[-2:] == [m.ReportFailure(0, 0, True, ()), m.StartWorkers(1, 1)]
+    assert instructions[-2:] == [m.ReportFailure(0, 0, "restart"), m.StartWorkers(1, 1)]
     assert isinstance(state, m.Running)
-    again = [WorkerExited(1, 0, False), m.SettleOver(1), m.Diagnosed(1, 9)]
-    assert finish_code([*FAILED, *again]) == 9
+    again = [WorkerExited(1, 0, FAIL), m.SettleOver(1), m.Diagnosed(1, 9)]
+    assert finish_code([*FAILED, *again]) == exit_codes.BUDGET_SPENT
 
 
 def test_events_of_an_earlier_round_change_nothing() -> None:
     before, _ = play(FAILED)
-    after, instructions = play([*FAILED, WorkerExited(0, 0, False), m.SettleOver(0)])
+    after, instructions = play([*FAILED, WorkerExited(0, 0, FAIL), m.SettleOver(0)])
     assert after == before
     assert instructions[-1] == m.StartWorkers(1, 1)
 
 
 def test_processes_that_cannot_be_killed_forbid_a_restart() -> None:
-    assert finish_code([*FAILED[:2], m.Diagnosed(0, 3, (77,))]) == 3
+    assert finish_code([*FAILED[:2], m.Diagnosed(0, 3, unkillable=("77",))]) == 3
 
 
 @pytest.mark.parametrize(("errno", "code"), [(2, 127), (13, 126)])
@@ -91,22 +95,22 @@ def test_a_program_that_cannot_start_is_not_tried_again(errno: int, code: int) -
 
 
 def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
-    assert finish_code([m.StartFailed(0), m.Diagnosed(0, 0)]) == 1
+    assert finish_code([m.StartFailed(0), m.Diagnosed(0, 0)]) == exit_codes.LOST
 
 
 @pytest.mark.parametrize(
     ("signo", "passed_on", "code"),
     [
-        (signal.SIGTERM, signal.SIGTERM, 143),
+        (signal.SIGTERM, signal.SIGTERM, exit_codes.PREEMPTED),
         (signal.SIGINT, signal.SIGINT, 130),
         (signal.SIGHUP, signal.SIGTERM, 129),
     ],
 )
-@pytest.mark.parametrize("before", [[], [WorkerExited(0, 1, False)]])
+@pytest.mark.parametrize("before", [[], [WorkerExited(0, 1, FAIL)]])
 def test_a_stop_request_stops(signo: int, passed_on: int, code: int, before: list[m.Event]) -> None:
     events = [*before, m.StopRequested(signo)]
     assert play(events)[1][-1] == m.StopWorkers(0, passed_on, 30.0, "signal")
-    assert finish_code([*events, m.Diagnosed(0, 1)]) == code
+    assert finish_code([*events, m.Diagnosed(0, 128 + passed_on, passed_on)]) == code
 
 
 def test_a_second_stop_request_kills() -> None:
@@ -116,36 +120,48 @@ def test_a_second_stop_request_kills() -> None:
 
 def test_a_stop_request_after_a_failure_prevents_the_restart() -> None:
     stopped = [*FAILED[:2], m.StopRequested(15)]
-    assert finish_code([*stopped, m.Diagnosed(0, 3)]) == 143
+    assert finish_code([*stopped, m.Diagnosed(0, 3)]) == 3
+    interrupted = [*FAILED[:2], m.StopRequested(2)]
+    assert finish_code([*interrupted, m.Diagnosed(0, 3)]) == 130
 
 
 def test_a_lost_keeper_ends_the_job_in_every_state() -> None:
-    for before in ([], [WorkerExited(0, 1, False)], [m.StopRequested(15)], FAILED):
+    for before in ([], [WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
         state, _ = play(before)
-        state, instructions = m.handle(POLICY, state, KeeperLost(state.round))
-        assert instructions == (m.KillDescendants(), m.Finish(1))
+        state, instructions = machine.handle(POLICY, state, KeeperLost(state.attempt.round))
+        assert instructions == (m.KillDescendants(), m.Finish(exit_codes.LOST))
 
 
 def test_the_dead_man_ends_the_job() -> None:
-    assert finish_code([DeadManFired(0), m.Diagnosed(0, 137)]) == 1
+    assert finish_code([DeadManFired(0), m.Diagnosed(0, 137)]) == exit_codes.LOST
 
 
 def test_nothing_happens_after_the_end() -> None:
     events = [DeadManFired(0), m.Diagnosed(0, 0)]
     state, _ = play(events)
-    assert m.handle(POLICY, state, m.StopRequested(15)) == (state, ())
+    assert machine.handle(POLICY, state, m.StopRequested(15)) == (state, ())
 
 
 def any_event(number: int) -> st.SearchStrategy[m.Event]:
     ranks = st.integers(0, 2)
     return st.one_of(
-        st.builds(WorkerExited, st.just(number), ranks, st.booleans()),
+        st.builds(WorkerExited, st.just(number), ranks, st.sampled_from([0, 9, 256])),
         st.builds(SpawnFailed, st.just(number), ranks, st.sampled_from([2, 13]), st.just("")),
         st.builds(m.SettleOver, st.just(number)),
         st.builds(m.StartFailed, st.just(number)),
         st.builds(m.StopRequested, st.sampled_from([1, 2, 15])),
         st.builds(DeadManFired, st.just(number)),
-        st.builds(m.Diagnosed, st.just(number), st.integers(0, 255)),
+        st.builds(m.Noticed, st.sampled_from([10, 12])),
+        st.builds(m.Hung, st.just(number), st.just(6)),
+        st.builds(m.WaitOver, st.just(number)),
+        st.builds(
+            m.Diagnosed,
+            st.just(number),
+            st.integers(0, 255),
+            st.sampled_from([0, 9, 10]),
+            st.sampled_from(["", "a", "b"]),
+            chance=st.floats(0, 1, exclude_max=True),
+        ),
     )
 
 
@@ -154,16 +170,16 @@ def any_event(number: int) -> st.SearchStrategy[m.Event]:
 def test_any_sequence_keeps_the_budget_and_the_rounds_and_can_end(
     data: st.DataObject, budget: int
 ) -> None:
-    policy = m.Policy(ranks=frozenset({0, 1, 2}), max_restarts=budget, grace=1.0)
-    state, instructions = m.begin(policy)
+    policy = m.Policy(ranks=frozenset({0, 1, 2}), max_restarts=budget, grace=1.0, backoff=1.0)
+    state, instructions = machine.begin(policy)
     starts = [i for i in instructions if isinstance(i, m.StartWorkers)]
     for _ in range(data.draw(st.integers(0, 30))):
         late = data.draw(st.integers(0, 1))
-        event = data.draw(any_event(state.round - late))
+        event = data.draw(any_event(state.attempt.round - late))
         before = state
-        state, instructions = m.handle(policy, state, event)
+        state, instructions = machine.handle(policy, state, event)
         new = [i for i in instructions if isinstance(i, m.StartWorkers)]
-        assert not new or isinstance(before, m.Stopping)  # never beside a living round
+        assert not new or isinstance(before, m.Stopping | m.Waiting)  # never beside a living round
         starts += new
     assert [start.round for start in starts] == list(range(len(starts)))
     assert len(starts) <= budget + 1
@@ -173,39 +189,95 @@ def test_any_sequence_keeps_the_budget_and_the_rounds_and_can_end(
 def assert_ends(policy: m.Policy, state: m.State) -> None:
     """Whatever came before, all workers' failing ends the job within the budget."""
     for _ in range((policy.max_restarts + 1) * (len(policy.ranks) + 1)):
-        number = state.round
+        number = state.attempt.round
+        state, _ = machine.handle(policy, state, m.WaitOver(number))
         for rank in policy.ranks:
-            state, _ = m.handle(policy, state, WorkerExited(number, rank, False))
-        state, _ = m.handle(policy, state, m.Diagnosed(number, 1))
+            state, _ = machine.handle(policy, state, WorkerExited(number, rank, FAIL))
+        state, _ = machine.handle(policy, state, m.Diagnosed(number, 1))
     assert isinstance(state, m.Finished)
 
 
 def test_an_internal_error_ends_the_job_in_every_state() -> None:
+    attempt = m.Attempt(round=2, restarts=1)
     for state in (
-        m.Running(round=2, restarts=1, alive=frozenset({0})),
-        m.Settling(round=2, restarts=1, alive=frozenset({0})),
-        m.Stopping(round=2, restarts=1, cause="failure"),
+        m.Running(attempt=attempt, alive=frozenset({0})),
+        m.Settling(attempt=attempt, alive=frozenset({0})),
+        m.Stopping(attempt=attempt, cause="failure"),
+        m.Waiting(attempt=attempt),
     ):
-        policy = m.Policy(ranks=frozenset({0, 1}), max_restarts=3, grace=1.0)
-        ended, instructions = m.handle(policy, state, m.InternalError())
-        assert ended == m.Finished(round=2, code=m.EXIT_LOST)
-        assert instructions == (m.Finish(m.EXIT_LOST),)
+        ended, instructions = machine.handle(POLICY, state, m.InternalError())
+        assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST)
+        assert instructions == (m.Finish(exit_codes.LOST),)
 
 
 def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
-    policy = m.Policy(ranks=frozenset({0}), max_restarts=3, grace=1.0)
-    running = m.Running(round=1, restarts=1, alive=frozenset({0}))
-    ended, _ = m.handle(policy, running, KeeperLost(0))
-    assert ended == m.Finished(round=1, code=m.EXIT_LOST)
+    attempt = m.Attempt(round=1, restarts=1)
+    running = m.Running(attempt=attempt, alive=frozenset({0}))
+    ended, _ = machine.handle(POLICY, running, KeeperLost(0))
+    assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST)
 
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
     policy = m.Policy(ranks=frozenset({0, 1}), max_restarts=3, grace=9.0)
-    stopping = m.Stopping(round=0, restarts=0, cause="failure")
-    asked, (first,) = m.handle(policy, stopping, m.StopRequested(15))
+    stopping = m.Stopping(attempt=m.Attempt(), cause="failure")
+    asked, (first,) = machine.handle(policy, stopping, m.StopRequested(15))
     assert first == m.StopWorkers(0, 15, 9.0, "signal")
-    insisted, (second,) = m.handle(policy, asked, m.StopRequested(15))
+    insisted, (second,) = machine.handle(policy, asked, m.StopRequested(15))
     assert second == m.StopWorkers(0, 9, 0, "signal")
-    ended, instructions = m.handle(policy, insisted, m.Diagnosed(0, 4))
-    assert ended == m.Finished(round=0, code=143)
-    assert instructions == (m.ReportFailure(0, 0, False, ()), m.Finish(143))
+    ended, instructions = machine.handle(policy, insisted, m.Diagnosed(0, 4))
+    assert ended == m.Finished(attempt=m.Attempt(), code=4)
+    assert instructions == (m.ReportFailure(0, 0, "stopped"), m.Finish(4))
+
+
+def test_a_worker_that_was_killed_needs_no_settling() -> None:
+    _, instructions = play([WorkerExited(0, 1, signal.SIGKILL)])
+    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
+
+
+def test_one_that_got_sigterm_may_have_got_it_with_the_agent() -> None:
+    events = [WorkerExited(0, 1, signal.SIGTERM), m.StopRequested(signal.SIGTERM)]
+    assert finish_code([*events, m.Diagnosed(0, 143, signal.SIGTERM)]) == exit_codes.PREEMPTED
+
+
+def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
+    events: list[m.Event] = [m.Noticed(signal.SIGUSR1)]
+    assert play(events)[1][-1] == m.PassOn(signal.SIGUSR1)
+    died = [WorkerExited(0, 0, signal.SIGUSR1), m.SettleOver(0)]
+    code = 128 + signal.SIGUSR1
+    assert (
+        finish_code([*events, *died, m.Diagnosed(0, code, signal.SIGUSR1)]) == exit_codes.PREEMPTED
+    )
+    state, _ = play([*died, m.Diagnosed(0, code, signal.SIGUSR1)])
+    assert isinstance(state, m.Running)  # without the notice it is a failure like any other
+
+
+def test_a_hang_is_stopped_soon_and_restarted() -> None:
+    hung = [m.Hung(0, signal.SIGABRT)]
+    assert play(hung)[1][-1] == m.StopWorkers(0, signal.SIGABRT, machine.HUNG_GRACE, "hang")
+    restarted, _ = play([*hung, m.Diagnosed(0, 134, signal.SIGABRT)])
+    assert isinstance(restarted, m.Running)
+    once = m.Policy(ranks=POLICY.ranks, max_restarts=0, grace=1.0)
+    assert finish_code([*hung, m.Diagnosed(0, 134, signal.SIGABRT)], once) == exit_codes.HUNG
+
+
+def test_the_same_failure_at_the_start_is_not_tried_a_third_time() -> None:
+    policy = m.Policy(ranks=frozenset({0}), max_restarts=5, grace=1.0)
+    first = [WorkerExited(0, 0, FAIL), m.Diagnosed(0, 3, startup="a")]
+    again = [WorkerExited(1, 0, FAIL), m.Diagnosed(1, 3, startup="a")]
+    assert finish_code([*first, *again], policy) == 3
+    other = [WorkerExited(1, 0, FAIL), m.Diagnosed(1, 3, startup="b")]
+    assert isinstance(play([*first, *other], policy)[0], m.Running)
+    later = [WorkerExited(1, 0, FAIL), m.Diagnosed(1, 3)]
+    assert isinstance(play([*first, *later], policy)[0], m.Running)
+
+
+def test_the_second_restart_in_a_row_waits_and_a_stop_request_ends_the_wait() -> None:
+    policy = m.Policy(ranks=frozenset({0}), max_restarts=5, grace=1.0, backoff=2.0)
+    events: list[m.Event] = []
+    for number in range(2):
+        events += [WorkerExited(number, 0, FAIL), m.Diagnosed(number, 3)]
+    state, instructions = play(events, policy)
+    assert isinstance(state, m.Waiting)
+    assert instructions[-2:] == [m.ReportFailure(1, 1, "restart", 2.0), m.Wait(2, 2.0)]
+    assert play([*events, m.WaitOver(2)], policy)[1][-1] == m.StartWorkers(2, 2)
+    assert finish_code([*events, m.StopRequested(2)], policy) == 130

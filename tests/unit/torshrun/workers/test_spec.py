@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+from support import machines
 
 from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
-from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
+from torshrun.workers import startup
+from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, assign
 
+EIGHT = frozenset(range(8))
+HOOK = str(Path(startup.__file__).parent)
 FACTS = RoundFacts(
     number=2,
     restart_count=1,
     master_port=1234,
+    jax_coordinator_port=1235,
     store_endpoint="unix:@x",
     secret="ab",
     scratch="/tmp/torsh-x",
+    status_file="/tmp/torsh-x/status",
     folder="/f",
-    keep_output=False,
 )
 
 
 def spec_of(config: LaunchConfig, environ: dict[str, str] | None = None) -> WorkerSpec:
-    return WorkerSpec.from_config(config, environ or {}, allowed_cpus=8)
+    return WorkerSpec.from_config(config, environ or {}, EIGHT)
+
+
+def assigned(
+    config: LaunchConfig, environ: dict[str, str] | None = None, root: Path = Path("/nowhere")
+) -> tuple[Assignment, ...]:
+    spec = WorkerSpec.from_config(config, environ or {}, EIGHT, root)
+    return assign(config, spec, FACTS)
 
 
 def test_commands() -> None:
@@ -33,23 +47,54 @@ def test_commands() -> None:
     assert spec_of(module).argv == (sys.executable, "-u", "-m", "pkg.mod", "y")
     program = LaunchConfig(target="/bin/true", kind="program", arguments=("z",))
     assert spec_of(program).argv == ("/bin/true", "z")
+    path = spec_of(LaunchConfig(target="-t.py", kind="path", arguments=("a",))).argv
+    assert path[:2] == (sys.executable, "-u")
+    assert Path(path[2]).name == "run_path.py"
+    assert path[3:] == ("-t.py", "a")
+
+
+def test_a_script_that_looks_like_an_option() -> None:
+    assert spec_of(LaunchConfig(target="-t.py")).argv[2:] == ("./-t.py",)
+
+
+def test_arguments_may_name_the_local_rank() -> None:
+    config = LaunchConfig(target="t.py", nproc_per_node=2, arguments=("--gpu=${local_rank}", "$x"))
+    assert [worker.argv[3:] for worker in assigned(config)] == [
+        ("--gpu=0", "$x"),
+        ("--gpu=1", "$x"),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "path"])
+def test_another_interpreter(tmp_path: Path, kind: str) -> None:
+    python = tmp_path / "python7"
+    config = LaunchConfig(target="t", kind=kind)  # type: ignore[arg-type]
+    environ = {"PYTHON_EXEC": "python7", "PATH": str(tmp_path)}
+    with pytest.raises(ConfigError, match="PYTHON_EXEC=python7"):
+        spec_of(config, environ)
+    python.touch(mode=0o755)
+    assert spec_of(config, environ).argv[0] == str(python)
+    assert spec_of(config, {"PYTHON_EXEC": str(python)}).argv[0] == str(python)
+    assert spec_of(config, {"PYTHON_EXEC": ""}).argv[0] == sys.executable
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, "8"), (3, "2"), (8, "1"), (20, "1")])
 def test_threads_share_the_cpus(workers: int, threads: str) -> None:
     config = LaunchConfig(target="t", nproc_per_node=workers)
-    assert spec_of(config).environ["OMP_NUM_THREADS"] == threads
+    assert {worker.environ["OMP_NUM_THREADS"] for worker in assigned(config)} == {threads}
 
 
 def test_threads_that_are_set_stay() -> None:
     given = {"OMP_NUM_THREADS": "7"}
-    assert spec_of(LaunchConfig(target="t"), given).environ["OMP_NUM_THREADS"] == "7"
+    (inherited,) = assigned(LaunchConfig(target="t"), given)
+    assert inherited.environ["OMP_NUM_THREADS"] == "7"
+    (asked,) = assigned(LaunchConfig(target="t", environment={"OMP_NUM_THREADS": "3"}), given)
+    assert asked.environ["OMP_NUM_THREADS"] == "3"
 
 
 def test_each_worker_reads_its_own_place() -> None:
     config = LaunchConfig(target="t", nproc_per_node=2, max_restarts=3, run_id="r", role="w")
-    outer = {"RANK": "99", "HOME": "/root"}
-    assignments = assign(config, spec_of(config, outer), FACTS)
+    assignments = assigned(config, {"RANK": "99", "HOME": "/root"})
     places = [WorkerEnv.from_environ(a.environ) for a in assignments]
     assert places == [a.worker for a in assignments]
     assert [(p.rank, p.local_rank, p.world_size) for p in places] == [(0, 0, 2), (1, 1, 2)]
@@ -60,5 +105,104 @@ def test_each_worker_reads_its_own_place() -> None:
         "ab",
         "/f/1/error.json",
     )
+    assert (last.status_file, last.jax_coordinator_port) == ("/tmp/torsh-x/status", 1235)
     assert assignments[1].environ["HOME"] == "/root"
     assert assignments[1].environ["PYTHONUNBUFFERED"] == "1"
+
+
+def test_the_jobs_environment_wins_over_what_is_inherited_but_not_over_the_place() -> None:
+    config = LaunchConfig(target="t", environment={"A": "job", "PYTHONUNBUFFERED": "", "RANK": "5"})
+    (worker,) = assigned(config, {"A": "shell", "B": "shell"})
+    expected = {"A": "job", "B": "shell", "PYTHONUNBUFFERED": "", "RANK": "0"}
+    assert {name: worker.environ[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("given", "seen"), [({}, "1"), ({"PYTHONFAULTHANDLER": ""}, "")])
+def test_crashes_show_their_stack_unless_that_is_set(given: dict[str, str], seen: str) -> None:
+    (worker,) = assigned(LaunchConfig(target="t"), given)
+    assert worker.environ["PYTHONFAULTHANDLER"] == seen
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "path", "program"])
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [({}, HOOK), ({"PYTHONPATH": "/a:/b"}, f"{HOOK}:/a:/b"), ({"PYTHONPATH": HOOK}, HOOK)],
+)
+def test_the_start_hook_comes_first_and_once(given: dict[str, str], path: str, kind: str) -> None:
+    (worker,) = assigned(LaunchConfig(target="t", kind=kind), given)  # type: ignore[arg-type]
+    assert worker.environ["PYTHONPATH"] == path
+
+
+def test_the_start_hook_stays_when_the_job_sets_the_path() -> None:
+    config = LaunchConfig(target="t", environment={"PYTHONPATH": "/job"})
+    (worker,) = assigned(config, {"PYTHONPATH": "/shell"})
+    assert worker.environ["PYTHONPATH"] == f"{HOOK}:/job"
+
+
+def test_without_binding_nobody_is_bound() -> None:
+    config = LaunchConfig(target="t", nproc_per_node=2)
+    assert [worker.cpus for worker in assigned(config)] == [frozenset(), frozenset()]
+
+
+def test_bound_workers_use_their_own_cpus_only(tmp_path: Path) -> None:
+    root = machines.two_sockets(tmp_path)
+    exclusive = LaunchConfig(target="t", nproc_per_node=3, numa_binding="exclusive")
+    workers = assigned(exclusive, root=root)
+    assert [worker.cpus for worker in workers] == [{0, 1}, {2, 3}, {4, 5, 6, 7}]
+    assert [worker.environ["OMP_NUM_THREADS"] for worker in workers] == ["2", "2", "4"]
+    shared = LaunchConfig(target="t", nproc_per_node=4, numa_binding="node")
+    assert [worker.environ["OMP_NUM_THREADS"] for worker in assigned(shared, root=root)] == [
+        "2"
+    ] * 4
+
+
+def test_gpus_draw_workers_to_their_nodes(tmp_path: Path) -> None:
+    root = machines.four_gpus(machines.two_sockets(tmp_path))
+    config = LaunchConfig(target="t", nproc_per_node=2, numa_binding="node")
+    spec = WorkerSpec.from_config(
+        config, {"CUDA_VISIBLE_DEVICES": "2,0"}, frozenset(range(32)), root
+    )
+    assert [min(cpus) for cpus in spec.cpus] == [8, 4]
+
+
+def test_a_machine_that_cannot_place_the_workers_is_an_error(tmp_path: Path) -> None:
+    config = LaunchConfig(target="t", nproc_per_node=9, numa_binding="exclusive")
+    with pytest.raises(ConfigError, match="--numa-binding"):
+        assigned(config, root=tmp_path)
+
+
+def virtual(environ: dict[str, str], root: Path) -> list[dict[str, str]]:
+    config = LaunchConfig(target="t", nproc_per_node=2, virtual_local_rank=True)
+    names = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    workers = assigned(config, environ, root)
+    assert [worker.worker.local_rank for worker in workers] == [0, 1]
+    assert [worker.folder for worker in workers] == ["/f/0", "/f/1"]
+    return [{name: w.environ[name] for name in names if name in w.environ} for w in workers]
+
+
+def test_a_virtual_local_rank(tmp_path: Path) -> None:
+    root = machines.four_gpus(tmp_path)
+    assert virtual({}, root) == [
+        {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "0"},
+        {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1"},
+    ]
+    assert virtual({"CUDA_VISIBLE_DEVICES": "3,1"}, root)[0]["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_hip_reads_a_variable_of_its_own_first(tmp_path: Path) -> None:
+    for number in range(3):
+        machines.add_kfd_node(tmp_path, number, simd_count=304)
+    second = virtual({"HIP_VISIBLE_DEVICES": "2,0"}, tmp_path)[1]
+    assert second == {
+        "LOCAL_RANK": "0",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HIP_VISIBLE_DEVICES": "0",
+    }
+
+
+def test_the_jobs_environment_chooses_gpus_too(tmp_path: Path) -> None:
+    config = LaunchConfig(
+        target="t", virtual_local_rank=True, environment={"CUDA_VISIBLE_DEVICES": "2"}
+    )
+    (worker,) = assigned(config, {"CUDA_VISIBLE_DEVICES": "0"}, machines.four_gpus(tmp_path))
+    assert worker.environ["CUDA_VISIBLE_DEVICES"] == "2"

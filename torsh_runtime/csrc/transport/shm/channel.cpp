@@ -49,7 +49,7 @@ Failure bare(FailureKind kind, double seconds = 0) {
 std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limit, tuning.block_bytes); }
 
 Channel::Channel(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids,
-                 std::function<bool()> interrupted)
+                 std::function<bool()> interrupted, Progress* progress, std::uint32_t group)
     : forks_(forks()),
       rank_(rank),
       ranks_(ranks),
@@ -57,6 +57,8 @@ Channel::Channel(int descriptor, int rank, int ranks, const Tuning& tuning, cons
       segment_(std::in_place, descriptor, rank, ranks, slot_bytes(tuning)),
       peers_(std::in_place, pids),
       interrupted_(std::move(interrupted)),
+      progress_(progress != nullptr ? progress : &unseen_),
+      group_(group),
       spins_(ranks <= allowed_cpus() ? spin_limit : 0) {}
 
 Channel::Operation::Operation(Channel& channel, const Call& call, double timeout) : channel_(channel) {
@@ -72,6 +74,7 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
 }
 
 Channel::Operation::~Operation() {
+  channel_.progress_->leave(channel_.sequence_.load(std::memory_order_relaxed));
   channel_.owner_.store(std::thread::id(), std::memory_order_relaxed);
   channel_.busy_.unlock();
 }
@@ -93,13 +96,14 @@ void Channel::begin(const Call& call, double timeout) {
   segment_->area(rank_).own.call = call;
   fingerprint_ = call.fingerprint();
   op_.store(call.kind, std::memory_order_relaxed);
-  sequence_.fetch_add(1, std::memory_order_relaxed);
+  const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  progress_->enter(sequence, call, group_, static_cast<std::uint32_t>(ranks_));
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
 }
 
 void Channel::round(const void* payload, std::size_t bytes) {
-  ++round_;
+  progress_->met(++round_);
   post(payload, bytes);
   for (int step = 1; step < ranks_; ++step) {
     const int peer = rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_;

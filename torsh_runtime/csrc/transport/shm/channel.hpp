@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/progress.hpp"
 #include "transport/shm/peers.hpp"
 #include "transport/shm/segment.hpp"
 
@@ -26,8 +27,10 @@ std::size_t slot_bytes(const Tuning& tuning);
 class Channel {
  public:
   // `interrupted` is called now and then while waiting; true ends the wait with Interrupted.
+  // `progress`, which must outlive the channel, is where it notes what it does, as the process's
+  // group number `group`; null is nowhere.
   Channel(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids,
-          std::function<bool()> interrupted);
+          std::function<bool()> interrupted, Progress* progress = nullptr, std::uint32_t group = 0);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
@@ -89,6 +92,9 @@ class Channel {
   std::optional<Segment> segment_;  // none once closed
   std::optional<Peers> peers_;
   std::function<bool()> interrupted_;
+  Progress unseen_;
+  Progress* const progress_;
+  const std::uint32_t group_;
   std::timed_mutex busy_;  // held by the operation under way
   std::atomic<std::thread::id> owner_{};  // the thread of that operation
   std::mutex life_;        // abort() comes from any thread, and the segment must stay for it

@@ -1,0 +1,295 @@
+"""The status page: what workers note, as their agent reads it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torsh_runtime import status
+from torsh_runtime.backends import _native
+from torsh_runtime.backends.segment import _tuning
+from torshrun.health.pages import Collective, StatusPages, WorkerStatus
+
+SOON = 30.0
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[StatusPages]:
+    made = StatusPages.create(str(tmp_path / "status"), 2)
+    yield made
+    made.close()
+
+
+class World:
+    """Two ranks of this process, as groups on one shared segment."""
+
+    def __init__(self, pages: list[status.Page]) -> None:
+        self.descriptor = os.memfd_create("torsh-test")
+        tuning = _tuning(2)
+        os.ftruncate(self.descriptor, _native.segment_bytes(2, tuning))
+        pids = [os.getpid()] * 2
+        self.groups = [
+            _native.Group(self.descriptor, rank, 2, tuning, pids, *page.next_record())
+            for rank, page in enumerate(pages)
+        ]
+
+    def both(self, call: str, *arguments: object) -> None:
+        other = self.begin(1, call, *arguments)
+        getattr(self.groups[0], call)(*arguments, SOON)
+        other.join(SOON)
+
+    def begin(self, rank: int, call: str, *arguments: object) -> threading.Thread:
+        method = getattr(self.groups[rank], call)
+        copies = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
+        thread = threading.Thread(target=method, args=(*copies, SOON))
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self.groups.clear()  # and with them the pages' memory
+        os.close(self.descriptor)
+
+
+def taken(tmp_path: Path, local_rank: int = 0) -> status.Page:
+    page = status.take_page(str(tmp_path / "status"), local_rank)
+    assert page is not None
+    return page
+
+
+@pytest.fixture
+def world(tmp_path: Path, pages: StatusPages) -> Iterator[World]:
+    made = World([taken(tmp_path, 0), taken(tmp_path, 1)])
+    yield made
+    made.close()
+
+
+def last(pages: StatusPages, local_rank: int) -> Collective:
+    collective = pages.read()[local_rank].collective
+    assert collective is not None
+    return collective
+
+
+def test_a_fresh_page_says_nothing(pages: StatusPages) -> None:
+    assert pages.read() == (WorkerStatus(), WorkerStatus())
+
+
+def test_what_a_worker_notes_is_read(tmp_path: Path, pages: StatusPages) -> None:
+    page = taken(tmp_path, 1)
+    page.note_initialised()
+    page.note_step(0)
+    assert pages.read() == (WorkerStatus(), WorkerStatus(initialised=True, step=0))
+
+
+@pytest.mark.parametrize(("step", "noted"), [(-1, None), (-7, None), (np.int64(3), 3), (4.0, 4)])
+def test_any_number_may_be_a_step(
+    tmp_path: Path, pages: StatusPages, step: int, noted: int | None
+) -> None:
+    taken(tmp_path).note_step(step)
+    assert pages.read()[0].step == noted
+
+
+def test_a_completed_operation_is_noted_with_its_facts(pages: StatusPages, world: World) -> None:
+    world.both("barrier")
+    world.both("all_reduce", np.ones(3, np.float64), 3)
+    expected = Collective(
+        group=0,
+        ranks=2,
+        sequence=1,
+        active=False,
+        rounds=2,
+        operation="all_reduce",
+        dtype="float64",
+        reduction="MAX",
+        count=3,
+        root=-1,
+        whole=True,
+    )
+    assert last(pages, 0) == last(pages, 1) == expected
+    assert expected.num_bytes == 24
+    assert str(expected) == "all_reduce(float64[3], MAX)"
+
+
+def test_an_operation_shows_its_root(pages: StatusPages, world: World) -> None:
+    world.both("barrier")
+    world.both("broadcast", np.ones(2, np.int32), 1)
+    assert str(last(pages, 0)) == "broadcast(int32[2], src=1)"
+
+
+def test_a_rank_that_waits_is_seen_inside(pages: StatusPages, world: World) -> None:
+    world.both("barrier")
+    waiting = world.begin(1, "all_reduce", np.ones(3, np.float32), 0)
+    while not last(pages, 1).active:
+        pass
+    assert str(last(pages, 1)) == "all_reduce(float32[3], SUM)"
+    assert (last(pages, 0).active, last(pages, 0).sequence) == (False, 0)
+    world.groups[0].all_reduce(np.ones(3, np.float32), 0, SOON)
+    waiting.join(SOON)
+    assert not last(pages, 1).active
+
+
+def test_an_operation_that_fails_is_left(pages: StatusPages, world: World) -> None:
+    world.both("barrier")
+    with pytest.raises(_native.Failure):
+        world.groups[0].barrier(0.05)
+    assert not last(pages, 0).active
+
+
+def be_rank(rank: int, pids: list[int], descriptor: int, path: str) -> None:
+    page = status.take_page(path, rank)
+    assert page is not None
+    group = _native.Group(descriptor, rank, 2, _tuning(2), pids, *page.next_record())
+    arrays = np.ones(1, np.float32), np.ones(2, np.float64)
+    group.barrier(SOON)
+    for number in range(100_000):
+        group.all_reduce(arrays[number % 2], 2 + number % 2, SOON)
+
+
+def test_a_record_is_consistent_while_it_changes(tmp_path: Path, pages: StatusPages) -> None:
+    """Operations alternate; no reading that calls itself whole mixes two of them."""
+    descriptor = os.memfd_create("torsh-test")
+    os.ftruncate(descriptor, _native.segment_bytes(2, _tuning(2)))
+    children: list[int] = []
+    for rank in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                be_rank(rank, [0, 0], descriptor, str(tmp_path / "status"))
+                os._exit(0)
+            finally:
+                os._exit(1)
+    os.close(descriptor)
+    seen = {
+        (collective.sequence % 2, str(collective)) for collective in read_until_end(pages, children)
+    }
+    assert seen == {(1, "all_reduce(float32[1], MIN)"), (0, "all_reduce(float64[2], MAX)")}
+
+
+def read_until_end(pages: StatusPages, children: list[int]) -> Iterator[Collective]:
+    while os.waitpid(children[0], os.WNOHANG) == (0, 0):
+        found = pages.read()[0].collective
+        if found is not None and found.whole and found.sequence:
+            yield found
+    assert os.waitpid(children[1], 0)[1] == 0
+
+
+def test_a_long_operation_advances(pages: StatusPages, world: World) -> None:
+    world.both("barrier")
+    before = last(pages, 0).rounds
+    world.both("all_reduce", np.ones(1 << 20, np.float32), 0)
+    assert last(pages, 0).rounds > before + 2
+
+
+def test_groups_have_records_of_their_own(tmp_path: Path, pages: StatusPages) -> None:
+    ranks = [taken(tmp_path, 0), taken(tmp_path, 1)]
+    worlds = [World(ranks) for _ in range(status.RECORDS + 1)]
+    for number, each in enumerate(worlds):
+        each.both("all_reduce", np.ones(number + 1, np.int64), 0)
+    found = pages.read()[0].collectives
+    assert [(each.group, each.count) for each in found] == [
+        (number, number + 1) for number in range(1, status.RECORDS + 1)
+    ]
+    for each in worlds:
+        each.close()
+
+
+def test_a_record_that_is_none_is_refused() -> None:
+    descriptor = os.memfd_create("torsh-test")
+    os.ftruncate(descriptor, _native.segment_bytes(1, _tuning(1)))
+    with pytest.raises(ValueError, match="status page"):
+        _native.Group(descriptor, 0, 1, _tuning(1), [os.getpid()], memoryview(bytearray(8)))
+    with pytest.raises((TypeError, BufferError)):
+        _native.Group(descriptor, 0, 1, _tuning(1), [os.getpid()], memoryview(bytes(128)))
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x", b"torshpgs", bytes(4096), b"torshpgs" + bytes(4088), os.urandom(4096)],
+    ids=["empty", "a byte", "only magic", "zeros", "no version", "noise"],
+)
+def test_a_file_that_is_none_of_ours_gives_no_page(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "status"
+    file.write_bytes(content)
+    assert status.take_page(str(file), 0) is None
+    assert file.read_bytes() == content
+
+
+def test_there_may_be_no_file_or_no_such_page(tmp_path: Path, pages: StatusPages) -> None:
+    assert status.take_page(str(tmp_path / "nothing"), 0) is None
+    assert status.take_page(str(tmp_path), 0) is None
+    assert status.take_page(str(tmp_path / "status"), 2) is None
+    assert status.take_page(str(tmp_path / "status"), -1) is None
+
+
+def test_a_file_cut_short_gives_no_page(tmp_path: Path, pages: StatusPages) -> None:
+    file = tmp_path / "status"
+    cut = tmp_path / "cut"
+    cut.write_bytes(file.read_bytes()[:-8])
+    assert status.take_page(str(cut), 1) is None
+
+
+REPORT = "import torsh_runtime as tr, sys; tr.report_step(int(sys.argv[1]))"
+
+
+def report_in_a_process(step: int, code: str = REPORT, **environ: str) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORSH_")}
+    subprocess.run(
+        [sys.executable, "-c", code, str(step)],
+        env={**kept, **environ},
+        check=True,
+        timeout=60,
+    )
+
+
+def place(tmp_path: Path, local_rank: int) -> dict[str, str]:
+    return {
+        "RANK": str(local_rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(local_rank),
+        "TORSH_STATUS_FILE": str(tmp_path / "status"),
+    }
+
+
+def test_a_step_is_reported_without_a_group(tmp_path: Path, pages: StatusPages) -> None:
+    report_in_a_process(7, **place(tmp_path, 1))
+    assert [each.step for each in pages.read()] == [None, 7]
+
+
+def test_without_torshrun_a_step_goes_nowhere() -> None:
+    report_in_a_process(7)
+    report_in_a_process(7, TORSH_STATUS_FILE="/nowhere/at/all", RANK="0", WORLD_SIZE="1")
+
+
+def test_a_child_of_a_worker_does_not_write_its_parents_page(
+    tmp_path: Path, pages: StatusPages
+) -> None:
+    code = f"{REPORT}; import os, subprocess\n" + (
+        "if not os.fork():\n"
+        "    tr.report_step(8); os._exit(0)\n"
+        "os.wait()\n"
+        f"subprocess.run([sys.executable, '-c', {REPORT!r}, '9'], check=True)\n"
+    )
+    report_in_a_process(7, code, **place(tmp_path, 0))
+    assert pages.read()[0].step == 7
+
+
+def test_the_next_program_of_a_worker_begins_afresh(tmp_path: Path, pages: StatusPages) -> None:
+    report_in_a_process(7, **place(tmp_path, 0))
+    report_in_a_process(-1, **place(tmp_path, 0))
+    assert pages.read()[0] == WorkerStatus()
+
+
+def test_joining_a_group_is_noted(tmp_path: Path, pages: StatusPages) -> None:
+    code = "import torsh_runtime as tr; tr.init_process_group()"
+    env = {**place(tmp_path, 0), "WORLD_SIZE": "1"}
+    report_in_a_process(0, code, **env)
+    assert [each.initialised for each in pages.read()] == [True, False]

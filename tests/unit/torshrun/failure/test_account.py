@@ -1,0 +1,76 @@
+"""error.json, as workers leave it and as it is left for a launcher above."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.exits import VALUE_ERROR, an_exit
+
+from torshrun import failure
+from torshrun.failure.account import ACCOUNT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"message": {"message": "m", "extraInfo": {"py_callstack": "stack"}}}, "stack"),
+        ({"message": {"message": "m"}}, "m"),
+        ({"message": "m"}, "m"),
+        ({"message": {"message": "m", "extraInfo": 3}}, "m"),
+        ({"message": 4}, ""),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_what_a_document_says(document: object, text: str, tmp_path: Path) -> None:
+    assert failure.read_account(document) == text
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps(document))
+    assert failure.load_account(str(path)) == text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"9" * 9999, b'{"message": "' + b"x" * ACCOUNT_BYTES],
+)
+def test_nonsense_is_no_account(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(content)
+    assert failure.load_account(str(path)) == ""
+
+
+def test_what_is_no_file_is_no_account(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo", tmp_path / "none", "/dev/zero", "a\0b"):
+        assert failure.load_account(str(path)) == ""
+
+
+def test_the_root_cause_is_left_for_a_launcher_above(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text("of an attempt before")
+    failure.write_account(str(path), an_exit(3, 1 << 8, stderr=VALUE_ERROR), 1700000000.9)
+    assert json.loads(path.read_text()) == {
+        "message": {
+            "message": "ValueError: bad",
+            "errorCode": 1,
+            "extraInfo": {
+                "py_callstack": VALUE_ERROR.decode().rstrip(),
+                "timestamp": "1700000000",
+            },
+        }
+    }
+    assert os.listdir(tmp_path) == ["error.json"]
+
+
+def test_a_silent_death_is_left_too(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    failure.write_account(str(path), an_exit(3, 9), 0)
+    assert failure.load_account(str(path)) == "rank 3: killed by SIGKILL, exit code 137"
+
+
+def test_where_it_cannot_be_left_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="none"):
+        failure.write_account(str(tmp_path / "none" / "error.json"), an_exit(3, 9), 0)

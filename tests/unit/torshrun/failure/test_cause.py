@@ -1,0 +1,206 @@
+"""Root causes, kinds of failure and fingerprints, from exits made up for the purpose."""
+
+from __future__ import annotations
+
+import pytest
+from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
+
+from torshrun import failure
+from torshrun.failure import Exit, Kind, OomEvidence
+
+OOM = OomEvidence(kills=1, ours=True, cgroup="/job", limit=64 << 20)
+
+
+def test_success_has_no_cause() -> None:
+    assert failure.root_cause([an_exit(0, 0), an_exit(1, 0)]) is None
+    assert failure.root_cause([]) is None
+
+
+def test_the_first_failure_is_the_cause() -> None:
+    first, second = an_exit(1, 3 << 8), an_exit(0, 4 << 8)
+    assert failure.root_cause([an_exit(2, 0), first, second]) is first
+
+
+def test_one_that_lost_a_peer_is_not_the_cause_even_if_it_ended_first() -> None:
+    killed = an_exit(1, 9)
+    assert failure.root_cause([an_exit(0, 1 << 8, stderr=PEER_LOST), killed]) is killed
+
+
+def test_a_torn_connection_is_a_cause_only_if_there_is_no_better_one() -> None:
+    torn = an_exit(0, 1 << 8, stderr=raised("RuntimeError: Connection closed by peer [::1]:9"))
+    lost = an_exit(1, 1 << 8, stderr=PEER_LOST)
+    assert failure.root_cause([lost, torn]) is torn
+    better = an_exit(2, 1 << 8, stderr=VALUE_ERROR)
+    assert failure.root_cause([lost, torn, better]) is better
+
+
+def test_one_that_was_stopped_is_not_the_cause() -> None:
+    lost = an_exit(0, 1 << 8, stderr=PEER_LOST)
+    assert failure.root_cause([lost, an_exit(1, 15, stopped=True)]) is lost
+
+
+def test_if_all_were_stopped_the_first_of_them_is() -> None:
+    stopped = an_exit(1, 15, stopped=True)
+    assert failure.root_cause([stopped, an_exit(0, 9, stopped=True)]) is stopped
+
+
+def test_one_that_hung_is_even_if_others_ended_before_it() -> None:
+    hung = an_exit(1, 0, stopped=True, hung="it has not entered all_reduce 7")
+    others = [an_exit(0, 15, stopped=True), an_exit(2, 6)]
+    assert failure.root_cause([*others, hung]) is hung
+
+
+def test_followers_are_known_by_their_last_traceback_and_what_it_came_from() -> None:
+    def follows(stderr: bytes, status: int = 1 << 8, account: str = "") -> bool:
+        return failure.followed(an_exit(0, status, stderr=stderr, account=account))
+
+    assert follows(PEER_LOST)
+    assert follows(raised("torsh_runtime.errors.CommAborted: x", "RuntimeError: no more steps"))
+    assert follows(b"warn\n", account=PEER_LOST.decode())
+    assert not follows(PEER_LOST + VALUE_ERROR)
+    assert not follows(PEER_LOST, 9)
+    assert not follows(b"I like torsh_runtime PeerLost and a Connection reset by peer\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'a.b'", Kind.IMPORT, "/bin/python3 cannot import"),
+        ("ImportError: cannot import name 'x' from 'y' (z.py)", Kind.IMPORT, "import 'x'"),
+        ("ImportError: libfoo.so.1: cannot open shared object file", Kind.IMPORT, "what it needs"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried", Kind.GPU_MEMORY, "nvidia-smi"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable", Kind.ALLOCATION, "ulimit -v"),
+        ("MemoryError", Kind.ALLOCATION, "ulimit -v"),
+        ("OSError: [Errno 98] Address already in use", Kind.ADDRESS_IN_USE, "--master-port"),
+        ("torch.distributed.DistNetworkError: x\ncode: -98, EADDRINUSE", Kind.ADDRESS_IN_USE, ""),
+        ("OSError: [Errno 28] No space left on device: 'x'", Kind.DISK_FULL, "df -h"),
+        ("FileNotFoundError: [Errno 2] No such file: 'x'", Kind.NO_FILE, "directory in which"),
+        ("PermissionError: [Errno 13] Permission denied: 'x'", Kind.PERMISSION, "owner and mode"),
+        ("torsh_runtime.errors.PeerLost: rank 1 was lost", Kind.PEER_LOST, "other nodes"),
+        ("ValueError: No space left here, no CUDA", Kind.EXCEPTION, ""),
+    ],
+)
+def test_kinds_of_exceptions(error: str, kind: Kind, hint: str) -> None:
+    exit_ = an_exit(0, 1 << 8, stderr=raised(error), program="/bin/python3")
+    assert failure.kind(exit_) is kind
+    assert hint in failure.explain(exit_)
+    assert bool(failure.explain(exit_)) == (kind is not Kind.EXCEPTION)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "kind"),
+    [
+        (b"usage: t.py [-h] --lr LR\nt.py: error: required: --lr\n", 2, Kind.USAGE),
+        (b"Usage: t.py [OPTIONS]\nError: No such option\n", 2, Kind.USAGE),
+        (b"usage: t.py\n", 1, Kind.EXIT_CODE),
+        (b"python: can't open file '/x.py': [Errno 2] No such file or directory", 2, Kind.NO_FILE),
+        (b"/usr/bin/python3: No module named train\n", 1, Kind.IMPORT),
+        (b'  File "t.py", line 1\n    def f(:\n          ^\nSyntaxError: bad\n', 1, Kind.SYNTAX),
+        (b"sh: 1: cannot open x: No such file or directory", 2, Kind.NO_FILE),
+        (b"", 139, Kind.EXIT_CODE),
+        (b"", 200, Kind.EXIT_CODE),
+    ],
+)
+def test_kinds_of_those_without_a_traceback(stderr: bytes, code: int, kind: Kind) -> None:
+    assert failure.kind(an_exit(0, code << 8, stderr=stderr)) is kind
+
+
+def test_an_exit_code_of_a_shell_is_told_as_such() -> None:
+    assert "SIGSEGV" in failure.explain(an_exit(0, 139 << 8))
+    assert failure.explain(an_exit(0, 255 << 8)) == ""
+    assert failure.explain(an_exit(0, 7 << 8)) == ""
+
+
+@pytest.mark.parametrize(
+    ("signo", "kind", "hint"),
+    [
+        (11, Kind.CRASHED, "compiled code"),
+        (7, Kind.CRASHED, "/dev/shm"),
+        (6, Kind.CRASHED, "gave up"),
+        (9, Kind.KILLED, "no kill for want of memory"),
+        (15, Kind.KILLED, "not torshrun"),
+        (50, Kind.KILLED, ""),
+    ],
+)
+def test_kinds_of_signals(signo: int, kind: Kind, hint: str) -> None:
+    exit_ = an_exit(0, signo)
+    assert failure.kind(exit_) is kind
+    assert hint in failure.explain(exit_)
+
+
+def test_torshruns_own_kill_is_not_blamed_on_others() -> None:
+    stopped = an_exit(0, 9, stopped=True, oom=OOM)
+    assert (failure.kind(stopped), failure.explain(stopped)) == (Kind.STOPPED, "")
+
+
+@pytest.mark.parametrize(
+    ("exit_", "told"),
+    [
+        (
+            an_exit(0, 9, oom=OOM, peak_rss_kib=62464),
+            "The kernel killed it: out of memory (cgroup limit 64 MiB in /job, its peak was "
+            "61 MiB).",
+        ),
+        (
+            an_exit(0, 9, oom=OomEvidence(kills=1, ours=True)),
+            "The kernel killed it: out of memory (the whole machine's).",
+        ),
+        (
+            an_exit(0, 9, oom=OomEvidence(kills=2, ours=False), peak_rss_kib=3 << 20),
+            "The kernel killed it in all likelihood (it counts such kills for the whole machine "
+            "only): out of memory (the whole machine's, its peak was 3 GiB).",
+        ),
+        (
+            an_exit(
+                0,
+                1 << 8,
+                oom=OOM,
+                stderr=raised(
+                    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed"
+                ),
+            ),
+            "The kernel killed one of its processes: out of memory (cgroup limit 64 MiB in /job).",
+        ),
+        (
+            an_exit(0, 137 << 8, oom=OOM),
+            "The kernel killed one of its processes: out of memory (cgroup limit 64 MiB in /job).",
+        ),
+    ],
+)
+def test_out_of_memory(exit_: Exit, told: str) -> None:
+    assert failure.kind(exit_) is Kind.OUT_OF_MEMORY
+    assert failure.explain(exit_) == told
+
+
+def test_a_kill_elsewhere_does_not_explain_another_failure() -> None:
+    assert failure.kind(an_exit(0, 1 << 8, oom=OOM, stderr=VALUE_ERROR)) is Kind.EXCEPTION
+    assert failure.kind(an_exit(0, 11, oom=OOM)) is Kind.CRASHED
+
+
+def test_a_hang_is_explained_by_where_it_hung() -> None:
+    hung = an_exit(0, 9, hung="It has not entered all_reduce 7.", stopped=True)
+    assert failure.kind(hung) is Kind.HUNG
+    assert failure.explain(hung) == "It has not entered all_reduce 7."
+
+
+def prints(status: int, stderr: bytes) -> str:
+    return failure.fingerprint(an_exit(0, status, stderr=stderr))
+
+
+def test_the_same_failure_has_the_same_fingerprint_again() -> None:
+    first = b"12:00:01 rank 3 (pid 812): cannot read /tmp/torsh-ab12/x at 0x7f3a, 3.5 s\n"
+    again = b"09:47:59 rank 0 (pid 9): cannot read /tmp/torsh-9/y at 0xdeadbeef, 12 s\n"
+    assert prints(3 << 8, first) == prints(3 << 8, again)
+    error = "KeyError: 'run 3f2504e0-4f89-11d3-9a0c-0305e82c3301 of {}'"
+    one, two = raised(error.format(1)), raised(error.format(22).replace("3f2504", "aa2504"))
+    assert prints(1 << 8, b"step 1\n" + one) == prints(1 << 8, two)
+
+
+def test_another_failure_has_another() -> None:
+    statuses = {prints(status, VALUE_ERROR) for status in (1 << 8, 2 << 8, 9)}
+    assert len(statuses) == 3
+    places = {prints(1 << 8, VALUE_ERROR), prints(1 << 8, VALUE_ERROR.replace(b"3", b"4"))}
+    assert len(places) == 2
+    words = {prints(1 << 8, raised(error)) for error in ("A: x", "B: x", "A: y")}
+    assert len(words) == 3
+    assert len({prints(3 << 8, line) for line in (b"", b"one\n", b"deadbeef\n")}) == 3

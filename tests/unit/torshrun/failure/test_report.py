@@ -1,0 +1,96 @@
+"""The report as a person reads it."""
+
+from __future__ import annotations
+
+from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
+
+from torshrun import failure
+from torshrun.failure.report import LINE_CHARS, SHOWN_LINES
+
+
+def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
+    exits = [
+        an_exit(0, 1 << 8, stderr=PEER_LOST),
+        an_exit(1, 1 << 8, stderr=b"step 1\n" + VALUE_ERROR, log="/logs/1"),
+        an_exit(3, 15, stopped=True),
+        an_exit(2, 7 << 8),
+        an_exit(5, 0),
+        an_exit(4, 1 << 8, stderr=b"step 2\n" + VALUE_ERROR),
+    ]
+    assert failure.describe(exits, "restarting").split("\n") == [
+        "torshrun: rank 1 failed first: exit code 1, host h, pid 101, after 1.2 s",
+        "  its traceback:",
+        "  | Traceback (most recent call last):",
+        '  |   File "t.py", line 3',
+        "  | ValueError: bad",
+        "  its output is kept in /logs/1",
+        "  after it: rank 0 lost its peer; rank 2 exit code 7; rank 3 stopped by torshrun; "
+        "rank 4 in the same way",
+        "  restarting",
+    ]
+
+
+def test_what_is_known_about_the_cause_comes_before_its_words() -> None:
+    lines = failure.describe([an_exit(0, 11, stderr=b"working\n")], "x").split("\n")
+    assert lines[0].startswith("torshrun: rank 0 failed first: killed by SIGSEGV, exit code 139,")
+    assert lines[1].startswith("  It touched memory that is not its own")
+    assert lines[2:] == ["  the last lines of its stderr:", "  | working", "  x"]
+
+
+def test_nothing_failed() -> None:
+    assert failure.describe([an_exit(0, 0)], "the job has ended") == "torshrun: the job has ended"
+
+
+def test_silence_is_said_to_be_silence() -> None:
+    assert "  it wrote nothing to stderr\n" in failure.describe([an_exit(0, 1 << 8)], "x")
+
+
+def test_an_error_file_is_named_as_the_source() -> None:
+    told = failure.describe([an_exit(0, 1 << 8, account="KeyError: 1", stderr=b"warn\n")], "x")
+    assert "  from its error file:\n  | KeyError: 1\n" in told
+    assert "warn" not in told
+
+
+def shown(stderr: bytes, status: int = 1 << 8) -> list[str]:
+    lines = failure.describe([an_exit(0, status, stderr=stderr)], "x").split("\n")
+    return [line.removeprefix("  | ") for line in lines if line.startswith("  |")]
+
+
+def test_of_a_long_traceback_the_innermost_calls_are_shown() -> None:
+    frames = "".join(f'  File "t.py", line {number}, in f\n' for number in range(200))
+    lines = shown(f"Traceback (most recent call last):\n{frames}KeyError: 1\n".encode())
+    assert len(lines) == SHOWN_LINES
+    assert lines[:2] == ["Traceback (most recent call last):", "  … 163 lines left out …"]
+    assert lines[2] == '  File "t.py", line 163, in f'
+    assert lines[-1] == "KeyError: 1"
+
+
+def test_of_a_crashs_deep_stack_too() -> None:
+    frames = "".join(f'  File "t.py", line {number} in f\n' for number in range(200))
+    stack = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+    )
+    lines = shown(f"{stack}{frames}".encode(), 11)
+    assert len(lines) == SHOWN_LINES
+    assert lines[2] == '  File "t.py", line 0 in f'
+    assert lines[-1] == "  … 163 lines left out …"
+
+
+def test_long_lines_are_cut() -> None:
+    assert shown(raised("KeyError: " + "x" * 9999))[-1] == "KeyError: " + "x" * (LINE_CHARS - 10)
+
+
+def test_hundreds_of_ranks_take_one_short_line() -> None:
+    exits = [an_exit(7, 9), *(an_exit(rank, 15, stopped=True) for rank in range(256) if rank != 7)]
+    told = failure.describe(exits, "x")
+    assert "\n  after it: ranks 0-6, 8-255 stopped by torshrun\n" in told
+    mixed = [an_exit(300, 9)]
+    mixed += [an_exit(rank, (rank % 50 + 1) << 8) for rank in range(300)]
+    (line,) = (line for line in failure.describe(mixed, "x").split("\n") if "after it" in line)
+    assert "ranks 0, 50, 100, 150, 200, 250 exit code 1; " in line
+    assert line.endswith("; 264 others in other ways")
+    even = [an_exit(301, 9), *(an_exit(rank, 15, stopped=True) for rank in range(0, 300, 2))]
+    assert (
+        "ranks 0, 2, 4, 6, 8, 10, 12, 14 and others, 150 in all, stopped by torshrun"
+        in failure.describe(even, "x")
+    )

@@ -1,0 +1,149 @@
+"""Stacks through py-spy; where it is not installed, through programs that stand in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import soon
+
+from torshrun.health import stacks
+from torshrun.health.stacks import Stacks, collect
+
+TRAIN = "import time\ndef train(): print(flush=True); time.sleep(60)\ntrain()"
+
+
+@pytest.fixture(params=["itself", "from a script"])
+def worker(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A Python process that stands in a function of its own, or a shell that has started it."""
+    argv = [sys.executable, "-c", TRAIN]
+    if request.param == "from a script":
+        argv = ["sh", "-c", '"$0" "$@"; :', *argv]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process.pid
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.fixture
+def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where to put a program that is found as py-spy."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "py-spy"
+
+
+def collected(pids: list[int], timeout: float) -> Stacks:
+    """What collect() finds; asyncio's threads that waited for the children have ended then."""
+    found = asyncio.run(collect(pids, timeout))
+    names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
+    assert soon(lambda: not any(name.startswith("waitpid") for name in names()))
+    return found
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_a_real_process_shows_where_it_is(worker: int) -> None:
+    if not stacks.find_program():
+        pytest.skip("py-spy is not installed")
+    found = collected([worker], 20)
+    if "SYS_PTRACE" in found.hint:
+        pytest.skip(found.hint)
+    assert found == Stacks(
+        {worker: "MainThread (idle)\n  train (<string>:2)\n  <module> (<string>:3)"}, ""
+    )
+
+
+def test_a_process_that_is_not_python_says_so() -> None:
+    if not stacks.find_program():
+        pytest.skip("py-spy is not installed")
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        found = collected([process.pid], 20)
+    finally:
+        process.kill()
+        process.wait()
+    assert found == Stacks({process.pid: "no Python process"}, "")
+
+
+def test_without_py_spy_it_says_what_to_install(py_spy: Path) -> None:
+    found = collected([1, 2], 20)
+    assert found.texts == {1: "", 2: ""}
+    assert "pip install 'torshrun[debug]'" in found.hint
+
+
+def test_equal_places_of_different_processes_read_alike(py_spy: Path) -> None:
+    frame = '{"name": "step", "filename": "/a/b.py", "short_filename": "b.py", "line": 7}'
+    thread = f'{{"pid": 1, "thread_id": \'$4\', "active": true, "frames": [{frame}]}}'
+    program(py_spy, f"echo '[{thread}]'")
+    found = collected([os.getpid(), os.getppid()], 20)
+    assert set(found.texts.values()) == {"a thread without a name (active)\n  step (b.py:7)"}
+    assert found.hint == ""
+
+
+def test_a_pause_is_tried_only_if_it_fails_without(py_spy: Path) -> None:
+    program(py_spy, '[ "$5" = --nonblocking ] && exit 1\necho "[]" >> "$0.log"; echo "[]"')
+    collected([os.getpid()], 20)
+    assert py_spy.with_name("py-spy.log").read_text() == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("echo 'Error: Permission Denied' >&2; exit 1", "--cap-add SYS_PTRACE"),
+        ("echo 'Error: no such luck' >&2; exit 1", "py-spy failed: Error: no such luck"),
+        ("exit 3", "py-spy failed: exit code 3"),
+        ("kill -9 $$", "py-spy failed: exit code -9"),
+        ("echo nonsense", "py-spy gave an answer that is none"),
+        ("echo '[{}]'", "py-spy gave an answer that is none"),
+        ("echo '[{\"frames\": [1]}]'", "py-spy gave an answer that is none"),
+        ("echo '{\"frames\": 1}'", "py-spy gave an answer that is none"),
+    ],
+)
+def test_what_went_wrong_is_said_once(py_spy: Path, text: str, hint: str) -> None:
+    program(py_spy, text)
+    mine = os.getpid()
+    found = collected([mine], 20)
+    assert found.texts == {mine: ""}
+    assert hint in found.hint
+    assert found.hint.count("py-spy") == 1
+
+
+def test_a_file_that_cannot_be_run_is_an_account(py_spy: Path) -> None:
+    py_spy.write_bytes(b"\x7fELF nonsense")
+    py_spy.chmod(0o755)
+    assert "py-spy cannot be run" in collected([os.getpid()], 20).hint
+
+
+def test_a_late_one_is_killed(py_spy: Path) -> None:
+    """And so is what still waits for its turn; the check for children says whether."""
+    program(py_spy, "exec sleep 60")
+    pids = [os.getpid(), os.getppid()]
+    found = collected(pids, 0.2)
+    assert found == Stacks(dict.fromkeys(pids, ""), "py-spy did not answer within 0.2 s")
+
+
+def test_no_processes_no_stacks() -> None:
+    assert collected([], 1).texts == {}
+
+
+def test_the_main_thread_comes_first() -> None:
+    frames = [{"name": "f", "filename": "/a/b.py", "short_filename": None, "line": 1}]
+    other = {"pid": 5, "os_thread_id": 6, "thread_name": "loader", "frames": frames}
+    main = {"pid": 5, "os_thread_id": 5, "thread_name": None, "active": True, "frames": []}
+    assert stacks.format_threads([other, main]) == (
+        "MainThread (active)\nloader (idle)\n  f (/a/b.py:1)"
+    )

@@ -1,0 +1,109 @@
+"""The watch on the agent's loop, over a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from torsh_runtime import status
+from torshrun.health.detector import Hang
+from torshrun.health.pages import StatusPages
+from torshrun.health.watch import HangWatch, Watched
+
+
+class QuickLoop(asyncio.SelectorEventLoop):
+    """A loop that does not wait for its timers: it moves its clock to the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed = 0.0
+
+    def time(self) -> float:
+        return self.passed
+
+    def run_for(self, seconds: float) -> None:
+        """Run every timer of so many seconds."""
+        end = self.passed + seconds
+        while self.passed < end:
+            self.passed += 0.05
+            self.call_soon(self.stop)
+            self.run_forever()
+
+
+class Bench:
+    """A watch over one worker that does nothing."""
+
+    def __init__(self, timeout: float) -> None:
+        self.loop = QuickLoop()
+        self.hangs: list[Hang] = []
+        self.looks = 0
+        self.output = 0
+        self.watch = HangWatch(timeout, self.loop, self.hangs.append)
+
+    def workers(self) -> list[Watched]:
+        self.looks += 1
+        return [Watched(rank=4, local_rank=0, pid=0, output=self.output, alive=True)]
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.watch.stop()
+        self.loop.close()
+
+
+def test_a_hang_is_told_once_in_a_round() -> None:
+    with Bench(10) as bench:
+        for number in (1, 2):
+            bench.watch.start(bench.workers, None)
+            bench.loop.run_for(30)
+            assert len(bench.hangs) == number
+        assert bench.hangs[0].suspect == 4
+
+
+def test_workers_that_write_do_not_hang() -> None:
+    with Bench(10) as bench:
+        bench.watch.start(bench.workers, None)
+        for _ in range(10):
+            bench.output += 1
+            bench.loop.run_for(9)
+        assert not bench.hangs
+
+
+def test_without_a_timeout_nothing_is_looked_at() -> None:
+    with Bench(0) as bench:
+        bench.watch.start(bench.workers, None)
+        bench.loop.run_for(30)
+        assert bench.looks == 0
+
+
+def test_a_stopped_watch_is_silent() -> None:
+    with Bench(10) as bench:
+        bench.watch.start(bench.workers, None)
+        bench.watch.stop()
+        bench.loop.run_for(30)
+        assert bench.looks == 0
+
+
+def test_looks_are_neither_too_frequent_nor_too_rare() -> None:
+    for timeout, expected in ((0.5, 0.2), (30, 3.0), (3600, 10.0)):
+        with Bench(timeout) as bench:
+            bench.watch.start(bench.workers, None)
+            bench.loop.run_for(expected * 2.5)
+            assert bench.looks == 2
+
+
+def test_the_page_of_a_worker_is_seen(tmp_path: Path) -> None:
+    path = str(tmp_path / "status")
+    pages = StatusPages.create(path, 1)
+    page = status.take_page(path, 0)
+    assert page is not None
+    with Bench(10) as bench:
+        bench.watch.start(bench.workers, pages)
+        for step in range(5):
+            page.note_step(step)
+            bench.loop.run_for(9)
+        assert not bench.hangs
+        bench.loop.run_for(9)
+        assert bench.hangs[0].ranks[0].sample.status.step == 4
+    pages.close()

@@ -1,0 +1,264 @@
+"""Events on their way to files, FIFOs and stdout: whole, in order, and never in the job's way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import soon
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.events import Event, faults
+from torshrun.live import JsonLines, Recorder, StdoutLines, files, open_sink
+
+
+def an_event(number: int, text: str = "SIGUSR1") -> Event:
+    facts = {"signal": text}
+    return Event(name="notice", time=number, run_id="j", node_rank=0, round=number, facts=facts)
+
+
+def rounds(data: str | bytes) -> list[int]:
+    return [json.loads(line)["round"] for line in data.splitlines()]
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def open_lines(complaints: list[str]) -> Iterator[Callable[[Path | str], JsonLines]]:
+    """Opens sinks that are closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(path: Path | str) -> JsonLines:
+            sink = JsonLines(str(path), complaints.append)
+            stack.callback(sink.close)
+            return sink
+
+        yield opened
+
+
+@contextlib.contextmanager
+def biggest_file(size: int) -> Iterator[None]:
+    """A disk that is full from there on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_recorder_stamps_what_happens() -> None:
+    lines: list[bytes] = []
+    recorder = Recorder([StdoutLines(lines.append)], "job", 3, clock=lambda: 12.5)
+    recorder.record("notice", 2, signal="SIGUSR1")
+    recorder.close()
+    facts = {"signal": "SIGUSR1"}
+    expected = Event(name="notice", time=12.5, run_id="job", node_rank=3, round=2, facts=facts)
+    assert [Event.from_json(line) for line in lines] == [expected]
+
+
+def test_a_recorder_without_sinks_does_not_even_look_at_the_clock() -> None:
+    def clock() -> float:
+        raise AssertionError("looked")
+
+    recorder = Recorder([], "job", clock=clock)
+    recorder.record("notice", 0, signal="SIGUSR1")
+    recorder.close()
+
+
+def test_the_target_decides_where_lines_go(tmp_path: Path) -> None:
+    lines: list[bytes] = []
+    for target in ("-", str(tmp_path / "events")):
+        sink = open_sink(target, lines.append, lines.append)  # type: ignore[arg-type]
+        sink.emit(an_event(4))
+        sink.close()
+    assert lines == [an_event(4).to_json()] == [(tmp_path / "events").read_bytes()]
+
+
+def test_lines_are_added_to_what_is_there(
+    tmp_path: Path, open_lines: Callable[[Path], JsonLines], complaints: list[str]
+) -> None:
+    path = tmp_path / "events"
+    for start in (0, 50):
+        sink = open_lines(path)
+        for number in range(start, start + 50):
+            sink.emit(an_event(number))
+        sink.close()
+    assert rounds(path.read_bytes()) == list(range(100))
+    assert complaints == []
+
+
+def test_a_line_comes_without_waiting_for_the_next(
+    tmp_path: Path, open_lines: Callable[[Path], JsonLines]
+) -> None:
+    sink = open_lines(tmp_path / "events")
+    sink.emit(an_event(1))
+    assert soon(lambda: (tmp_path / "events").read_bytes() == an_event(1).to_json())
+
+
+def test_several_agents_share_a_file_without_tearing_lines(
+    tmp_path: Path, open_lines: Callable[[Path], JsonLines]
+) -> None:
+    path = tmp_path / "events"
+    sinks = [open_lines(path) for _ in range(3)]
+    for number in range(200):
+        for sink in sinks:
+            sink.emit(an_event(number, "x" * 5000))
+    for sink in sinks:
+        sink.close()
+    assert sorted(rounds(path.read_bytes())) == sorted([*range(200)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("missing/events", "No such file"),
+        (".", "Is a directory"),
+        ("file/events", "Not a directory"),
+        ("nul\0", "null"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_before_the_start(
+    tmp_path: Path, place: str, why: str, open_lines: Callable[[str], JsonLines]
+) -> None:
+    (tmp_path / "file").touch()
+    path = f"{tmp_path}/{place}"
+    with pytest.raises(ConfigError, match=why) as caught:
+        open_lines(path)
+    assert path in str(caught.value)
+
+
+def test_a_full_disk_is_told_once(
+    open_lines: Callable[[str], JsonLines], complaints: list[str]
+) -> None:
+    sink = open_lines("/dev/full")
+    for number in range(5):
+        sink.emit(an_event(number))
+    sink.close()
+    (complaint,) = complaints
+    assert "/dev/full" in complaint
+    assert "No space left" in complaint
+
+
+def test_after_a_full_disk_lines_are_whole_again_and_the_lost_are_counted(
+    tmp_path: Path, open_lines: Callable[[Path], JsonLines], complaints: list[str]
+) -> None:
+    path = tmp_path / "events"
+    sink = open_lines(path)
+    size = len(an_event(0).to_json())
+    with biggest_file(size + size // 2):
+        for number in range(4):
+            sink.emit(an_event(number))
+        assert soon(lambda: sink._file._lost == 3)
+        sink.emit(an_event(4))  # the account of those three is lost with it, but not forgotten
+        assert soon(lambda: sink._file._lost == 4)
+    sink.emit(an_event(5))
+    sink.close()
+    whole, cut, dropped, last = path.read_bytes().splitlines()
+    assert rounds(whole) == [0]
+    assert an_event(1).to_json().startswith(cut)
+    told = Event.from_json(dropped)
+    assert (told.name, told.facts) == ("events_dropped", {"count": 4})
+    assert faults(told) == ()
+    assert rounds(last) == [5]
+    assert len(complaints) == 1
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def drain(reader: int) -> bytes:
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(reader, 65536):
+            data += chunk
+    return data
+
+
+def test_a_fifo_needs_no_reader_at_first_and_survives_the_loss_of_one(
+    fifo: Path, open_lines: Callable[[Path], JsonLines], complaints: list[str]
+) -> None:
+    sink = open_lines(fifo)
+    for number in range(3):
+        sink.emit(an_event(number))
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        received: list[bytes] = []
+        assert soon(lambda reader=reader, into=received: into.append(drain(reader)) or any(into))
+        assert rounds(b"".join(received)) == [number]
+        os.close(reader)
+    assert complaints == []
+
+
+def test_a_fifo_that_nobody_reads_holds_up_nothing(
+    fifo: Path,
+    open_lines: Callable[[Path], JsonLines],
+    complaints: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "CLOSE_SECONDS", 0.1)
+    sink = open_lines(fifo)
+    for number in range(1000):
+        sink.emit(an_event(number, "x" * 1000))  # far more than a pipe holds
+    sink.close()
+    (complaint,) = complaints
+    assert "reader" in complaint
+
+
+def test_a_reader_that_falls_behind_learns_how_many_events_it_missed(
+    fifo: Path,
+    open_lines: Callable[[Path], JsonLines],
+    complaints: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "BACKLOG_BYTES", 20_000)
+    sink = open_lines(fifo)
+    for number in range(1000):
+        sink.emit(an_event(number, "x" * 1000))
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    read = bytearray()
+    assert soon(lambda: read.extend(drain(reader)) or not sink._file._lines)
+    sink.emit(an_event(1000))
+    sink.close()
+    read.extend(drain(reader))
+    os.close(reader)
+    events = [Event.from_json(line) for line in bytes(read).splitlines()]
+    dropped = [event for event in events if event.name == "events_dropped"]
+    missed = sum(event.facts["count"] for event in dropped)  # type: ignore[misc]
+    assert missed > 0
+    assert len(events) - len(dropped) + missed == 1001
+    assert events[-1].round == 1000
+    assert len(complaints) == 1
+
+
+def test_a_write_that_never_returns_does_not_hold_up_the_end(
+    complaints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CLOSE_SECONDS", 0.1)
+    go_on = threading.Event()
+    sink = JsonLines(str(tmp_path / "events"), complaints.append)
+    real = sink._file._write_some
+
+    def stuck(view: memoryview) -> int:
+        go_on.wait(10)
+        return real(view)
+
+    monkeypatch.setattr(sink._file, "_write_some", stuck)  # as a network file system does
+    sink.emit(an_event(0))
+    sink.close()
+    assert len(complaints) == 1
+    go_on.set()
+    sink._file._thread.join(10)
+    assert rounds((tmp_path / "events").read_bytes()) == [0]

@@ -1,0 +1,393 @@
+"""The HTTP endpoint, asked as clients ask, good ones and bad ones."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families
+from support.processes import soon
+
+from torsh_runtime.errors import ConfigError
+from torshrun.live import MetricsServer, Snapshot, metrics
+from torshrun.live.exposition import METRICS, Exposition
+from torshrun.live.pages import STALL_SECONDS, unhealthy
+
+DOC = Path(__file__).parents[4] / "docs/metrics.md"
+
+
+def a_snapshot(**facts: Any) -> Snapshot:
+    now = time.monotonic()
+    values: dict[str, Any] = {
+        "run_id": "j",
+        "role": "default",
+        "started": now - 60,
+        "heartbeat": now,
+        "state": "running",
+        "pids": (os.getpid(), 0),
+    }
+    return Snapshot(**values | facts)
+
+
+class Endpoint:
+    """A server whose snapshot the test may change."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self.failure: Exception | None = None
+        self.server = MetricsServer("127.0.0.1", 0, self.snapshot)
+        self.server.start()
+        host, port = self.server.url.removeprefix("http://").split(":")
+        self.address = (host, int(port))
+
+    def snapshot(self) -> Snapshot:
+        if self.failure:
+            raise self.failure
+        return a_snapshot(**self.facts)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=20)
+
+    def ask(
+        self, path: str, method: str = "GET", **headers: str
+    ) -> tuple[http.client.HTTPResponse, str]:
+        connection = http.client.HTTPConnection(*self.address, timeout=20)
+        with contextlib.closing(connection):
+            connection.request(method, path, headers=headers)
+            response = connection.getresponse()
+            return response, response.read().decode()
+
+    def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
+        return parsed(self.ask("/metrics")[1])
+
+
+def parsed(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by name and by the values of the labels, in the order of METRICS."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            names = METRICS[sample.name].labels if sample.name in METRICS else sample.labels
+            labels = tuple(sample.labels[name] for name in names)
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    endpoint = Endpoint()
+    yield endpoint
+    endpoint.server.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[subprocess.Popen[bytes]]:
+    """Another process."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        yield process
+        process.kill()
+
+
+# ---- what is measured
+
+
+def test_the_job_in_numbers(endpoint: Endpoint) -> None:
+    endpoint.facts = {
+        "run_id": 'a "job"\n',
+        "node_rank": 1,
+        "num_nodes": 2,
+        "round": 4,
+        "restarts": 3,
+        "max_restarts": 5,
+        "failures": {"out of memory": 1, "exit code": 2},
+        "output_bytes": 12345,
+        "started": time.monotonic() - 60,
+    }
+    told = endpoint.samples()
+    assert told["torsh_job_info"] == {('a "job"\n', "default", "1"): 1}
+    assert told["torsh_nodes"] == {(): 2}
+    assert told["torsh_round"] == {(): 4}
+    assert told["torsh_workers"] == {(): 2}
+    assert told["torsh_workers_alive"] == {(): 1}
+    assert told["torsh_restarts_total"] == {(): 3}
+    assert told["torsh_restarts_allowed"] == {(): 5}
+    assert told["torsh_output_bytes_total"] == {(): 12345}
+    assert told["torsh_worker_failures_total"] == {("out of memory",): 1, ("exit code",): 2}
+    states = ("starting", "running", "stopping", "restarting", "finished")
+    assert told["torsh_job_state"] == {(state,): state == "running" for state in states}
+    started = told["torsh_job_start_time_seconds"]
+    assert started == {(): pytest.approx(time.time() - 60, abs=30)}
+    assert endpoint.samples()["torsh_job_start_time_seconds"] == started
+    assert told["torsh_heartbeat_age_seconds"][()] >= 0
+    assert told["process_resident_memory_bytes"][()] > 0
+
+
+def test_workers_in_numbers(endpoint: Endpoint, worker: subprocess.Popen[bytes]) -> None:
+    endpoint.facts = {"pids": (worker.pid, 0, os.getpid()), "steps": (7, None), "first_rank": 4}
+    told = endpoint.samples()
+    assert told["torsh_worker_up"] == {("4",): 1, ("5",): 0, ("6",): 1}
+    assert told["torsh_worker_step"] == {("4",): 7}
+    assert told["torsh_worker_resident_memory_bytes"].keys() == {("4",), ("6",)}
+    assert all(size > 100_000 for size in told["torsh_worker_resident_memory_bytes"].values())
+    assert told["torsh_worker_cpu_seconds_total"].keys() == {("4",), ("6",)}
+    assert told["torsh_worker_cpu_seconds_total"]["6",] > 0
+
+
+def test_a_worker_that_has_just_gone_has_no_usage(
+    endpoint: Endpoint, worker: subprocess.Popen[bytes]
+) -> None:
+    worker.kill()
+    worker.wait()
+    endpoint.facts = {"pids": (worker.pid,)}
+    told = endpoint.samples()
+    assert told["torsh_worker_up"] == {("0",): 1}
+    assert "torsh_worker_resident_memory_bytes" not in told
+
+
+def test_a_name_that_is_no_unicode_is_spelt_out(endpoint: Endpoint) -> None:
+    endpoint.facts = {"run_id": "j\udcff"}
+    assert ("j\\udcff", "default", "0") in endpoint.samples()["torsh_job_info"]
+
+
+def test_openmetrics_is_spoken_to_who_asks_for_it() -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    body, content_type = Exposition(a_snapshot).render(accept)
+    assert content_type.startswith("application/openmetrics-text")
+    assert "torsh_restarts" in {family.name for family in open_metrics(body.decode())}
+
+
+def test_two_servers_do_not_share_their_numbers(endpoint: Endpoint) -> None:
+    other = Endpoint()
+    try:
+        other.facts = {"restarts": 9}
+        assert other.samples()["torsh_restarts_total"] == {(): 9}
+        assert endpoint.samples()["torsh_restarts_total"] == {(): 0}
+    finally:
+        other.server.close()
+
+
+def test_names_follow_the_conventions_and_the_document_has_them() -> None:
+    rows = []
+    for name, series in METRICS.items():
+        assert name.startswith("torsh_")
+        assert name.endswith("_total") == (series.type == "counter"), name
+        labels = ", ".join(f"`{label}`" for label in series.labels)
+        rows.append(f"| `{name}` | {series.type} | {labels} | {series.text} |\n")
+    written = "".join(rows)
+    _, marker, rest = DOC.read_text().partition("| metric | type | labels | |\n|---|---|---|---|\n")
+    assert marker, "docs/metrics.md lacks its table"
+    assert rest.startswith(written + "\n"), "the table in docs/metrics.md must be:\n" + written
+
+
+# ---- health
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "restarting"])
+def test_an_agent_at_work_is_healthy(endpoint: Endpoint, state: str) -> None:
+    endpoint.facts = {"state": state, "round": 2, "steps": (5, 6)}
+    response, body = endpoint.ask("/healthz")
+    assert response.status == 200
+    assert response.getheader("Content-Type") == "application/json"
+    assert json.loads(body) == {
+        "status": state,
+        "run_id": "j",
+        "node_rank": 0,
+        "round": 2,
+        "workers": 2,
+        "alive": 1,
+        "restarts": 0,
+        "step": 5,
+    }
+
+
+@pytest.mark.parametrize("state", ["stopping", "finished"])
+def test_a_job_that_ends_takes_no_more_part(endpoint: Endpoint, state: str) -> None:
+    endpoint.facts = {"state": state}
+    response, body = endpoint.ask("/healthz")
+    assert response.status == 503
+    told = json.loads(body)
+    assert (told["status"], told["reason"]) == (state, f"the job is {state}")
+
+
+def test_an_agent_whose_loop_stands_still_is_not_healthy(endpoint: Endpoint) -> None:
+    endpoint.facts = {"heartbeat": time.monotonic() - 100}
+    response, body = endpoint.ask("/healthz")
+    assert response.status == 503
+    assert "has not beaten for 1" in json.loads(body)["reason"]
+    assert endpoint.samples()["torsh_heartbeat_age_seconds"][()] >= 100
+
+
+def test_the_limit_of_patience() -> None:
+    snapshot = a_snapshot(heartbeat=100.0)
+    assert unhealthy(snapshot, 100.0 + STALL_SECONDS) == ""
+    assert unhealthy(snapshot, 100.1 + STALL_SECONDS)
+
+
+# ---- requests
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/nothing"])
+def test_head_is_get_without_the_body(endpoint: Endpoint, path: str) -> None:
+    got, _ = endpoint.ask(path)
+    head, body = endpoint.ask(path, "HEAD")
+    assert body == ""
+    assert head.status == got.status
+    assert head.getheader("Content-Type") == got.getheader("Content-Type")
+    assert int(head.getheader("Content-Length") or 0) > 0
+
+
+def test_other_paths_and_methods(endpoint: Endpoint) -> None:
+    response, body = endpoint.ask("/metricsx")
+    assert (response.status, body) == (404, "there is only /metrics and /healthz\n")
+    assert endpoint.ask("/healthz?probe=1")[0].status == 200
+    assert endpoint.ask("/metrics", "POST")[0].status == 501
+
+
+def test_a_snapshot_that_fails_harms_only_the_answer(
+    endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.failure = RuntimeError("no \udcff")
+    for path in ("/metrics", "/healthz"):
+        response, body = endpoint.ask(path)
+        assert (response.status, body) == (500, "cannot answer: RuntimeError: no \\udcff\n")
+    endpoint.failure = None
+    assert endpoint.ask("/healthz")[0].status == 200
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- bad clients
+
+
+def cut_off(connection: socket.socket) -> bool:
+    """Whether the server has ended the connection, after what it had to say."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\0" * 1000 + b"\n",
+        b"GET\r\n\r\n",
+        b"GET /metrics HTTP/9.9\r\n\r\n",
+        b"GET " + b"/" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 1000 + b"\r\n",
+    ],
+)
+def test_nonsense_is_no_trouble(
+    endpoint: Endpoint, data: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with endpoint.connect() as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        assert cut_off(connection)
+    assert endpoint.ask("/healthz")[0].status == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_clients_that_go_away_are_no_trouble(
+    endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(20):
+        with endpoint.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert soon(lambda: not endpoint.server._ends)
+    assert endpoint.ask("/healthz")[0].status == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_trickles_is_cut_off(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "VISIT_SECONDS", 0.3)
+    with endpoint.connect() as connection:
+        connection.settimeout(0.05)
+        with contextlib.suppress(TimeoutError):
+            connection.recv(1)
+
+        def ended() -> bool:
+            try:
+                connection.sendall(b"x")
+                return connection.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        assert soon(ended)
+    assert endpoint.ask("/healthz")[0].status == 200
+
+
+def test_more_clients_than_places_are_turned_away_until_one_is_free(endpoint: Endpoint) -> None:
+    endpoint.ask("/healthz")
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(endpoint.connect()) for _ in range(metrics.MOST_VISITS)]
+        assert soon(lambda: len(endpoint.server._ends) == metrics.MOST_VISITS)
+        with endpoint.connect() as further:
+            assert cut_off(further)
+        assert len(endpoint.server._visitors) == metrics.MOST_VISITS
+        idle[0].close()
+        assert soon(lambda: answered(endpoint))
+
+
+def answered(endpoint: Endpoint) -> bool:
+    try:
+        return endpoint.ask("/healthz")[0].status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_closing_ends_open_connections(endpoint: Endpoint) -> None:
+    with endpoint.connect() as idle, endpoint.connect() as half:
+        half.sendall(b"GET /metr")
+        assert soon(lambda: len(endpoint.server._ends) == 2)
+        endpoint.server.close()
+        assert cut_off(idle)
+        assert cut_off(half)
+    with pytest.raises(ConnectionRefusedError):
+        endpoint.connect()
+
+
+def test_a_server_that_never_began_can_be_closed() -> None:
+    MetricsServer("127.0.0.1", 0, a_snapshot).close()
+
+
+def test_an_ipv6_address_may_stand_in_brackets() -> None:
+    try:
+        server = MetricsServer("[::1]", 0, a_snapshot)
+    except ConfigError:
+        pytest.skip("needs IPv6 on the loopback interface")
+    assert server.url.startswith("http://[::1]:")
+    server.close()
+
+
+def test_its_threads_do_not_keep_a_process_from_ending() -> None:
+    code = (
+        "import socket; from torshrun.live import MetricsServer\n"
+        "server = MetricsServer('127.0.0.1', 0, lambda: None); server.start()\n"
+        "host, port = server.url.removeprefix('http://').split(':')\n"
+        "client = socket.create_connection((host, int(port))); print('ready')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ready\n", "")

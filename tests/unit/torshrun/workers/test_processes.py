@@ -1,0 +1,44 @@
+"""What is found out about single processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from torshrun.workers import processes
+from torshrun.workers.processes import Unkillable
+
+NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
+
+
+def test_an_unkillable_process_is_named_with_its_state() -> None:
+    assert str(Unkillable(1234, "python3", "D")) == "1234 (python3, state D)"
+    assert str(Unkillable(1234, "", "")) == "1234"
+
+
+def test_name_and_state_are_those_of_the_process() -> None:
+    mine, gone = processes.unkillable([os.getpid(), NO_SUCH_PID])
+    name = Path("/proc/self/comm").read_text().rstrip("\n")
+    assert mine == Unkillable(os.getpid(), name, "R")
+    assert gone == Unkillable(NO_SUCH_PID, "", "")
+
+
+def test_children_are_found_with_and_without_the_kernels_list() -> None:
+    before = set(processes.children())
+    with subprocess.Popen(["/bin/sleep", "600"]) as child:
+        assert set(processes.children()) == {*before, child.pid}
+        assert set(processes._scanned_children()) == {*before, child.pid}
+        processes.kill(child.pid)
+        assert processes.wait_for(child.pid, 10)
+    assert set(processes.children()) == before
+
+
+def test_killing_a_process_that_is_gone_is_no_error() -> None:
+    processes.kill(NO_SUCH_PID)
+
+
+def test_waiting_for_one_that_lives_ends() -> None:
+    with subprocess.Popen(["/bin/sleep", "600"]) as child:
+        assert not processes.wait_for(child.pid, 0.01)
+        child.kill()

@@ -1,0 +1,318 @@
+"""What happens to a job, as events: one JSON object per line, for programs that watch it.
+
+SCHEMA says which events there are and what they tell. Within one version events and facts may be
+added, but none changes its meaning or goes: readers skip what they do not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+VERSION = 1
+"""Version of the schema, in every line as "v"."""
+LONGEST_TEXT = 16384
+"""Characters of a text that an event carries at most; what is beyond is cut off."""
+
+_ENVELOPE = ("v", "event", "time", "run_id", "node_rank", "round")
+
+
+class Fact(NamedTuple):
+    """One thing that an event tells."""
+
+    type: str
+    """"integer", "number", "text", "boolean", or the lists "integers" and "texts"."""
+    text: str
+    """What it is, with its unit and what 0 or "" means."""
+    choices: tuple[str, ...] = ()
+    """The values that a text may have; () is any."""
+
+
+class Kind(NamedTuple):
+    """What events of one name have in common."""
+
+    text: str
+    """When it happens."""
+    facts: Mapping[str, Fact]
+    """What it tells, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened."""
+
+    name: str
+    """What; a key of SCHEMA."""
+    time: float
+    """When, in seconds since 1970, by the clock of the node that tells it."""
+    run_id: str
+    """The job's name."""
+    node_rank: int
+    """The node that tells it."""
+    round: int
+    """The round in which it happened."""
+    facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    """What else is known, as SCHEMA has it for this name."""
+
+    def to_json(self) -> bytes:
+        """One line of ASCII, with its newline. Numbers that JSON lacks become null."""
+        import json
+
+        values = (VERSION, self.name, round(self.time, 6), self.run_id, self.node_rank, self.round)
+        document = dict(zip(_ENVELOPE, values, strict=True)) | dict(self.facts)
+        return json.dumps(_plain(document), separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Event:
+        """The event of a line, with facts that this version does not know if it has any. Raises
+        ValueError if the line is no event of this version.
+        """
+        import json
+
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not a line of JSON ({error})") from None
+        if not isinstance(document, dict) or document.get("v") != VERSION:
+            raise ValueError(f'not an event of version {VERSION}: "v" is missing or another')
+        envelope = {name: document.pop(name, None) for name in _ENVELOPE}
+        if not _is_envelope(envelope):
+            raise ValueError(f"not an event: its {', '.join(_ENVELOPE)} are not all as they should")
+        del envelope["v"]
+        return cls(name=envelope.pop("event"), facts=MappingProxyType(document), **envelope)
+
+
+class EventSink(Protocol):
+    """Where events go."""
+
+    def emit(self, event: Event) -> None:
+        """Take an event. Returns at once and raises nothing, whatever becomes of it."""
+
+    def close(self) -> None:
+        """Pass on what is held back, within bounded time. No events come afterwards."""
+
+
+def faults(event: Event) -> tuple[str, ...]:
+    """In what an event departs from SCHEMA, one sentence each; () if it fits."""
+    kind = SCHEMA.get(event.name)
+    if kind is None:
+        return (f"there is no event {event.name!r}",)
+    found = [f"{event.name} lacks {name}" for name in kind.facts if name not in event.facts]
+    for name, value in event.facts.items():
+        fact = kind.facts.get(name)
+        if fact is None:
+            found.append(f"{event.name} has no fact {name!r}")
+        elif not _fits(value, fact):
+            found.append(f"{event.name}: {name}={value!r} is not {fact.type} as described")
+    return tuple(found)
+
+
+def _plain(value: object) -> object:
+    """`value` with only what JSON can say."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "…"
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, set | frozenset):
+        return [_plain(inner) for inner in sorted(value, key=str)]
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_plain(inner) for inner in value]
+    return _plain(str(value))
+
+
+def _fits(value: object, fact: Fact) -> bool:
+    if fact.type in ("integers", "texts"):
+        inner = int if fact.type == "integers" else str
+        return isinstance(value, list | tuple) and all(_is(each, inner) for each in value)
+    if not _is(value, *_TYPES[fact.type]):
+        return False
+    return not fact.choices or value in fact.choices
+
+
+def _is(value: object, *types: type) -> bool:
+    """isinstance(), except that True is no number."""
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
+
+
+def _is_envelope(values: Mapping[str, Any]) -> bool:
+    return (
+        _is(values["event"], str)
+        and _is(values["time"], int, float)
+        and _is(values["run_id"], str)
+        and _is(values["node_rank"], int)
+        and _is(values["round"], int)
+    )
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "text": (str,),
+    "boolean": (bool,),
+}
+
+_RANK = Fact("integer", "Rank among all workers.")
+_RANKS = Fact("integers", "Ranks among all workers.")
+_PID = Fact("integer", "Its process id on its node.")
+_CODE = Fact("integer", "Its exit code as a shell gives it: 128 + n for signal n.")
+_KILLED_BY = Fact("text", 'Name of the signal that killed it, as in "SIGKILL"; "" if none did.')
+_SECONDS = Fact("number", "How long it ran, in seconds.")
+_SIGNAL = Fact("text", 'Name of the signal, as in "SIGTERM".')
+
+SCHEMA: Mapping[str, Kind] = {
+    "job_started": Kind(
+        "This node's agent is about to start the first workers. Always the first event.",
+        {
+            "version": Fact("text", "Version of torshrun."),
+            "host": Fact("text", "Name of the node."),
+            "agent_pid": Fact("integer", "Process id of the agent."),
+            "target": Fact("text", "What the workers run: a script, a module or a program."),
+            "role": Fact("text", "The workers' role."),
+            "workers": Fact("integer", "Workers on this node."),
+            "max_restarts": Fact("integer", "How often the workers may be started again."),
+            "log_dir": Fact("text", 'Directory of the workers\' log files; "" if none are kept.'),
+        },
+    ),
+    "round_started": Kind(
+        "All workers are about to be started.",
+        {
+            "restarts": Fact("integer", "How often workers have been restarted so far."),
+            "world_size": Fact("integer", "Workers of this round, on all nodes."),
+            "master_addr": Fact("text", "The workers' MASTER_ADDR."),
+            "master_port": Fact("integer", "The workers' MASTER_PORT, a TCP port."),
+        },
+    ),
+    "workers_started": Kind(
+        "All workers of this node run.",
+        {
+            "ranks": _RANKS,
+            "pids": Fact("integers", "Their process ids, in the order of ranks."),
+        },
+    ),
+    "start_failed": Kind(
+        "The round's workers, or some of them, could not be started.",
+        {"reason": Fact("text", "Why, as on stderr.")},
+    ),
+    "worker_exited": Kind(
+        "A worker's process has ended, well or badly.",
+        {
+            "rank": _RANK,
+            "pid": _PID,
+            "code": _CODE,
+            "signal": _KILLED_BY,
+            "seconds": _SECONDS,
+            "peak_rss_bytes": Fact(
+                "integer", "The most memory it had resident, in bytes; 0 is unknown."
+            ),
+            "stopped": Fact("boolean", "Whether it had been asked to stop before."),
+        },
+    ),
+    "hang_detected": Kind(
+        "The workers make no progress, and are about to be stopped.",
+        {
+            "ranks": Fact("integers", "Ranks that hang."),
+            "suspect": Fact("integer", "The rank that the others wait for."),
+            "seconds": Fact("number", "How long there was no progress, in seconds."),
+            "text": Fact("text", "The report, with stacks, as on stderr."),
+        },
+    ),
+    "dead_man_fired": Kind(
+        "The keeper killed all workers, since the agent gave no sign of life for so long.",
+        {"timeout_seconds": Fact("number", "--agent-timeout, in seconds.")},
+    ),
+    "keeper_lost": Kind(
+        "The keeper has died, so all workers were killed.",
+        {"pid": Fact("integer", "The process id that the keeper had.")},
+    ),
+    "stop_requested": Kind(
+        "Somebody sent the agent a signal that ends the job; the second one kills.",
+        {"signal": _SIGNAL},
+    ),
+    "notice": Kind(
+        "Somebody sent the agent a signal that it passes on to the workers.",
+        {"signal": _SIGNAL},
+    ),
+    "workers_stopping": Kind(
+        "The workers that still run are asked to stop.",
+        {
+            "cause": Fact(
+                "text",
+                "Why.",
+                ("failure", "hang", "no start", "signal", "dead man"),
+            ),
+            "signal": _SIGNAL,
+            "grace_seconds": Fact("number", "Seconds until those that are left are killed."),
+            "ranks": Fact("integers", "Ranks that still run."),
+        },
+    ),
+    "workers_killed": Kind(
+        "The grace is over: workers that still run are killed.",
+        {"ranks": Fact("integers", "Ranks that still ran.")},
+    ),
+    "round_ended": Kind(
+        "No process of the round is left on this node.",
+        {
+            "cause": Fact(
+                "text",
+                "What ended it; done if all workers succeeded.",
+                ("done", "failure", "hang", "no start", "signal", "dead man"),
+            ),
+            "code": Fact("integer", "Exit code of the root cause; 0 if no worker failed."),
+            "seconds": Fact("number", "How long the round lasted, in seconds."),
+            "unkillable": Fact("texts", "Processes that outlived SIGKILL."),
+        },
+    ),
+    "worker_failed": Kind(
+        "The round that has ended failed, and this worker is the root cause.",
+        {
+            "rank": _RANK,
+            "host": Fact("text", "Name of its node."),
+            "pid": _PID,
+            "code": _CODE,
+            "signal": _KILLED_BY,
+            "seconds": _SECONDS,
+            "kind": Fact("text", "Which sort of failure it is, in a word or two."),
+            "summary": Fact("text", "What happened, in one line."),
+            "log": Fact("text", 'Where its output is kept; "" if it is not.'),
+        },
+    ),
+    "restart_scheduled": Kind(
+        "The workers will be started again, in the round after this one.",
+        {
+            "delay_seconds": Fact("number", "Seconds until then; 0 is at once."),
+            "left": Fact("integer", "Restarts that are left after this one."),
+            "reason": Fact("text", "What failed, in one line."),
+        },
+    ),
+    "job_finished": Kind(
+        "The job is over on this node. Always the last event.",
+        {
+            "code": Fact("integer", "Exit code of torshrun."),
+            "outcome": Fact(
+                "text",
+                "How it ended: lost means that supervision failed, preempted that it was asked "
+                "to make room.",
+                ("succeeded", "failed", "hung", "stopped", "preempted", "lost"),
+            ),
+            "reason": Fact(
+                "text",
+                'Why it was not restarted; "" if nothing failed.',
+                ("", "no budget", "budget spent", "same start", "stopped", "unkillable"),
+            ),
+            "seconds": Fact("number", "How long the job lasted, in seconds."),
+            "restarts": Fact("integer", "How often workers were restarted."),
+        },
+    ),
+    "events_dropped": Kind(
+        "Events before this one are missing: a reader did not keep up, or a disk was full.",
+        {"count": Fact("integer", "How many.")},
+    ),
+}
+"""All events, by name, roughly in the order in which they happen."""

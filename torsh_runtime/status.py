@@ -1,0 +1,138 @@
+"""The status page: how far a worker is, noted where its agent can read it.
+
+The agent makes a file for each round and names it in TORSH_STATUS_FILE. Workers map it and write
+words, native 64-bit integers, with plain stores; a note costs no system call.
+
+File: a header of PAGE_BYTES, then a page of PAGE_BYTES for each local rank. In words:
+
+    header  0  MAGIC
+            1  VERSION
+            2  number of pages
+    page    0  pid of the worker that has taken the page; 0 is none
+            1  1 once its first process group is there
+            2  1 + its step; 0 is none yet
+           16  RECORDS records of RECORD_WORDS words, each in two cache lines of its own
+    record  0  turn: 4 × the operation's number in its group, + WRITING, INSIDE or LEFT
+            1  the call: operation, dtype and reduction (8 bits each, in the order of OPERATIONS,
+               DTYPES and REDUCTIONS), 8 unused bits, root (32 bits, signed; -1 is none)
+            2  number of elements
+            3  number of the group in this process (32 bits), the group's size (32 bits)
+            4  rounds: how often the rank has met the others in this group
+
+A worker's k-th group writes to record k mod RECORDS (csrc/common/progress.hpp), from whichever
+thread runs the operation. A reader that finds the same turn before and after it has read words 1
+to 3, and not WRITING, has facts of one call. A record may also hold nonsense: nobody keeps a
+worker from writing it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from functools import cache
+
+from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.errors import ConfigError
+
+MAGIC = int.from_bytes(b"torshpgs", "little")
+VERSION = 1
+PAGE_BYTES = 1024
+RECORDS = 7
+RECORD_WORDS = 16
+FIRST_RECORD = 16
+WRITING, INSIDE, LEFT = 1, 2, 3
+
+# In the order of the enumerations in csrc/common/types.hpp.
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
+DTYPES = ("float32", "float64", "int32", "int64")
+REDUCTIONS = ("SUM", "AVG", "MIN", "MAX")
+
+PID, INITIALISED, STEP = range(3)
+_PAGE_WORDS = PAGE_BYTES // 8
+
+
+class Page:
+    """A worker's own page."""
+
+    def __init__(self, words: memoryview) -> None:
+        """`words` are the page's; the memory must outlive this object."""
+        self._words = words
+        self._groups = 0
+
+    def note_initialised(self) -> None:
+        """A process group is there."""
+        self._words[INITIALISED] = 1
+
+    def note_step(self, step: int) -> None:
+        """The worker is at this step; less than 0 is none."""
+        self._words[STEP] = max(int(step) + 1, 0) % (1 << 64)
+
+    def next_record(self) -> tuple[memoryview, int]:
+        """The record for one more group of this process, and the group's number."""
+        number = self._groups
+        self._groups += 1
+        begin = FIRST_RECORD + number % RECORDS * RECORD_WORDS
+        return self._words[begin : begin + RECORD_WORDS], number
+
+
+def report_step(step: int) -> None:
+    """Tell torshrun which training step this worker is at, for its report if the job hangs.
+
+    `step` counts from 0. Works with and without a process group; without torshrun it does nothing.
+    """
+    page = own_page()
+    if page is not None:
+        page.note_step(step)
+
+
+@cache
+def own_page() -> Page | None:
+    """The page that the agent has given this worker; None without one."""
+    try:
+        env = WorkerEnv.from_environ(os.environ)
+    except ConfigError:
+        return None
+    return take_page(env.status_file, env.local_rank) if env.status_file else None
+
+
+# A forked child is no rank: what it noted would be taken for its parent's doing.
+os.register_at_fork(after_in_child=own_page.cache_clear)
+
+
+def take_page(path: str, local_rank: int) -> Page | None:
+    """This process's page in the file. None if there is no such file, it is none of ours, or
+    another living process has the page.
+    """
+    try:
+        with open(path, "r+b", buffering=0) as file:  # noqa: PTH123  (pathlib costs more)
+            words = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+    except (OSError, ValueError, TypeError):  # not there, empty, or no multiple of a word
+        return None
+    if not _has_page(words, local_rank):
+        return None
+    begin = (local_rank + 1) * _PAGE_WORDS
+    page = words[begin : begin + _PAGE_WORDS]
+    if page[PID] != os.getpid() and _is_alive(page[PID]):
+        return None
+    page.cast("B")[:] = bytes(PAGE_BYTES)  # another program of the same worker may have had it
+    page[PID] = os.getpid()
+    return Page(page)
+
+
+def _has_page(words: memoryview, local_rank: int) -> bool:
+    if len(words) < _PAGE_WORDS or (words[0], words[1]) != (MAGIC, VERSION):
+        return False
+    return 0 <= local_rank < words[2] and len(words) >= (words[2] + 1) * _PAGE_WORDS
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether there is such a process; what can be no pid is none."""
+    if not 0 < pid < 1 << 31:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True

@@ -1,0 +1,78 @@
+"""How the job stands, kept up to date for those who look from outside."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from torshrun import failure
+from torshrun.agent import protocol
+from torshrun.agent.narrator import summary
+from torshrun.config import LaunchConfig
+from torshrun.live import JobState, Snapshot
+
+
+class Board:
+    """Makes snapshots in the loop's thread; any thread may read the latest."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        pids: Callable[[], Sequence[int]],
+        steps: Callable[[], Sequence[int | None]],
+        output_bytes: Callable[[], int],
+    ) -> None:
+        """`pids` and `steps` are by local rank, `output_bytes` counts since the job began."""
+        self._config = config
+        self._pids = pids
+        self._steps = steps
+        self._output_bytes = output_bytes
+        self._started = time.monotonic()
+        self._failures: Counter[str] = Counter()
+        self._last_failure = ""
+        self._state: JobState = "starting"
+        self._attempt = protocol.Attempt()
+        self.latest = self._snapshot()
+
+    def follow(self, state: protocol.State) -> None:
+        """Take over what the machine knows."""
+        before = (self._attempt, self._state)
+        self._attempt, self._state = state.attempt, _name_of(state)
+        if before != (self._attempt, self._state):  # a snapshot costs time for each worker
+            self.refresh()
+
+    def count_failure(self, cause: failure.Exit) -> None:
+        """A round has failed."""
+        self._failures[failure.kind(cause)] += 1
+        self._last_failure = summary(cause)
+
+    def refresh(self) -> None:
+        """Make a new snapshot."""
+        self.latest = self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
+        config = self._config
+        return Snapshot(
+            run_id=config.run_id,
+            role=config.role,
+            started=self._started,
+            heartbeat=time.monotonic(),
+            state=self._state,
+            pids=tuple(self._pids()),
+            steps=tuple(self._steps()),
+            round=self._attempt.round,
+            restarts=self._attempt.restarts,
+            max_restarts=config.max_restarts,
+            failures=dict(self._failures),
+            last_failure=self._last_failure,
+            output_bytes=self._output_bytes(),
+        )
+
+
+def _name_of(state: protocol.State) -> JobState:
+    if isinstance(state, protocol.Waiting):
+        return "restarting"
+    if isinstance(state, protocol.Finished):
+        return "finished"
+    return "running" if isinstance(state, protocol.Running) else "stopping"

@@ -1,0 +1,233 @@
+"""What the agent tells: lines for people on stderr, and events for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from torshrun import exit_codes, failure, health
+from torshrun.agent import protocol
+from torshrun.config import LaunchConfig
+from torshrun.health import Hang
+from torshrun.live import Recorder
+from torshrun.workers.group import WorkerState
+from torshrun.workers.spec import RoundFacts
+
+Say = Callable[[str], None]
+_OUTCOMES = {
+    0: "succeeded",
+    exit_codes.LOST: "lost",
+    exit_codes.PREEMPTED: "preempted",
+    exit_codes.HUNG: "hung",
+}
+
+
+class Narrator:
+    """Puts what happens into words. `say` takes whole lines."""
+
+    def __init__(self, config: LaunchConfig, say: Say, recorder: Recorder) -> None:
+        self._config = config
+        self._say = say
+        self._recorder = recorder
+        self._began = time.monotonic()
+        self._sequel: protocol.Sequel | None = None
+        self._last_signal = 0
+        self.round = 0
+
+    def emit(self, name: str, **facts: object) -> None:
+        """Tell an event of the present round."""
+        self._recorder.record(name, self.round, **facts)
+
+    def job_started(self, log_dir: str) -> None:
+        """The agent is about to begin."""
+        if self._config.events is None:
+            return
+        from importlib.metadata import version
+
+        self.emit(
+            "job_started",
+            version=version("torshrun"),
+            host=os.uname().nodename,
+            agent_pid=os.getpid(),
+            target=self._config.target,
+            role=self._config.role,
+            workers=self._config.nproc_per_node,
+            max_restarts=self._config.max_restarts,
+            log_dir=log_dir,
+        )
+
+    def job_finished(self, code: int, restarts: int) -> None:
+        """The agent has ended all there was."""
+        asked = exit_codes.SIGNALLED + self._last_signal if self._last_signal else -1
+        outcome = _OUTCOMES.get(code, "stopped" if code == asked else "failed")
+        self.emit(
+            "job_finished",
+            code=code,
+            outcome=outcome,
+            reason=self._sequel or "",
+            seconds=time.monotonic() - self._began,
+            restarts=restarts,
+        )
+
+    # ---- what goes on
+
+    def say(self, text: str) -> None:
+        """A line of the agent's own."""
+        self._say(f"torshrun: {text}")
+
+    def round_started(self, facts: RoundFacts) -> None:
+        """The round's workers are about to be started."""
+        self.emit(
+            "round_started",
+            restarts=facts.restart_count,
+            world_size=self._config.nproc_per_node,
+            master_addr=self._config.master_addr,
+            master_port=facts.master_port,
+        )
+
+    def start_failed(self, reason: str) -> None:
+        """Workers could not be started."""
+        self.say(f"error: {reason}")
+        self.emit("start_failed", reason=reason)
+
+    def signal_received(self, signo: int, event: str) -> None:
+        """`event` is "stop_requested" or "notice"."""
+        if event == "stop_requested":
+            self._last_signal = signo
+        else:
+            self.say(f"got {failure.signal_name(signo)}: passing it on to the workers")
+        self.emit(event, signal=failure.signal_name(signo))
+
+    def workers_started(self, workers: Sequence[WorkerState]) -> None:
+        """The programs of all workers run."""
+        ranks, pids = [worker.rank for worker in workers], [worker.pid for worker in workers]
+        self.emit("workers_started", ranks=ranks, pids=pids)
+
+    def hung(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
+        """Workers make no progress; `stacks` by rank, `hint` says why some are missing."""
+        text = health.describe(hang, stacks, hint)
+        self.say(text)
+        ranks = [state.sample.rank for state in hang.ranks if state.sample.alive]
+        self.emit(
+            "hang_detected", ranks=ranks, suspect=hang.suspect, seconds=hang.seconds, text=text
+        )
+
+    def worker_exited(self, exit_: failure.Exit) -> None:
+        """A worker's process has ended."""
+        self.emit("worker_exited", **_end_of(exit_), **_more_of(exit_))
+
+    def stopping(
+        self, stop: protocol.StopWorkers, alive: Sequence[int], cause: failure.Exit | None
+    ) -> None:
+        """Workers are asked to stop; `cause` is whose failure led to it."""
+        if stop.cause == "done":
+            return
+        workers = f"{len(alive)} worker{'s' if len(alive) != 1 else ''}"
+        limit = f"within {stop.grace:g} s" if stop.grace else "at once"
+        if stop.cause == "signal":
+            name = failure.signal_name(self._last_signal)
+            hint = "; a second signal kills them at once" if stop.grace else ""
+            self.say(f"got {name}: ending {workers} {limit}{hint}")
+        elif stop.cause == "failure" and alive:
+            who = f"rank {cause.rank} failed ({failure.how(cause)}): " if cause else ""
+            self.say(f"{who}stopping the other {workers} {limit}")
+        elif stop.cause == "dead man":
+            timeout = self._config.agent_timeout
+            self.say(
+                f"error: this process gave no sign of life for {timeout:g} s (--agent-timeout), "
+                f"so the keeper killed all workers. Was it stopped, or the machine overloaded?"
+            )
+            self.emit("dead_man_fired", timeout_seconds=timeout)
+        self.emit(
+            "workers_stopping",
+            cause=stop.cause,
+            signal=failure.signal_name(stop.signo),
+            grace_seconds=stop.grace,
+            ranks=list(alive),
+        )
+
+    def keeper_lost(self, pid: int, left: Sequence[object]) -> None:
+        """The keeper died; `left` are processes that could not be killed without it."""
+        remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
+        self.say(
+            f"error: the keeper (torsh-keeper, pid {pid}) has died, so all workers were "
+            f"killed{remains}. It is what keeps them from being left behind; look for who or "
+            f"what killed it (the kernel's log, if memory ran out)."
+        )
+        self.emit("keeper_lost", pid=pid)
+
+    def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
+        """No process of the round is left."""
+        self.emit(
+            "round_ended",
+            cause=cause,
+            code=over.code,
+            seconds=over.seconds,
+            unkillable=list(over.unkillable),
+        )
+
+    # ---- failures
+
+    def failed(self, report: protocol.ReportFailure, exits: Sequence[failure.Exit]) -> None:
+        """The round failed; what led to it, and what follows."""
+        self._sequel = report.sequel if report.sequel != "restart" else None
+        if report.unkillable:
+            self.say(
+                f"error: processes that do not die of SIGKILL are left: "
+                f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
+                f"a network file system)."
+            )
+        self._say(failure.describe(exits, self._outlook(report)))
+        cause = failure.root_cause(exits)
+        if cause is not None:
+            self.emit("worker_failed", **_end_of(cause), **_diagnosis_of(cause))
+            self._tell_above(cause, report)
+        if report.sequel == "restart":
+            left = self._config.max_restarts - report.restarts - 1
+            reason = summary(cause) if cause else ""
+            self.emit("restart_scheduled", delay_seconds=report.delay, left=left, reason=reason)
+
+    def _tell_above(self, cause: failure.Exit, report: protocol.ReportFailure) -> None:
+        above = self._config.error_file
+        if above and report.sequel != "restart":
+            with contextlib.suppress(OSError):
+                failure.write_account(above, cause, time.time())
+
+    def _outlook(self, report: protocol.ReportFailure) -> str:
+        budget = self._config.max_restarts
+        attempt = f"attempt {report.restarts + 1} of {budget + 1}"
+        if report.sequel == "restart":
+            left = budget - report.restarts - 1
+            when = f"in {report.delay:.1f} s" if report.delay else "now"
+            return f"{attempt}: restarting {when}, {left} of {budget} restarts left"
+        why = {
+            "budget spent": ", no restarts left",
+            "same start": " in the same way at its start as before, so it is not started again",
+        }
+        return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
+
+
+def _end_of(exit_: failure.Exit) -> Mapping[str, object]:
+    return {
+        "rank": exit_.rank,
+        "pid": exit_.pid,
+        "code": exit_.code,
+        "signal": failure.signal_name(exit_.signo) if exit_.signo else "",
+        "seconds": exit_.seconds,
+    }
+
+
+def _more_of(exit_: failure.Exit) -> Mapping[str, object]:
+    return {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
+
+
+def _diagnosis_of(cause: failure.Exit) -> Mapping[str, object]:
+    kind = failure.kind(cause)
+    return {"host": cause.host, "kind": kind, "summary": summary(cause), "log": cause.log}
+
+
+def summary(cause: failure.Exit) -> str:
+    """A failure in one line."""
+    return f"rank {cause.rank}: {failure.how(cause)} ({failure.kind(cause)})"

@@ -1,0 +1,60 @@
+"""What one round of workers has for itself, beside the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from torshrun.failure import MemoryWatch
+from torshrun.health import StatusPages, WorkerStatus
+
+STORE_BOUND = 2.0
+"""Seconds that a round's store may take to close."""
+
+
+class RoundStore(Protocol):
+    """One round's store, while it is served to this node's workers."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where workers reach it."""
+
+    async def close(self) -> None:
+        """Stop serving it and forget its keys."""
+
+
+ServeStore = Callable[[], Awaitable[RoundStore]]
+
+
+class Round:
+    """A round's store, status pages and watch over memory."""
+
+    def __init__(self, store: RoundStore, pages: StatusPages, status_file: str) -> None:
+        self.store = store
+        self.pages = pages
+        self.status_file = status_file
+        self.memory = MemoryWatch()
+
+    @classmethod
+    async def open(cls, serve_store: ServeStore, scratch: str, number: int, workers: int) -> Round:
+        """Make what a round needs. Raises OSError or a TorshError when that cannot be done."""
+        status_file = f"{scratch}/status_{number}"
+        pages = StatusPages.create(status_file, workers)
+        try:
+            return cls(await serve_store(), pages, status_file)
+        except BaseException:
+            pages.close()
+            raise
+
+    def statuses(self) -> tuple[WorkerStatus, ...]:
+        """What the workers have noted, by local rank."""
+        return self.pages.read()
+
+    async def close(self) -> None:
+        """Give everything back, within STORE_BOUND."""
+        self.pages.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STORE_BOUND):
+                await self.store.close()

@@ -1,0 +1,74 @@
+"""What was given and comes to nothing: said in a line each, never an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torshrun.config.options import OPTIONS
+from torshrun.config.setting import Settings
+from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def notes(settings: Settings, values: Mapping[str, Any], workers: int) -> Iterator[str]:
+    """A line about each option that has no effect. What says in many words that there is one
+    node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
+    """
+    for key, why in _reasons(values).items():
+        if settings[key].given:
+            yield f"{settings[key].name} has no effect: {why}"
+    for key in values["rdzv_conf"] or ():
+        if key in CONF_WITHOUT_EFFECT:
+            yield f"{settings['rdzv_conf'].name}: {key} has no effect here"
+    for key, ranks in (("local_ranks_filter", "local ranks"), ("ranks_filter", "ranks")):
+        if values[key] and min(values[key]) >= workers:
+            yield f"{settings[key].name} names no worker: their {ranks} are 0 to {workers - 1}"
+
+
+def is_static(values: Mapping[str, Any]) -> bool:
+    """Whether rank 0's address and port are taken from the options."""
+    return values["rdzv_backend"] == "static" and not values["standalone"]
+
+
+def _reasons(values: Mapping[str, Any]) -> dict[str, str]:
+    """By option, why it does not count."""
+    kinds = [key for key in ("module", "no_python") if values["run_path"] and values[key]]
+    inert = {option.key: option.without_effect for option in OPTIONS if option.without_effect}
+    return {**dict.fromkeys(kinds, "--run-path wins"), **_overruled(values), **inert}
+
+
+def _overruled(values: Mapping[str, Any]) -> dict[str, str]:
+    """Options that say something else about rank 0's place than what holds."""
+    if values["standalone"]:
+        different = {**_not_alone(values), **_other_master(values, None)}
+        why = "--standalone is given"
+    elif not is_static(values):
+        different = _other_master(values, None)
+        why = "only --rdzv-backend static uses it"
+    else:
+        different = _other_master(values, values["rdzv_endpoint"])
+        why = "--rdzv-endpoint says where rank 0 listens"
+    return {key: why for key, differs in different.items() if differs}
+
+
+def _not_alone(values: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether they say something else than --standalone does."""
+    endpoint: Endpoint | None = values["rdzv_endpoint"]
+    return {
+        "nnodes": values["nnodes"] != (1, 1),
+        "node_rank": values["node_rank"] != 0,
+        "rdzv_backend": values["rdzv_backend"] == "etcd",
+        "rdzv_endpoint": bool(endpoint and (endpoint.port or endpoint.host not in _LOCAL)),
+    }
+
+
+def _other_master(values: Mapping[str, Any], endpoint: Endpoint | None) -> dict[str, bool]:
+    if is_static(values) and endpoint is None:
+        return {}
+    host, port = endpoint or ("127.0.0.1", 0)
+    return {
+        "master_addr": values["master_addr"] not in (host, *_LOCAL),
+        "master_port": (values["master_port"] or 0) != port,
+    }

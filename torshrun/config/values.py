@@ -1,0 +1,352 @@
+"""Text to value, one function per kind of value. Pure; a ConfigError says what is allowed, and
+the caller puts in front of it where the text came from.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torsh_runtime.errors import ConfigError
+from torshrun.config.job import StreamRule, Streams
+
+MOST_WORKERS = 65536
+LONGEST = 1e9
+"""Seconds; timers of the kernel and of Python take no more than a few times that."""
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_TRUE = ("true", "yes", "on")
+_FALSE = ("false", "no", "off")
+_CONF_SECONDS = (
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "keep_alive_interval",
+    "timeout",
+)
+CONF_WITHOUT_EFFECT = (
+    "is_host",
+    "store_type",
+    "read_timeout",
+    "heartbeat_timeout",
+    "use_libuv",
+    "etcd_prefix",
+    "protocol",
+    "cert",
+    "key",
+    "cacert",
+    "ssl_cert",
+    "ssl_cert_key",
+    "ca_cert",
+    "rank",
+)
+"""Keys of torchrun's --rdzv-conf that nothing here corresponds to."""
+_NOT_TO_HANDLE = {
+    "SIGKILL": "no process can handle it",
+    "SIGSTOP": "no process can handle it",
+    "SIGCHLD": "torshrun needs it to learn that a process ended",
+}
+
+
+class Nodes(NamedTuple):
+    """--nnodes: at least and at most how many."""
+
+    fewest: int
+    most: int
+
+
+class Endpoint(NamedTuple):
+    """HOST:PORT; port None is not given."""
+
+    host: str
+    port: int | None
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """ "; did you mean …?" if one of the words resembles this one, else ""."""
+    from difflib import get_close_matches
+
+    candidates = list(words)
+    longer = [candidate for candidate in candidates if word and candidate.startswith(word)]
+    found = get_close_matches(word, candidates, 1) or longer
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def whole(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
+        raise ConfigError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def count(text: str) -> int:
+    number = whole(text)
+    if number < 0:
+        raise ConfigError(f"{number} is negative")
+    return number
+
+
+def restarts(text: str) -> int:
+    number = whole(text)
+    if number < 0:
+        raise ConfigError(f"{number} is negative; 0 means never restart")
+    return number
+
+
+def workers(text: str) -> int | str:
+    """A number, or "auto", "cpu" or "gpu", which only a look at the machine makes a number."""
+    if text in ("auto", "cpu", "gpu"):
+        return text
+    if text in ("xpu", "hpu", "mps"):
+        raise ConfigError(f"{text!r} cannot be counted here: give a number, auto, cpu or gpu")
+    try:
+        number = whole(text)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; auto, cpu and gpu are possible too") from None
+    return worker_count(number)
+
+
+def worker_count(number: int) -> int:
+    if number < 1:
+        raise ConfigError(f"at least 1 worker is needed, not {number}")
+    if number > MOST_WORKERS:
+        raise ConfigError(f"{number} workers are too many for one node")
+    return number
+
+
+def nodes(text: str) -> Nodes:
+    """ "N" or "MIN:MAX"."""
+    fewest, colon, most = text.partition(":")
+    try:
+        asked = Nodes(whole(fewest), whole(most if colon else fewest))
+    except ConfigError:
+        raise ConfigError(f"{text!r} is neither a number of nodes nor MIN:MAX") from None
+    if not 1 <= asked.fewest <= asked.most:
+        raise ConfigError(f"{text!r} is not possible: MIN:MAX needs 1 <= MIN <= MAX")
+    return asked
+
+
+def port(text: str) -> int:
+    number = whole(text)
+    if not 0 <= number <= 65535:
+        raise ConfigError(f"{number} is not a TCP port (1 to 65535, or 0 for a free one)")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, or with a unit: 500ms, 90s, 5m, 1h, 2d."""
+    match = re.fullmatch(
+        r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?|[0-9]+\.)\s*(|ms|[smhd])", text.strip()
+    )
+    number = float(match[1]) * _UNITS[match[2]] if match else math.nan
+    if not 0 <= number <= LONGEST:
+        raise ConfigError(f"{text!r} is not a number of seconds >= 0 (nor like 90s, 5m or 1h)")
+    return number
+
+
+def size(text: str) -> int:
+    """Bytes: 1000, 100M and 100MiB (powers of 1024), 100MB (powers of 1000)."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?", text.strip().lower())
+    if match is None or len(match[1]) > 18:
+        raise ConfigError(f"{text!r} is not a size: give bytes, or like 100M, 1GiB or 1GB")
+    base = 1000 if match[3] == "b" else 1024
+    return int(float(match[1]) * base ** _POWERS[match[2]])
+
+
+def words(text: str) -> str:
+    """Any text but none."""
+    if not text.strip():
+        raise ConfigError("must not be empty")
+    return any_text(text)
+
+
+def any_text(text: str) -> str:
+    if "\0" in text:
+        raise ConfigError("must not contain a zero byte")
+    return text
+
+
+def line(text: str) -> str:
+    """Any text that fits on a line, also none."""
+    if re.search(r"[\0\r\n]", text):
+        raise ConfigError(f"{text!r} is more than one line")
+    return text
+
+
+def host(text: str) -> str:
+    """A name or an address; an IPv6 address may stand in brackets."""
+    name = words(text).strip()
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    if not re.fullmatch(r"[\w.:%-]+", name):
+        raise ConfigError(f"{text!r} is not a host's name or address")
+    return name
+
+
+def endpoint(text: str) -> Endpoint | None:
+    """HOST[:PORT], several separated by commas; the first one counts. "" is none."""
+    places = [_place(part) for part in text.split(",")] if text.strip() else [None]
+    return places[0]
+
+
+def _place(text: str) -> Endpoint:
+    name, colon, number = text.strip().removeprefix("http://").rpartition(":")
+    if not colon or number.endswith("]"):
+        return Endpoint(host(text), None)
+    try:
+        return Endpoint(host(name), port(number))
+    except ConfigError as error:
+        raise ConfigError(f"{text!r} is not HOST:PORT: {error}") from None
+
+
+def listening(text: str) -> tuple[str, int]:
+    """[HOST:]PORT; a port alone is this host's only, ":PORT" is on every address."""
+    name, colon, number = text.rpartition(":")
+    if not colon:
+        return "127.0.0.1", port(number)
+    return (host(name) if name else ""), port(number)
+
+
+def flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    try:
+        return bool(whole(word))
+    except ConfigError:
+        raise ConfigError(f"{text!r} is neither true nor false (nor 1 or 0)") from None
+
+
+def one_of(*allowed: str, refused: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """A parser that takes these words; `refused` says about others why not."""
+
+    def parse(text: str) -> str:
+        if refused and text in refused:
+            raise ConfigError(f"{text!r} is not possible: {refused[text]}")
+        if text not in allowed:
+            hint = nearest(text, allowed)
+            raise ConfigError(f"{text!r} is not one of {', '.join(allowed)}{hint}")
+        return text
+
+    return parse
+
+
+def directory(text: str) -> str:
+    path = _looked_up(text)
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is not a directory")
+    return str(path)
+
+
+def file_or_dash(text: str) -> str:
+    """A file that can be made or added to; "-" is stdout."""
+    if text == "-":
+        return text
+    path = _looked_up(text)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory, not a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no directory {path.parent}")
+    return str(path)
+
+
+def _looked_up(text: str) -> Path:
+    """The path, which need not exist but can be asked about."""
+    path = Path(words(text)).absolute()
+    try:
+        path.exists()
+    except OSError as error:  # too long a name, a place one may not look at
+        raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
+    return path
+
+
+def phrases(text: str) -> tuple[str, ...]:
+    """Separated by commas; a double comma is a comma. "" is none."""
+    if not text:
+        return ()
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def ranks(text: str) -> frozenset[int] | None:
+    """Numbers and ranges, "0,2,4-7"; "" is None."""
+    if not text.strip():
+        return None
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ConfigError(f"{text!r} is not a list of ranks like 0,2,4-7")
+        chosen.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(chosen)
+
+
+def stream_rule(text: str) -> StreamRule:
+    """ "3" for all workers, "0:1,1:2" by local rank, "r8:3" by global rank."""
+    if re.fullmatch(r"\s*[0-3]\s*", text):
+        return StreamRule(everyone=_streams(text))
+    by_local_rank: dict[int, Streams] = {}
+    by_rank: dict[int, Streams] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(r?)([0-9]{1,6})\s*:\s*([0-3])\s*", part)
+        if match is None:
+            raise ConfigError(
+                f"{text!r} is not possible: give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), "
+                f"or that by local rank (0:1,1:2) or by rank (r8:3)"
+            )
+        rules = by_rank if match[1] else by_local_rank
+        if rules.setdefault(int(match[2]), _streams(match[3])) != _streams(match[3]):
+            raise ConfigError(f"{text!r} names {match[1]}{match[2]} twice")
+    return StreamRule(
+        by_local_rank=MappingProxyType(by_local_rank), by_rank=MappingProxyType(by_rank)
+    )
+
+
+def _streams(digit: str) -> Streams:
+    return Streams(stdout=bool(int(digit) & 1), stderr=bool(int(digit) & 2))
+
+
+def signals(text: str) -> tuple[signal.Signals, ...]:
+    """Names separated by commas, with or without SIG."""
+    return tuple(dict.fromkeys(_signal(part.strip().upper()) for part in text.split(",")))
+
+
+def _signal(word: str) -> signal.Signals:
+    name = word if word.startswith("SIG") else f"SIG{word}"
+    if name in _NOT_TO_HANDLE:
+        raise ConfigError(f"{name} is not possible: {_NOT_TO_HANDLE[name]}")
+    try:
+        return signal.Signals[name]
+    except KeyError:
+        hint = nearest(name, signal.Signals.__members__)
+        raise ConfigError(f"{word!r} is not a signal's name{hint}") from None
+
+
+def rdzv_conf(text: str) -> Mapping[str, str]:
+    """ "key=value,key=value", every value checked."""
+    conf: dict[str, str] = {}
+    for part in text.split(",") if text.strip() else ():
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if not key or not value:
+            raise ConfigError(f"{part.strip()!r} is not KEY=VALUE")
+        _check_conf(key, value)
+        conf[key] = value
+    return MappingProxyType(conf)
+
+
+def _check_conf(key: str, value: str) -> None:
+    known: Sequence[str] = (*_CONF_SECONDS, "keep_alive_max_attempt")
+    if key not in (*known, *CONF_WITHOUT_EFFECT):
+        hint = nearest(key, known)
+        raise ConfigError(f"there is no key {key!r}; the keys are {', '.join(known)}{hint}")
+    try:
+        if key in _CONF_SECONDS:
+            seconds(value)
+        elif key == "keep_alive_max_attempt":
+            count(value)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None

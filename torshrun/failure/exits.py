@@ -1,0 +1,81 @@
+"""How a worker ended: the facts that everything else here is told from. Pure."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomEvidence:
+    """Signs that the kernel killed processes for want of memory while the workers ran."""
+
+    kills: int
+    """How many it killed."""
+    ours: bool
+    """Whether they were in the launcher's own cgroup; otherwise anywhere on this machine."""
+    cgroup: str = ""
+    """The cgroup whose limit was hit; "" if it was none: the machine's memory was used up."""
+    limit: int = 0
+    """That cgroup's limit in bytes; 0 is unknown or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How one worker ended."""
+
+    rank: int
+    host: str
+    """Name of the node it ran on."""
+    pid: int
+    status: int
+    """As waitpid gives it."""
+    seconds: float
+    """How long it ran."""
+    stopped: bool
+    """Whether it had been asked to stop before it ended."""
+    stderr: bytes = b""
+    """The end of its stderr."""
+    account: str = ""
+    """What it wrote to its error file, as text; "" is nothing."""
+    log: str = ""
+    """Where its output was kept; "" is nowhere."""
+    program: str = ""
+    """Path of the program it ran, which is Python for scripts and modules; "" is unknown."""
+    peak_rss_kib: int = 0
+    """The most memory it had at a time, in KiB; 0 is unknown."""
+    oom: OomEvidence | None = None
+    """What the kernel's counters say for the time it ran; None is nothing."""
+    hung: str = ""
+    """What it was found hanging in, in one line, for the worker that the others waited for; ""
+    for all others."""
+
+    @property
+    def signo(self) -> int:
+        """The signal that killed it; 0 if none did."""
+        return self.status & 0x7F
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly; one that hung did even if it then obeyed and ended with 0."""
+        return self.status != 0 or bool(self.hung)
+
+    @property
+    def code(self) -> int:
+        """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0."""
+        code = 128 + self.signo if self.signo else self.status >> 8 & 0xFF
+        return code or int(self.failed)
+
+
+def signal_name(signo: int) -> str:
+    """The signal's name, as in SIGKILL."""
+    try:
+        return signal.Signals(signo).name
+    except ValueError:
+        return f"signal {signo}"
+
+
+def how(exit_: Exit) -> str:
+    """The manner of its end: its exit code, or the signal that killed it."""
+    manner = f"killed by {signal_name(exit_.signo)}, " if exit_.signo else ""
+    return f"{'hung, then ' if exit_.hung else ''}{manner}exit code {exit_.code}"

@@ -1,0 +1,195 @@
+"""Decides whether a node's workers hang, from what is seen of them. Pure: no clock, no I/O.
+
+Two things are a hang, each if it holds for the whole timeout:
+
+- a worker is in one collective, and meets nobody there;
+- no worker of the node writes anything, notes anything or uses CPU.
+
+So computing for long, waiting for a rank of one's own node that computes, and having ended are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torshrun.health.pages import Collective, WorkerStatus
+
+IDLE = 0.01
+"""A worker that uses less than this share of one CPU is idle."""
+_GRAIN = 0.02
+"""Seconds of CPU that do not count yet: the kernel tells of them in hundredths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One worker at one moment."""
+
+    rank: int
+    """Its rank in the job."""
+    status: WorkerStatus = field(default_factory=WorkerStatus)
+    """What it has noted."""
+    output: int = 0
+    """Bytes that it has written so far."""
+    cpu: float = 0.0
+    """Seconds of CPU that it and its descendants have used so far."""
+    alive: bool = True
+    """Whether it has not ended."""
+    state: str = ""
+    """Its process's state as in /proc/<pid>/stat; "" is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """One worker when the hang was found."""
+
+    sample: Sample
+    """What was seen of it last."""
+    waits_in: Collective | None
+    """The collective that it is in; None if it is in none."""
+    seconds: float
+    """How long it has been there without meeting anybody, or else how long it has done nothing,
+    as far as that was watched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Workers that make no progress."""
+
+    seconds: float
+    """For how long that has been seen: the timeout, or a little more."""
+    ranks: tuple[RankState, ...]
+    """The node's workers, in the order of their ranks."""
+    suspect: int
+    """The rank that the others wait for; the lowest one if that cannot be told."""
+
+    @property
+    def in_collective(self) -> bool:
+        """Whether ranks wait in a collective; else nothing goes on at all."""
+        return any(state.waits_in for state in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is remembered of a worker."""
+
+    sample: Sample
+    """The last one."""
+    since: Mapping[Collective, float]
+    """When each group's operation was first seen as it still is."""
+    idle_since: float
+    """When it was last seen doing anything."""
+    idle_cpu: float
+    """Its seconds of CPU then."""
+
+
+class HangDetector:
+    """Watches the workers of one round."""
+
+    def __init__(self, timeout: float, patience: float) -> None:
+        """`timeout`: seconds without progress that are a hang. `patience`: seconds between two
+        observations after which what was seen before counts no more: somebody stopped the
+        observer, and perhaps the workers.
+        """
+        self._timeout = timeout
+        self._patience = patience
+        self._last = 0.0
+        self._seen: dict[int, _Seen] = {}
+
+    def observe(self, now: float, samples: Sequence[Sample]) -> Hang | None:
+        """Take in the state of all workers at `now` (seconds, monotonic); a hang, if it is one."""
+        seen = self._seen if now - self._last <= self._patience else {}
+        ordered = sorted(samples, key=lambda sample: sample.rank)
+        self._seen = {each.rank: _remember(seen.get(each.rank), each, now) for each in ordered}
+        self._last = now
+        states = tuple(_state(each, now) for each in self._seen.values())
+        seconds = max((each.seconds for each in states if each.waits_in), default=0.0)
+        if seconds < self._timeout:
+            seconds = self._idle_seconds(now)
+        if seconds < self._timeout:
+            return None
+        return Hang(seconds=seconds, ranks=states, suspect=_suspect(states))
+
+    def _idle_seconds(self, now: float) -> float:
+        """How long all workers have done nothing; 0 if none lives."""
+        if not any(each.sample.alive for each in self._seen.values()):
+            return 0.0
+        return min(now - each.idle_since for each in self._seen.values())
+
+
+def _remember(seen: _Seen | None, sample: Sample, now: float) -> _Seen:
+    if seen is None:
+        return _Seen(sample, dict.fromkeys(sample.status.collectives, now), now, sample.cpu)
+    since = {each: seen.since.get(each, now) for each in sample.status.collectives}
+    if _is_idle(seen, sample, now):
+        return _Seen(sample, since, seen.idle_since, seen.idle_cpu)
+    return _Seen(sample, since, now, sample.cpu)
+
+
+def _is_idle(seen: _Seen, sample: Sample, now: float) -> bool:
+    last = seen.sample
+    unchanged = (last.alive, last.output, last.status) == (
+        sample.alive,
+        sample.output,
+        sample.status,
+    )
+    allowed = IDLE * (now - seen.idle_since) + _GRAIN
+    return unchanged and sample.cpu - seen.idle_cpu < allowed
+
+
+def _state(seen: _Seen, now: float) -> RankState:
+    active = [each for each in seen.since if each.active] if seen.sample.alive else []
+    longest = min(active, key=lambda each: seen.since[each], default=None)
+    since = seen.since[longest] if longest else seen.idle_since
+    return RankState(sample=seen.sample, waits_in=longest, seconds=now - since)
+
+
+def _suspect(states: Sequence[RankState]) -> int:
+    """The rank that the others wait for: not one in the furthest operation of the group, and of
+    the rest one that is stopped, else who is furthest behind.
+    """
+    group = waited_group(states)
+    if group is None:
+        return min(states, key=_idle_suspicion).sample.rank
+    members = _members(states, group)
+    furthest = max(_progress(state, group.group) for state in members)
+    behind = [state for state in members if _progress(state, group.group) < furthest]
+    return min(behind or members, key=lambda state: _suspicion(state, group.group)).sample.rank
+
+
+def waited_group(states: Sequence[RankState]) -> Collective | None:
+    """What the rank is in that has waited for longest, which stands for its group; None if none
+    waits.
+    """
+    waiting = [state for state in states if state.waits_in]
+    return max(waiting, key=lambda state: state.seconds).waits_in if waiting else None
+
+
+def _members(states: Sequence[RankState], waited: Collective) -> Sequence[RankState]:
+    """Ranks that have such a group; all, where some of its ranks have yet to make it."""
+    having = [state for state in states if find(state.sample.status, waited.group)]
+    return having if len(having) >= waited.ranks else states
+
+
+def _idle_suspicion(state: RankState) -> tuple[bool, bool, int]:
+    return not state.sample.alive, not is_stopped(state), state.sample.rank
+
+
+def _suspicion(state: RankState, group: int) -> tuple[bool, tuple[int, int], int]:
+    return not is_stopped(state), _progress(state, group), state.sample.rank
+
+
+def _progress(state: RankState, group: int) -> tuple[int, int]:
+    """How far a rank has come in a group: operations entered, rounds met."""
+    found = find(state.sample.status, group)
+    return (found.sequence, found.rounds) if found else (-1, -1)
+
+
+def find(status: WorkerStatus, group: int) -> Collective | None:
+    """The last operation of a worker's group; None if it has no such group."""
+    return next((each for each in status.collectives if each.group == group), None)
+
+
+def is_stopped(state: RankState) -> bool:
+    """Whether its process was stopped by a signal or a debugger."""
+    return state.sample.state in ("T", "t")

@@ -1,0 +1,170 @@
+"""The agent's side of the status pages: makes the file, and reads what workers noted in it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from torsh_runtime import status
+
+_TRIES = 8
+"""How often a record is read that its worker goes on changing."""
+_RECORD_WORDS = 5
+_PAGE_WORDS = status.PAGE_BYTES // 8
+_WIDTH = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The last operation that a worker began in one of its groups."""
+
+    group: int
+    """Number of the group in its process, from 0."""
+    ranks: int
+    """Size of the group."""
+    sequence: int
+    """Number of the operation in its group; 0 is the group's first meeting."""
+    active: bool
+    """Whether the worker is in it, and has not left it."""
+    rounds: int
+    """How often the worker has met the others in this group: grows while an operation advances."""
+    operation: str
+    """Its name; "operation 99" for what is none."""
+    dtype: str
+    """Name of the elements' type; "dtype 99" for what is none."""
+    reduction: str
+    """SUM and so on, where it reduces."""
+    count: int
+    """Number of elements."""
+    root: int
+    """Rank that it starts from; -1 is none."""
+    whole: bool
+    """False if the worker went on while it was read: what it is may then be of two operations."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the elements; 0 where their type is unknown."""
+        return self.count * _WIDTH.get(self.dtype, 0)
+
+    def __str__(self) -> str:
+        if not self.sequence and self.operation == "barrier":
+            return "init_process_group()"
+        what = f"{self.operation}({self._arguments()})"
+        return what if not self.group else f"{what} of group {self.group}"
+
+    def _arguments(self) -> str:
+        if self.operation == "barrier":
+            return ""
+        words = [f"{self.dtype}[{self.count}]"]
+        if self.operation in ("all_reduce", "reduce_scatter"):
+            words.append(self.reduction)
+        if self.root >= 0:
+            words.append(f"src={self.root}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """What a worker has noted; all of it may be wrong, as anything that a worker says."""
+
+    initialised: bool = False
+    """Whether it has got past init_process_group()."""
+    step: int | None = None
+    """The step it reported last; None is none yet."""
+    collectives: tuple[Collective, ...] = ()
+    """The last operation of each group, in the order of the groups' numbers."""
+
+    @property
+    def collective(self) -> Collective | None:
+        """The one it is in, else the last of its youngest group; None if there was none yet."""
+        active = [each for each in self.collectives if each.active]
+        return (active or self.collectives or (None,))[-1]
+
+
+class StatusPages:
+    """The pages of one round's workers. Whoever makes them closes them."""
+
+    def __init__(self, memory: mmap.mmap, count: int) -> None:
+        self._memory = memory
+        self._words = memoryview(memory).cast("Q")
+        self._count = count
+
+    @classmethod
+    def create(cls, path: str, count: int) -> StatusPages:
+        """Make the file, for `count` local ranks, in place of one that is there. OSError if that
+        cannot be done, for instance because the disk is full.
+        """
+        size = (count + 1) * status.PAGE_BYTES
+        Path(path).unlink(missing_ok=True)  # stragglers of the round before may have it mapped
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Room now: without it a worker's store would be its death by SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
+            pages = cls(mmap.mmap(descriptor, size), count)
+        except OSError:
+            Path(path).unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        header = (status.MAGIC, status.VERSION, count)
+        for place, word in enumerate(header):
+            pages._words[place] = word
+        return pages
+
+    def read(self) -> tuple[WorkerStatus, ...]:
+        """What the workers have noted, by local rank."""
+        return tuple(self._read_page(local_rank) for local_rank in range(self._count))
+
+    def close(self) -> None:
+        """Let go of the memory; the file stays, and workers may go on writing to it."""
+        self._words.release()
+        self._memory.close()
+
+    def _read_page(self, local_rank: int) -> WorkerStatus:
+        begin = (local_rank + 1) * _PAGE_WORDS
+        step = self._words[begin + status.STEP]
+        records = (
+            self._read_record(begin + status.FIRST_RECORD + number * status.RECORD_WORDS)
+            for number in range(status.RECORDS)
+        )
+        found = [record for record in records if record is not None]
+        return WorkerStatus(
+            initialised=self._words[begin + status.INITIALISED] != 0,
+            step=step - 1 if step else None,
+            collectives=tuple(sorted(found, key=lambda each: each.group)),
+        )
+
+    def _read_record(self, begin: int) -> Collective | None:
+        words = self._words
+        if not words[begin]:
+            return None
+        for _ in range(_TRIES):
+            record = words[begin : begin + _RECORD_WORDS].tolist()
+            settled = words[begin] == record[0] and record[0] % 4 != status.WRITING
+            if settled:
+                break
+        return _collective(record, settled)
+
+
+def _collective(record: list[int], settled: bool) -> Collective:
+    turn, call, count, group, rounds = record
+    root = call >> 32
+    return Collective(
+        group=group & 0xFFFFFFFF,
+        ranks=group >> 32,
+        sequence=turn >> 2,
+        active=turn % 4 == status.INSIDE,
+        rounds=rounds,
+        operation=_name(status.OPERATIONS, call & 0xFF, "operation"),
+        dtype=_name(status.DTYPES, call >> 8 & 0xFF, "dtype"),
+        reduction=_name(status.REDUCTIONS, call >> 16 & 0xFF, "reduction"),
+        count=count,
+        root=root - (1 << 32) if root >> 31 else root,
+        whole=settled,
+    )
+
+
+def _name(names: tuple[str, ...], number: int, kind: str) -> str:
+    return names[number] if number < len(names) else f"{kind} {number}"

@@ -1,0 +1,139 @@
+"""A hang in words: who waits in what, who has not come, and where everybody stands in the code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from torshrun.health.detector import Hang, RankState, find, waited_group
+from torshrun.health.pages import Collective
+
+MOST_STACKS = 8
+"""Different stacks that are shown."""
+MOST_LINES = 60
+"""Lines of one stack that are shown."""
+
+
+def summary(hang: Hang) -> str:
+    """What the suspect hangs in, in one line without its rank."""
+    waited = waited_group(hang.ranks)
+    if waited is None:
+        return f"no output and no CPU use for {hang.seconds:.0f} s"
+    waiting = _ranks_in(hang, waited)
+    if hang.suspect in waiting:
+        return f"in {_numbered(waited)} for {hang.seconds:.0f} s"
+    verb = "waited" if waiting else "others waited"
+    who = f"{format_ranks(waiting)} " if waiting else ""
+    return f"not in {_numbered(waited)}, where {who}{verb} for it for {hang.seconds:.0f} s"
+
+
+def describe(hang: Hang, stacks: Mapping[int, str], hint: str = "") -> str:
+    """The report, in lines. `stacks` by rank, "" where unknown; `hint` says why some are not
+    there. Ranks in the same situation share a line.
+    """
+    lines = [_headline(hang), *_situations(hang), *_stack_lines(hang, stacks)]
+    return "\n".join([*lines, f"  {hint}"] if hint else lines)
+
+
+def _headline(hang: Hang) -> str:
+    text = f"no progress for {hang.seconds:.0f} s: "
+    waited = waited_group(hang.ranks)
+    if waited is None:
+        return text + "no output and no CPU use of any worker"
+    waiting = _ranks_in(hang, waited)
+    text += f"{format_ranks(waiting)} {_verb(waiting, 'wait')} in {_numbered(waited)}"
+    if hang.suspect not in waiting:
+        return f"{text} for rank {hang.suspect}"
+    elsewhere = len(waiting) == len(hang.ranks) < waited.ranks
+    return text + (" for ranks of other nodes" if elsewhere else "")
+
+
+def _ranks_in(hang: Hang, waited: Collective) -> list[int]:
+    return [state.sample.rank for state in hang.ranks if _is_in(state, waited)]
+
+
+def _is_in(state: RankState, waited: Collective) -> bool:
+    inside = state.waits_in
+    return inside is not None and (inside.group, inside.sequence) == (waited.group, waited.sequence)
+
+
+def _situations(hang: Hang) -> list[str]:
+    """One line for all ranks in the same situation; the suspect's comes first."""
+    waited = waited_group(hang.ranks)
+    alike: dict[tuple[str, str], list[RankState]] = defaultdict(list)
+    for state in _suspect_first(hang):
+        alike[_situation(state, waited), _particulars(state)].append(state)
+    return [_line(does, details, states) for (does, details), states in alike.items()]
+
+
+def _suspect_first(hang: Hang) -> list[RankState]:
+    return sorted(hang.ranks, key=lambda state: state.sample.rank != hang.suspect)
+
+
+def _line(does: str, details: str, states: Sequence[RankState]) -> str:
+    least, most = (f"{pick(state.seconds for state in states):.0f}" for pick in (min, max))
+    seconds = f"{least} s" if least == most else f"{least} to {most} s"
+    who = format_ranks(state.sample.rank for state in states)
+    time = f" for {seconds}" if states[0].waits_in else ""
+    return f"  {who}: {does}{time}{details}"
+
+
+def _situation(state: RankState, waited: Collective | None) -> str:
+    status = state.sample.status
+    if state.waits_in is not None:
+        return f"in {_numbered(state.waits_in)}"
+    before = "ended" if not state.sample.alive else "in no collective" if waited is None else ""
+    last = status.collective if waited is None else find(status, waited.group)
+    if last is None:
+        return before or ("in another group" if status.initialised else "not initialised")
+    if waited is not None and last.sequence >= waited.sequence:
+        return before or f"past it, after {_numbered(last)}"
+    return f"{before or 'not in it yet'}, last in {_numbered(last)}"
+
+
+def _particulars(state: RankState) -> str:
+    step = state.sample.status.step
+    held = {"T": "; its process is stopped (SIGCONT continues it)", "t": "; held by a debugger"}
+    return (f"; step {step}" if step is not None else "") + held.get(state.sample.state, "")
+
+
+def _stack_lines(hang: Hang, stacks: Mapping[int, str]) -> list[str]:
+    """Equal stacks once; the suspect's first."""
+    alike: dict[str, list[int]] = defaultdict(list)
+    for state in _suspect_first(hang):
+        text = stacks.get(state.sample.rank, "")
+        if text:
+            alike[text].append(state.sample.rank)
+    lines = []
+    for text, ranks in list(alike.items())[:MOST_STACKS]:
+        lines.append(f"  stack of {format_ranks(ranks)}, most recent call first:")
+        lines += [f"    {line}" for line in _shortened(text.splitlines())]
+    left = len(alike) - MOST_STACKS
+    return [*lines, f"  {left} other stacks are not shown"] if left > 0 else lines
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    left = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], f"{left} more lines"] if left > 0 else lines
+
+
+def _numbered(collective: Collective) -> str:
+    if not collective.sequence:
+        return str(collective)
+    return f"{collective} (operation {collective.sequence})"
+
+
+def _verb(ranks: Sequence[int], verb: str) -> str:
+    return verb + ("s" if len(ranks) == 1 else "")
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 0-2, 7"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    one = len(runs) == 1 and len(runs[0]) == 1
+    return ("rank " if one else "ranks ") + ", ".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,84 @@
+"""--dry-run: each worker's command and environment, in words. Nothing is started or chosen."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from torshrun.config import LaunchConfig
+from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, allowed_cpus, assign
+
+CHOSEN_AT_START = "<chosen at start>"
+_Lines = Mapping[str, str]
+"""What is said about a worker, by what it is about."""
+
+
+def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
+    """What would be started from `environ`; first what is the same for all workers. Raises
+    ConfigError as the start would.
+
+    Workers are assigned twice, with different facts: what differs is not known before the start.
+    """
+    spec = WorkerSpec.from_config(config, environ, allowed_cpus())
+    pairs = zip(
+        assign(config, spec, _facts(config, "a", 1)),
+        assign(config, spec, _facts(config, "b", 2)),
+        strict=True,
+    )
+    workers = [_describe(one, other, environ) for one, other in pairs]
+    common = {key: line for key, line in workers[0].items() if _same(key, workers)}
+    blocks = [_block("Every worker", common) if len(workers) > 1 else ""]
+    for rank, lines in enumerate(workers):
+        own = {key: line for key, line in lines.items() if len(workers) == 1 or key not in common}
+        blocks.append(_block(f"Rank {rank}", own))
+    plural = "s" if len(workers) > 1 else ""
+    return f"{len(workers)} worker{plural} would start; nothing has been started.\n" + "".join(
+        blocks
+    )
+
+
+def _facts(config: LaunchConfig, word: str, port: int) -> RoundFacts:
+    return RoundFacts(
+        number=0,
+        restart_count=0,
+        master_port=config.master_port or port,
+        jax_coordinator_port=port,
+        store_endpoint=word,
+        secret=word,
+        scratch=word,
+        status_file=word,
+        folder=word,
+    )
+
+
+def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str]) -> _Lines:
+    """Its command, its processors, and what its environment has other than torshrun's."""
+    lines = {" command": shlex.join(worker.argv)}
+    if worker.cpus:
+        lines[" processors"] = f"on processors {_ranges(sorted(worker.cpus))}"
+    for name in environ:
+        if name not in worker.environ:
+            lines[name] = f"{name} is taken away"
+    for name, value in worker.environ.items():
+        if environ.get(name) != value:
+            lines[name] = f"{name}={_shown(value, other.environ[name])}"
+    return lines
+
+
+def _shown(value: str, other: str) -> str:
+    return CHOSEN_AT_START if value == CHOSEN_AT_START or value != other else shlex.quote(value)
+
+
+def _same(key: str, workers: Sequence[_Lines]) -> bool:
+    return all(lines.get(key) == workers[0].get(key) for lines in workers)
+
+
+def _block(title: str, lines: _Lines) -> str:
+    return f"\n{title}:\n" + "".join(f"  {line}\n" for line in lines.values())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0-3,8 for 0, 1, 2, 3 and 8."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in zip(starts, ends, strict=True))

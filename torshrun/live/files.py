@@ -1,0 +1,137 @@
+"""LineFile: whole lines to a file, a FIFO or a device, without ever waiting for it."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from torsh_runtime.errors import ConfigError
+
+BACKLOG_BYTES = 16 << 20
+"""How many bytes wait at most for a file that does not take them."""
+CLOSE_SECONDS = 2.0
+"""How long the end of the job waits for them."""
+_TURN_SECONDS = 0.2
+"""How often a writer that waits for a reader looks whether it is still wanted."""
+_SLOW_READER = "its reader does not keep up"
+
+
+class LineFile:
+    """Adds lines to a file in a thread of its own, one write() each.
+
+    Only whole lines are lost: when the backlog is full, or the file cannot be written. The first
+    loss is told through `complain`, from either thread.
+    """
+
+    def __init__(self, path: str, complain: Callable[[str], None]) -> None:
+        """Raises ConfigError if the file cannot be opened for writing."""
+        self._path = path
+        self._complain = complain
+        self._fd = _open(path)
+        self._lines: deque[tuple[bytes, int]] = deque()
+        self._backlog = 0  # bytes, of _lines
+        self._lost = 0
+        self._complained = False
+        self._torn = False
+        self._changed = threading.Condition()
+        self._give_up_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name="torsh-events", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes, worth: int = 1) -> None:
+        """Write the line when the file takes it. If it is lost, as many lines as it is worth are.
+        Returns at once.
+        """
+        with self._changed:
+            fits = self._backlog + len(line) <= BACKLOG_BYTES
+            if fits:
+                self._lines.append((line, worth))
+                self._backlog += len(line)
+                self._changed.notify()
+            else:
+                self._lost += worth
+        if not fits:
+            self._complain_once(_SLOW_READER)
+
+    def take_lost(self) -> int:
+        """How many lines have been lost since this was last asked."""
+        with self._changed:
+            lost, self._lost = self._lost, 0
+        return lost
+
+    def close(self) -> None:
+        """Write what is left, for CLOSE_SECONDS at most, and close the file."""
+        with self._changed:
+            self._give_up_at = time.monotonic() + CLOSE_SECONDS
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS + 2 * _TURN_SECONDS)
+        if self._thread.is_alive():  # in a write() that does not return; it ends with the process
+            self._complain_once("it does not take them")
+
+    def _run(self) -> None:
+        while (item := self._next()) is not None:
+            self._write(*item)
+        os.close(self._fd)
+
+    def _next(self) -> tuple[bytes, int] | None:
+        with self._changed:
+            while not self._lines:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            line, worth = self._lines.popleft()
+            self._backlog -= len(line)
+            return line, worth
+
+    @property
+    def _closing(self) -> bool:
+        return self._give_up_at < float("inf")
+
+    def _write(self, line: bytes, worth: int) -> None:
+        view = memoryview(b"\n" + line if self._torn else line)
+        whole = len(view)
+        try:
+            while view:
+                view = view[self._write_some(view) :]
+            self._torn = False
+        except OSError as error:
+            self._torn = self._torn or len(view) < whole
+            with self._changed:
+                self._lost += worth
+            self._complain_once(error.strerror or str(error))
+
+    def _write_some(self, view: memoryview) -> int:
+        """Write what the file takes. TimeoutError if it takes nothing until the end."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        while True:
+            try:
+                return os.write(self._fd, view)
+            except BlockingIOError:
+                if time.monotonic() > self._give_up_at:
+                    raise TimeoutError(0, _SLOW_READER) from None
+                poll.poll(_TURN_SECONDS * 1000)
+
+    def _complain_once(self, why: str) -> None:
+        if not self._complained:
+            self._complained = True
+            self._complain(f"error: cannot write events to {self._path} ({why}); some are lost")
+
+
+def _open(path: str) -> int:
+    """A FIFO is also opened for reading: so readers may come and go."""
+    try:
+        access = os.O_RDWR if Path(path).is_fifo() else os.O_WRONLY
+        flags = access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        return os.open(path, flags, 0o666)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"--events: cannot write to {path} ({why}). Name a file in a directory that you may "
+            f"write to, or - for stdout."
+        ) from None

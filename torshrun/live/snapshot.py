@@ -1,0 +1,63 @@
+"""Snapshot: how a job stands on this node at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+JobState = Literal["starting", "running", "stopping", "restarting", "finished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """How a job stands on this node at one moment."""
+
+    run_id: str
+    """The job's name."""
+    role: str
+    """The workers' role."""
+    started: float
+    """When the job began, in seconds of time.monotonic()."""
+    heartbeat: float
+    """When the agent's loop made this, in seconds of time.monotonic()."""
+    state: JobState
+    """restarting: waiting before the next round, or preparing it."""
+    pids: tuple[int, ...]
+    """The workers' process ids by local rank; 0 for one that does not run."""
+    steps: tuple[int | None, ...] = ()
+    """The last step that each worker reported, by local rank; None, or no entry, is unknown."""
+    first_rank: int = 0
+    """The rank of local rank 0."""
+    node_rank: int = 0
+    """Rank of this node."""
+    num_nodes: int = 1
+    """Number of nodes of this round."""
+    round: int = 0
+    """Number of the round."""
+    restarts: int = 0
+    """How often workers have been restarted so far."""
+    max_restarts: int = 0
+    """How often they may be."""
+    failures: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """How many rounds have failed so far, by kind of their root cause."""
+    last_failure: str = ""
+    """The last failure in one line; "" if there was none."""
+    output_bytes: int = 0
+    """Bytes of output that workers have written so far, in all rounds."""
+
+    @property
+    def workers(self) -> int:
+        """Workers of this node."""
+        return len(self.pids)
+
+    @property
+    def alive(self) -> int:
+        """Those that run."""
+        return sum(pid > 0 for pid in self.pids)
+
+    @property
+    def step(self) -> int | None:
+        """The step of the worker that is least far; None if no worker reported any."""
+        return min((step for step in self.steps if step is not None), default=None)

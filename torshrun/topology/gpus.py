@@ -1,0 +1,171 @@
+"""The GPUs that this process may use, found in /dev, /proc and /sys: no driver is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torsh_runtime.errors import ConfigError
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, as CUDA_VISIBLE_DEVICES would name it."""
+
+    identifier: str
+    """Its index among the usable ones, or what the variable already calls it."""
+    pci: str = ""
+    """Its address ("0000:3b:00.0"); "" if it is not known."""
+    uuid: str = ""
+    """"GPU-" and its UUID; "" if it is not known."""
+
+
+def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
+    """The GPUs that a framework started with `environ` would see, in its order.
+
+    As CUDA does it: a list of visible devices ends before its first invalid entry, and is void if
+    it names a device twice.
+    """
+    nvidia = _nvidia(root)
+    if nvidia:
+        return _select(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
+    rocr = _select(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
+    amd = [Gpu(str(index), gpu.pci) for index, gpu in enumerate(rocr)]
+    return _select(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def count(environ: Mapping[str, str], root: Path = ROOT) -> int:
+    """How many GPUs a framework started with `environ` would see."""
+    return len(visible(environ, root))
+
+
+def identifiers(environ: Mapping[str, str], root: Path = ROOT) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES would list to name each of them."""
+    return tuple(gpu.identifier for gpu in visible(environ, root))
+
+
+def pci_numa_node(gpu: Gpu, root: Path = ROOT) -> int | None:
+    """The NUMA node that the GPU is attached to; None if the machine does not say."""
+    if not gpu.pci:
+        return None
+    text = _read(root / "sys/bus/pci/devices" / gpu.pci / "numa_node").strip()
+    return int(text) if text.isdecimal() else None  # -1 stands for no node
+
+
+def share_out(environ: Mapping[str, str], workers: int, root: Path = ROOT) -> tuple[str, ...]:
+    """CUDA_VISIBLE_DEVICES for each local rank, so that it sees one GPU of its own.
+
+    A list that is set is believed even where no GPU is found, and without one the index is the
+    local rank, as in torchrun. Raises ConfigError when there are fewer GPUs than workers.
+    """
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None and listed.strip() in ("", "-1"):
+        return (listed,) * workers
+    names: Sequence[str] = identifiers(environ, root)
+    if not names and listed is not None:
+        names = [name.strip() for name in listed.split(",")]
+    if names and len(names) < workers:
+        raise ConfigError(
+            f"--virtual-local-rank gives each of the {workers} workers a GPU of its own, but only "
+            f"{len(names)} can be seen ({','.join(names)}): start at most {len(names)} workers, or "
+            f"make more GPUs visible"
+        )
+    return tuple(names[:workers]) or tuple(map(str, range(workers)))
+
+
+def _select(gpus: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
+    if listed is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for entry in listed.split(","):
+        gpu = _find(gpus, entry.strip())
+        if gpu is None:
+            break
+        chosen.append(gpu)
+    return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
+
+
+def _find(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
+    """The GPU that an entry of a list of visible devices means; None if it is invalid."""
+    if entry.isascii() and entry.isdecimal():
+        index = int(entry)
+        return Gpu(entry, gpus[index].pci) if index < len(gpus) else None
+    if entry.startswith("MIG-") and gpus:
+        parent = _by_uuid(gpus, entry.removeprefix("MIG-").partition("/")[0])
+        return Gpu(entry, parent.pci if parent else "")
+    if entry.startswith("GPU-"):
+        gpu = _by_uuid(gpus, entry)
+        if gpu is None and any(not gpu.uuid for gpu in gpus):
+            return Gpu(entry)
+        return gpu and Gpu(entry, gpu.pci)
+    return None
+
+
+def _by_uuid(gpus: Sequence[Gpu], prefix: str) -> Gpu | None:
+    found = [gpu for gpu in gpus if prefix.startswith("GPU-") and gpu.uuid.startswith(prefix)]
+    return found[0] if len(found) == 1 else None
+
+
+def _nvidia(root: Path) -> list[Gpu]:
+    """In the order of PCI addresses. Those that a container or a scheduler's device rules keep
+    from this process do not count, though the driver lists them in /proc.
+    """
+    minors = {
+        int(path.name.removeprefix("nvidia"))
+        for path in (root / "dev").glob("nvidia[0-9]*")
+        if path.name.removeprefix("nvidia").isdecimal() and _may_use(path)
+    }
+    facts = {minor: (pci, uuid) for minor, pci, uuid in _driver_facts(root)}
+    places = sorted((*facts.get(minor, ("", "")), minor) for minor in minors)
+    return [Gpu(str(index), pci, uuid) for index, (pci, uuid, _) in enumerate(places)]
+
+
+def _driver_facts(root: Path) -> Iterator[tuple[int, str, str]]:
+    """Minor number, PCI address and UUID of each GPU that NVIDIA's driver knows."""
+    for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
+        text = _read(folder / "information")
+        minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
+        uuid = re.search(r"^GPU UUID:\s*(GPU-[\da-f-]+)", text, re.MULTILINE)
+        if minor:
+            yield int(minor[1]), folder.name.lower(), uuid[1] if uuid else ""
+
+
+def _amd(root: Path) -> list[Gpu]:
+    """In the order of the kernel's topology, whose nodes include processors."""
+    folders = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
+    nodes = [_properties(folder) for folder in sorted(folders, key=lambda path: int(path.name))]
+    gpus = [node for node in nodes if node.get("simd_count")]
+    return [Gpu(str(index), _pci_address(node), _uuid(node)) for index, node in enumerate(gpus)]
+
+
+def _properties(node: Path) -> dict[str, int]:
+    """A node that a container may not use is there, but cannot be read."""
+    pairs = (line.split() for line in _read(node / "properties").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _pci_address(node: Mapping[str, int]) -> str:
+    place = node.get("location_id", 0)
+    bus, device, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 7
+    return f"{node.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
+
+
+def _uuid(node: Mapping[str, int]) -> str:
+    return f"GPU-{node['unique_id']:016x}" if node.get("unique_id") else ""
+
+
+def _may_use(device: Path) -> bool:
+    return os.access(device, os.R_OK | os.W_OK)
+
+
+def _read(path: Path) -> str:
+    """The file's text; "" if there is none, or it is not for this process."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

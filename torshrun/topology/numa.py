@@ -1,0 +1,219 @@
+"""Which processors each worker is to run on. Only those that this process may use count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torsh_runtime.errors import ConfigError
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One processor, as the kernel numbers it, and what it is part of."""
+
+    number: int
+    node: int
+    """Its NUMA node."""
+    socket: int
+    """Its physical package."""
+    core: int
+    """Its physical core, by the lowest number among the core's processors."""
+    cache: int
+    """Its largest cache, by the lowest number among the processors that share it."""
+
+
+Topology = tuple[Cpu, ...]
+"""The processors that this process may use, by number. Never empty."""
+CpuSet = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A local rank's place among those of its NUMA node."""
+
+    node: int
+    position: int
+    """How many lower ranks have the same node."""
+    neighbours: int
+    """How many ranks have it, itself included."""
+
+
+def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
+    """What the kernel says about the processors `allowed`. Where it says nothing, as in some
+    containers, they are cores of their own, in one node and one socket, with one cache.
+    """
+    online = parse_cpus(_read(root / "sys/devices/system/cpu/online"))
+    numbers = sorted(n for n in allowed if n in online or not online)
+    nodes = _nodes(root)
+    return tuple(_cpu(root, number, nodes.get(number, 0)) for number in numbers)
+
+
+def bind(
+    policy: str, local_world_size: int, topology: Topology, gpu_nodes: Sequence[int | None] = ()
+) -> tuple[CpuSet, ...]:
+    """Each local rank's processors, by the policy of --numa-binding.
+
+    `gpu_nodes` are the visible GPUs' NUMA nodes. A rank belongs to the node of the GPU with its
+    number if all ranks have one; else ranks spread evenly over the cores, neighbours together.
+    Raises ConfigError when that is not possible.
+    """
+    nodes = _nodes_of_gpus(local_world_size, gpu_nodes) or _spread(local_world_size, topology)
+    for rank, node in enumerate(nodes):
+        _check_node(rank, node, topology)
+    return tuple(_POLICIES[policy](seat, topology) for seat in _seats(nodes))
+
+
+def parse_cpus(text: str) -> set[int]:
+    """The kernel's notation: "0-2,4" is 0, 1, 2 and 4."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def format_cpus(numbers: Collection[int]) -> str:
+    """The counterpart of parse_cpus."""
+    starts = sorted(n for n in numbers if n - 1 not in numbers)
+    ends = sorted(n for n in numbers if n + 1 not in numbers)
+    pairs = zip(starts, ends, strict=True)
+    return ",".join(f"{start}-{end}" if end > start else f"{start}" for start, end in pairs)
+
+
+# ---- policies
+
+
+def _on_node(seat: _Seat, topology: Topology) -> CpuSet:
+    return frozenset(cpu.number for cpu in topology if cpu.node == seat.node)
+
+
+def _on_socket(seat: _Seat, topology: Topology) -> CpuSet:
+    """A socket may have several nodes; with NUMA switched off, a node has several sockets."""
+    cores = _cores(seat, topology)
+    socket = cores[seat.position * len(cores) // seat.neighbours][0].socket
+    return frozenset(cpu.number for cpu in topology if cpu.socket == socket)
+
+
+def _on_own_cores(seat: _Seat, topology: Topology) -> CpuSet:
+    cores = _cores(seat, topology)
+    if len(cores) < seat.neighbours:
+        raise ConfigError(
+            f"--numa-binding exclusive gives each worker cores of its own, but {seat.neighbours} "
+            f"workers belong on NUMA node {seat.node}, where {len(cores)} may be used (CPUs "
+            f"{format_cpus(_on_node(seat, topology))}): start fewer workers, allow more CPUs, or "
+            f"take --numa-binding node"
+        )
+    first, behind = (
+        position * len(cores) // seat.neighbours for position in (seat.position, seat.position + 1)
+    )
+    return frozenset(cpu.number for core in cores[first:behind] for cpu in core)
+
+
+def _on_core_complex(seat: _Seat, topology: Topology) -> CpuSet:
+    """Complexes with more processors first, and each taken once before one is shared."""
+    complexes = _groups(seat, topology, lambda cpu: cpu.cache)
+    complexes.sort(key=len, reverse=True)
+    return frozenset(cpu.number for cpu in complexes[seat.position % len(complexes)])
+
+
+_POLICIES: dict[str, Callable[[_Seat, Topology], CpuSet]] = {
+    "node": _on_node,
+    "socket": _on_socket,
+    "exclusive": _on_own_cores,
+    "core-complex": _on_core_complex,
+}
+
+
+def _cores(seat: _Seat, topology: Topology) -> list[list[Cpu]]:
+    return _groups(seat, topology, lambda cpu: cpu.core)
+
+
+def _groups(seat: _Seat, topology: Topology, part: Callable[[Cpu], int]) -> list[list[Cpu]]:
+    """The node's processors by what they are part of, lowest number first."""
+    groups: dict[int, list[Cpu]] = {}
+    for cpu in topology:
+        if cpu.node == seat.node:
+            groups.setdefault(part(cpu), []).append(cpu)
+    return list(groups.values())
+
+
+# ---- ranks to nodes
+
+
+def _nodes_of_gpus(ranks: int, gpu_nodes: Sequence[int | None]) -> list[int]:
+    nodes = [node for node in gpu_nodes[:ranks] if node is not None]
+    return nodes if len(nodes) == ranks else []
+
+
+def _spread(ranks: int, topology: Topology) -> list[int]:
+    """In proportion to the nodes' cores, so that no core is taken twice while one is free."""
+    cores = sorted({(cpu.node, cpu.core) for cpu in topology})
+    return [cores[rank * len(cores) // ranks][0] for rank in range(ranks)]
+
+
+def _check_node(rank: int, node: int, topology: Topology) -> None:
+    if all(cpu.node != node for cpu in topology):
+        usable = format_cpus({cpu.number for cpu in topology})
+        raise ConfigError(
+            f"--numa-binding: local rank {rank}'s GPU is on NUMA node {node}, but this process may "
+            f"use none of that node's CPUs (only {usable}): allow some (taskset, cpuset, the "
+            f"scheduler's CPU binding), or drop --numa-binding"
+        )
+
+
+def _seats(nodes: Sequence[int]) -> list[_Seat]:
+    neighbours, seated = Counter(nodes), Counter[int]()
+    seats: list[_Seat] = []
+    for node in nodes:
+        seats.append(_Seat(node, seated[node], neighbours[node]))
+        seated[node] += 1
+    return seats
+
+
+# ---- what the kernel says
+
+
+def _nodes(root: Path) -> dict[int, int]:
+    """NUMA node by processor."""
+    return {
+        number: int(folder.name.removeprefix("node"))
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+        for number in parse_cpus(_read(folder / "cpulist"))
+    }
+
+
+def _cpu(root: Path, number: int, node: int) -> Cpu:
+    folder = root / f"sys/devices/system/cpu/cpu{number}"
+    siblings = parse_cpus(_read(folder / "topology/thread_siblings_list"))
+    package = _read(folder / "topology/physical_package_id").strip()
+    return Cpu(
+        number=number,
+        node=node,
+        socket=int(package) if package.isdecimal() else 0,
+        core=min(siblings, default=number),
+        cache=_largest_cache(folder / "cache"),
+    )
+
+
+def _largest_cache(folder: Path) -> int:
+    levels: dict[int, int] = {}
+    for index in folder.glob("index[0-9]*"):
+        level = _read(index / "level").strip()
+        shared = parse_cpus(_read(index / "shared_cpu_list"))
+        if level and shared:
+            levels[int(level)] = min(shared)
+    return levels[max(levels)] if levels else 0
+
+
+def _read(path: Path) -> str:
+    """The file's text; "" if it is missing or kept from this process."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

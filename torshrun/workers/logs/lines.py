@@ -1,0 +1,98 @@
+"""Lines in a flow of bytes. A newline or a carriage return ends one; \\r\\n ends one only."""
+
+from __future__ import annotations
+
+from torshrun.workers.logs.sink import Sink
+
+LONGEST = 65536
+"""Bytes of an unfinished line that are held back at most."""
+ENDS = (b"\n", b"\r")
+
+
+def end_of_lines(data: bytes) -> int:
+    """Where the last whole line in `data` ends; 0 if there is none."""
+    return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+
+
+def insert_prefix(data: bytes, prefix: bytes) -> bytes:
+    """`data` with the prefix after every line end inside it; not at the beginning or the end."""
+    if not prefix:
+        return data
+    if b"\r" in data:
+        data = data.replace(b"\r", b"\r" + prefix).replace(b"\r" + prefix + b"\n", b"\r\n")
+    data = data.replace(b"\n", b"\n" + prefix)
+    ended = data.endswith((b"\n" + prefix, b"\r" + prefix))
+    return data[: len(data) - len(prefix)] if ended else data
+
+
+class LineStamper:
+    """Puts a time before each line of a flow that is passed on without holding anything back."""
+
+    def __init__(self) -> None:
+        self._at_start = True
+        self._after_return = False
+
+    def mark(self, data: bytes, stamp: bytes) -> bytes:
+        """`data`, with the time before each line that begins in it."""
+        head = b""
+        if self._after_return and data.startswith(b"\n"):  # the other half of a \r\n
+            head, data = b"\n", data[1:]
+        if data:
+            head += stamp if self._at_start else b""
+            self._at_start = data.endswith(ENDS)
+        self._after_return = data.endswith(b"\r")
+        return head + insert_prefix(data, stamp)
+
+
+class Printer:
+    """Passes one stream's lines on to a sink, each behind its prefix, and holds back a line that
+    is not finished. Used by one thread only.
+    """
+
+    def __init__(self, sink: Sink, prefix: bytes) -> None:
+        self.since = 0.0
+        """When the unfinished line in hand was begun, by the caller's clock."""
+        self._sink = sink
+        self._prefix = prefix
+        self._partial = b""
+        self._stamp = b""  # of the partial line's beginning
+        self._after_return = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether an unfinished line is held back."""
+        return bool(self._partial)
+
+    def feed(self, data: bytes, now: float, stamp: bytes) -> None:
+        """Pass on whole lines, hold back the rest. `stamp` comes after each prefix."""
+        if self._partial:
+            data = self._partial + data
+        else:
+            self.since, self._stamp = now, stamp
+        cut = end_of_lines(data)
+        self._partial = data[cut:]
+        if cut:
+            self._emit(data[:cut], stamp)
+            self.since, self._stamp = now, stamp
+        if len(self._partial) >= LONGEST:
+            self.flush()
+
+    def flush(self) -> None:
+        """Pass on the unfinished line."""
+        if self._partial:
+            data, self._partial = self._partial, b""
+            self._emit(data, self._stamp)
+
+    def _emit(self, data: bytes, stamp: bytes) -> None:
+        sink = self._sink
+        if self._after_return and data.startswith(b"\n"):  # the other half of a \r\n
+            if sink.last is self:
+                sink.write(b"\n")
+            data = data[1:]
+        self._after_return = data.endswith(b"\r")
+        if data:
+            lead = sink.lead(self)
+            head = b"" if sink.unfinished is self else lead + self._prefix + self._stamp
+            sink.write(head + insert_prefix(data, self._prefix + stamp))
+            sink.last = self
+            sink.unfinished = None if data.endswith(ENDS) else self

@@ -1,0 +1,194 @@
+"""The thread that moves output: it alone waits for whoever reads its sink."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+
+from torshrun.workers.logs.sink import Sink
+from torshrun.workers.logs.stream import Stream
+
+PARTIAL_SECONDS = 0.2
+"""How long an unfinished line is held back, not counting time in which a reader stalls."""
+STALL_SECONDS = 0.05
+"""Moving what is there takes longer than this only when a reader stalls."""
+
+
+class Mover:
+    """Reads the streams of one sink, or those that no sink shows, in a thread of its own.
+
+    Every method returns at once.
+    """
+
+    def __init__(self, name: str, sink: Sink | None) -> None:
+        self._sink = sink
+        self._epoll = select.epoll()
+        self._streams: dict[int, Stream] = {}
+        self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._running = True
+        self.received = 0
+        """Bytes read so far."""
+        self._stalled = 0.0  # seconds, in all
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written so far: standing still means that there are none, or a stall."""
+        return self.received + (self._sink.written if self._sink else 0)
+
+    def request(self, action: Callable[[], None]) -> None:
+        """Have this done in the thread, after what is being done."""
+        self._requests.put(action)
+        os.eventfd_write(self._wake, 1)
+
+    def add(self, stream: Stream) -> None:
+        """Take over a stream, until its end or until it is drained."""
+        self.request(lambda: self._take(stream))
+
+    def drain(self, streams: Sequence[Stream], done: Callable[[], None]) -> None:
+        """Read what is left in those of these streams that are here and let go of them; then call
+        `done` in the thread.
+        """
+        self.request(lambda: self._drain(streams, done))
+
+    def resize(self) -> None:
+        """Follow the terminal's window."""
+        self.request(self._resize)
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Let go of everything when all requests so far are done; then call `done` in the thread,
+        which ends. is_stopped() tells when.
+        """
+        self.request(lambda: self._stop(done))
+
+    def is_stopped(self, wait: float) -> bool:
+        """Whether the thread has ended, after waiting `wait` seconds at most."""
+        self._thread.join(wait)
+        if self._thread.is_alive():
+            return False
+        if self._wake >= 0:  # not the thread's to close: a request may be about to write
+            os.close(self._wake)
+            self._wake = -1
+        return True
+
+    def _run(self) -> None:
+        redraw = None
+        while self._running:
+            ready = self._epoll.poll(self._wait_seconds(redraw))
+            begun = time.monotonic()
+            self._move(fd for fd, _ in ready)
+            spent = time.monotonic() - begun
+            if spent > STALL_SECONDS:
+                self._stalled += spent
+            self._flush_old()
+            while not self._requests.empty():
+                self._requests.get()()
+            redraw = self._sink.refresh() if self._sink else None
+
+    def _now(self) -> float:
+        """The mover's clock stands still while a reader stalls: meanwhile workers, who stall too,
+        cannot finish their lines.
+        """
+        return time.monotonic() - self._stalled
+
+    def _wait_seconds(self, redraw: float | None) -> float | None:
+        """Until the next thing that is to be done without anybody's asking; None if none is."""
+        waits = [] if redraw is None else [redraw]
+        horizon = self._now() - PARTIAL_SECONDS
+        for stream in self._streams.values():
+            if stream.printer is not None and stream.printer.partial:
+                waits.append(max(0.0, stream.printer.since - horizon))
+        return min(waits, default=None)
+
+    def _move(self, ready: Iterable[int]) -> None:
+        for fd in ready:
+            if fd == self._wake:
+                os.eventfd_read(fd)
+            elif fd in self._streams:
+                self._read(self._streams[fd])
+
+    def _read(self, stream: Stream) -> bool:
+        """Read once; whether there may be more."""
+        try:
+            data = stream.source.read()
+        except BlockingIOError:
+            return False
+        if data:
+            self.received += len(data)
+            stream.feed(data, self._now())
+        else:
+            self._release(stream)
+        return bool(data)
+
+    def _take(self, stream: Stream) -> None:
+        self._streams[stream.source.fd] = stream
+        self._epoll.register(stream.source.fd, select.EPOLLIN)
+
+    def _release(self, stream: Stream) -> None:
+        self._epoll.unregister(stream.source.fd)
+        del self._streams[stream.source.fd]
+        stream.close()
+
+    def _flush_old(self) -> None:
+        horizon = self._now() - PARTIAL_SECONDS
+        for stream in list(self._streams.values()):
+            printer = stream.printer
+            if printer is None or not printer.partial or printer.since > horizon:
+                continue
+            if not self._read(stream):  # its rest may have come meanwhile
+                printer.flush()
+
+    def _drain(self, streams: Sequence[Stream], done: Callable[[], None]) -> None:
+        for stream in streams:
+            if self._has(stream):
+                self._finish(stream)
+        done()
+
+    def _has(self, stream: Stream) -> bool:
+        return self._streams.get(stream.source.fd) is stream
+
+    def _finish(self, stream: Stream) -> None:
+        """Read what was there to begin with: an outsider that holds the stream may never stop."""
+        limit = stream.received + stream.source.capacity()
+        while stream.received < limit and self._read(stream):
+            pass
+        if self._has(stream):
+            self._release(stream)
+
+    def _resize(self) -> None:
+        for stream in self._streams.values():
+            stream.source.resize()
+        if self._sink:
+            self._sink.write(b"")  # erases the status line, which may have changed its row
+
+    def _stop(self, done: Callable[[], None]) -> None:
+        for stream in list(self._streams.values()):
+            self._finish(stream)
+        self._running = False
+        self._epoll.close()
+        done()
+
+
+class Countdown:
+    """Calls `done` when it has been called `count` times, by any threads; at once if that is 0."""
+
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._left = count
+        self._done = done
+        self._lock = threading.Lock()
+        if not count:
+            done()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._left -= 1
+            over = self._left == 0
+        if over:
+            self._done()

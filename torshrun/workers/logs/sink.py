@@ -1,0 +1,93 @@
+"""One of the agent's own outputs, to which lines of many come."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+from collections.abc import Callable
+
+from torshrun.workers.logs.status import StatusLine
+
+PIECE = 65536
+"""Bytes that are written at once."""
+CLEAR_LINE = b"\x1b[K"
+
+
+class Sink:
+    """Used by one thread only, but for write_now()."""
+
+    def __init__(self, fd: int, complain: Callable[[str], None]) -> None:
+        self.fd = fd
+        """The descriptor it writes to."""
+        self.is_terminal = os.isatty(fd)
+        self.unfinished: object | None = None
+        """Whose unfinished line stands at the end; None after a line's end."""
+        self.last: object | None = None
+        """Who wrote last."""
+        self.written = 0
+        """Bytes written, ever."""
+        self.status: StatusLine | None = None
+        """The line below the log; None if there is none to be."""
+        self._complain = complain
+        self._after_return = False
+        self._dead = False
+
+    def lead(self, author: object) -> bytes:
+        """What has to come before a new line of this author's."""
+        if self.unfinished is not None:
+            return b"\n"
+        if self._after_return and self.is_terminal and self.last is not author:
+            return CLEAR_LINE  # or another's longer progress bar would show behind it
+        return b""
+
+    def write(self, data: bytes) -> None:
+        """Write all of it, however long that takes. Does nothing once the reader is gone."""
+        if data:
+            self._after_return = data.endswith(b"\r")
+        if self.status is not None:
+            data = self.status.around(data, time.monotonic())
+        view = memoryview(data)
+        while view and not self._dead:
+            try:
+                count = os.write(self.fd, view[:PIECE])
+            except BlockingIOError:
+                _is_writable(self.fd, None)
+            except OSError as error:
+                self._die(error)
+            else:
+                self.written += count
+                view = view[count:]
+
+    def write_line(self, data: bytes) -> None:
+        """Write whole lines of the agent's own."""
+        self.write(self.lead(None) + data)
+        self.unfinished = self.last = None
+
+    def write_now(self, data: bytes) -> None:
+        """Write it from any thread, as far as that is possible at once."""
+        if _is_writable(self.fd, 0):
+            self.write(data)
+
+    def refresh(self) -> float | None:
+        """Redraw the status line if it is due; otherwise the seconds until it is, if it will be."""
+        if self.status is None:
+            return None
+        wait = self.status.due(time.monotonic())
+        if wait != 0:
+            return wait
+        self.write(b"")
+        return None
+
+    def _die(self, error: OSError) -> None:
+        self._dead = True
+        if error.errno != errno.EPIPE:
+            reason = error.strerror
+            self._complain(f"cannot write the workers' output ({reason}); the rest is dropped")
+
+
+def _is_writable(fd: int, milliseconds: int | None) -> bool:
+    poll = select.poll()  # and not select(), which knows 1,024 descriptors
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(milliseconds))

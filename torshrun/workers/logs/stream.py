@@ -1,0 +1,67 @@
+"""One worker's stdout or stderr, on its way to wherever it goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from torshrun.workers.logs.lines import Printer
+from torshrun.workers.logs.prefix import stamp
+from torshrun.workers.logs.source import Source
+
+TAIL_BYTES = 16384
+"""How much of a stream's end is kept for reports."""
+
+
+class Tap(Protocol):
+    """Something that gets every byte of a stream."""
+
+    def feed(self, data: bytes, stamp: bytes) -> None:
+        """Take what was read, and the time to put before its lines, if any."""
+
+    def close(self) -> None:
+        """The stream is over."""
+
+
+class Stream:
+    """Used by a mover's thread only, but for tail() and `received`."""
+
+    def __init__(
+        self,
+        source: Source,
+        taps: tuple[Tap, ...],
+        printer: Printer | None,
+        clock: Callable[[], float] | None,
+    ) -> None:
+        self.source = source
+        self.printer = printer
+        """What shows it on the console; None if nothing does."""
+        self.received = 0
+        """Bytes read so far."""
+        self._taps = taps
+        self._clock = clock
+        self._tail = b""
+
+    def tail(self) -> bytes:
+        """The last TAIL_BYTES that were read."""
+        return self._tail
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Pass on what was read. Files come first: a console may take its time."""
+        self.received += len(data)
+        recent = data if len(data) >= TAIL_BYTES else self._tail + data
+        self._tail = recent[-TAIL_BYTES:]
+        time = stamp(self._clock()) if self._clock else b""
+        for tap in self._taps:
+            tap.feed(data, time)
+        if self.printer is not None:
+            self.printer.feed(data, now, time)
+
+    def close(self) -> None:
+        """Pass on what is held back, and close the files and the reading end."""
+        for tap in self._taps:
+            tap.close()
+        os.close(self.source.fd)
+        if self.printer is not None:
+            self.printer.flush()

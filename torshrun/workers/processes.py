@@ -1,0 +1,94 @@
+"""Single processes: who they are, whose children, and their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Unkillable:
+    """A process that outlived SIGKILL: it waits for the kernel."""
+
+    pid: int
+    name: str
+    """Of its program; "" if it has ended since."""
+    state: str
+    """As ps has it, mostly "D"; "" if it has ended since."""
+
+    def __str__(self) -> str:
+        return f"{self.pid} ({self.name}, state {self.state})" if self.state else str(self.pid)
+
+
+def unkillable(pids: Iterable[int]) -> tuple[Unkillable, ...]:
+    """What is known about these processes."""
+    found = ((pid, _stat(str(pid))) for pid in pids)
+    return tuple(Unkillable(pid, name, rest[0] if rest else "") for pid, (name, rest) in found)
+
+
+def children() -> tuple[int, ...]:
+    """Pids of this process's children, those that have ended but were not waited for included."""
+    threads = list(Path("/proc/self/task").iterdir())
+    if not Path("/proc/thread-self/children").exists():  # a kernel built without it
+        return _scanned_children()
+    pids: list[int] = []
+    for thread in threads:
+        try:
+            pids += map(int, (thread / "children").read_text().split())
+        except FileNotFoundError:
+            continue
+    return tuple(pids)
+
+
+def _scanned_children() -> tuple[int, ...]:
+    me = str(os.getpid())
+    numbers = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return tuple(int(number) for number in numbers if _stat(number)[1][1:2] == [me])
+
+
+def _stat(pid: str) -> tuple[str, list[str]]:
+    """A process's name, and what /proc/PID/stat has from its state on; nothing if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return "", []
+    name, _, rest = text.partition("(")[2].rpartition(")")  # the name itself may hold anything
+    return name, rest.split()
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process, if it is there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def reap_all() -> bool:
+    """Reap the children that have ended; whether any are left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return False
+    return True
+
+
+def wait_for(pid: int, timeout: float) -> bool:
+    """Reap this child; whether it had ended within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    pause = 0.0005
+    while True:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                return True
+        except ChildProcessError:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)

@@ -1,0 +1,99 @@
+"""Run by each Python of a worker before its script: lets JAX find its place in the job.
+
+Nothing is imported before JAX is, another sitecustomize has its turn as if this one were not
+there, and whatever fails in here stays silent. It must parse in any Python 3 that a worker may
+start. docs/decisions/0004-worker-start-hook.md says why there is such a file.
+"""
+
+# ruff: noqa: PTH118, PTH120
+# pathlib would have to be imported.
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+HERE = os.path.dirname(__file__)
+WATCHED = "jax._src.clusters"
+
+
+class JaxWatch:
+    """A meta path finder that finds nothing but WATCHED, and that by asking all the others."""
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
+        if name != WATCHED:
+            return None
+        try:
+            return self._find(name, path, target)
+        except Exception:
+            return None
+
+    def _find(
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+    ) -> "ModuleSpec | None":
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = RegisteringLoader(spec.loader)  # type: ignore[assignment,arg-type]
+        return spec
+
+
+class RegisteringLoader:
+    """Loads a module by its own loader, leaves no trace in it, and registers with JAX."""
+
+    def __init__(self, loader: "Loader") -> None:
+        self._loader = loader
+
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: "ModuleType") -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        try:
+            register()
+        except Exception:
+            return
+
+
+def register() -> None:
+    """Run torsh_runtime's registration with JAX, found by its place beside torshrun: the worker's
+    Python may be one in which neither is installed.
+    """
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+    door = os.path.join(root, "torsh_runtime", "integrations", "jax.py")
+    spec = spec_from_file_location("torsh_runtime.integrations.jax", door)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.register()
+
+
+def make_way() -> None:
+    """Take this file off the module search, so that the next sitecustomize is found."""
+    sys.path[:] = [entry for entry in sys.path if entry != HERE]
+    sys.path_importer_cache.pop(HERE, None)
+    sys.modules.pop("sitecustomize", None)
+
+
+if "JAX_COORDINATOR_ADDRESS" in os.environ:
+    sys.meta_path.insert(0, JaxWatch())
+if __name__ == "sitecustomize":
+    make_way()
+    # Where there is none this raises what Python's site module expects, and passes over.
+    __import__("sitecustomize")
