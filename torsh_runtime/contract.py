@@ -62,7 +62,6 @@ class WorkerEnv:
         """The variables to set: torchrun's whole set, and TORSH_*."""
         values = {variable: str(getattr(self, field)) for variable, field in VARIABLES.items()}
         values["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-        values["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
         return {name: value for name, value in values.items() if value != ""} | self._for_jax()
 
     def _for_jax(self) -> dict[str, str]:

@@ -127,10 +127,11 @@ def test_idle_workers_that_write_do_not_hang(job: Job) -> None:
 
 
 def test_a_stopped_agent_does_not_take_its_own_absence_for_a_hang(job: Job) -> None:
-    script = "for _ in range(80): print('.', flush=True); time.sleep(0.1)"
+    script = "print('begun', flush=True); time.sleep(5)"
     with job.start(script, "--hang-timeout", "2") as agent:
         assert agent.stdout is not None
         agent.stdout.readline()
+        time.sleep(1)  # it has seen them idle
         os.kill(agent.pid, signal.SIGSTOP)
         time.sleep(3)
         os.kill(agent.pid, signal.SIGCONT)

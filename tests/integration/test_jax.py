@@ -50,7 +50,7 @@ def test_inside_a_slurm_job_the_agent_is_not_taken_for_the_worker(bench: Bench) 
 
 def test_after_a_restart_the_processes_meet_again(bench: Bench) -> None:
     then = REPORT + "restart == 0 and rank == 1 and os._exit(3)"
-    options = ("--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=5", "-m", "probe")
+    options = ("--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=1", "-m", "probe")
     run = bench.run("torshrun", *options, then=then, environ=ON_CPU)
     assert run.code == 0, run.err
     assert sorted(run.out.splitlines())[-2:] == ["[1] 1 of 2 1", "[1] 1 of 2 1"]

@@ -226,7 +226,12 @@ def test_a_failure_after_the_start_is_tried_again(torshrun: Launcher) -> None:
 
 @pytest.mark.parametrize(
     ("signo", "code"),
-    [(signal.SIGTERM, exit_codes.PREEMPTED), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
+    [
+        (signal.SIGTERM, exit_codes.PREEMPTED),
+        (signal.SIGINT, 130),
+        (signal.SIGHUP, 129),
+        (signal.SIGQUIT, 131),
+    ],
 )
 def test_a_signal_stops_the_workers(torshrun: Launcher, signo: int, code: int) -> None:
     script = torshrun.script("print('up'); time.sleep(60)")

@@ -33,9 +33,12 @@ OWN = {
     "PYTHONFAULTHANDLER",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
 """What torshrun may set."""
 SIZED = ("--nproc-per-node", "4", "--max-restarts", "2", "--role", "trainer", "--rdzv-id", "job7")
+SET = {"OMP_NUM_THREADS": "7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
 C10D = ("--nnodes", "1:1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 
 
@@ -95,10 +98,13 @@ def test_threads_share_the_processors_and_ones_own_number_is_kept(bench: Bench) 
     allowed = len(os.sched_getaffinity(0))
     for environ in environs(bench.run("torshrun", *SIZED, *C10D, "probe.py")):
         assert environ["OMP_NUM_THREADS"] == str(max(1, allowed // 4))
-    given = {"OMP_NUM_THREADS": "7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    ours, theirs = bench.both("probe.py", environ=given)
-    assert given.items() <= environs(ours)[0].items()
-    assert given.items() <= environs(theirs)[0].items()
+    for run in bench.both("--nproc-per-node", "2", "probe.py", environ=SET):
+        assert all(environ["OMP_NUM_THREADS"] == "7" for environ in environs(run))
+
+
+def test_ones_own_choice_for_nccl_is_kept(bench: Bench) -> None:
+    for run in bench.both("--nproc-per-node", "2", "probe.py", environ=SET):
+        assert all(environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3" for environ in environs(run))
 
 
 def surroundings(worker: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import TorshError
 from torshrun import failure
@@ -22,7 +21,7 @@ from torshrun.agent.narrator import Narrator
 from torshrun.agent.outside import Outside
 from torshrun.agent.round import Round, ServeStore
 from torshrun.config import LaunchConfig
-from torshrun.health import Hang, HangWatch, Watched, collect, summary
+from torshrun.health import HangWatch, Watched
 from torshrun.workers.events import (
     GroupStarted,
     GroupStopped,
@@ -36,6 +35,9 @@ from torshrun.workers.keeper import Keeper, kill_descendants
 from torshrun.workers.logs import LogPump
 from torshrun.workers.ports import choose_port
 from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
+
+if TYPE_CHECKING:
+    from torshrun.health import Hang
 
 KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
@@ -179,6 +181,8 @@ class Agent:
 
     async def _inquire(self, hang: Hang, number: int) -> None:
         """Find out where the workers stand, while they still do."""
+        from torshrun.health import collect, summary
+
         pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
         stacks = await collect(list(pids), STACKS_BOUND)
         texts = {pids[pid]: text for pid, text in stacks.texts.items()}

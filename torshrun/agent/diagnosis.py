@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torshrun import failure
-from torshrun.health import WorkerStatus
 from torshrun.workers.group import Ending
+
+if TYPE_CHECKING:
+    from torshrun.health import WorkerStatus
 
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at

@@ -6,14 +6,17 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torshrun import exit_codes, failure, health
 from torshrun.agent import protocol
 from torshrun.config import LaunchConfig
-from torshrun.health import Hang
 from torshrun.live import Recorder
 from torshrun.workers.group import WorkerState
 from torshrun.workers.spec import RoundFacts
+
+if TYPE_CHECKING:
+    from torshrun.health import Hang
 
 Say = Callable[[str], None]
 _OUTCOMES = {

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torshrun.failure import MemoryWatch
-from torshrun.health import StatusPages, WorkerStatus
+from torshrun.health import StatusPages
+
+if TYPE_CHECKING:
+    from torshrun.health import WorkerStatus
 
 STORE_BOUND = 2.0
 """Seconds that a round's store may take to close."""

@@ -6,9 +6,10 @@ is not a number in base 60, nor is `lr: 1e-3` a text. YAML's types only tell boo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.option import Option
@@ -17,7 +18,9 @@ from torshrun.config.setting import TARGETS, JobFile, Setting
 from torshrun.config.values import nearest
 
 if TYPE_CHECKING:
-    from yaml.nodes import Node, ScalarNode
+    from yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+    Node = ScalarNode | SequenceNode | MappingNode
 
 LARGEST = 256 * 1024
 """Bytes; a file of that size is not a job's configuration."""
@@ -52,7 +55,7 @@ def _compose(path: str, text: str) -> Node | None:
     except ModuleNotFoundError:
         raise ConfigError(f"reading {path} needs PyYAML: pip install pyyaml") from None
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        return cast("Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}" if mark else path
@@ -182,7 +185,7 @@ class _Reader:
         if node.tag == f"{_TAG}null":
             self._fail(key, f'{key.value} has no value; write "{node.value}" if that is meant')
         text: str = node.value
-        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        if not _can_be_passed_on(text):
             self._fail(key, f"{key.value}: {text!r} contains what no command line can")
         return text
 
@@ -197,6 +200,14 @@ _OTHER_KEYS = (*TARGETS, "arguments", "environment")
 def _known() -> list[str]:
     """Every key that a file may have."""
     return [*_OTHER_KEYS, *(name for name, option in BY_NAME.items() if option.in_file)]
+
+
+def _can_be_passed_on(text: str) -> bool:
+    """Whether a process can be given it as an argument or a variable."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _kind(node: Node) -> str:

@@ -8,6 +8,13 @@ from torsh_runtime.errors import ConfigError
 from torshrun.config.options import BY_NAME, OPTIONS
 
 _OTHERS = ("help", "version")
+_NOT_TORCHRUNS = frozenset(
+    """agent_timeout color config dry_run events hang_timeout log_rotate log_timestamps metrics_port
+    pid_namespace print_config ranks_filter restart_backoff run_id status_line version""".split()
+)
+"""Where an abbreviation fits several options, those that torchrun does not have stand back: what
+is unambiguous there must be so here.
+"""
 _SHORT_WITH_VALUE = frozenset(option.short for option in OPTIONS if option.short and option.metavar)
 
 
@@ -42,6 +49,7 @@ def _full_name(typed: str) -> str:
     if typed in names or not typed:
         return typed
     fitting = [name for name in names if name.startswith(typed)]
+    fitting = [name for name in fitting if name not in _NOT_TORCHRUNS] or fitting
     if len({BY_NAME[name].key if name in BY_NAME else name for name in fitting}) > 1:
         spelled = ", ".join(f"--{name.replace('_', '-')}" for name in fitting)
         raise ConfigError(f"--{typed.replace('_', '-')} could be {spelled}: write more of it")

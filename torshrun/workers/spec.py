@@ -51,6 +51,7 @@ class WorkerSpec:
 def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:
     given = {
         "PYTHONFAULTHANDLER": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **environ,
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,

@@ -31,6 +31,10 @@ from torshrun.config.spelling import complete
         ("--hel", "--help"),
         ("--unheard-of a", "--unheard-of a"),
         ("--events x", "--events x"),
+        ("--event x", "--event-log-handler x"),
+        ("--run a.py", "--run-path a.py"),
+        ("--re 3 a.py", "--redirects 3 a.py"),
+        ("--metr 9090 a.py", "--metrics-port 9090 a.py"),
         ("", ""),
     ],
 )
@@ -43,8 +47,8 @@ def test_completion(typed: str, meant: str) -> None:
     [
         ("--rdzv-e", []),
         ("--master", ["--master-addr", "--master-port"]),
-        ("--log_", ["--log-dir", "--log-line-prefix-template", "--log-timestamps", "--log-rotate"]),
-        ("--event", ["--event-log-handler", "--events"]),
+        ("--log_", ["--log-dir", "--log-line-prefix-template"]),
+        ("--log-t=a", []),
         ("--duplicate=a", ["--duplicate-stdout-filters", "--duplicate-stderr-filters"]),
     ],
 )

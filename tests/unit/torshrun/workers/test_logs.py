@@ -4,260 +4,402 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.consoles import Console, Reader, fill
+from support.processes import soon
 
-from torshrun.workers import logs
-from torshrun.workers.logs import LogPump, Stream, insert_prefix
+from torshrun.config.job import OutputConfig, StreamRule, Streams
+from torshrun.workers.logs import TAIL_BYTES, mover
 
-
-class Terminal:
-    """A pump whose outputs end in pipes that are read here."""
-
-    def __init__(self) -> None:
-        self.out, out_end = os.pipe()
-        self.err, err_end = os.pipe()
-        self._ends = (out_end, err_end)
-        self.pump = LogPump(out_end, err_end)
-        self.writers: dict[int, int] = {}
-        self.streams: list[Stream] = []
-
-    def worker(self, rank: int, path: str = "", to_stderr: bool = False) -> Callable[[bytes], int]:
-        """What writes as this worker does."""
-        reading, self.writers[rank] = os.pipe()
-        sink = self.pump.stderr if to_stderr else self.pump.stdout
-        self.streams.append(self.pump.add(reading, f"[{rank}] ", sink, path))
-        return lambda data: os.write(self.writers[rank], data)
-
-    def finish(self) -> bytes:
-        """End all workers, and give what is left on stdout."""
-        self.end()
-        return self.rest(self.out)
-
-    def end(self) -> None:
-        """End all workers; whoever reads stdout then comes to its end."""
-        for fd in self.writers.values():
-            os.close(fd)
-        self.pump.close()
-        assert self.pump.is_closed(5)
-        for fd in self._ends:
-            os.close(fd)
-
-    def rest(self, fd: int) -> bytes:
-        data = b""
-        while chunk := os.read(fd, 65536):
-            data += chunk
-        return data
-
-
-def settle(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+BOTH = StreamRule(everyone=Streams(stdout=True, stderr=True))
+Open = Callable[..., Console]
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    made = Terminal()
-    yield made
-    for fd in (made.out, made.err):
-        os.close(fd)
+def console(tmp_path: Path) -> Iterator[Open]:
+    made: list[Console] = []
+
+    def open_console(one: bool = False, **output: object) -> Console:
+        made.append(Console(OutputConfig(**output), tmp_path, one))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield open_console
+    for each in made:
+        each.close()
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"a\n", b"a\n"),
-        (b"a", b"a"),
-        (b"a\nb\n", b"a\n> b\n"),
-        (b"a\nb", b"a\n> b"),
-        (b"1%\r2%\r", b"1%\r> 2%\r"),
-        (b"a\r\nb\r\n", b"a\r\n> b\r\n"),
-        (b"\n\n", b"\n> \n"),
-        (b"\xff\xfe\n\x00\n", b"\xff\xfe\n> \x00\n"),
-    ],
-)
-def test_prefixes_stand_after_line_ends_inside(data: bytes, expected: bytes) -> None:
-    assert insert_prefix(data, b"> ") == expected
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unfinished lines are held back for as long as the test takes."""
+    monkeypatch.setattr(mover, "PARTIAL_SECONDS", 60.0)
 
 
-def test_lines_are_prefixed(terminal: Terminal) -> None:
-    write = terminal.worker(3)
-    write(b"one\ntwo\n\xff\xfe\n")
-    assert terminal.finish() == b"[3] one\n[3] two\n[3] \xff\xfe\n"
+def holds_back(each: Console, rank: int = 0) -> bool:
+    printer = each.outlets[rank].streams[0].printer
+    return printer is not None and printer.partial
 
 
-def test_stderr_goes_to_stderr(terminal: Terminal) -> None:
-    terminal.worker(0, to_stderr=True)(b"oops\n")
-    assert terminal.finish() == b""
-    assert terminal.rest(terminal.err) == b"[0] oops\n"
+# ---- lines
 
 
-def test_a_line_in_pieces_is_not_torn_by_another_rank(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "PARTIAL_SECONDS", 60.0)
-    first, second = terminal.worker(0), terminal.worker(1)
+def test_lines_are_prefixed(console: Open) -> None:
+    each = console()
+    out, err = each.worker(3)
+    out(b"one\ntwo\n\xff\xfe\n")
+    err(b"oops\n")
+    assert each.finish() == (b"[3] one\n[3] two\n[3] \xff\xfe\n", b"[3] oops\n")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_line_in_pieces_is_not_torn_by_another_rank(console: Open) -> None:
+    each = console()
+    (first, _), (second, _) = each.worker(0), each.worker(1)
     first(b"begin ")
-    settle(lambda: terminal.streams[0].partial)
+    assert soon(lambda: holds_back(each))
     second(b"other\n")
-    assert os.read(terminal.out, 100) == b"[1] other\n"
+    assert os.read(each.out, 100) == b"[1] other\n"
     first(b"end\n")
-    assert terminal.finish() == b"[0] begin end\n"
+    assert each.finish()[0] == b"[0] begin end\n"
 
 
-def test_an_unfinished_line_appears_after_a_while_and_goes_on(terminal: Terminal) -> None:
-    write = terminal.worker(0)
-    write(b"name? ")
-    assert os.read(terminal.out, 100) == b"[0] name? "
-    write(b"yes\nnext\n")
-    assert terminal.finish() == b"yes\n[0] next\n"
+def test_an_unfinished_line_appears_after_a_while_and_goes_on(console: Open) -> None:
+    each = console()
+    out, _ = each.worker(0)
+    out(b"name? ")
+    assert os.read(each.out, 100) == b"[0] name? "
+    out(b"yes\nnext\n")
+    assert each.finish()[0] == b"yes\n[0] next\n"
 
 
-def test_another_rank_begins_a_new_line_behind_an_unfinished_one(terminal: Terminal) -> None:
-    first, second = terminal.worker(0), terminal.worker(1)
+def test_another_rank_begins_a_new_line_behind_an_unfinished_one(console: Open) -> None:
+    each = console()
+    (first, _), (second, _) = each.worker(0), each.worker(1)
     first(b"name? ")
-    assert os.read(terminal.out, 100) == b"[0] name? "
+    assert os.read(each.out, 100) == b"[0] name? "
     second(b"hello\n")
-    assert os.read(terminal.out, 100) == b"\n[1] hello\n"
+    assert os.read(each.out, 100) == b"\n[1] hello\n"
     first(b"yes\n")
-    assert terminal.finish() == b"[0] yes\n"
+    assert each.finish()[0] == b"[0] yes\n"
 
 
-def test_a_line_beyond_64_kib_is_passed_on(terminal: Terminal) -> None:
-    write = terminal.worker(0)
-    received = bytearray()
-    reader = threading.Thread(target=lambda: received.extend(terminal.rest(terminal.out)))
-    reader.start()
+def test_a_line_beyond_64_kib_is_passed_on(console: Open) -> None:
+    each = console()
+    out, _ = each.worker(0)
+    reader = Reader(each.out)
     for _ in range(20):
-        write(b"x" * 10_000)
-    write(b"\n")
-    terminal.end()
-    reader.join(5)
-    assert bytes(received) == b"[0] " + b"x" * 200_000 + b"\n"
+        out(b"x" * 10_000)
+    assert soon(lambda: len(reader.data) > 65536)
+    out(b"\n")
+    each.end()
+    assert reader.join() == b"[0] " + b"x" * 200_000 + b"\n"
 
 
-def test_carriage_returns_pass_at_once_and_each_bar_has_its_prefix(terminal: Terminal) -> None:
-    write = terminal.worker(0)
-    write(b"1%\r")
-    assert os.read(terminal.out, 100) == b"[0] 1%\r"
-    write(b"2%\r3%\n")
-    assert terminal.finish() == b"[0] 2%\r[0] 3%\n"
+def test_carriage_returns_pass_at_once_and_each_bar_has_its_prefix(console: Open) -> None:
+    each = console()
+    out, _ = each.worker(0)
+    out(b"1%\r")
+    assert os.read(each.out, 100) == b"[0] 1%\r"
+    out(b"2%\r3%\n")
+    assert each.finish()[0] == b"[0] 2%\r[0] 3%\n"
 
 
-def test_a_return_and_newline_in_two_pieces_end_one_line(terminal: Terminal) -> None:
-    write = terminal.worker(0)
-    write(b"done\r")
-    assert os.read(terminal.out, 100) == b"[0] done\r"
-    write(b"\nnext\n")
-    assert terminal.finish() == b"\n[0] next\n"
+def test_a_return_and_newline_in_two_pieces_end_one_line(console: Open) -> None:
+    each = console()
+    out, _ = each.worker(0)
+    out(b"done\r")
+    assert os.read(each.out, 100) == b"[0] done\r"
+    out(b"\nnext\n")
+    assert each.finish()[0] == b"\n[0] next\n"
 
 
-def test_many_writers_tear_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "PARTIAL_SECONDS", 60.0)
-    received = bytearray()
-    reader = threading.Thread(target=lambda: received.extend(terminal.rest(terminal.out)))
-    reader.start()
-    writers = [terminal.worker(rank) for rank in range(4)]
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("one", [False, True])
+def test_many_writers_tear_nothing(console: Open, one: bool) -> None:
+    each = console(one)
+    reader = Reader(each.out)
+    writers = [write for rank in range(3) for write in each.worker(rank)]
+    others = None if one else Reader(each.err)
 
-    def work(rank: int) -> None:
-        for number in range(2000):
-            line = b"%d-%d-%s\n" % (rank, number, b"y" * (number % 90))
-            middle = number % len(line)
-            writers[rank](line[:middle])
-            writers[rank](line[middle:])
+    def line(index: int, number: int) -> bytes:
+        return b"%d-%d-%s" % (index, number, b"y" * (number % 90))
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
+    def work(index: int) -> None:
+        for number in range(1000):
+            data = line(index, number) + b"\n"
+            writers[index](data[: number % len(data)])
+            writers[index](data[number % len(data) :])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
     for thread in threads:
         thread.start()
+    for number in range(50):
+        each.pump.say(f"says {number}")
+        each.pump.write(b"writes %d\n" % number)
     for thread in threads:
         thread.join()
-    terminal.end()
-    reader.join(5)
-    for rank in range(4):
-        mine = [line for line in received.split(b"\n") if line.startswith(b"[%d] " % rank)]
-        expected = [
-            b"[%d] %d-%d-%s" % (rank, rank, number, b"y" * (number % 90)) for number in range(2000)
-        ]
-        assert mine == expected
+    each.end()
+    lines = (reader.join() + (others.join() if others else b"")).splitlines()
+    for index in range(6):
+        mine = [text for text in lines if text.startswith(b"[%d] %d-" % (index // 2, index))]
+        assert mine == [b"[%d] " % (index // 2) + line(index, number) for number in range(1000)]
+    for number in range(50):
+        assert lines.count(b"says %d" % number) == lines.count(b"writes %d" % number) == 1
+    assert len(lines) == 6 * 1000 + 2 * 50
 
 
-def test_the_file_gets_the_raw_bytes(terminal: Terminal, tmp_path: Path) -> None:
-    path = tmp_path / "stdout.log"
-    write = terminal.worker(0, str(path))
-    write(b"a\r\xffb")
-    terminal.finish()
-    assert path.read_bytes() == b"a\r\xffb"
+def test_what_the_agent_says_begins_a_new_line(console: Open) -> None:
+    each = console()
+    out, err = each.worker(0)
+    out(b"partial")
+    err(b"partial")
+    assert os.read(each.out, 100) == os.read(each.err, 100) == b"[0] partial"
+    each.pump.say("torshrun: hello \ud800")
+    each.pump.write(b'{"event": 1}\n')
+    assert each.finish() == (b'\n{"event": 1}\n', b"\ntorshrun: hello \\ud800\n")
 
 
-def test_the_tail_is_the_end(terminal: Terminal) -> None:
-    write = terminal.worker(0, to_stderr=True)
+# ---- who is shown, what is kept
+
+
+def test_redirected_streams_go_to_files_only(console: Open) -> None:
+    each = console(redirects=BOTH, tee=StreamRule(by_local_rank={1: Streams(stdout=True)}))
+    for rank in range(2):
+        out, err = each.worker(rank)
+        out(b"out\r\xff")
+        err(b"err\n")
+    assert each.finish() == (b"[1] out\r[1] \xff", b"")
+    for rank in range(2):
+        assert each.kept(f"{rank}/stdout.log") == b"out\r\xff"
+        assert each.kept(f"{rank}/stderr.log") == b"err\n"
+        assert [stream.tail() for stream in each.outlets[rank].streams] == [b"out\r\xff", b"err\n"]
+
+
+def test_a_log_directory_alone_keeps_what_is_shown(console: Open) -> None:
+    each = console(log_dir="anywhere")
+    each.worker(0)[0](b"a\n")
+    assert each.finish() == (b"[0] a\n", b"")
+    assert (each.kept("0/stdout.log"), each.kept("0/stderr.log")) == (b"a\n", b"")
+
+
+def test_without_rules_nothing_is_kept(console: Open, tmp_path: Path) -> None:
+    each = console()
+    each.worker(0)[0](b"a\n")
+    each.finish()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> None:
+    each = console(ranks=frozenset({1}), tee=BOTH)
+    for rank in range(2):
+        each.worker(rank)[0](b"out\n")
+    assert each.finish() == (b"[1] out\n", b"")
+    assert each.kept("0/stdout.log") == b"out\n"
+    assert each.outlets[0].streams[0].tail() == b"out\n"
+    assert [outlets.streams[0].received for outlets in each.outlets] == [4, 4]
+    assert each.pump.received == 8
+
+
+def test_filtered_lines_of_all_ranks_are_kept_together(console: Open) -> None:
+    each = console(
+        stdout_filters=("loss",),
+        stderr_filters=("warn", "err"),
+        ranks=frozenset({0}),
+        rotate_bytes=0,
+    )
+    for rank in range(2):
+        out, err = each.worker(rank)
+        out(b"hello\nloss 1\n")
+        err(b"warn\nbye\nerror")
+    each.worker(0, attempt=1)[0](b"loss 2\n")
+    each.finish()
+    out_lines = each.kept("filtered_stdout.log").splitlines()
+    assert sorted(out_lines) == [b"[0] loss 1", b"[1] loss 1"]
+    err_lines = each.kept("filtered_stderr.log").splitlines()
+    assert sorted(err_lines) == [b"[0] error", b"[0] warn", b"[1] error", b"[1] warn"]
+    again = each.folder / "attempt_1" / "filtered_stdout.log"
+    assert again.read_bytes() == b"[0] loss 2\n"
+
+
+def test_files_are_rotated(console: Open) -> None:
+    each = console(redirects=BOTH, rotate_bytes=1000)
+    out, _ = each.worker(0)
+    for _ in range(30):
+        out(b"x" * 99 + b"\n")
+    each.finish()
+    assert [len(each.kept(f"0/stdout.log{end}")) for end in ("", ".1", ".2", ".3")] == [
+        0,
+        1000,
+        1000,
+        1000,
+    ]
+
+
+def test_times_stand_behind_prefixes_and_at_the_start_in_files(console: Open) -> None:
+    import re
+
+    each = console(timestamps=True, log_dir="anywhere", stdout_filters=("a",))
+    each.worker(0)[0](b"a\nb\xff\n")
+    shown, _ = each.finish()
+    time = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
+    assert re.fullmatch(rb"\[0\] %ba\n\[0\] %bb\xff\n" % (time, time), shown)
+    assert re.fullmatch(rb"%ba\n%bb\xff\n" % (time, time), each.kept("0/stdout.log"))
+    assert re.fullmatch(rb"%b\[0\] a\n" % time, each.kept("filtered_stdout.log"))
+
+
+def test_prefixes_in_colour(console: Open) -> None:
+    each = console(color="always", prefix_template="${role_name}/${rank}: ", log_dir="anywhere")
+    each.worker(0)[0](b"a\nb\n")
+    head = b"\x1b[38;5;31mdefault/0: \x1b[0m"
+    assert each.finish()[0] == head + b"a\n" + head + b"b\n"
+    assert each.kept("0/stdout.log") == b"a\nb\n"
+
+
+def test_a_pipe_shows_no_status(console: Open) -> None:
+    each = console()
+    assert not each.pump.shows_status
+    each.pump.set_status("busy")
+    each.pump.resize()
+    assert each.finish() == (b"", b"")
+
+
+def test_a_file_that_cannot_be_opened_leaves_nothing_open(console: Open) -> None:
+    each = console(tee=BOTH)
+    (each.folder / "attempt_0" / "0" / "stderr.log").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        each.worker(0)  # the fixture for all tests looks for descriptors
+
+
+def test_a_file_that_cannot_be_written_is_given_up(console: Open) -> None:
+    each = console(log_dir="anywhere")
+    (each.folder / "attempt_0" / "0").mkdir(parents=True)
+    (each.folder / "attempt_0" / "0" / "stdout.log").symlink_to("/dev/full")
+    out, _ = each.worker(0)
+    out(b"a\n")
+    assert os.read(each.out, 100) == b"[0] a\n"
+    out(b"b\n")
+    shown, said = each.finish()
+    assert shown == b"[0] b\n"
+    assert said.count(b"torshrun: error: cannot write") == 1
+    assert b"stdout.log (No space left on device); the rest is dropped\n" in said
+
+
+# ---- tails, ends, and readers who stall or leave
+
+
+def test_the_tail_is_the_end(console: Open) -> None:
+    each = console()
+    _, err = each.worker(0)
+    reader = Reader(each.err)
     for number in range(3000):
-        write(b"line %d\n" % number)
+        err(b"line %d\n" % number)
     done = threading.Event()
-    reader = threading.Thread(target=lambda: terminal.rest(terminal.err))
-    reader.start()
-    terminal.pump.drain(terminal.streams, done.set)
+    each.pump.drain(each.outlets[0].streams, done.set)
     assert done.wait(5)
-    tail = terminal.streams[0].tail()
-    assert len(tail) == logs.TAIL_BYTES
+    tail = each.outlets[0].streams[1].tail()
+    assert len(tail) == TAIL_BYTES
     assert tail.endswith(b"line 2998\nline 2999\n")
-    terminal.end()
-    reader.join(5)
+    each.end()
+    reader.join()
 
 
-def test_draining_does_not_wait_for_writers_that_live_on(terminal: Terminal) -> None:
-    write = terminal.worker(0)
-    write(b"last words")
+def test_draining_does_not_wait_for_writers_that_live_on(console: Open) -> None:
+    each = console()
+    out, _ = each.worker(0)
+    out(b"last words")
     done = threading.Event()
-    terminal.pump.drain(terminal.streams, done.set)
+    each.pump.drain(each.outlets[0].streams, done.set)
     assert done.wait(5)
-    assert os.read(terminal.out, 100) == b"[0] last words"
-    terminal.finish()
+    assert os.read(each.out, 100) == b"[0] last words"
 
 
-def test_workers_go_on_when_the_reader_is_gone(terminal: Terminal) -> None:
-    os.close(terminal.out)
-    terminal.out = os.open(os.devnull, os.O_RDONLY)
-    write = terminal.worker(0)
+def test_draining_does_not_wait_for_an_outsider_that_never_stops(console: Open) -> None:
+    each = console(redirects=BOTH)
+    out, _ = each.worker(0)
+    stop, done = threading.Event(), threading.Event()
+
+    def scream() -> None:
+        while not stop.is_set():
+            try:
+                out(b"x" * 4096)
+            except BrokenPipeError:
+                return
+
+    screamer = threading.Thread(target=scream)
+    screamer.start()
+    each.pump.drain(each.outlets[0].streams, done.set)
+    assert done.wait(10)
+    stop.set()
+    screamer.join(10)
+
+
+def test_workers_go_on_when_the_reader_is_gone(console: Open) -> None:
+    each = console()
+    os.close(each.out)
+    each.out = os.open(os.devnull, os.O_RDONLY)
+    out, _ = each.worker(0)
     for _ in range(100):  # far more than the pipe holds
-        write(b"z" * 9999 + b"\n")
-    terminal.finish()
+        out(b"z" * 9999 + b"\n")
+    assert each.finish()[1] == b""
 
 
-def test_a_reader_who_does_not_read_stalls_workers_and_not_the_agent(terminal: Terminal) -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    terminal.pump.add(reading, "[0] ", terminal.pump.stdout)
-    total = 0
+def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Open) -> None:
+    each = console(
+        tee=StreamRule(by_rank={1: Streams(True, True)}),
+        redirects=StreamRule(by_rank={1: Streams(stdout=True)}),
+    )
+    out, err = each.worker(0)
     line = b"w" * 999 + b"\n"
-    idle = 0
-    while idle < 20:
-        try:
-            total += os.write(writing, line)
-            idle = 0
-        except BlockingIOError:
-            idle += 1
-            time.sleep(0.005)
+    total = fill(each.outlets[0].stdout_fd, line)
     assert total < 1_000_000  # bounded by the pipes and one chunk, not by memory
-    terminal.pump.say("torshrun: still here")  # returns at once
-    received = bytearray()
-    reader = threading.Thread(target=lambda: received.extend(terminal.rest(terminal.out)))
-    reader.start()
-    os.close(writing)
-    terminal.end()
-    reader.join(5)
-    assert received.count(b"[0] www") == total // len(line)
-    assert terminal.rest(terminal.err) == b"torshrun: still here\n"
+    moved = each.pump.moved
+    each.pump.say("torshrun: still here")
+    assert os.read(each.err, 100) == b"torshrun: still here\n"
+    err(b"stderr too\n")
+    assert os.read(each.err, 100) == b"[0] stderr too\n"
+    assert each.outlets[0].streams[1].tail() == b"stderr too\n"
+    assert each.pump.moved > moved
+    shown, said = each.finish()
+    assert (shown.count(b"[0] www"), said) == (total // len(line), b"")
 
 
-def test_what_the_agent_says_begins_a_new_line(terminal: Terminal) -> None:
-    terminal.worker(0, to_stderr=True)(b"partial")
-    assert os.read(terminal.err, 100) == b"[0] partial"
-    terminal.pump.say("torshrun: hello")
-    terminal.finish()
-    assert terminal.rest(terminal.err) == b"\ntorshrun: hello\n"
+def test_a_stalled_reader_does_not_hold_back_what_only_files_keep(console: Open) -> None:
+    each = console(redirects=StreamRule(by_rank={1: Streams(stdout=True)}))
+    each.worker(0)
+    fill(each.outlets[0].stdout_fd, b"w" * 999 + b"\n")
+    each.worker(1)[0](b"kept\n")
+    assert soon(lambda: each.kept("1/stdout.log") == b"kept\n")
+
+
+def test_a_stalled_reader_of_both_stalls_neither_say_nor_give_up(console: Open) -> None:
+    each = console(one=True)
+    each.worker(0)
+    fill(each.outlets[0].stdout_fd, b"w" * 999 + b"\n")
+    moved = each.pump.moved
+    each.pump.say("torshrun: at the end")
+    each.pump.give_up()
+    assert each.pump.moved == moved
+    each.pump.close()
+    assert not each.pump.is_closed(0.05)
+    assert each.finish()[0].endswith(b"torshrun: at the end\n")
+
+
+def test_what_cannot_be_written_is_complained_of(tmp_path: Path) -> None:
+    from torshrun.workers.logs import LogPump
+
+    full = os.open("/dev/full", os.O_WRONLY)
+    reading, writing = os.pipe()
+    pump = LogPump(OutputConfig(), full, writing, {})
+    pump.write(b"lost\n")
+    pump.write(b"lost too\n")
+    pump.close()
+    assert pump.is_closed(5)
+    said = os.read(reading, 1000)
+    assert said == (
+        b"torshrun: error: cannot write the workers' output (No space left on device); "
+        b"the rest is dropped\n"
+    )
+    for fd in (full, reading, writing):
+        os.close(fd)

@@ -1,0 +1,106 @@
+"""A log pump whose outputs end in pipes that the test reads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torsh_runtime.contract import WorkerEnv
+from torshrun.config.job import OutputConfig
+from torshrun.workers.logs import LogPump, Outlets
+
+Write = Callable[[bytes], int]
+
+
+class Console:
+    """Everything that is opened here is closed by close()."""
+
+    def __init__(
+        self,
+        output: OutputConfig,
+        folder: Path,
+        one: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """With `one`, stdout and stderr are the same pipe."""
+        self.folder = folder
+        self.out, out_end = os.pipe()
+        self.err, err_end = (self.out, out_end) if one else os.pipe()
+        self._ends = {out_end, err_end}
+        self.pump = LogPump(output, out_end, err_end, environ or {})
+        self.outlets: list[Outlets] = []
+        self._ended = False
+
+    def worker(self, rank: int, attempt: int = 0) -> tuple[Write, Write]:
+        """What writes to this worker's stdout and stderr."""
+        place = WorkerEnv(rank=rank, world_size=8, local_rank=rank, local_world_size=8)
+        folder = self.folder / f"attempt_{attempt}" / str(rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        outlets = self.pump.open(place, str(folder))
+        self.outlets.append(outlets)
+        return (
+            lambda data: os.write(outlets.stdout_fd, data),
+            lambda data: os.write(outlets.stderr_fd, data),
+        )
+
+    def kept(self, name: str) -> bytes:
+        """A file of the first attempt."""
+        return (self.folder / "attempt_0" / name).read_bytes()
+
+    def finish(self) -> tuple[bytes, bytes]:
+        """End all workers, and give what is left on stdout and stderr."""
+        out, err = Reader(self.out), Reader(self.err)
+        self.end()
+        return out.join(), err.join()
+
+    def end(self) -> None:
+        """End all workers and the pump; readers then come to their end."""
+        self._ended = True
+        for outlets in self.outlets:
+            outlets.close_ends()
+        self.pump.close()
+        assert self.pump.is_closed(10)
+        for fd in self._ends:
+            os.close(fd)
+
+    def close(self) -> None:
+        if not self._ended:
+            self.finish()
+        for fd in {self.out, self.err}:
+            os.close(fd)
+
+
+class Reader:
+    """Reads a pipe to its end in a thread, so that nobody waits for it."""
+
+    def __init__(self, fd: int) -> None:
+        self.data = bytearray()
+        self._fd = fd
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while chunk := os.read(self._fd, 65536):
+            self.data += chunk
+
+    def join(self) -> bytes:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return bytes(self.data)
+
+
+def fill(fd: int, line: bytes) -> int:
+    """Write lines until nobody takes more; how many bytes there were."""
+    os.set_blocking(fd, False)
+    total = idle = 0
+    while idle < 20:
+        try:
+            total += os.write(fd, line)
+            idle = 0
+        except BlockingIOError:
+            idle += 1
+            time.sleep(0.005)
+    return total

@@ -1,0 +1,77 @@
+"""A small terminal, to see what a person would: rows of text, scrolling at the bottom."""
+
+from __future__ import annotations
+
+import re
+
+_TOKENS = re.compile(rb"\x1b\[[?0-9;]*[A-Za-z]|\x1b[78DM]|[\x00-\x1f]|[^\x00-\x1f]+")
+
+
+class Screen:
+    """Understands what the log and its status line write; anything else is an error."""
+
+    def __init__(self, rows: int = 6, columns: int = 40) -> None:
+        self.rows = [""] * rows
+        self.scrolled: list[str] = []
+        """Rows that have left at the top."""
+        self._columns = columns
+        self._row = self._column = 0
+        self._saved = (0, 0)
+        self._wraps = True
+
+    def feed(self, data: bytes) -> None:
+        for token in _TOKENS.findall(data):
+            if token[0] >= 32:
+                self._put(token.decode())
+            elif token == b"\n":
+                self._down(scroll=True)
+                self._column = 0  # as a real terminal's driver does
+            elif token == b"\r":
+                self._column = 0
+            else:
+                self._control(token)
+
+    def text(self) -> list[str]:
+        """All rows down to the last one with text."""
+        rows = [row.rstrip() for row in [*self.scrolled, *self.rows]]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    def _control(self, token: bytes) -> None:
+        if token == b"\x1bD":
+            self._down(scroll=True)
+        elif token == b"\x1b[B":
+            self._down(scroll=False)
+        elif token == b"\x1b[A":
+            self._row = max(0, self._row - 1)
+        elif token == b"\x1b7":
+            self._saved = (self._row, self._column)
+        elif token == b"\x1b8":
+            self._row, self._column = self._saved
+        elif token == b"\x1b[2K":
+            self.rows[self._row] = ""
+        elif token == b"\x1b[K":
+            self.rows[self._row] = self.rows[self._row][: self._column]
+        elif token in (b"\x1b[?7l", b"\x1b[?7h"):
+            self._wraps = token.endswith(b"h")
+        elif not token.endswith(b"m"):  # colours
+            raise AssertionError(f"unknown control sequence {token!r}")
+
+    def _put(self, text: str) -> None:
+        for character in text:
+            if self._column == self._columns:
+                if not self._wraps:
+                    return
+                self._down(scroll=True)
+                self._column = 0
+            row = self.rows[self._row].ljust(self._column)
+            self.rows[self._row] = row[: self._column] + character + row[self._column + 1 :]
+            self._column += 1
+
+    def _down(self, *, scroll: bool) -> None:
+        if self._row < len(self.rows) - 1:
+            self._row += 1
+        elif scroll:
+            self.scrolled.append(self.rows.pop(0))
+            self.rows.append("")
