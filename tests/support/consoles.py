@@ -52,9 +52,10 @@ class Console:
 
     def finish(self) -> tuple[bytes, bytes]:
         """End all workers, and give what is left on stdout and stderr."""
-        out, err = Reader(self.out), Reader(self.err)
+        readers = {fd: Reader(fd) for fd in {self.out, self.err}}
         self.end()
-        return out.join(), err.join()
+        read = {fd: reader.join() for fd, reader in readers.items()}
+        return read[self.out], read[self.err]
 
     def end(self) -> None:
         """End all workers and the pump; readers then come to their end."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+_UNFINISHED = re.compile(rb"\x1b(\[[?0-9;]*)?\Z")
 _TOKENS = re.compile(rb"\x1b\[[?0-9;]*[A-Za-z]|\x1b[78DM]|[\x00-\x1f]|[^\x00-\x1f]+")
 
 
 class Screen:
-    """Understands what the log and its status line write; anything else is an error."""
+    """Understands what the log and its status line write; other sequences are an error."""
 
     def __init__(self, rows: int = 6, columns: int = 40) -> None:
         self.rows = [""] * rows
@@ -18,17 +19,22 @@ class Screen:
         self._row = self._column = 0
         self._saved = (0, 0)
         self._wraps = True
+        self._rest = b""  # of a control sequence that came in two pieces
 
     def feed(self, data: bytes) -> None:
+        data = self._rest + data
+        cut = _UNFINISHED.search(data)
+        end = cut.start() if cut else len(data)
+        data, self._rest = data[:end], data[end:]
         for token in _TOKENS.findall(data):
             if token[0] >= 32:
-                self._put(token.decode())
+                self._put(token.decode("utf-8", "replace"))
             elif token == b"\n":
                 self._down(scroll=True)
                 self._column = 0  # as a real terminal's driver does
             elif token == b"\r":
                 self._column = 0
-            else:
+            elif token[0] == 27:
                 self._control(token)
 
     def text(self) -> list[str]:

@@ -44,7 +44,9 @@ class Narrator:
         self._recorder.record(name, self.round, **facts)
 
     def job_started(self, log_dir: str) -> None:
-        """The agent is about to begin."""
+        """The agent is about to begin; `log_dir` is "" if no output is kept."""
+        if log_dir and self._config.output.log_dir is None:
+            self.say(f"output is kept in {log_dir}")
         if self._config.events is None:
             return
         from importlib.metadata import version

@@ -164,7 +164,7 @@ _OUTPUT = (
     Option(
         "log_rotate",
         "SIZE",
-        "Rename a log file when it is that big, like 100M or 1GiB; two old ones are kept. 0: "
+        "Rename a log file when it is that big, like 100M or 1GiB; five old ones are kept. 0: "
         "never.",
         values.size,
         default="0",

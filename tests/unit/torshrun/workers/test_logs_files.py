@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,8 @@ def write(path: Path, limit: int, *pieces: bytes) -> None:
 
 def kept(path: Path) -> list[bytes]:
     """Contents from the oldest to the latest."""
-    names = [f"{path}.{number}" for number in range(GENERATIONS, 0, -1)]
-    return [Path(name).read_bytes() for name in [*names, str(path)] if os.path.exists(name)]
+    older = [Path(f"{path}.{number}") for number in range(GENERATIONS, 0, -1)]
+    return [file.read_bytes() for file in [*older, path] if file.exists()]
 
 
 def test_files_are_added_to(tmp_path: Path) -> None:

@@ -1,0 +1,253 @@
+"""Throughput of worker output through the launchers: how fast it arrives, whole, at what cost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.launchers import TORCHRUN, TORSHRUN, Attempts, Launcher, error_log
+from benchmarks.output_worker import BLOCK_BYTES, lines
+from benchmarks.processes import Program, RunError, started, wait_until
+from benchmarks.table import MISSING, render
+
+WORKERS = 4
+WORKER = Path(__file__).with_name("output_worker.py")
+_MIB = 2**20
+_QUIET_MS = 300  # without output, when all workers have written theirs: it has all arrived
+_PIECE = 4 * _MIB
+_STAMP = re.compile(rb"(?m)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
+# What a terminal does not show of it: the status line, drawn without wrapping, then the rest.
+_STATUS = re.compile(rb"\x1b\[\?7l.*?\x1b\[\?7h\r")
+_ESCAPE = re.compile(rb"\x1b(?:\[[\d;?]*[A-Za-z]|[D78])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is written, and the way it takes."""
+
+    name: str
+    launcher: str
+    prefix: str
+    """What the launcher puts before each line; {rank} is the rank."""
+    options: tuple[str, ...] = ()
+    line_bytes: int = 80
+    share: float = 1.0
+    """How much of the usual amount is written: less where it takes long."""
+    terminal: bool = False
+    """Whether the launcher's stdout is a pseudo-terminal, not a pipe."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether files keep the output, too."""
+        return "--tee" in self.options
+
+    def blocks(self, amount: int) -> int:
+        """Blocks that each worker writes if all together write about this many bytes."""
+        return max(1, round(amount * self.share / WORKERS / BLOCK_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one case."""
+
+    megabytes_per_second: float
+    """Of what workers wrote (10^6 bytes), from their start to the last arrival."""
+    agent_peak_mib: float
+    """The agent's largest resident set."""
+    agent_seconds_per_gb: float
+    """Processor time of the agent for 10^9 bytes of workers' output."""
+    lost: int
+    """Lines that were written and did not arrive."""
+    wrong: int
+    """Lines that arrived and were not written so, or not so often."""
+
+
+def cases() -> list[Case]:
+    """Ours and torchrun's of one name are compared."""
+    found = []
+    for size, share in ((80, 1 / 4), (20, 1 / 8)):
+        pipe = Case(name=f"pipe, {size} B", launcher=TORSHRUN, prefix=_OURS, line_bytes=size)
+        tee = replace(pipe, name=f"--tee 3, {size} B", options=("--tee", "3"))
+        found += [pipe, replace(pipe, launcher=TORCHRUN, prefix="")]
+        found += [tee, replace(tee, launcher=TORCHRUN, prefix=_THEIRS, share=share)]
+    stamped = replace(found[0], name="--log-timestamps, 80 B", options=("--log-timestamps",))
+    terminal = replace(found[0], name="terminal, 80 B", terminal=True)
+    return [*found, stamped, terminal, replace(terminal, launcher=TORCHRUN, prefix="")]
+
+
+class Gate:
+    """Lets all workers begin, and end, at the same moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        os.mkfifo(folder / "gate")
+        self._descriptor = -1
+
+    def open(self) -> None:
+        self._descriptor = os.open(self._folder / "gate", os.O_RDWR)  # waits for nobody
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def have(self, word: str) -> bool:
+        """Whether all workers have said this."""
+        return all((self._folder / f"{word}-{rank}").exists() for rank in range(WORKERS))
+
+
+class Drain:
+    """Reads what arrives, and keeps it for later: looking at it would take time from others."""
+
+    def __init__(self, descriptor: int, room: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._buffer = bytearray(b"\n") * room  # touched here, and not while the time is taken
+        self._view = memoryview(self._buffer)
+        self._size = 0
+        self.last = 0.0
+        """When the latest bytes arrived, by time.monotonic()."""
+
+    @property
+    def text(self) -> memoryview:
+        """What has arrived so far."""
+        return self._view[: self._size]
+
+    def until_quiet(self, gate: Gate, deadline: float) -> None:
+        """Read until workers have written everything and no more comes."""
+        while self._read(deadline):
+            if not self._poll.poll(_QUIET_MS) and gate.have("done"):
+                return
+        raise RunError("the launcher's output ended before its workers did")
+
+    def until_end(self, deadline: float) -> None:
+        """Read until nobody holds the other end."""
+        while self._read(deadline):
+            self._poll.poll(_QUIET_MS)
+
+    def _read(self, deadline: float) -> bool:
+        """Read what is there; False at the end. Raises RunError after the deadline."""
+        while time.monotonic() < deadline:
+            try:
+                count = os.readv(self._descriptor, [self._view[self._size :]])
+            except BlockingIOError:
+                return True
+            except OSError:  # EIO: a pseudo-terminal's other side is closed
+                return False
+            if not count:
+                return False
+            self._size, self.last = self._size + count, time.monotonic()
+            if self._size == len(self._buffer):
+                raise RunError("more output than workers can have written")
+        raise RunError("not done in time")
+
+
+def measure(case: Case, launcher: Launcher, folder: Path, amount: int, timeout: float) -> Sample:
+    """One run. Raises RunError if it fails or its log files are not what workers wrote."""
+    deadline, blocks = time.monotonic() + timeout, case.blocks(amount)
+    written = WORKERS * blocks * len(lines(0, case.line_bytes)) * case.line_bytes
+    gate = Gate(folder)
+    program = _program(case, launcher, folder, blocks)
+    with error_log(folder) as errors, _launched(program, case.terminal, errors) as (pid, reader):
+        drain = Drain(reader, 2 * written + _MIB)
+        with contextlib.closing(gate):
+            gate.wait(deadline)
+            begun, spent = time.monotonic(), -cpu_seconds(pid)
+            gate.open()
+            drain.until_quiet(gate, deadline)
+            spent, peak = spent + cpu_seconds(pid), peak_mib(pid)
+        drain.until_end(deadline)
+    if case.kept:
+        check_files(folder, case.line_bytes, blocks)
+    lost, wrong = compare(drain.text, expected(case, blocks), case)
+    rate = written / (drain.last_before_end - begun) / 1e6
+    return Sample(rate, peak, spent / written * 1e9, lost, wrong)
+
+
+@contextlib.contextmanager
+def _launched(program: Program, terminal: bool, errors: int) -> Iterator[tuple[int, int]]:
+    """The running launcher's process id, and where its output is read. It must end well."""
+    reader, writer = os.openpty() if terminal else os.pipe()
+    with os.fdopen(reader, "rb"), contextlib.ExitStack() as stack:
+        with os.fdopen(writer, "wb"):
+            process = stack.enter_context(started(program, stdout=writer, stderr=errors))
+        yield process.pid, reader
+        status = process.wait(_END_SECONDS)
+        if status:
+            raise RunError(f"exit status {status}")
+
+
+def _program(case: Case, launcher: Launcher, folder: Path, blocks: int) -> Program:
+    options = (*case.options, "--log-dir", str(folder / "logs")) if case.kept else case.options
+    script = (str(WORKER), str(folder), str(case.line_bytes), str(blocks))
+    env = launcher.env | {"TMPDIR": str(folder), "TERM": "xterm-256color", "NO_COLOR": ""}
+    return Program((*launcher.command(WORKERS, *options), *script), folder, env)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of this process so far, without its children's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_mib(pid: int) -> float:
+    """The largest resident set of this process so far; 0 once it has ended."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def expected(case: Case, blocks: int) -> Counter[bytes]:
+    """How often each line has to arrive, without its end."""
+    found = Counter[bytes]()
+    for rank in range(WORKERS):
+        prefix = case.prefix.format(rank=rank).encode()
+        found.update({prefix + line[:-1]: blocks for line in lines(rank, case.line_bytes)})
+    return found
+
+
+def compare(text: memoryview, wanted: Mapping[bytes, int]) -> tuple[int, int]:
+    """How many lines are missing, and how many are there that should not be. Times before lines
+    and what a terminal would not show are passed over.
+    """
+    found = Counter[bytes]()
+    for piece in _pieces(text):
+        found.update(_plain(piece).splitlines())
+    found[b""] = 0  # a terminal's empty rows
+    wanted = Counter(wanted)
+    return (wanted - found).total(), (found - wanted).total()
+
+
+def _pieces(text: memoryview) -> Iterator[bytes]:
+    """Whole lines, some MiB at once."""
+    rest = b""
+    for start in range(0, len(text), _PIECE):
+        piece = rest + text[start : start + _PIECE]
+        cut = piece.rfind(b"\n") + 1
+        yield piece[:cut]
+        rest = piece[cut:]
+    yield rest
+
+
+def _plain(text: bytes) -> bytes:
+    if b"\x1b" in text:
+        text = _ESCAPE.sub(b"", _STATUS.sub(b"", text))
+    return _STAMP.sub(b"", text) if _STAMP.search(text, 0, 200) else text
+
+
+def check_files(folder: Path, line_bytes: int, blocks: int) -> None:
+    """Raises RunError unless each worker has a file with exactly what it wrote."""
+    files = {int(path.parent.name): path for path in folder.rglob("stdout.log")}
+    for rank in range(WORKERS):
+        whole = b"".join(lines(rank, line_bytes)) * blocks
+        if rank not in files or files[rank].read_bytes() != whole:
+            raise RunError(f"the log file of rank {rank} is not what it wrote")

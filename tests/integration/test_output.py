@@ -1,0 +1,272 @@
+"""The workers' output end to end: options, files, terminals and stalled readers."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import marked, soon
+from support.screen import Screen
+
+KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
+
+
+class Job:
+    """Starts torshrun on a script, in a directory of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir()
+        self.mark = os.urandom(8).hex()
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        self.environ = {**kept, "TERM": "xterm", "TMPDIR": str(folder / "tmp"), "MARK": self.mark}
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, script: str, *options: str, **streams: int) -> subprocess.Popen[bytes]:
+        path = self.folder / "train.py"
+        head = "import os, sys, time\nrank = int(os.environ['RANK'])\n"
+        path.write_text(head + textwrap.dedent(script))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torshrun", *options, str(path)],
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},  # type: ignore[call-overload]
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, script: str, *options: str) -> tuple[int, bytes, bytes]:
+        process = self.start(script, *options)
+        out, err = process.communicate(timeout=30)
+        return process.returncode, out, err
+
+    def file(self, name: str) -> Path:
+        """A file below the job's only log directory, "logs"."""
+        (folder,) = (self.folder / "logs").iterdir()
+        return folder / name
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait(timeout=10)
+            for stream in (process.stdout, process.stderr):
+                if stream:
+                    stream.close()
+        assert soon(lambda: not marked(self.mark))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    made.close()
+
+
+class Window:
+    """A terminal that shows what is written to `fd`."""
+
+    def __init__(self, rows: int = 12, columns: int = 60) -> None:
+        self._master, self.fd = pty.openpty()
+        self.size(rows, columns)
+        self.received = bytearray()
+        self.screen = Screen(rows, columns)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def size(self, rows: int, columns: int) -> None:
+        termios.tcsetwinsize(self.fd, (rows, columns))
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self._thread.join(10)
+        os.close(self._master)
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._master, 65536):
+                self.received += data
+                self.screen.feed(data)
+        except OSError:  # EIO: all other ends are closed
+            pass
+
+
+@pytest.fixture
+def window() -> Iterator[Callable[[], Window]]:
+    made: list[Window] = []
+
+    def open_window() -> Window:
+        made.append(Window())
+        return made[-1]
+
+    yield open_window
+    for each in made:
+        each.close()
+
+
+TALK = """
+os.write(1, b"out %d\\n" % rank)
+os.write(2, b"err \\xff\\n")
+"""
+
+
+def test_redirects_and_tee(job: Job) -> None:
+    code, out, err = job.run(
+        TALK, "--nproc-per-node=3", "--log-dir=logs", "--redirects=0:3,1:2", "--tee=1:1"
+    )
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [b"[1] out 1", b"[2] out 2"]
+    assert err == b"[2] err \xff\n"
+    assert job.file("attempt_0/0/stdout.log").read_bytes() == b"out 0\n"
+    assert job.file("attempt_0/1/stderr.log").read_bytes() == b"err \xff\n"
+    assert job.file("attempt_0/1/stdout.log").read_bytes() == b"out 1\n"
+    assert not job.file("attempt_0/2/stdout.log").exists()
+
+
+def test_filters_collect_from_ranks_that_are_not_shown(job: Job) -> None:
+    code, out, err = job.run(
+        "print('loss', rank); print('other')",
+        "--nproc-per-node=2",
+        "--log-dir=logs",
+        "--duplicate-stdout-filters=loss",
+        "--local-ranks-filter=0",
+    )
+    assert (code, out) == (0, b"[0] loss 0\n[0] other\n"), err
+    chosen = job.file("attempt_0/filtered_stdout.log").read_bytes().splitlines()
+    assert sorted(chosen) == [b"[0] loss 0", b"[1] loss 1"]
+
+
+def test_times_rotation_and_the_prefix(job: Job) -> None:
+    code, out, err = job.run(
+        "for n in range(100): print('x' * 90)",
+        "--log-dir=logs",
+        "--log-timestamps",
+        "--log-rotate=5000",
+        "--log-line-prefix-template=${role_name}.${rank}: ",
+    )
+    assert code == 0, err
+    time = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(rb"(default\.0: %b x{90}\n){100}" % time, out)
+    kept = b"".join(
+        job.file(f"attempt_0/0/stdout.log{end}").read_bytes() for end in (".2", ".1", "")
+    )
+    assert re.fullmatch(rb"(%b x{90}\n){100}" % time, kept)
+
+
+def test_a_failure_is_reported_though_its_output_went_to_a_file(job: Job) -> None:
+    code, out, err = job.run("raise KeyError('gone')", "--log-dir=logs", "--redirects=3")
+    assert (code, out) == (1, b"")
+    assert b"KeyError: 'gone'" in err
+    assert b"Traceback" in job.file("attempt_0/0/stderr.log").read_bytes()
+
+
+def test_a_stalled_reader_of_stdout_does_not_hold_back_stderr(job: Job) -> None:
+    process = job.start(
+        """
+        if rank == 0:
+            while True: print("z" * 999)
+        while not os.path.exists("go"): time.sleep(0.01)
+        print("still here", file=sys.stderr)
+        time.sleep(60)
+        """,
+        "--nproc-per-node=2",
+    )
+    assert process.stdout
+    assert process.stderr
+    assert process.stdout.read(4) == b"[0] "
+    (job.folder / "go").touch()
+    assert process.stderr.readline() == b"[1] still here\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=15) == 143
+
+
+def test_a_terminal_is_one_to_the_workers(job: Job, window: Callable[[], Window]) -> None:
+    each = window()
+    process = job.start(
+        """
+        try:
+            os.open("/dev/tty", os.O_RDWR)
+        except OSError:
+            print(os.isatty(1), os.isatty(2), os.get_terminal_size(1).columns)
+            print("oops", file=sys.stderr)
+        """,
+        stdout=each.fd,
+        stderr=each.fd,
+    )
+    assert process.wait(timeout=30) == 0
+    assert soon(lambda: sorted(each.screen.text()) == ["[0] True True 56", "[0] oops"])
+    assert b"\x1b[38;5;" in each.received
+
+
+def test_only_the_terminal_s_stream_is_a_terminal(job: Job, window: Callable[[], Window]) -> None:
+    each = window()
+    process = job.start("print(os.isatty(1), os.isatty(2))", stderr=each.fd)
+    out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, b"[0] False True\n")
+
+
+def test_workers_learn_of_a_new_window_size(job: Job, window: Callable[[], Window]) -> None:
+    each = window()
+    process = job.start(
+        """
+        print("up")
+        while (columns := os.get_terminal_size(1).columns) != 96: time.sleep(0.01)
+        print("resized")
+        """,
+        stdout=each.fd,
+        stderr=each.fd,
+    )
+    assert soon(lambda: "[0] up" in each.screen.text())
+    each.size(12, 100)
+    process.send_signal(signal.SIGWINCH)  # as the kernel does for a terminal's own processes
+    assert process.wait(timeout=30) == 0
+
+
+def test_the_status_line_is_below_the_log_and_goes(job: Job, window: Callable[[], Window]) -> None:
+    each = window()
+    process = job.start(
+        """
+        n = 0
+        while not os.path.exists("go"):
+            n += 1
+            print("step", n); time.sleep(0.02)
+        print("name? ", end="")
+        """,
+        stdout=each.fd,
+        stderr=each.fd,
+    )
+    assert soon(lambda: "1/1 workers" in "".join(each.screen.text()[-1:]), 30)
+    (job.folder / "go").touch()
+    assert process.wait(timeout=30) == 0
+    assert soon(lambda: each.screen.text()[-1] == "[0] name?")
+    rows = each.screen.text()[:-1]
+    assert rows == [f"[0] step {n + 1}" for n in range(len(rows))]
+
+
+def test_much_output_on_a_terminal_is_complete(job: Job, window: Callable[[], Window]) -> None:
+    each = window()
+    process = job.start(
+        "for n in range(5000): print(n)\nos._exit(3)",
+        "--nproc-per-node=2",
+        "--color=never",
+        "--status-line=never",
+        stdout=each.fd,
+        stderr=each.fd,
+    )
+    assert process.wait(timeout=30) == 3
+    assert soon(lambda: b"restarts" in each.received or b"failed first" in each.received)
+    ended = [rank for rank in range(2) if b"[%d] 4999\r\n" % rank in each.received]
+    assert ended
+    for rank in ended:
+        numbers = re.findall(rb"\[%d\] (\d+)\r\n" % rank, each.received)
+        assert numbers == [b"%d" % number for number in range(5000)]

@@ -1,0 +1,201 @@
+"""The pump on a terminal: a pseudo-terminal whose other side the test reads."""
+
+from __future__ import annotations
+
+import os
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import soon
+from support.screen import Screen
+
+from torsh_runtime.contract import WorkerEnv
+from torshrun.config.job import OutputConfig, StreamRule, Streams
+from torshrun.workers.logs import LogPump, Outlets
+
+ROWS, COLUMNS = 6, 40
+PLAIN = {"NO_COLOR": "1"}
+
+
+class Window:
+    """A terminal with a pump on it, and a screen that shows what it gets."""
+
+    def __init__(self, output: OutputConfig, folder: Path, environ: dict[str, str]) -> None:
+        self.folder = folder
+        self._master, self._slave = os.openpty()
+        self.size(ROWS, COLUMNS)
+        self.received = bytearray()
+        self.screen = Screen(ROWS, COLUMNS)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        self.pump = LogPump(output, self._slave, self._slave, environ)
+        self.workers: list[Outlets] = []
+
+    def size(self, rows: int, columns: int) -> None:
+        termios.tcsetwinsize(self._slave, (rows, columns))
+
+    def worker(self, rank: int) -> Outlets:
+        place = WorkerEnv(rank=rank, world_size=8, local_rank=rank, local_world_size=8)
+        self.workers.append(self.pump.open(place, str(self.folder)))
+        return self.workers[-1]
+
+    def shows(self, *rows: str) -> bool:
+        return soon(lambda: self.screen.text() == list(rows))
+
+    def end(self) -> None:
+        for outlets in self.workers:
+            outlets.close_ends()
+        self.pump.close()
+        assert self.pump.is_closed(10)
+
+    def close(self) -> None:
+        os.close(self._slave)
+        self._thread.join(10)
+        os.close(self._master)
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._master, 65536):
+                self.received += data
+                self.screen.feed(data)
+        except OSError:  # EIO: the other side is closed
+            pass
+
+
+Open = Callable[..., Window]
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> Iterator[Open]:
+    made: list[Window] = []
+
+    def open_window(environ: dict[str, str] = PLAIN, **output: object) -> Window:
+        made.append(Window(OutputConfig(**output), tmp_path, environ))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield open_window
+    for each in made:
+        each.close()
+
+
+def test_workers_find_terminals_that_change_nothing(window: Open) -> None:
+    each = window(log_dir="anywhere")
+    made = each.worker(0)
+    assert os.isatty(made.stdout_fd)
+    assert os.isatty(made.stderr_fd)
+    assert not os.path.samestat(os.fstat(made.stdout_fd), os.fstat(made.stderr_fd))
+    os.write(made.stdout_fd, b"a\nb\x03\x04\xff\n")
+    each.end()
+    assert (each.folder / "stdout.log").read_bytes() == b"a\nb\x03\x04\xff\n"
+    assert made.streams[0].tail() == b"a\nb\x03\x04\xff\n"
+    assert made.streams[0].received == 7
+
+
+def test_redirected_and_hidden_streams_find_pipes(window: Open) -> None:
+    each = window(redirects=StreamRule(everyone=Streams(stdout=True)), ranks=frozenset({1}))
+    hidden, shown = each.worker(0), each.worker(1)
+    terminals = [os.isatty(fd) for w in (hidden, shown) for fd in (w.stdout_fd, w.stderr_fd)]
+    assert terminals == [False, False, False, True]
+    each.end()
+
+
+def test_the_window_is_as_wide_as_the_terminal_less_the_prefix(window: Open) -> None:
+    each = window()
+    made = each.worker(0)
+    assert termios.tcgetwinsize(made.stdout_fd) == (ROWS, COLUMNS - len("[0] "))
+    each.size(20, 100)
+    each.pump.resize()
+    assert soon(lambda: termios.tcgetwinsize(made.stderr_fd) == (20, 96))
+    assert each.pump.width() == 100
+    each.end()
+
+
+def test_a_tiny_window_leaves_a_column(window: Open) -> None:
+    each = window(timestamps=True)
+    assert termios.tcgetwinsize(each.worker(0).stdout_fd) == (ROWS, 40 - 4 - 25)
+    each.size(2, 3)
+    assert termios.tcgetwinsize(each.worker(1).stdout_fd) == (2, 1)
+    each.end()
+
+
+def test_last_words_are_drained(window: Open) -> None:
+    each = window()
+    made = each.worker(0)
+    os.write(made.stdout_fd, b"x" * 3000 + b"\n")
+    os.write(made.stderr_fd, b"last words")
+    done = threading.Event()
+    each.pump.drain(made.streams, done.set)
+    assert done.wait(5)
+    assert made.streams[0].received == 3001
+    assert made.streams[1].tail() == b"last words"
+    each.end()
+
+
+def test_much_output_comes_through_whole(window: Open) -> None:
+    each = window()
+    made = each.worker(0)
+    lines = b"".join(b"%d\n" % number for number in range(50_000))
+    view = memoryview(lines)
+    while view:
+        view = view[os.write(made.stdout_fd, view) :]
+    each.end()
+    assert soon(lambda: each.received.count(b"\n") == 50_000)
+    shown = each.received.replace(b"\r\n", b"\n").replace(b"[0] ", b"")
+    assert shown == lines
+
+
+def test_colours_unless_nobody_wants_them(window: Open) -> None:
+    coloured, plain = window({}), window(PLAIN)
+    for each in (coloured, plain):
+        os.write(each.worker(1).stdout_fd, b"a\n")
+        each.end()
+        assert each.shows("[1] a")
+    assert coloured.received == b"\x1b[38;5;166m[1] \x1b[0ma\r\n"
+    assert plain.received == b"[1] a\r\n"
+
+
+def test_the_status_line_stays_below_and_goes(window: Open) -> None:
+    each = window()
+    made = each.worker(0)
+    assert each.pump.shows_status
+    os.write(made.stdout_fd, b"one\n")
+    assert each.shows("[0] one")
+    each.pump.set_status("2/2 workers")
+    assert each.shows("[0] one", "2/2 workers")
+    os.write(made.stdout_fd, b"name? ")
+    assert each.shows("[0] one", "[0] name?", "2/2 workers")
+    os.write(made.stdout_fd, b"yes\n")
+    assert each.shows("[0] one", "[0] name? yes", "2/2 workers")
+    each.pump.say("torshrun: hello")
+    each.pump.set_status("1/2\nworkers")
+    assert each.shows("[0] one", "[0] name? yes", "torshrun: hello", "1/2 workers")
+    each.end()
+    assert each.shows("[0] one", "[0] name? yes", "torshrun: hello")
+
+
+def test_a_shorter_line_does_not_stand_on_anothers_bar(window: Open) -> None:
+    each = window()
+    first, second = each.worker(0), each.worker(1)
+    os.write(first.stdout_fd, b"100% ##########\r")
+    assert each.shows("[0] 100% ##########")
+    os.write(second.stdout_fd, b"hi\n")
+    assert each.shows("[1] hi")
+    each.end()
+
+
+@pytest.mark.parametrize(
+    ("environ", "rule"), [({"TERM": "dumb"}, "auto"), ({"TERM": "xterm"}, "never")]
+)
+def test_no_status_line_where_none_is_wanted(
+    window: Open, environ: dict[str, str], rule: str
+) -> None:
+    each = window(environ, status_line=rule, color="never")
+    assert not each.pump.shows_status
+    each.pump.set_status("busy")
+    each.pump.say("hello")
+    each.end()
+    assert each.shows("hello")
+    assert each.received == b"hello\r\n"
