@@ -1,7 +1,8 @@
 """Launchers side by side: `python benchmarks/launch.py --help`.
 
 Time from the command to the workers' first lines, the agent's peak memory, the time of --help, and
-the time from a worker's SIGKILL until all workers print again; interleaved rounds, medians.
+the time from a worker's SIGKILL until all workers print again; then how fast the workers' output
+arrives. Interleaved rounds, medians.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,8 +26,8 @@ from typing import TypeVar
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import machine
-from benchmarks.peers import GLOO, MPICH, OPENMPI, OURS, Peer, UnavailableError, prepare
+from benchmarks import launch_bars, machine, output
+from benchmarks.launchers import TORCHRUN, TORSHRUN, Attempts, Launcher, available, error_log
 from benchmarks.processes import INTERRUPTED, Program, RunError, interrupt_on_term, run, started
 from benchmarks.table import MISSING, render
 
@@ -41,21 +41,7 @@ time.sleep(float(sys.argv[1]))
 """
 _READY = re.compile(rb"READY pid=(\d+)")
 _LINGER, _RESTART_LINGER, _SETTLE = 0.3, 60.0, 0.5
-# Installed packages are compiled to bytecode once: a setting against that must not slow anyone.
-_ENV = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """How one launcher is called; a figure that it does not have is left out."""
-
-    name: str
-    peer: Peer
-    command: tuple[str, ...]
-    """Up to the script."""
-    help: tuple[str, ...] = ()
-    restart: tuple[str, ...] = ()
-    """Up to the script, with restarts allowed."""
+PARTS = ("start", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +60,6 @@ TITLES = {
     "help_ms": "--help ms",
     "restart_ms": "restart ms",
 }
-
-
-def launchers() -> list[Launcher]:
-    count = str(WORKERS)
-    torshrun = (OURS.python, "-m", "torshrun")
-    torchrun = (str(GLOO.bin / "torchrun"),)
-    found = [
-        Launcher(
-            name=name,
-            peer=peer,
-            command=(*start, "--nproc-per-node", count),
-            help=(*start, "--help"),
-            restart=(*start, "--max-restarts", "3", "--nproc-per-node", count),
-        )
-        for name, peer, start in (("torshrun", OURS, torshrun), ("torchrun", GLOO, torchrun))
-    ]
-    for peer in (MPICH, OPENMPI):
-        command = tuple(peer.command(WORKERS, WORKERS, []))
-        found.append(Launcher(name=f"mpiexec ({peer.name})", peer=peer, command=command))
-    return found
 
 
 class Output:
@@ -123,40 +89,37 @@ class Output:
 
 def launch(launcher: Launcher, folder: Path, timeout: float) -> tuple[float, float]:
     """Milliseconds until the last worker's first line, and the agent's own peak MiB."""
-    program = _program(launcher, launcher.command, folder, _LINGER)
-    with _logged(program, folder) as (process, output, start):
-        ready, _ = output.ready(WORKERS, timeout)
+    program = _program(launcher, launcher.command(WORKERS), folder, _LINGER)
+    with _logged(program, folder) as (process, lines, start):
+        ready, _ = lines.ready(WORKERS, timeout)
         peak = _peak_mib(process, timeout)
     return (ready - start) * 1e3, peak
 
 
 def restart(launcher: Launcher, folder: Path, timeout: float) -> float:
     """Milliseconds from SIGKILL of one worker until all workers have printed again."""
-    program = _program(launcher, launcher.restart, folder, _RESTART_LINGER)
-    with _logged(program, folder) as (_, output, _start):
-        _, pids = output.ready(WORKERS, timeout)
+    command = launcher.command(WORKERS, "--max-restarts", "3")
+    program = _program(launcher, command, folder, _RESTART_LINGER)
+    with _logged(program, folder) as (_, lines, _start):
+        _, pids = lines.ready(WORKERS, timeout)
         time.sleep(_SETTLE)
         killed = time.monotonic()
         os.kill(pids[-1], signal.SIGKILL)
-        again, _ = output.ready(2 * WORKERS, timeout)
+        again, _ = lines.ready(2 * WORKERS, timeout)
     return (again - killed) * 1e3
 
 
 def help_time(launcher: Launcher, folder: Path, timeout: float) -> float:
     """Milliseconds of the launcher's --help."""
     start = time.monotonic()
-    run(Program(launcher.help, folder, _environment(launcher)), timeout)
+    run(Program((*launcher.start, "--help"), folder, launcher.env), timeout)
     return (time.monotonic() - start) * 1e3
-
-
-def _environment(launcher: Launcher) -> dict[str, str]:
-    return {**launcher.peer.env, **_ENV}
 
 
 def _program(launcher: Launcher, command: Sequence[str], folder: Path, linger: float) -> Program:
     script = folder / "ready.py"
     script.write_text(SCRIPT)
-    env = _environment(launcher) | {"TMPDIR": str(folder)}
+    env = launcher.env | {"TMPDIR": str(folder)}
     return Program([*command, str(script), str(linger)], folder, env)
 
 
@@ -165,64 +128,51 @@ def _logged(
     program: Program, folder: Path
 ) -> Iterator[tuple[subprocess.Popen[str], Output, float]]:
     """The running program, its output and the moment of its start; failures show its stderr."""
-    log = folder / "stderr"
-    with log.open("w") as errors:
+    with error_log(folder) as errors:
         start = time.monotonic()
-        try:
-            with started(program, stdout=subprocess.PIPE, stderr=errors.fileno()) as process:
-                yield process, Output(process), start
-        except RunError as error:
-            raise RunError(f"{error}; stderr: {log.read_text()[-1500:].strip()}") from None
+        with started(program, stdout=subprocess.PIPE, stderr=errors) as process:
+            yield process, Output(process), start
 
 
 def _peak_mib(process: subprocess.Popen[str], timeout: float) -> float:
     """The largest resident set of the agent itself, read until it ends."""
-    status, peak = Path(f"/proc/{process.pid}/status"), 0
-    deadline = time.monotonic() + timeout
+    peak, deadline = 0.0, time.monotonic() + timeout
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-            peak = int(found[1]) if found else peak
+            peak = output.peak_mib(process.pid) or peak
         time.sleep(0.005)
-    return peak / 1024
+    return peak
 
 
-class Benchmark:
-    """Collects figures; a measurement that failed is remembered and not tried again."""
+class StartBenchmark:
+    """Collects figures of every launcher."""
 
-    def __init__(self, contenders: list[Launcher], timeout: float) -> None:
-        self.contenders, self._timeout = contenders, timeout
+    def __init__(self, contenders: Sequence[Launcher], timeout: float) -> None:
+        self._contenders, self._timeout = contenders, timeout
         self.figures = {launcher.name: Figures() for launcher in contenders}
-        self.failures: dict[str, str] = {}
 
-    def round(self, keep: bool) -> None:
+    def round(self, attempts: Attempts, keep: bool) -> None:
         """Each measurement once for each launcher; the first round only warms up."""
-        for launcher in self.contenders:
+        for launcher in self._contenders:
             figures = self.figures[launcher.name] if keep else Figures()
-            self._launch(launcher, figures)
-            if launcher.help:
-                self._one(launcher, help_time, figures.help_ms)
-            if launcher.restart:
-                self._one(launcher, restart, figures.restart_ms)
+            both = self._take(attempts, launcher, launch)
+            if both:
+                figures.first_lines_ms.append(both[0])
+                figures.agent_peak_mib.append(both[1])
+            if launcher.start:
+                self._add(figures.help_ms, self._take(attempts, launcher, help_time))
+                self._add(figures.restart_ms, self._take(attempts, launcher, restart))
 
-    def _launch(self, launcher: Launcher, figures: Figures) -> None:
-        both: list[tuple[float, float]] = []
-        self._one(launcher, launch, both)
-        figures.first_lines_ms.extend(first for first, _ in both)
-        figures.agent_peak_mib.extend(peak for _, peak in both)
-
-    def _one(
-        self, launcher: Launcher, measure: Callable[[Launcher, Path, float], _T], into: list[_T]
-    ) -> None:
+    def _take(
+        self, attempts: Attempts, launcher: Launcher, measure: Callable[[Launcher, Path, float], _T]
+    ) -> _T | None:
         what = f"{launcher.name}, {measure.__name__}"
-        if what in self.failures:
-            return
-        with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
-            try:
-                into.append(measure(launcher, Path(name), self._timeout))
-            except (RunError, OSError) as error:
-                self.failures[what] = str(error)
-                print(f"{what}: failed: {error}", file=sys.stderr, flush=True)
+        return attempts.take(what, lambda folder: measure(launcher, folder, self._timeout))
+
+    @staticmethod
+    def _add(figures: list[float], value: float | None) -> None:
+        if value is not None:
+            figures.append(value)
 
 
 def report(figures: Mapping[str, Figures]) -> str:
@@ -237,7 +187,7 @@ def _line(name: str, figures: Mapping[str, Figures]) -> list[str]:
     cells = [name]
     for field_name in TITLES:
         mine = median_of(figures, name, field_name)
-        base = median_of(figures, "torchrun", field_name)
+        base = median_of(figures, TORCHRUN, field_name)
         cells.append(MISSING if mine is None else f"{mine:.1f}")
         cells.append(MISSING if mine is None or base is None else f"{mine / base:.3f}")
     return cells
@@ -251,22 +201,83 @@ def median_of(figures: Mapping[str, Figures], name: str, field_name: str) -> flo
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds; default: 7")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one measurement")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
+    add = parser.add_argument
+    add("--parts", type=_parts, default=PARTS, help="default: start,output")
+    add("--rounds", type=_positive, default=5, help="interleaved rounds of start; default: 5")
+    add("--output-rounds", type=_positive, default=3, help="the same of output; default: 3")
+    add("--mib", type=_positive, default=128, help="output of one run; default: 128")
+    add("--timeout", type=float, default=60.0, help="seconds for one measurement")
+    add("--json", type=Path, metavar="FILE", help="write all samples")
+    add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
     return parser.parse_args(arguments)
 
 
-def available() -> tuple[list[Launcher], dict[str, str]]:
-    """The launchers that are here, with versions; the others are named with why not."""
-    found, versions = [], {}
-    for launcher in launchers():
-        try:
-            versions[launcher.name] = prepare(launcher.peer)
-            found.append(launcher)
-        except UnavailableError as error:
-            print(f"{launcher.name}: not available here: {error}", flush=True)
-    return found, versions
+def _parts(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(PARTS):
+        raise argparse.ArgumentTypeError(f"{text}: known are {', '.join(PARTS)}")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
+class Session:
+    """Everything that one call of this benchmark measures."""
+
+    def __init__(self, options: argparse.Namespace, contenders: Sequence[Launcher]) -> None:
+        self._options = options
+        self.attempts = Attempts()
+        self.start = StartBenchmark(contenders, options.timeout)
+        self.output = output.OutputBenchmark(contenders, options.mib * 2**20, options.timeout)
+
+    def measure(self) -> None:
+        """All rounds of the parts that are wanted."""
+        if "start" in self._options.parts:
+            for number in range(self._options.rounds + 1):
+                _say(f"start: round {number} of {self._options.rounds}")
+                self.start.round(self.attempts, keep=number > 0)
+        if "output" in self._options.parts:
+            for number in range(self._options.output_rounds):
+                _say(f"output: round {number + 1} of {self._options.output_rounds}")
+                self.output.round(self.attempts)
+
+    def report(self) -> None:
+        """Print the tables of what was measured."""
+        if "start" in self._options.parts:
+            print(f"\n{WORKERS} workers, medians of {self._options.rounds} interleaved rounds")
+            print(report(self.start.figures))
+        if "output" in self._options.parts:
+            rounds = f"medians of {self._options.output_rounds} interleaved rounds"
+            print(f"\n{output.WORKERS} workers write {self._options.mib} MiB, {rounds}")
+            print(output.report(self.output.samples))
+
+    def checks(self) -> list[launch_bars.Check]:
+        """The bars of the parts that were wanted."""
+        found = []
+        if "start" in self._options.parts:
+            found += launch_bars.of_start(
+                median_of(self.start.figures, TORSHRUN, "first_lines_ms"),
+                median_of(self.start.figures, TORCHRUN, "first_lines_ms"),
+                median_of(self.start.figures, TORSHRUN, "help_ms"),
+            )
+        if "output" in self._options.parts:
+            found += launch_bars.of_output(self.output.samples)
+        return found
+
+    def samples(self) -> dict[str, object]:
+        """Every figure, to be written as JSON."""
+        start = {name: asdict(figures) for name, figures in self.start.figures.items()}
+        taken = self.output.samples.items()
+        carried = {", ".join(key): [asdict(sample) for sample in samples] for key, samples in taken}
+        return {"start": start, "output": carried, "failures": self.attempts.failures}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -274,23 +285,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupt_on_term()
     facts = machine.describe()
     contenders, versions = available()
-    benchmark, interrupted = Benchmark(contenders, options.timeout), False
+    session, interrupted = Session(options, contenders), False
     try:
-        for number in range(options.rounds + 1):
-            print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
-            benchmark.round(keep=number > 0)
+        session.measure()
     except KeyboardInterrupt:
         interrupted = True
-        print("interrupted; what follows is what was measured until then", file=sys.stderr)
-    print(
-        f"{WORKERS} workers, medians of {options.rounds} interleaved rounds\nversions: {versions}"
-    )
-    print(report(benchmark.figures))
+        _say("interrupted; what follows is what was measured until then")
+    print(f"versions: {versions}")
+    session.report()
+    failed = bool(session.attempts.failures)
+    if options.bars:
+        checks = session.checks()
+        print("\n" + "\n".join(map(str, checks)))
+        failed |= not all(check.passed for check in checks)
     if options.json:
-        samples = {name: asdict(figures) for name, figures in benchmark.figures.items()}
-        record = {"machine": facts, "versions": versions, "failures": benchmark.failures}
-        options.json.write_text(json.dumps(record | {"samples": samples}, indent=1) + "\n")
-    return INTERRUPTED if interrupted else 1 if benchmark.failures else 0
+        record = {"machine": facts, "versions": versions, **session.samples()}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return INTERRUPTED if interrupted else 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import select
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.launchers import TORCHRUN, TORSHRUN, Attempts, Launcher, error_log
@@ -21,9 +22,11 @@ from benchmarks.table import MISSING, render
 WORKERS = 4
 WORKER = Path(__file__).with_name("output_worker.py")
 _MIB = 2**20
+_OURS, _THEIRS = "[{rank}] ", "[default{rank}]:"  # prefixes
+_END_SECONDS = 20.0
 _QUIET_MS = 300  # without output, when all workers have written theirs: it has all arrived
 _PIECE = 4 * _MIB
-_STAMP = re.compile(rb"(?m)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 # What a terminal does not show of it: the status line, drawn without wrapping, then the rest.
 _STATUS = re.compile(rb"\x1b\[\?7l.*?\x1b\[\?7h\r")
 _ESCAPE = re.compile(rb"\x1b(?:\[[\d;?]*[A-Za-z]|[D78])")
@@ -99,6 +102,11 @@ class Gate:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def wait(self, deadline: float) -> None:
+        """Until all workers stand before it."""
+        if not wait_until(lambda: self.have("ready"), deadline - time.monotonic()):
+            raise RunError("the workers were not ready in time")
+
     def have(self, word: str) -> bool:
         """Whether all workers have said this."""
         return all((self._folder / f"{word}-{rank}").exists() for rank in range(WORKERS))
@@ -156,22 +164,26 @@ def measure(case: Case, launcher: Launcher, folder: Path, amount: int, timeout: 
     """One run. Raises RunError if it fails or its log files are not what workers wrote."""
     deadline, blocks = time.monotonic() + timeout, case.blocks(amount)
     written = WORKERS * blocks * len(lines(0, case.line_bytes)) * case.line_bytes
-    gate = Gate(folder)
-    program = _program(case, launcher, folder, blocks)
+    program, gate = _program(case, launcher, folder, blocks), Gate(folder)
     with error_log(folder) as errors, _launched(program, case.terminal, errors) as (pid, reader):
         drain = Drain(reader, 2 * written + _MIB)
         with contextlib.closing(gate):
-            gate.wait(deadline)
-            begun, spent = time.monotonic(), -cpu_seconds(pid)
-            gate.open()
-            drain.until_quiet(gate, deadline)
-            spent, peak = spent + cpu_seconds(pid), peak_mib(pid)
+            begun, spent, peak = _carry(pid, gate, drain, deadline)
+            seconds = drain.last - begun
         drain.until_end(deadline)
     if case.kept:
         check_files(folder, case.line_bytes, blocks)
-    lost, wrong = compare(drain.text, expected(case, blocks), case)
-    rate = written / (drain.last_before_end - begun) / 1e6
-    return Sample(rate, peak, spent / written * 1e9, lost, wrong)
+    lost, wrong = compare(drain.text, expected(case, blocks))
+    return Sample(written / seconds / 1e6, peak, spent / written * 1e9, lost, wrong)
+
+
+def _carry(pid: int, gate: Gate, drain: Drain, deadline: float) -> tuple[float, float, float]:
+    """When the workers began, the agent's processor seconds from then on, and its peak MiB."""
+    gate.wait(deadline)
+    begun, spent = time.monotonic(), cpu_seconds(pid)
+    gate.open()
+    drain.until_quiet(gate, deadline)
+    return begun, cpu_seconds(pid) - spent, peak_mib(pid)
 
 
 @contextlib.contextmanager
@@ -182,9 +194,10 @@ def _launched(program: Program, terminal: bool, errors: int) -> Iterator[tuple[i
         with os.fdopen(writer, "wb"):
             process = stack.enter_context(started(program, stdout=writer, stderr=errors))
         yield process.pid, reader
-        status = process.wait(_END_SECONDS)
-        if status:
-            raise RunError(f"exit status {status}")
+        if not wait_until(lambda: process.poll() is not None, _END_SECONDS):
+            raise RunError(f"still running {_END_SECONDS:.0f} s after its output's end")
+        if process.returncode:
+            raise RunError(f"exit status {process.returncode}")
 
 
 def _program(case: Case, launcher: Launcher, folder: Path, blocks: int) -> Program:
@@ -241,7 +254,7 @@ def _pieces(text: memoryview) -> Iterator[bytes]:
 def _plain(text: bytes) -> bytes:
     if b"\x1b" in text:
         text = _ESCAPE.sub(b"", _STATUS.sub(b"", text))
-    return _STAMP.sub(b"", text) if _STAMP.search(text, 0, 200) else text
+    return _STAMP.sub(b"", text) if b"Z " in text else text
 
 
 def check_files(folder: Path, line_bytes: int, blocks: int) -> None:
@@ -251,3 +264,57 @@ def check_files(folder: Path, line_bytes: int, blocks: int) -> None:
         whole = b"".join(lines(rank, line_bytes)) * blocks
         if rank not in files or files[rank].read_bytes() != whole:
             raise RunError(f"the log file of rank {rank} is not what it wrote")
+
+
+class OutputBenchmark:
+    """Collects samples of every case."""
+
+    def __init__(self, contenders: Sequence[Launcher], amount: int, timeout: float) -> None:
+        self._launchers = {launcher.name: launcher for launcher in contenders}
+        self._cases = [case for case in cases() if case.launcher in self._launchers]
+        self._amount, self._timeout = amount, timeout
+        self.samples: dict[tuple[str, str], list[Sample]] = {}
+        """By the case's name and the launcher's."""
+
+    def round(self, attempts: Attempts) -> None:
+        """Each case once."""
+        for case in self._cases:
+            sample = attempts.take(f"{case.launcher}, {case.name}", partial(self._measure, case))
+            if sample is not None:
+                self.samples.setdefault((case.name, case.launcher), []).append(sample)
+
+    def _measure(self, case: Case, folder: Path) -> Sample:
+        launcher = self._launchers[case.launcher]
+        return measure(case, launcher, folder, self._amount, self._timeout)
+
+
+Samples = Mapping[tuple[str, str], Sequence[Sample]]
+
+
+def report(samples: Samples) -> str:
+    """A line per case and launcher: medians, the ratio to torchrun, the most of peaks and the
+    sums of lines.
+    """
+    header = ["output", "launcher", "MB/s", "/torchrun", "agent peak MiB", "agent CPU s/GB"]
+    return render([*header, "lost lines", "wrong lines"], [_line(samples, *key) for key in samples])
+
+
+def _line(samples: Samples, name: str, launcher: str) -> list[str]:
+    taken = samples[name, launcher]
+    rate, base = rate_of(samples, name, launcher), rate_of(samples, name, TORCHRUN)
+    return [
+        name,
+        launcher,
+        f"{rate:.0f}",
+        f"{rate / base:.2f}" if rate and base else MISSING,
+        f"{max(sample.agent_peak_mib for sample in taken):.1f}",
+        f"{statistics.median(sample.agent_seconds_per_gb for sample in taken):.2f}",
+        str(sum(sample.lost for sample in taken)),
+        str(sum(sample.wrong for sample in taken)),
+    ]
+
+
+def rate_of(samples: Samples, name: str, launcher: str) -> float | None:
+    """The median rate of one case; None where it was not measured."""
+    rates = [sample.megabytes_per_second for sample in samples.get((name, launcher), ())]
+    return statistics.median(rates) if rates else None

@@ -10,8 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-BLOCK_BYTES = 65536
-"""Bytes written at once, at most: big, so that the workers cost little."""
+BLOCK_BYTES = 40_000
+"""Written at once: much, so that workers cost little, and no divisor of what a pipe holds, so that
+workers who share one do meet in it."""
 
 
 def lines(rank: int, line_bytes: int) -> list[bytes]:

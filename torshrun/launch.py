@@ -15,7 +15,7 @@ from torshrun.agent.outside import Outside
 from torshrun.agent.round import RoundStore
 from torshrun.config import LaunchConfig
 from torshrun.workers.keeper import Keeper, become_subreaper
-from torshrun.workers.logs import LogPump, is_coloured, needs_folder
+from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
 from torshrun.workers.spec import WorkerSpec, allowed_cpus
 
@@ -26,6 +26,8 @@ def launch(config: LaunchConfig) -> int:
     Raises ConfigError or BackendUnavailable before any worker has been started.
     """
     _open_standard_fds()
+    if config.output.prefix_template is not None:
+        check_template(config.output.prefix_template)
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())

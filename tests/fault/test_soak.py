@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from support.processes import marked, soon
 
+from torshrun import exit_codes
+
 PATIENCE = 60.0
 WORKERS = 4
 # Each worker also leaves a child that ignores SIGTERM in a session of its own.
@@ -51,6 +53,7 @@ class Job:
         self.scratch.mkdir(exist_ok=True)
         self.log = folder / "log"
         options = ["--nproc-per-node", str(WORKERS), "--max-restarts", str(restarts)]
+        options += ["--restart-backoff", "0"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
@@ -124,7 +127,7 @@ def test_workers_are_killed_again_and_again(
         rank, pid = chance.choice(sorted(job.workers().items()))
         os.kill(pid, signal.SIGKILL)
         victims.append((rank, pid))
-    assert job.process.wait(PATIENCE) == 128 + signal.SIGKILL
+    assert job.process.wait(PATIENCE) == exit_codes.BUDGET_SPENT
     job.assert_nothing_is_left()
     reported = re.findall(r"rank (\d+) failed first: killed by SIGKILL.* pid (\d+),", job.text())
     assert [(int(rank), int(pid)) for rank, pid in reported] == victims

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from support.processes import marked, soon
 
+from torshrun import exit_codes
+
+QUICK = ("--shutdown-timeout", "5", "--restart-backoff", "0")
 SCRIPT = """
 import os, signal, sys, time
 def leave_daemon():
@@ -79,7 +82,7 @@ class Job:
 
 def test_twenty_workers_are_killed_and_restarted(tmp_path: Path) -> None:
     chance = random.Random(7)
-    job = Job(tmp_path, "--nproc-per-node", "2", "--max-restarts", "20", "--shutdown-timeout", "5")
+    job = Job(tmp_path, *["--nproc-per-node", "2", "--max-restarts", "20"], *QUICK)
     for _ in range(20):
         pids = [job.worker(), job.worker()]
         time.sleep(chance.random() * 0.05)
@@ -87,14 +90,14 @@ def test_twenty_workers_are_killed_and_restarted(tmp_path: Path) -> None:
     pids = [job.worker(), job.worker()]
     assert len(job.tree()) <= 2 + 2 * 6  # agent, keeper, one round's workers and theirs
     os.kill(pids[0], signal.SIGKILL)
-    assert job.end() == 137
+    assert job.end() == exit_codes.BUDGET_SPENT
     job.assert_gone()
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_agent_is_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    job = Job(tmp_path, "--nproc-per-node", "3", "--max-restarts", "9")
+    job = Job(tmp_path, *["--nproc-per-node", "3", "--max-restarts", "9"], *QUICK)
     if chance.random() < 0.7:
         job.worker()
         time.sleep(chance.random() * 0.1)

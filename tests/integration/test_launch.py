@@ -7,85 +7,21 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import marked, soon
+from support.launcher import Launcher, until_line
+from support.processes import marked
 
 from torshrun import exit_codes
-
-CLEARED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-
-
-class Launcher:
-    """Runs torshrun in a directory of the test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
-        self.mark = os.urandom(8).hex()
-        kept = {name: value for name, value in os.environ.items() if name not in CLEARED}
-        self.environ = {**kept, "TMPDIR": str(self.temporary), "MARK": self.mark}
-        self._started: list[subprocess.Popen[str]] = []
-
-    def script(self, text: str, name: str = "train.py") -> str:
-        path = self.folder / name
-        path.write_text("import os, signal, sys, time\nrank = int(os.environ['RANK'])\n")
-        with path.open("a") as file:
-            file.write(textwrap.dedent(text))
-        return str(path)
-
-    def start(self, *argv: str, **options: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torshrun", *argv],
-            **{  # type: ignore[call-overload]
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.PIPE,
-                "text": True,
-                "cwd": self.folder,
-                "env": self.environ,
-                **options,
-            },
-        )
-        self._started.append(process)
-        return process
-
-    def run(self, *argv: str) -> tuple[int, str, str]:
-        process = self.start(*argv)
-        out, err = process.communicate(timeout=30)
-        return process.returncode, out, err
-
-    def left_behind(self) -> list[int]:
-        return list(marked(self.mark))
-
-    def check_and_close(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.wait(timeout=10)
-            for stream in (process.stdout, process.stderr):
-                if stream:
-                    stream.close()
-        assert soon(lambda: not self.left_behind()), self.left_behind()
-        assert soon(lambda: not any(self.temporary.iterdir()))
 
 
 @pytest.fixture
 def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path)
-    yield launcher
-    launcher.check_and_close()
-
-
-def until_line(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdout
-    for line in process.stdout:
-        if text in line:
-            return
-    raise AssertionError(f"{text!r} did not appear")
+    with Launcher(tmp_path) as launcher:
+        yield launcher
 
 
 def test_each_worker_finds_its_place(torshrun: Launcher) -> None:

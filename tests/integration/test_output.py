@@ -18,6 +18,8 @@ import pytest
 from support.processes import marked, soon
 from support.screen import Screen
 
+from torshrun.exit_codes import PREEMPTED
+
 KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
 
 
@@ -81,7 +83,7 @@ class Window:
         self.size(rows, columns)
         self.received = bytearray()
         self.screen = Screen(rows, columns)
-        self._thread = threading.Thread(target=self._read)
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def size(self, rows: int, columns: int) -> None:
@@ -187,7 +189,7 @@ def test_a_stalled_reader_of_stdout_does_not_hold_back_stderr(job: Job) -> None:
     (job.folder / "go").touch()
     assert process.stderr.readline() == b"[1] still here\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=15) == 143
+    assert process.wait(timeout=15) == PREEMPTED
 
 
 def test_a_terminal_is_one_to_the_workers(job: Job, window: Callable[[], Window]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -46,6 +47,14 @@ class Console:
             lambda data: os.write(outlets.stderr_fd, data),
         )
 
+    def read_out(self) -> bytes:
+        """What comes next on stdout."""
+        return _read_soon(self.out)
+
+    def read_err(self) -> bytes:
+        """What comes next on stderr."""
+        return _read_soon(self.err)
+
     def kept(self, name: str) -> bytes:
         """A file of the first attempt."""
         return (self.folder / "attempt_0" / name).read_bytes()
@@ -80,7 +89,7 @@ class Reader:
     def __init__(self, fd: int) -> None:
         self.data = bytearray()
         self._fd = fd
-        self._thread = threading.Thread(target=self._read)
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
@@ -91,6 +100,11 @@ class Reader:
         self._thread.join(10)
         assert not self._thread.is_alive()
         return bytes(self.data)
+
+
+def _read_soon(fd: int) -> bytes:
+    assert select.select([fd], [], [], 10)[0], "nothing came"
+    return os.read(fd, 65536)
 
 
 def fill(fd: int, line: bytes) -> int:

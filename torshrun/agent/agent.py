@@ -86,7 +86,7 @@ class Agent:
         self._board = Board(config, self._pids, self._steps, lambda: surroundings.pump.received)
         surroundings.outside.board = self._board
         self._heart = Heart(self._loop, surroundings.keeper, config.agent_timeout, self._on_beat)
-        self._diagnosis = Diagnosis(surroundings.keeps_output)
+        self._diagnosis = Diagnosis(config.output)
         self._watch = HangWatch(config.hang_timeout, self._loop, self._on_hang)
         self._inquiry: asyncio.Task[None] | None = None
         self._last_signal = 0
@@ -126,7 +126,7 @@ class Agent:
         handlers: dict[int, Callable[[int], None]] = dict.fromkeys(stop, self._on_stop_signal)
         handlers |= dict.fromkeys(NOTICES, self._on_notice)
         handlers[signal.SIGTSTP] = lambda _: self._heart.suspend(self._group)
-        handlers[signal.SIGWINCH] = lambda _: self._around.pump.resize()
+        handlers[signal.SIGWINCH] = self._on_resize
         for signo, handler in handlers.items():
             if signal.getsignal(signo) is not signal.SIG_IGN:  # nohup, or a shell's background
                 self._loop.add_signal_handler(signo, handler, signo)
@@ -139,6 +139,11 @@ class Agent:
     def _on_notice(self, signo: int) -> None:
         self._tell.signal_received(signo, "notice")
         self._events.put_nowait(protocol.Noticed(signo))
+
+    def _on_resize(self, signo: int) -> None:
+        self._around.pump.resize()
+        if self._around.pump.shows_status:  # the workers' terminals are not their controlling ones
+            self._group.send(signo)
 
     def _on_internal_error(self, _loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
         """A mistake of our own in a callback, whose event is lost: end the job, do not hang."""

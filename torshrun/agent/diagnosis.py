@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torshrun import failure
+from torshrun.config import OutputConfig
 from torshrun.workers.group import Ending
+from torshrun.workers.logs import keeps
 
 if TYPE_CHECKING:
     from torshrun.health import WorkerStatus
@@ -23,8 +25,8 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Diagnosis:
     """Collects the facts about exits."""
 
-    def __init__(self, keeps_output: bool) -> None:
-        self._keeps_output = keeps_output
+    def __init__(self, output: OutputConfig) -> None:
+        self._output = output
         self._host = os.uname().nodename
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
@@ -38,6 +40,7 @@ class Diagnosis:
 
     def _exit(self, ending: Ending, oom: failure.OomEvidence | None) -> failure.Exit:
         place = ending.assignment.worker
+        kept = keeps(self._output, place.rank, place.local_rank)
         return failure.Exit(
             rank=place.rank,
             host=self._host,
@@ -47,7 +50,7 @@ class Diagnosis:
             stopped=ending.stopped,
             stderr=ending.stderr,
             account=failure.load_account(place.error_file) if ending.status else "",
-            log=ending.assignment.folder if self._keeps_output else "",
+            log=ending.assignment.folder if kept.stdout or kept.stderr else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,

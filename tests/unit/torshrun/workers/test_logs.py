@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from support.consoles import Console, Reader, fill
 from support.processes import soon
 
+from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
-from torshrun.workers.logs import TAIL_BYTES, mover
+from torshrun.workers.logs import TAIL_BYTES, LogPump, mover
 
 BOTH = StreamRule(everyone=Streams(stdout=True, stderr=True))
 Open = Callable[..., Console]
@@ -60,7 +63,7 @@ def test_a_line_in_pieces_is_not_torn_by_another_rank(console: Open) -> None:
     first(b"begin ")
     assert soon(lambda: holds_back(each))
     second(b"other\n")
-    assert os.read(each.out, 100) == b"[1] other\n"
+    assert each.read_out() == b"[1] other\n"
     first(b"end\n")
     assert each.finish()[0] == b"[0] begin end\n"
 
@@ -69,7 +72,7 @@ def test_an_unfinished_line_appears_after_a_while_and_goes_on(console: Open) -> 
     each = console()
     out, _ = each.worker(0)
     out(b"name? ")
-    assert os.read(each.out, 100) == b"[0] name? "
+    assert each.read_out() == b"[0] name? "
     out(b"yes\nnext\n")
     assert each.finish()[0] == b"yes\n[0] next\n"
 
@@ -78,9 +81,9 @@ def test_another_rank_begins_a_new_line_behind_an_unfinished_one(console: Open) 
     each = console()
     (first, _), (second, _) = each.worker(0), each.worker(1)
     first(b"name? ")
-    assert os.read(each.out, 100) == b"[0] name? "
+    assert each.read_out() == b"[0] name? "
     second(b"hello\n")
-    assert os.read(each.out, 100) == b"\n[1] hello\n"
+    assert each.read_out() == b"\n[1] hello\n"
     first(b"yes\n")
     assert each.finish()[0] == b"[0] yes\n"
 
@@ -101,7 +104,7 @@ def test_carriage_returns_pass_at_once_and_each_bar_has_its_prefix(console: Open
     each = console()
     out, _ = each.worker(0)
     out(b"1%\r")
-    assert os.read(each.out, 100) == b"[0] 1%\r"
+    assert each.read_out() == b"[0] 1%\r"
     out(b"2%\r3%\n")
     assert each.finish()[0] == b"[0] 2%\r[0] 3%\n"
 
@@ -110,9 +113,20 @@ def test_a_return_and_newline_in_two_pieces_end_one_line(console: Open) -> None:
     each = console()
     out, _ = each.worker(0)
     out(b"done\r")
-    assert os.read(each.out, 100) == b"[0] done\r"
+    assert each.read_out() == b"[0] done\r"
     out(b"\nnext\n")
     assert each.finish()[0] == b"\n[0] next\n"
+
+
+def test_the_other_half_of_a_line_end_is_dropped_behind_anothers_line(console: Open) -> None:
+    each = console()
+    (first, _), (second, _) = each.worker(0), each.worker(1)
+    first(b"done\r")
+    assert each.read_out() == b"[0] done\r"
+    second(b"other\n")
+    assert each.read_out() == b"[1] other\n"
+    first(b"\nnext\n")
+    assert each.finish()[0] == b"[0] next\n"
 
 
 @pytest.mark.usefixtures("patient")
@@ -155,7 +169,7 @@ def test_what_the_agent_says_begins_a_new_line(console: Open) -> None:
     out, err = each.worker(0)
     out(b"partial")
     err(b"partial")
-    assert os.read(each.out, 100) == os.read(each.err, 100) == b"[0] partial"
+    assert each.read_out() == each.read_err() == b"[0] partial"
     each.pump.say("torshrun: hello \ud800")
     each.pump.write(b'{"event": 1}\n')
     assert each.finish() == (b'\n{"event": 1}\n', b"\ntorshrun: hello \\ud800\n")
@@ -278,7 +292,7 @@ def test_a_file_that_cannot_be_written_is_given_up(console: Open) -> None:
     (each.folder / "attempt_0" / "0" / "stdout.log").symlink_to("/dev/full")
     out, _ = each.worker(0)
     out(b"a\n")
-    assert os.read(each.out, 100) == b"[0] a\n"
+    assert each.read_out() == b"[0] a\n"
     out(b"b\n")
     shown, said = each.finish()
     assert shown == b"[0] b\n"
@@ -312,27 +326,36 @@ def test_draining_does_not_wait_for_writers_that_live_on(console: Open) -> None:
     done = threading.Event()
     each.pump.drain(each.outlets[0].streams, done.set)
     assert done.wait(5)
-    assert os.read(each.out, 100) == b"[0] last words"
+    assert each.read_out() == b"[0] last words"
 
 
 def test_draining_does_not_wait_for_an_outsider_that_never_stops(console: Open) -> None:
-    each = console(redirects=BOTH)
-    out, _ = each.worker(0)
-    stop, done = threading.Event(), threading.Event()
+    slow = tuple(f"needle {number}" for number in range(300))
+    each = console(ranks=frozenset(), stdout_filters=slow)
+    each.worker(0)
+    with subprocess.Popen(["yes"], stdout=each.outlets[0].stdout_fd) as screamer:
+        done = threading.Event()
+        each.pump.drain(each.outlets[0].streams, done.set)
+        drained = done.wait(10)
+        screamer.kill()
+    assert drained
 
-    def scream() -> None:
-        while not stop.is_set():
-            try:
-                out(b"x" * 4096)
-            except BrokenPipeError:
-                return
 
-    screamer = threading.Thread(target=scream)
-    screamer.start()
-    each.pump.drain(each.outlets[0].streams, done.set)
-    assert done.wait(10)
-    stop.set()
-    screamer.join(10)
+def test_the_time_of_a_stall_does_not_count_for_unfinished_lines(
+    console: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "PARTIAL_SECONDS", 1.0)
+    each = console()
+    (first, _), _ = each.worker(0), each.worker(1)
+    first(b"begin ")
+    assert soon(lambda: holds_back(each))
+    total = fill(each.outlets[1].stdout_fd, b"w" * 999 + b"\n")
+    time.sleep(1.2)
+    reader = Reader(each.out)
+    assert soon(lambda: len(reader.data) >= total)
+    first(b"end\n")
+    each.end()
+    assert b"[0] begin end\n" in reader.join()
 
 
 def test_workers_go_on_when_the_reader_is_gone(console: Open) -> None:
@@ -356,9 +379,9 @@ def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Ope
     assert total < 1_000_000  # bounded by the pipes and one chunk, not by memory
     moved = each.pump.moved
     each.pump.say("torshrun: still here")
-    assert os.read(each.err, 100) == b"torshrun: still here\n"
+    assert each.read_err() == b"torshrun: still here\n"
     err(b"stderr too\n")
-    assert os.read(each.err, 100) == b"[0] stderr too\n"
+    assert each.read_err() == b"[0] stderr too\n"
     assert each.outlets[0].streams[1].tail() == b"stderr too\n"
     assert each.pump.moved > moved
     shown, said = each.finish()
@@ -386,20 +409,23 @@ def test_a_stalled_reader_of_both_stalls_neither_say_nor_give_up(console: Open) 
     assert each.finish()[0].splitlines().count(b"torshrun: at the end") == 1
 
 
-def test_what_cannot_be_written_is_complained_of(tmp_path: Path) -> None:
-    from torshrun.workers.logs import LogPump
-
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("data", [b"at once\n", b"at the very end"])
+def test_what_cannot_be_written_is_complained_of(tmp_path: Path, data: bytes) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     reading, writing = os.pipe()
     pump = LogPump(OutputConfig(), full, writing, {})
-    pump.write(b"lost\n")
-    pump.write(b"lost too\n")
+    place = WorkerEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
+    outlets = pump.open(place, str(tmp_path))
+    os.write(outlets.stdout_fd, data)
+    outlets.close_ends()
     pump.close()
     assert pump.is_closed(5)
+    os.close(writing)  # so that silence is an end and not a wait
     said = os.read(reading, 1000)
     assert said == (
         b"torshrun: error: cannot write the workers' output (No space left on device); "
         b"the rest is dropped\n"
     )
-    for fd in (full, reading, writing):
+    for fd in (full, reading):
         os.close(fd)

@@ -29,7 +29,7 @@ class Window:
         self.size(ROWS, COLUMNS)
         self.received = bytearray()
         self.screen = Screen(ROWS, COLUMNS)
-        self._thread = threading.Thread(target=self._read)
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         self.pump = LogPump(output, self._slave, self._slave, environ)
         self.workers: list[Outlets] = []
