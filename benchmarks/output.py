@@ -7,6 +7,7 @@ import os
 import re
 import select
 import statistics
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,10 +103,14 @@ class Gate:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def wait(self, deadline: float) -> None:
-        """Until all workers stand before it."""
-        if not wait_until(lambda: self.have("ready"), deadline - time.monotonic()):
-            raise RunError("the workers were not ready in time")
+    def wait(self, process: subprocess.Popen[str], deadline: float) -> None:
+        """Until all workers stand before it. Raises RunError if they never will."""
+        wait_until(
+            lambda: self.have("ready") or process.poll() is not None, deadline - time.monotonic()
+        )
+        if not self.have("ready"):
+            fate = "in time" if process.poll() is None else f"before status {process.poll()}"
+            raise RunError(f"the workers were not ready {fate}")
 
     def have(self, word: str) -> bool:
         """Whether all workers have said this."""
@@ -165,11 +170,14 @@ def measure(case: Case, launcher: Launcher, folder: Path, amount: int, timeout: 
     deadline, blocks = time.monotonic() + timeout, case.blocks(amount)
     written = WORKERS * blocks * len(lines(0, case.line_bytes)) * case.line_bytes
     program, gate = _program(case, launcher, folder, blocks), Gate(folder)
-    with error_log(folder) as errors, _launched(program, case.terminal, errors) as (pid, reader):
+    with (
+        error_log(folder) as errors,
+        _launched(program, case.terminal, errors) as (process, reader),
+    ):
         drain = Drain(reader, 2 * written + _MIB)
         with contextlib.closing(gate):
-            begun, spent, peak = _carry(pid, gate, drain, deadline)
-            seconds = drain.last - begun
+            gate.wait(process, deadline)
+            seconds, spent, peak = _carry(process.pid, gate, drain, deadline)
         drain.until_end(deadline)
     if case.kept:
         check_files(folder, case.line_bytes, blocks)
@@ -178,22 +186,25 @@ def measure(case: Case, launcher: Launcher, folder: Path, amount: int, timeout: 
 
 
 def _carry(pid: int, gate: Gate, drain: Drain, deadline: float) -> tuple[float, float, float]:
-    """When the workers began, the agent's processor seconds from then on, and its peak MiB."""
-    gate.wait(deadline)
+    """Seconds until the last arrival, the agent's processor seconds meanwhile, its peak MiB."""
     begun, spent = time.monotonic(), cpu_seconds(pid)
     gate.open()
     drain.until_quiet(gate, deadline)
-    return begun, cpu_seconds(pid) - spent, peak_mib(pid)
+    if not drain.text:
+        raise RunError("none of the workers' output arrived")
+    return drain.last - begun, cpu_seconds(pid) - spent, peak_mib(pid)
 
 
 @contextlib.contextmanager
-def _launched(program: Program, terminal: bool, errors: int) -> Iterator[tuple[int, int]]:
-    """The running launcher's process id, and where its output is read. It must end well."""
+def _launched(
+    program: Program, terminal: bool, errors: int
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The running launcher, and where its output is read. It must end well."""
     reader, writer = os.openpty() if terminal else os.pipe()
     with os.fdopen(reader, "rb"), contextlib.ExitStack() as stack:
         with os.fdopen(writer, "wb"):
             process = stack.enter_context(started(program, stdout=writer, stderr=errors))
-        yield process.pid, reader
+        yield process, reader
         if not wait_until(lambda: process.poll() is not None, _END_SECONDS):
             raise RunError(f"still running {_END_SECONDS:.0f} s after its output's end")
         if process.returncode:

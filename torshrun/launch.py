@@ -27,25 +27,40 @@ def launch(config: LaunchConfig) -> int:
     """
     _open_standard_fds()
     if config.output.prefix_template is not None:
-        check_template(config.output.prefix_template)
+        _check_prefix(config.output.prefix_template)
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
-    folder = _make_log_folder(config)
+    with contextlib.ExitStack() as undo:
+        surroundings = _make_surroundings(config, spec, undo)
+        undo.pop_all()
+    return asyncio.run(_run(config, surroundings))
+
+
+def _check_prefix(template: str) -> None:
+    try:
+        check_template(template)
+    except ConfigError as error:
+        raise ConfigError(f"--log-line-prefix-template: {error}") from None
+
+
+def _make_surroundings(
+    config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitStack
+) -> Surroundings:
+    """Make all that outlives a call. `undo` takes it back."""
     scratch = _new_path(config.scratch_place, "torsh-")
     # First: whatever comes, the keeper removes the directory.
     keeper = Keeper.start(str(scratch), namespace=config.pid_namespace)
+    undo.callback(keeper.close, KEEPER_BOUND)
+    _make_directory(scratch)
+    _raise_descriptor_limit(config.nproc_per_node)
     pump = LogPump(config.output)
-    try:
-        _make_directory(scratch)
-        _raise_descriptor_limit(config.nproc_per_node)
-        outside = Outside(config, pump, is_coloured(config.output, True, os.environ))
-    except ConfigError:
-        keeper.close(KEEPER_BOUND)
-        pump.close()
-        raise
+    undo.callback(pump.close)
+    outside = Outside(config, pump, is_coloured(config.output, True, os.environ))
+    undo.callback(outside.close)
+    folder = _make_log_folder(config)
     secret = os.urandom(32)
-    surroundings = Surroundings(
+    return Surroundings(
         spec=spec,
         keeper=keeper,
         pump=pump,
@@ -56,7 +71,6 @@ def launch(config: LaunchConfig) -> int:
         secret=secret.hex(),
         serve_store=lambda: _serve_store(secret),
     )
-    return asyncio.run(_run(config, surroundings))
 
 
 async def _run(config: LaunchConfig, surroundings: Surroundings) -> int:
@@ -133,4 +147,7 @@ def _make_directory(path: Path, *, parents: bool = False) -> None:
     try:
         path.mkdir(mode=0o700, parents=parents)
     except OSError as error:
-        raise ConfigError(f"cannot make a directory in {path.parent}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot make a directory in {path.parent}: {error.strerror}; --log-dir and TMPDIR say "
+            f"where torshrun makes some"
+        ) from None

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,11 @@ from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper, kill_descendants
 from torshrun.workers.logs import LogPump
 from torshrun.workers.ports import choose_port
+from torshrun.workers.processes import Unkillable
 from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
 
 if TYPE_CHECKING:
-    from torshrun.health import Hang
+    from torshrun.health import Hang, StatusPages
 
 KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
@@ -45,6 +46,8 @@ STACKS_BOUND = 20.0
 """Seconds that finding out the stacks of workers that hang may take."""
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
+ONE_REQUEST = 0.1
+"""Seconds in which stop signals count as one request: only a later one is the second."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, not for the agent."""
 
@@ -89,7 +92,8 @@ class Agent:
         self._diagnosis = Diagnosis(config.output)
         self._watch = HangWatch(config.hang_timeout, self._loop, self._on_hang)
         self._inquiry: asyncio.Task[None] | None = None
-        self._last_signal = 0
+        self._hang: tuple[Hang, Mapping[int, str], str] | None = None
+        self._last_signal, self._signalled = 0, 0.0
         self._complained_in = -1
         self._policy = protocol.Policy(
             ranks=frozenset(range(config.nproc_per_node)),
@@ -116,6 +120,8 @@ class Agent:
             if isinstance(event, protocol.Diagnosed):
                 self._tell.round_ended(_cause_of(state), event)
             state, instructions = machine.handle(self._policy, state, event)
+            if isinstance(event, protocol.Noticed):
+                self._tell.notice_handled(event.signo, bool(instructions))
         await self._close(state)
         return state.code
 
@@ -132,7 +138,10 @@ class Agent:
                 self._loop.add_signal_handler(signo, handler, signo)
 
     def _on_stop_signal(self, signo: int) -> None:
-        self._last_signal = signo
+        now = self._loop.time()
+        if self._last_signal and now - self._signalled < ONE_REQUEST:
+            return  # schedulers and shells send two at a time
+        self._last_signal, self._signalled = signo, now
         self._tell.signal_received(signo, "stop_requested")
         self._events.put_nowait(protocol.StopRequested(signo))
 
@@ -176,7 +185,11 @@ class Agent:
         self._tell.workers_started(self._group.workers())
         self._board.refresh()
         if self._round:
-            self._watch.start(self._watched, self._round.pages)
+            self._start_watch(self._round.pages)
+
+    def _start_watch(self, pages: StatusPages) -> None:
+        around = self._around
+        self._watch.start(self._watched, pages, around.keeper.pid, lambda: around.pump.stalled)
 
     def _watched(self) -> list[Watched]:
         return [Watched(**worker._asdict()) for worker in self._group.workers()]
@@ -186,18 +199,33 @@ class Agent:
 
     async def _inquire(self, hang: Hang, number: int) -> None:
         """Find out where the workers stand, while they still do."""
-        from torshrun.health import collect, summary
+        from torshrun.health import Stacks, collect
 
         pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
-        stacks = await collect(list(pids), STACKS_BOUND)
-        texts = {pids[pid]: text for pid, text in stacks.texts.items()}
-        if number != self._tell.round:
+        before = self._progress()
+        try:
+            stacks = await collect(list(pids), STACKS_BOUND)
+        except Exception as error:  # the hang is to be ended all the same
+            stacks = Stacks({}, f"no stacks: {error!r}")
+        if self._progress() != before and self._round:  # it took its time, but goes on
+            self._start_watch(self._round.pages)
             return
-        self._diagnosis.hung = {hang.suspect: summary(hang)}
-        self._tell.hung(hang, texts, stacks.hint)
+        texts = {pids[pid]: text for pid, text in stacks.texts.items()}
+        self._hang = (hang, texts, stacks.hint)
         # SIGABRT makes faulthandler write the stacks that could not be had.
         signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
         self._events.put_nowait(protocol.Hung(number, signo))
+
+    def _progress(self) -> object:
+        """What changes when workers get on."""
+        statuses = self._round.statuses() if self._round else ()
+        return statuses, [(worker.output, worker.alive) for worker in self._group.workers()]
+
+    def _end_watch(self) -> None:
+        self._watch.stop()
+        if self._inquiry:
+            self._inquiry.cancel()
+            self._inquiry = None
 
     def _diagnose(self, event: GroupStopped) -> protocol.Diagnosed:
         exits = self._exits()
@@ -249,7 +277,7 @@ class Agent:
         config, around = self._config, self._around
         self._group.begin(instruction.round)
         self._tell.round = instruction.round
-        self._diagnosis.hung = {}
+        self._diagnosis.hung, self._hang = {}, None
         try:
             await self._close_round()
             self._round = await Round.open(
@@ -268,15 +296,23 @@ class Agent:
             )
             self._tell.round_started(facts)
             self._group.start(assign(config, around.spec, facts))
-        except (OSError, TorshError) as error:
+        except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._tell.start_failed(f"cannot start the workers: {error}")
             self._events.put_nowait(protocol.StartFailed(instruction.round))
 
     def _stop_workers(self, stop: protocol.StopWorkers) -> None:
-        self._watch.stop()
+        self._end_watch()
+        if stop.cause == "hang" and self._hang:
+            self._tell_hang(*self._hang)
         cause = failure.root_cause(self._exits())
         self._tell.stopping(stop, self._group.alive(), cause)
         self._group.stop(stop.signo, stop.grace)
+
+    def _tell_hang(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
+        from torshrun.health import summary
+
+        self._diagnosis.hung = {hang.suspect: summary(hang)}
+        self._tell.hung(hang, stacks, hint)
 
     def _report(self, report: protocol.ReportFailure) -> None:
         exits = self._exits()
@@ -287,27 +323,31 @@ class Agent:
 
     def _kill_descendants(self) -> None:
         """The keeper's work, and its scratch directory, when it cannot do it."""
+        self._tell.keeper_lost(self._around.keeper.pid, self._clean_up())
+
+    def _clean_up(self) -> tuple[Unkillable, ...]:
+        """Kill all descendants and remove the scratch directory; the processes that are left."""
         import shutil
 
         left = kill_descendants(KEEPER_BOUND)
         shutil.rmtree(self._around.scratch, ignore_errors=True)
-        self._tell.keeper_lost(self._around.keeper.pid, left)
+        return left
 
     # ---- the end
 
     async def _close(self, state: protocol.Finished) -> None:
-        self._tell.job_finished(state.code, state.attempt.restarts)
-        self._watch.stop()
-        if self._inquiry:
-            self._inquiry.cancel()
+        self._end_watch()
         await self._close_round()
         self._heart.stop()
         self._group.close()
         if not self._around.keeper.close(KEEPER_BOUND):
-            self._kill_descendants()
+            self._clean_up()
+        self._tell.job_finished(state)
         self._around.outside.close()
         self._around.pump.close()
         await self._wait_for_reader()
+        # The exit code stands: nothing may change it while the interpreter ends.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     async def _close_round(self) -> None:
         if self._round is not None:

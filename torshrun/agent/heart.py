@@ -55,9 +55,12 @@ class Heart:
 
     def suspend(self, group: WorkerGroup) -> None:
         """Do what Ctrl-Z asks for: stop the workers and this process until somebody resumes it."""
-        self.stop()
-        self._keeper.arm(0, counts_suspend=False)
-        group.send(signal.SIGSTOP)
+        beating = self._next is not None  # at the end there is nobody to be woken by
+        if beating:
+            self.stop()
+            self._keeper.arm(0, counts_suspend=False)
+            group.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        group.send(signal.SIGCONT)
-        self.beat()
+        if beating:
+            group.send(signal.SIGCONT)
+            self.beat()

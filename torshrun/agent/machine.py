@@ -22,6 +22,7 @@ from torshrun.agent.protocol import (
     InternalError,
     KillDescendants,
     Noticed,
+    Outcome,
     PassOn,
     Policy,
     ReportFailure,
@@ -62,11 +63,14 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
     if isinstance(state, Finished):
         return state, ()
     if isinstance(event, KeeperLost):  # of whatever round: there is only one keeper
-        return _finish(state.attempt, exit_codes.LOST, KillDescendants())
+        done = isinstance(state, Stopping) and state.cause == "done"
+        code = 0 if done else exit_codes.LOST
+        outcome: Outcome = "succeeded" if done else "lost"
+        return _finish(state.attempt, code, outcome, KillDescendants())
     if getattr(event, "round", state.attempt.round) != state.attempt.round:
         return state, ()
     if isinstance(event, InternalError):  # the keeper, once let go, ends what runs
-        return _finish(state.attempt, exit_codes.LOST)
+        return _finish(state.attempt, exit_codes.LOST, "lost")
     if isinstance(state, Waiting):
         return _waiting(policy, state, event)
     if isinstance(event, StopRequested):
@@ -81,13 +85,15 @@ def _start(policy: Policy, attempt: Attempt) -> Step:
     return state, (StartWorkers(attempt.round, attempt.restarts),)
 
 
-def _finish(attempt: Attempt, code: int, *before: ReportFailure | KillDescendants) -> Step:
-    return Finished(attempt=attempt, code=code), (*before, Finish(code))
+def _finish(
+    attempt: Attempt, code: int, outcome: Outcome, *before: ReportFailure | KillDescendants
+) -> Step:
+    return Finished(attempt=attempt, code=code, outcome=outcome), (*before, Finish(code))
 
 
 def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
     if isinstance(event, StopRequested):
-        return _finish(state.attempt, _code_of_stop(event.signo))
+        return _finish(state.attempt, *_end_of_stop(event.signo))
     if isinstance(event, WaitOver):
         return _start(policy, state.attempt)
     return state, ()
@@ -109,14 +115,19 @@ def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
 
 def _on_no_start(policy: Policy, state: Running | Settling, event: Event) -> Step:
     if isinstance(event, SpawnFailed):
-        missing = event.errno == errno.ENOENT
-        code = exit_codes.NOT_FOUND if missing else exit_codes.CANNOT_EXECUTE
-        return _stop(policy, state, "no start", code=code)
+        return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
     if isinstance(event, StartFailed):
         return _stop(policy, state, "no start", code=exit_codes.LOST)
     if isinstance(event, DeadManFired):
         return _stop(policy, state, "dead man", code=exit_codes.LOST)
     return state, ()
+
+
+def _code_of_no_start(number: int) -> int:
+    """As a shell has it; what the machine refused (processes, memory, descriptors) is our own."""
+    if number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return exit_codes.LOST
+    return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
 def _on_exit(policy: Policy, state: Running | Settling, event: WorkerExited) -> Step:
@@ -169,8 +180,17 @@ def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
         return _after_failure(policy, state, event)
     code = state.code if state.cause == "done" else state.code or event.code
     if not event.unkillable:
-        return _finish(state.attempt, code)
-    return _finish(state.attempt, code or exit_codes.LOST, _report(state, event, "unkillable"))
+        return _finish(state.attempt, code, _outcome(state))
+    report = _report(state, event, "unkillable")
+    return _finish(state.attempt, code or exit_codes.LOST, "lost", report)
+
+
+def _outcome(state: Stopping) -> Outcome:
+    if state.cause == "done":
+        return "succeeded"
+    if state.cause == "dead man" or state.code == exit_codes.LOST:
+        return "lost"
+    return "hung" if state.cause == "hang" else "failed"
 
 
 def _after_request(state: Stopping, event: Diagnosed) -> Step:
@@ -178,28 +198,33 @@ def _after_request(state: Stopping, event: Diagnosed) -> Step:
     exit code if the request was to make room, since making room was not what ended the job.
     """
     asked = state.stopped_by
-    failed = state.cause in ("failure", "hang") and event.signo != asked
-    code = _code_of_stop(asked)
-    if failed and code == exit_codes.PREEMPTED:
-        code = state.code or event.code or code
+    code, outcome = _end_of_stop(asked)
+    expected = {asked, *state.attempt.noticed}  # one of these is no failure
+    failed = state.cause == "hang" or (state.cause == "failure" and event.signo not in expected)
+    own_code = state.code or (event.code if failed else 0)
+    if code == exit_codes.PREEMPTED and own_code:
+        code, outcome = own_code, _outcome(state)
     if not failed and not event.unkillable:
-        return _finish(state.attempt, code)
+        return _finish(state.attempt, code, outcome)
     sequel: Sequel = "unkillable" if event.unkillable else "stopped"
-    return _finish(state.attempt, code, _report(state, event, sequel))
+    return _finish(state.attempt, code, outcome, _report(state, event, sequel))
 
 
-def _code_of_stop(signo: int) -> int:
-    """The exit code of a job that was asked to stop."""
-    return exit_codes.PREEMPTED if signo == signal.SIGTERM else exit_codes.SIGNALLED + signo
+def _end_of_stop(signo: int) -> tuple[int, Outcome]:
+    """The exit code and outcome of a job that was asked to stop."""
+    if signo == signal.SIGTERM:
+        return exit_codes.PREEMPTED, "preempted"
+    return exit_codes.SIGNALLED + signo, "stopped"
 
 
 def _after_failure(policy: Policy, state: Stopping, event: Diagnosed) -> Step:
     if event.signo in state.attempt.noticed:  # it did not handle the notice, which is no fault
-        return _finish(state.attempt, exit_codes.PREEMPTED, _report(state, event, "stopped"))
+        report = _report(state, event, "stopped")
+        return _finish(state.attempt, exit_codes.PREEMPTED, "preempted", report)
     sequel = judge(policy, state.attempt, event)
     code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else state.code or event.code
     if sequel != "restart":
-        return _finish(state.attempt, code, _report(state, event, sequel))
+        return _finish(state.attempt, code, _outcome(state), _report(state, event, sequel))
     attempt = following(state.attempt, event)
     delay = pause(policy, attempt, event.chance)
     report = _report(state, event, sequel, delay)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torshrun import exit_codes, failure, health
+from torshrun import failure, health
 from torshrun.agent import protocol
 from torshrun.config import LaunchConfig
 from torshrun.live import Recorder
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from torshrun.health import Hang
 
 Say = Callable[[str], None]
-_OUTCOMES = {
-    0: "succeeded",
-    exit_codes.LOST: "lost",
-    exit_codes.PREEMPTED: "preempted",
-    exit_codes.HUNG: "hung",
-}
 
 
 class Narrator:
@@ -37,11 +31,14 @@ class Narrator:
         self._began = time.monotonic()
         self._sequel: protocol.Sequel | None = None
         self._last_signal = 0
+        self._finished = False
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
         """Tell an event of the present round."""
-        self._recorder.record(name, self.round, **facts)
+        if not self._finished:
+            self._finished = name == "job_finished"
+            self._recorder.record(name, self.round, **facts)
 
     def job_started(self, log_dir: str) -> None:
         """The agent is about to begin; `log_dir` is "" if no output is kept."""
@@ -63,17 +60,15 @@ class Narrator:
             log_dir=log_dir,
         )
 
-    def job_finished(self, code: int, restarts: int) -> None:
-        """The agent has ended all there was."""
-        asked = exit_codes.SIGNALLED + self._last_signal if self._last_signal else -1
-        outcome = _OUTCOMES.get(code, "stopped" if code == asked else "failed")
+    def job_finished(self, end: protocol.Finished) -> None:
+        """The agent has ended all there was. The last word: events after it are not told."""
         self.emit(
             "job_finished",
-            code=code,
-            outcome=outcome,
+            code=end.code,
+            outcome=end.outcome,
             reason=self._sequel or "",
             seconds=time.monotonic() - self._began,
-            restarts=restarts,
+            restarts=end.attempt.restarts,
         )
 
     # ---- what goes on
@@ -101,9 +96,12 @@ class Narrator:
         """`event` is "stop_requested" or "notice"."""
         if event == "stop_requested":
             self._last_signal = signo
-        else:
-            self.say(f"got {failure.signal_name(signo)}: passing it on to the workers")
         self.emit(event, signal=failure.signal_name(signo))
+
+    def notice_handled(self, signo: int, passed_on: bool) -> None:
+        """A notice has been passed on, or came when no worker was there for it."""
+        what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
+        self.say(f"got {failure.signal_name(signo)}: {what}")
 
     def workers_started(self, workers: Sequence[WorkerState]) -> None:
         """The programs of all workers run."""

@@ -85,12 +85,16 @@ class Waiting:
     attempt: Attempt
 
 
+Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """Nothing is left to do."""
 
     attempt: Attempt
     code: int
+    outcome: Outcome
 
 
 State = Running | Settling | Stopping | Waiting | Finished

@@ -19,9 +19,9 @@ def judge(policy: Policy, attempt: Attempt, failure: Diagnosed) -> Sequel:
         return "unkillable"
     if not policy.max_restarts:
         return "no budget"
-    if failure.startup and failure.startup == attempt.startup:
-        return "same start"
-    return "restart" if attempt.restarts < policy.max_restarts else "budget spent"
+    if attempt.restarts >= policy.max_restarts:
+        return "budget spent"
+    return "same start" if failure.startup and failure.startup == attempt.startup else "restart"
 
 
 def following(attempt: Attempt, failure: Diagnosed) -> Attempt:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
+from torsh_runtime.errors import ConfigError
 from torshrun.failure import MemoryWatch
 from torshrun.health import StatusPages
 
@@ -44,7 +45,11 @@ class Round:
     async def open(cls, serve_store: ServeStore, scratch: str, number: int, workers: int) -> Round:
         """Make what a round needs. Raises OSError or a TorshError when that cannot be done."""
         status_file = f"{scratch}/status_{number}"
-        pages = StatusPages.create(status_file, workers)
+        try:
+            pages = StatusPages.create(status_file, workers)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot write in {scratch} (TMPDIR says where): {reason}") from None
         try:
             return cls(await serve_store(), pages, status_file)
         except BaseException:

@@ -9,8 +9,24 @@ from torshrun.config.options import BY_NAME, OPTIONS
 
 _OTHERS = ("help", "version")
 _NOT_TORCHRUNS = frozenset(
-    """agent_timeout color config dry_run events hang_timeout log_rotate log_timestamps metrics_port
-    pid_namespace print_config ranks_filter restart_backoff run_id status_line version""".split()
+    (
+        "agent_timeout",
+        "color",
+        "config",
+        "dry_run",
+        "events",
+        "hang_timeout",
+        "log_rotate",
+        "log_timestamps",
+        "metrics_port",
+        "pid_namespace",
+        "print_config",
+        "ranks_filter",
+        "restart_backoff",
+        "run_id",
+        "status_line",
+        "version",
+    )
 )
 """Where an abbreviation fits several options, those that torchrun does not have stand back: what
 is unambiguous there must be so here.

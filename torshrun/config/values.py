@@ -50,6 +50,9 @@ CONF_WITHOUT_EFFECT = (
 _NOT_TO_HANDLE = {
     "SIGKILL": "no process can handle it",
     "SIGSTOP": "no process can handle it",
+    "SIGPIPE": "it says that a reader is gone, which ends no job",
+    "SIGTSTP": "it suspends the job, as Ctrl-Z does",
+    "SIGWINCH": "it tells that the terminal has another size",
     "SIGCHLD": "torshrun needs it to learn that a process ended",
 }
 

@@ -123,6 +123,7 @@ _SIGNALS = {
     "instance.",
 }
 _UNSURE = " in all likelihood (it counts such kills for the whole machine only)"
+_SAID_CHARS = 1000
 _MASKS = (
     (re.compile(r"(?:/var)?/tmp/[^\s'\"]*"), "<path>"),
     (re.compile(r"0x[0-9a-fA-F]+"), "<n>"),
@@ -240,6 +241,7 @@ def fingerprint(exit_: Exit) -> str:
     spoken = [line for line in words.lines if line.strip()]
     said = (words.errors or spoken or [""])[-1].split("\n")[0].strip()
     manner = f"hung: {exit_.hung}" if exit_.hung else str(exit_.status)
+    said = said[:_SAID_CHARS]  # the masks take more than linear time
     for pattern, mask in _MASKS:
         said = pattern.sub(mask, said)
     path, _, line = words.frame.rpartition(":")

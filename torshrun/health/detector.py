@@ -110,6 +110,10 @@ class HangDetector:
             return None
         return Hang(seconds=seconds, ranks=states, suspect=_suspect(states))
 
+    def forget(self) -> None:
+        """Begin anew: what was seen so far says nothing, because the observer held up workers."""
+        self._seen = {}
+
     def _idle_seconds(self, now: float) -> float:
         """How long all workers have done nothing; 0 if none lives."""
         if not any(each.sample.alive for each in self._seen.values()):
@@ -134,7 +138,8 @@ def _is_idle(seen: _Seen, sample: Sample, now: float) -> bool:
         sample.status,
     )
     allowed = IDLE * (now - seen.idle_since) + _GRAIN
-    return unchanged and sample.cpu - seen.idle_cpu < allowed
+    # A sum that falls is that of fewer processes: one has ended, which is activity.
+    return unchanged and 0 <= sample.cpu - seen.idle_cpu < allowed
 
 
 def _state(seen: _Seen, now: float) -> RankState:

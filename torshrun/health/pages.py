@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,9 +86,9 @@ class WorkerStatus:
 class StatusPages:
     """The pages of one round's workers. Whoever makes them closes them."""
 
-    def __init__(self, memory: mmap.mmap, count: int) -> None:
-        self._memory = memory
-        self._words = memoryview(memory).cast("Q")
+    def __init__(self, descriptor: int, count: int) -> None:
+        # Read, not mapped: a worker that cuts the file short must not be this process's death.
+        self._descriptor = descriptor
         self._count = count
 
     @classmethod
@@ -96,56 +96,61 @@ class StatusPages:
         """Make the file, for `count` local ranks, in place of one that is there. OSError if that
         cannot be done, for instance because the disk is full.
         """
-        size = (count + 1) * status.PAGE_BYTES
         Path(path).unlink(missing_ok=True)  # stragglers of the round before may have it mapped
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             # Room now: without it a worker's store would be its death by SIGBUS.
-            os.posix_fallocate(descriptor, 0, size)
-            pages = cls(mmap.mmap(descriptor, size), count)
+            os.posix_fallocate(descriptor, 0, (count + 1) * status.PAGE_BYTES)
+            os.pwrite(descriptor, struct.pack("=3Q", status.MAGIC, status.VERSION, count), 0)
         except OSError:
+            os.close(descriptor)
             Path(path).unlink()
             raise
-        finally:
-            os.close(descriptor)
-        header = (status.MAGIC, status.VERSION, count)
-        for place, word in enumerate(header):
-            pages._words[place] = word
-        return pages
+        return cls(descriptor, count)
 
     def read(self) -> tuple[WorkerStatus, ...]:
         """What the workers have noted, by local rank."""
-        return tuple(self._read_page(local_rank) for local_rank in range(self._count))
+        for _ in range(_TRIES):
+            found = self._read_all()
+            if all(each.whole for worker in found for each in worker.collectives):
+                break
+        return found
 
     def close(self) -> None:
-        """Let go of the memory; the file stays, and workers may go on writing to it."""
-        self._words.release()
-        self._memory.close()
+        """Let go of the file; it stays, and workers may go on writing to it."""
+        os.close(self._descriptor)
 
-    def _read_page(self, local_rank: int) -> WorkerStatus:
-        begin = (local_rank + 1) * _PAGE_WORDS
-        step = self._words[begin + status.STEP]
-        records = (
-            self._read_record(begin + status.FIRST_RECORD + number * status.RECORD_WORDS)
-            for number in range(status.RECORDS)
-        )
-        found = [record for record in records if record is not None]
-        return WorkerStatus(
-            initialised=self._words[begin + status.INITIALISED] != 0,
-            step=step - 1 if step else None,
-            collectives=tuple(sorted(found, key=lambda each: each.group)),
-        )
+    def _read_all(self) -> tuple[WorkerStatus, ...]:
+        """A record is whole if its worker began no other one while it was read."""
+        words, later = self._words(), self._words()
+        return tuple(_read_page(words, later, rank + 1) for rank in range(self._count))
 
-    def _read_record(self, begin: int) -> Collective | None:
-        words = self._words
-        if not words[begin]:
-            return None
-        for _ in range(_TRIES):
-            record = words[begin : begin + _RECORD_WORDS].tolist()
-            settled = words[begin] == record[0] and record[0] % 4 != status.WRITING
-            if settled:
-                break
-        return _collective(record, settled)
+    def _words(self) -> memoryview:
+        size = (self._count + 1) * status.PAGE_BYTES
+        return memoryview(os.pread(self._descriptor, size, 0).ljust(size, b"\0")).cast("Q")
+
+
+def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
+    begin = page * _PAGE_WORDS
+    step = words[begin + status.STEP]
+    records = (
+        _read_record(words, later, begin + status.FIRST_RECORD + number * status.RECORD_WORDS)
+        for number in range(status.RECORDS)
+    )
+    found = [record for record in records if record is not None]
+    return WorkerStatus(
+        initialised=words[begin + status.INITIALISED] != 0,
+        step=step - 1 if step else None,
+        collectives=tuple(sorted(found, key=lambda each: each.group)),
+    )
+
+
+def _read_record(words: memoryview, later: memoryview, begin: int) -> Collective | None:
+    if not words[begin]:
+        return None
+    record = words[begin : begin + _RECORD_WORDS].tolist()
+    settled = later[begin] == record[0] and record[0] % 4 != status.WRITING
+    return _collective(record, settled)
 
 
 def _collective(record: list[int], settled: bool) -> Collective:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -25,6 +25,12 @@ def read(pid: int) -> Usage:
     """The usage of this process and its descendants."""
     parts = [_stat(each) for each in tree(pid)]
     return Usage(sum(cpu for cpu, _ in parts), parts[0][1] if parts else "")
+
+
+def orphans(guardian: int, workers: Collection[int]) -> float:
+    """Seconds of CPU of the guardian's children, with their descendants, that are no workers."""
+    children = _children(guardian) if guardian > 0 else []
+    return sum(read(child).cpu for child in children if child not in workers)
 
 
 def tree(pid: int) -> Iterator[int]:

@@ -47,16 +47,30 @@ class HangWatch:
         self._interval = min(max(timeout / 10, _SHORTEST), _LONGEST)
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, workers: Callable[[], Sequence[Watched]], pages: StatusPages | None) -> None:
+    def start(
+        self,
+        workers: Callable[[], Sequence[Watched]],
+        pages: StatusPages | None,
+        guardian: int = 0,
+        stalled: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Watch a round, whose workers are what `workers` returns. The pages, None where there are
-        none, must stay open until stop().
+        none, must stay open until stop(). `guardian` is the pid of the parent of workers and of
+        what they left behind, 0 if unknown; while `stalled`, workers may wait for their reader.
         """
         self.stop()
         if self._timeout > 0:
             from torshrun.health.detector import HangDetector
 
             detector = HangDetector(self._timeout, patience=3 * self._interval + 1)
-            self._wait(lambda: detector.observe(self._loop.time(), _samples(workers(), pages)))
+
+            def look() -> Hang | None:
+                if stalled():
+                    detector.forget()
+                    return None
+                return detector.observe(self._loop.time(), _samples(workers(), pages, guardian))
+
+            self._wait(look)
 
     def stop(self) -> None:
         """Stop watching."""
@@ -76,12 +90,16 @@ class HangWatch:
             self._on_hang(hang)
 
 
-def _samples(workers: Sequence[Watched], pages: StatusPages | None) -> list[Sample]:
+def _samples(workers: Sequence[Watched], pages: StatusPages | None, guardian: int) -> list[Sample]:
+    """What workers have left behind counts for each of them: it is not known whose it is."""
+    from torshrun.health import usage
+
     statuses = pages.read() if pages is not None else ()
-    return [_sample(worker, statuses) for worker in workers]
+    orphans = usage.orphans(guardian, {worker.pid for worker in workers})
+    return [_sample(worker, statuses, orphans) for worker in workers]
 
 
-def _sample(worker: Watched, statuses: Sequence[WorkerStatus]) -> Sample:
+def _sample(worker: Watched, statuses: Sequence[WorkerStatus], orphans: float) -> Sample:
     from torshrun.health import usage
     from torshrun.health.detector import Sample
     from torshrun.health.pages import WorkerStatus
@@ -92,7 +110,7 @@ def _sample(worker: Watched, statuses: Sequence[WorkerStatus]) -> Sample:
         rank=worker.rank,
         status=statuses[worker.local_rank] if known else WorkerStatus(),
         output=worker.output,
-        cpu=used.cpu,
+        cpu=used.cpu + orphans,
         alive=worker.alive,
         state=used.state,
     )

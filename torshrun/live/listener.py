@@ -50,7 +50,7 @@ def _bind(place: Place, backlog: int, *, both: bool) -> socket.socket:
 
 
 def _refusal(host: str, port: int, why: str, number: int | None = None) -> ConfigError:
-    advice = "Give an address of this machine, or only a port for all of them"
+    advice = "Give an address of this machine, or :PORT for all of them"
     if number == errno.EADDRINUSE:
         advice = f"`ss -ltnp sport = :{port}` shows who has it; give another port, or 0 for any"
     elif number == errno.EACCES:

@@ -114,6 +114,7 @@ class WorkerGroup:
         self._kill_timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._sweeping = False
+        self._closed = False
         loop.add_reader(keeper.fileno(), self._receive)
 
     def begin(self, round_number: int) -> None:
@@ -147,6 +148,8 @@ class WorkerGroup:
 
     def send(self, signo: int) -> None:
         """Send a signal to all workers."""
+        if self._closed:
+            return
         self._keeper.signal(reports.ALL, signo)
         self._flush()
 
@@ -168,7 +171,8 @@ class WorkerGroup:
         return _ending(self._ended[-1])
 
     def close(self) -> None:
-        """Stop listening to the keeper."""
+        """Stop listening to the keeper, and sending to it."""
+        self._closed = True
         self._loop.remove_reader(self._keeper.fileno())
         self._loop.remove_writer(self._keeper.fileno())
         self._cancel_timer()
@@ -220,7 +224,7 @@ class WorkerGroup:
     def _on_spawned(self, member: _Member, pid: int) -> None:
         member.pid = pid
         self._num_starting -= 1
-        if not self._num_starting:
+        if not self._num_starting and not self._stopping:
             self._on_event(GroupStarted(self._round))
 
     def _on_spawn_failed(self, report: reports.SpawnFailed) -> None:

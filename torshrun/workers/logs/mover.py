@@ -32,6 +32,7 @@ class Mover:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._running = True
+        self._busy_since = 0.0
         self.received = 0
         """Bytes read so far."""
         self._stalled = 0.0  # seconds, in all
@@ -43,10 +44,17 @@ class Mover:
         """Bytes read and written so far: standing still means that there are none, or a stall."""
         return self.received + (self._sink.written if self._sink else 0)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether it has waited longer than usual for a reader or a disk."""
+        since = self._busy_since
+        return since > 0 and time.monotonic() - since > STALL_SECONDS
+
     def request(self, action: Callable[[], None]) -> None:
         """Have this done in the thread, after what is being done."""
         self._requests.put(action)
-        os.eventfd_write(self._wake, 1)
+        if self._wake >= 0:  # not after the end
+            os.eventfd_write(self._wake, 1)
 
     def add(self, stream: Stream) -> None:
         """Take over a stream, until its end or until it is drained."""
@@ -82,7 +90,7 @@ class Mover:
         redraw = None
         while self._running:
             ready = self._epoll.poll(self._wait_seconds(redraw))
-            begun = time.monotonic()
+            begun = self._busy_since = time.monotonic()
             self._move(fd for fd, _ in ready)
             spent = time.monotonic() - begun
             if spent > STALL_SECONDS:
@@ -91,6 +99,7 @@ class Mover:
             while not self._requests.empty():
                 self._requests.get()()
             redraw = self._sink.refresh() if self._sink else None
+            self._busy_since = 0.0
 
     def _now(self) -> float:
         """The mover's clock stands still while a reader stalls: meanwhile workers, who stall too,

@@ -92,6 +92,11 @@ class LogPump:
         return sum(mover.moved for mover in self._movers())
 
     @property
+    def stalled(self) -> bool:
+        """Whether a reader or a disk holds up the output at the moment."""
+        return any(mover.stalled for mover in self._movers())
+
+    @property
     def received(self) -> int:
         """Bytes that all workers have written so far, ever."""
         return sum(mover.received for mover in self._movers())

@@ -10,7 +10,7 @@ from torshrun.workers.logs.lines import Printer
 from torshrun.workers.logs.prefix import stamp
 from torshrun.workers.logs.source import Source
 
-TAIL_BYTES = 16384
+TAIL_BYTES = 65536
 """How much of a stream's end is kept for reports."""
 
 

@@ -95,6 +95,7 @@ def test_a_program_that_cannot_start_is_not_tried_again(errno: int, code: int) -
 
 
 def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
+    assert finish_code([SpawnFailed(0, 0, 11, "fork"), m.Diagnosed(0, 0)]) == exit_codes.LOST
     assert finish_code([m.StartFailed(0), m.Diagnosed(0, 0)]) == exit_codes.LOST
 
 
@@ -206,7 +207,7 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
         m.Waiting(attempt=attempt),
     ):
         ended, instructions = machine.handle(POLICY, state, m.InternalError())
-        assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST)
+        assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
         assert instructions == (m.Finish(exit_codes.LOST),)
 
 
@@ -214,7 +215,7 @@ def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
     attempt = m.Attempt(round=1, restarts=1)
     running = m.Running(attempt=attempt, alive=frozenset({0}))
     ended, _ = machine.handle(POLICY, running, KeeperLost(0))
-    assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST)
+    assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
 
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
@@ -225,7 +226,7 @@ def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_repor
     insisted, (second,) = machine.handle(policy, asked, m.StopRequested(15))
     assert second == m.StopWorkers(0, 9, 0, "signal")
     ended, instructions = machine.handle(policy, insisted, m.Diagnosed(0, 4))
-    assert ended == m.Finished(attempt=m.Attempt(), code=4)
+    assert ended == m.Finished(attempt=m.Attempt(), code=4, outcome="failed")
     assert instructions == (m.ReportFailure(0, 0, "stopped"), m.Finish(4))
 
 
@@ -281,3 +282,43 @@ def test_the_second_restart_in_a_row_waits_and_a_stop_request_ends_the_wait() ->
     assert instructions[-2:] == [m.ReportFailure(1, 1, "restart", 2.0), m.Wait(2, 2.0)]
     assert play([*events, m.WaitOver(2)], policy)[1][-1] == m.StartWorkers(2, 2)
     assert finish_code([*events, m.StopRequested(2)], policy) == 130
+
+
+def test_a_notice_and_then_a_request_are_one_preemption() -> None:
+    died = WorkerExited(0, 0, signal.SIGUSR1)
+    events = [m.Noticed(signal.SIGUSR1), died, m.StopRequested(signal.SIGTERM)]
+    over = m.Diagnosed(0, 128 + signal.SIGUSR1, signal.SIGUSR1)
+    assert finish_code([*events, over]) == exit_codes.PREEMPTED
+
+
+def test_a_notice_without_workers_is_not_passed_on() -> None:
+    assert not any(isinstance(i, m.PassOn) for i in play([*FAILED[:2], m.Noticed(10)])[1])
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "outcome"),
+    [
+        (DeadManFired(0), exit_codes.LOST, "lost"),
+        (SpawnFailed(0, 0, 2, "x"), exit_codes.NOT_FOUND, "failed"),
+        (m.Hung(0, 15), exit_codes.HUNG, "hung"),
+    ],
+)
+def test_what_came_before_a_request_to_make_room_gives_the_code(
+    before: m.Event, code: int, outcome: str
+) -> None:
+    state, _ = play([before, m.StopRequested(signal.SIGTERM), m.Diagnosed(0, 143, 15)])
+    assert state == m.Finished(attempt=m.Attempt(), code=code, outcome=outcome)  # type: ignore[arg-type]
+
+
+def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
+    events = [WorkerExited(0, 0, 0), WorkerExited(0, 1, 0), KeeperLost(0)]
+    state, instructions = play(events)
+    assert state == m.Finished(attempt=m.Attempt(), code=0, outcome="succeeded")
+    assert instructions[-2:] == [m.KillDescendants(), m.Finish(0)]
+
+
+def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
+    code = exit_codes.PREEMPTED
+    alone = m.Policy(ranks=frozenset({0}), max_restarts=0, grace=1.0)
+    state, _ = play([WorkerExited(0, 0, code << 8), m.Diagnosed(0, code)], alone)
+    assert state == m.Finished(attempt=m.Attempt(), code=code, outcome="failed")

@@ -43,5 +43,5 @@ def test_the_judgement() -> None:
     assert judge(none, Attempt(), failed) == "no budget"
     assert judge(POLICY, Attempt(), failed) == "restart"
     assert judge(POLICY, Attempt(startup="a", restarts=1), failed) == "same start"
-    assert judge(POLICY, Attempt(restarts=3), failed) == "budget spent"
+    assert judge(POLICY, Attempt(startup="a", restarts=3), failed) == "budget spent"
     assert judge(POLICY, Attempt(), Diagnosed(0, 1, unkillable=("7",))) == "unkillable"

@@ -307,14 +307,14 @@ def test_the_tail_is_the_end(console: Open) -> None:
     each = console()
     _, err = each.worker(0)
     reader = Reader(each.err)
-    for number in range(3000):
+    for number in range(9000):
         err(b"line %d\n" % number)
     done = threading.Event()
     each.pump.drain(each.outlets[0].streams, done.set)
     assert done.wait(5)
     tail = each.outlets[0].streams[1].tail()
     assert len(tail) == TAIL_BYTES
-    assert tail.endswith(b"line 2998\nline 2999\n")
+    assert tail.endswith(b"line 8998\nline 8999\n")
     each.end()
     reader.join()
 
