@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import resource
@@ -25,6 +26,8 @@ def launch(config: LaunchConfig) -> int:
 
     Raises ConfigError or BackendUnavailable before any worker has been started.
     """
+    gc.freeze()
+    gc.enable()
     _open_standard_fds()
     if config.output.prefix_template is not None:
         _check_prefix(config.output.prefix_template)

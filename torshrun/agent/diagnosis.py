@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at
 its start, as far as can be seen from outside."""
-_BY_CHANCE = (failure.Kind.ADDRESS_IN_USE, failure.Kind.OUT_OF_MEMORY, failure.Kind.PEER_LOST)
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -61,7 +60,9 @@ class Diagnosis:
         """How it failed, if that was at its start and trying again may not change it; else ""."""
         if cause is None or cause.hung or cause.seconds > STARTUP_SECONDS:
             return ""
-        if cause.signo in _FROM_OUTSIDE or failure.kind(cause) in _BY_CHANCE:
+        kinds = failure.Kind
+        by_chance = (kinds.ADDRESS_IN_USE, kinds.OUT_OF_MEMORY, kinds.PEER_LOST)
+        if cause.signo in _FROM_OUTSIDE or failure.kind(cause) in by_chance:
             return ""
         if any(status.initialised for status in statuses):
             return ""
