@@ -261,7 +261,8 @@ class Round:
             signal.SIGINT: {128 + signal.SIGINT},
             signal.SIGUSR1: {exit_codes.PREEMPTED},
         }[fault.signo]
-        return codes if self.numbers() else codes | {-fault.signo}  # nobody listened yet
+        # Before the agent listens it dies like any program, and Python, while it starts, of 1.
+        return codes if self.numbers() else codes | {-fault.signo, 1}
 
     def exact(self) -> int | None:
         """The one code that is right when a single fault hit a job in the middle of its work."""

@@ -91,7 +91,7 @@ def test_a_notice_and_then_a_request(tell: Tell) -> None:
         if rank == 0:
             signal.signal(signal.SIGUSR1, lambda *_: print("up", flush=True))
             signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(0)))
-        print("up", flush=True)
+            print("up", flush=True)
         while True: time.sleep(60)
     """
     signals = (signal.SIGUSR1, signal.SIGTERM)

@@ -193,11 +193,13 @@ def test_a_failure_before_the_request_is_reported_and_was_what_ended_the_job(
         + ENDLESS
     )
     process = torshrun.start(
-        *("--nproc-per-node", "2", "--shutdown-timeout", "600", "--max-restarts", "3", script)
+        *("--nproc-per-node", "2", "--shutdown-timeout", "600", "--max-restarts", "3"),
+        *("--events", "events", script),
     )
     torshrun.wait_for("SIGTERM.0")  # the other worker has failed
     process.send_signal(signo)
-    time.sleep(0.3)  # in the same moment it would be the same request
+    assert soon(lambda: happened(torshrun, "stop_requested"))
+    time.sleep(0.2)  # in the same moment it would be the same request
     process.send_signal(signo)
     got, _, err = end(process)
     assert (got, "rank 1 failed first: exit code 42" in err) == (code, True), err
