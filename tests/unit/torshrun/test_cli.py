@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from torshrun import cli, config
 
-HELP = Path(__file__).with_name("help.txt")
+HELP = Path(__file__).parents[3] / "docs" / "help.md"
 
 
 def run(*argv: str) -> Result:
@@ -44,7 +44,9 @@ def script(tmp_path: Path) -> str:
 def test_help() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    assert result.output == HELP.read_text(), "COLUMNS=100 torshrun --help"
+    assert result.output == HELP.read_text().split("```")[1].removeprefix("text\n"), (
+        "COLUMNS=100 torshrun --help"
+    )
     assert max(map(len, result.output.splitlines())) <= 100
 
 
