@@ -15,8 +15,8 @@ BUDGET_SPENT = 79
 HUNG = 80
 """The workers made no progress for --hang-timeout."""
 CANNOT_EXECUTE = 126
-"""The program is there but cannot be executed, as in a shell."""
+"""The program is there, but when it was started it could not be executed."""
 NOT_FOUND = 127
-"""The program, or its interpreter, is not there, as in a shell."""
+"""When the program was started its interpreter was not there."""
 SIGNALLED = 128
 """Plus n: signal n (but SIGTERM) stopped the job."""

@@ -8,9 +8,11 @@ import gc
 import os
 import re
 import resource
+import traceback
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
+from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent, Surroundings
 from torshrun.agent.outside import Outside
 from torshrun.agent.round import RoundStore
@@ -19,6 +21,9 @@ from torshrun.workers.keeper import Keeper, become_subreaper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
 from torshrun.workers.spec import WorkerSpec, allowed_cpus
+
+LAST_WORDS = 1.0
+"""Seconds that the account of a mistake of our own may take to get out."""
 
 
 def launch(config: LaunchConfig) -> int:
@@ -78,7 +83,14 @@ def _make_surroundings(
 
 async def _run(config: LaunchConfig, surroundings: Surroundings) -> int:
     become_subreaper()
-    return await Agent(config, surroundings).run()
+    try:
+        return await Agent(config, surroundings).run()
+    except Exception:  # the keeper, let go when this process ends, ends what runs
+        pump = surroundings.pump
+        pump.say(f"torshrun: internal error; please report this:\n{traceback.format_exc()}")
+        pump.close()
+        pump.is_closed(LAST_WORDS)
+        return exit_codes.LOST
 
 
 class _ServedStore:

@@ -14,8 +14,8 @@ pytestmark = [
 ]
 
 TALK = """
-print("out", rank); print("apple", rank)
-print("err", rank, file=sys.stderr); print("pear, a", rank, file=sys.stderr)
+for fd, word in (1, "out"), (1, "apple"), (2, "err"), (2, "pear, a"):
+    os.write(fd, f"{word} {rank}\\n".encode())  # at once: torchrun tears what comes in pieces
 """
 JOB = ("--rdzv-id=j", "--log-dir=LOGS", "probe.py")
 PREFIX = re.compile(r"\[(?:default)?\d+\]:? ?")
