@@ -17,10 +17,11 @@ from torshrun.agent.agent import KEEPER_BOUND, Agent, Surroundings
 from torshrun.agent.outside import Outside
 from torshrun.agent.round import RoundStore
 from torshrun.config import LaunchConfig
+from torshrun.topology import allowed_cpus
 from torshrun.workers.keeper import Keeper, become_subreaper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
-from torshrun.workers.spec import WorkerSpec, allowed_cpus
+from torshrun.workers.spec import WorkerSpec
 
 LAST_WORDS = 1.0
 """Seconds that the account of a mistake of our own may take to get out."""

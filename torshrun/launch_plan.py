@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from torshrun.config import LaunchConfig
-from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, allowed_cpus, assign
+from torshrun.topology import allowed_cpus
+from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, assign
 
 CHOSEN_AT_START = "<chosen at start>"
 _Lines = Mapping[str, str]
@@ -55,7 +56,9 @@ def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str])
     """Its command, its processors, and what its environment has other than torshrun's."""
     lines = {" command": shlex.join(worker.argv)}
     if worker.cpus:
-        lines[" processors"] = f"on processors {_ranges(sorted(worker.cpus))}"
+        from torshrun.topology.numa import format_cpus
+
+        lines[" processors"] = f"on processors {format_cpus(worker.cpus)}"
     for name in environ:
         if name not in worker.environ:
             lines[name] = f"{name} is taken away"
@@ -75,10 +78,3 @@ def _same(key: str, workers: Sequence[_Lines]) -> bool:
 
 def _block(title: str, lines: _Lines) -> str:
     return f"\n{title}:\n" + "".join(f"  {line}\n" for line in lines.values())
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """0-3,8 for 0, 1, 2, 3 and 8."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in zip(starts, ends, strict=True))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from torshrun.config import LaunchConfig
-from torshrun.workers.spec import WorkerSpec, allowed_cpus
+from torshrun.topology import allowed_cpus
+from torshrun.workers.spec import WorkerSpec
 
 SHOW = """
 import json, os, sys

@@ -16,6 +16,7 @@ from torshrun.config.options import OPTIONS
 from torshrun.config.setting import Settings
 from torshrun.config.target import check_target
 from torshrun.config.values import Endpoint, worker_count
+from torshrun.topology import allowed_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +135,7 @@ def _workers(settings: Settings, values: Mapping[str, Any], environ: Mapping[str
         number = gpus.count(environ)
     if asked == "gpu" and number == 0:
         raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
-    return worker_count(number or _allowed_cpus())
-
-
-def _allowed_cpus() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))
+    return worker_count(number or len(allowed_cpus()))
 
 
 def _kind(settings: Settings, values: Mapping[str, Any]) -> Kind:

@@ -59,11 +59,6 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     return {**given, "PYTHONPATH": startup.python_path(given)}
 
 
-def allowed_cpus() -> CpuSet:
-    """The processors that this process may run on."""
-    return frozenset(os.sched_getaffinity(0))
-
-
 def _command(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...]:
     if config.kind == "program":
         return (config.target, *config.arguments)
