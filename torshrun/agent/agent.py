@@ -151,8 +151,7 @@ class Agent:
 
     def _on_resize(self, signo: int) -> None:
         self._around.pump.resize()
-        if self._around.pump.shows_status:  # the workers' terminals are not their controlling ones
-            self._group.send(signo)
+        self._group.send(signo)  # the workers' terminals are not their controlling ones
 
     def _on_internal_error(self, _loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
         """A mistake of our own in a callback, whose event is lost: end the job, do not hang."""
@@ -163,8 +162,9 @@ class Agent:
             self._events.put_nowait(protocol.InternalError())
 
     def _on_beat(self) -> None:
-        self._board.refresh()
-        self._around.outside.tick()
+        if self._around.outside.is_looked_at:  # a snapshot costs time for each worker
+            self._board.refresh()
+            self._around.outside.tick()
 
     def _on_worker_event(self, event: WorkerEvent) -> None:
         if isinstance(event, GroupStarted):
@@ -183,7 +183,6 @@ class Agent:
 
     def _on_started(self) -> None:
         self._tell.workers_started(self._group.workers())
-        self._board.refresh()
         if self._round:
             self._start_watch(self._round.pages)
 

@@ -36,6 +36,11 @@ class Outside:
         assert self.board is not None
         return self.board.latest
 
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether snapshots are wanted."""
+        return self._metrics is not None or self._line is not None
+
     def open(self) -> None:
         """Let the first visitors in."""
         if self._metrics:

@@ -39,7 +39,7 @@ class HangWatch:
         self, timeout: float, loop: asyncio.AbstractEventLoop, on_hang: Callable[[Hang], None]
     ) -> None:
         """`timeout`: seconds without progress that are a hang; 0 never looks at all. `on_hang` is
-        called once in a round at most.
+        called once at most after each start().
         """
         self._timeout = timeout
         self._loop = loop
