@@ -7,240 +7,125 @@ during which the machine was in the same state.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from itertools import groupby, product
 from pathlib import Path
-from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import bars, machine, samples, sizes, table
-from benchmarks.peers import ALL, CACHE, MEMCPY, ONE_THREAD, WORKER, Peer, UnavailableError, prepare
-from benchmarks.processes import (
-    INTERRUPTED,
-    Program,
-    RunError,
-    interrupt_on_term,
-    run,
-    segments_removed,
-)
+from benchmarks import collectives_bars, session, sizes, table
+from benchmarks.bars import Check
+from benchmarks.pattern import MOST_RANKS, STORAGE
+from benchmarks.peers import ALL, MEMCPY, WORKER, Peer, with_bfloat16
+from benchmarks.processes import interrupt_on_term
+from benchmarks.rounds import Rounds
+from benchmarks.samples import GLOO, MPIS, OURS, REGISTERED, Case, Row
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier")
-LIBRARIES = tuple(name for name in ALL if name != MEMCPY.name)
-_WRONG = "WRONG RESULT"
-_ENOUGH_RUNS = 3
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+LIBRARIES = (OURS, GLOO, *MPIS)
 _ITERATIONS = (3, 50_000)
-
-
-class WrongResultError(Exception):
-    """A library computed something else than it should; no figure of this run counts."""
-
-
-class Benchmark:
-    """Collects samples; what failed is remembered and left out of the later rounds."""
-
-    def __init__(self, options: argparse.Namespace, peers: list[Peer]) -> None:
-        self.options, self.peers = options, peers
-        self.samples: list[samples.Sample] = []
-        self.failures: dict[str, str] = {}
-        self.pingpong = machine.pingpong_command(CACHE)
-        self._cpus = len(os.sched_getaffinity(0))
-
-    @property
-    def limit(self) -> float:
-        """What parts near from far, from all round trips so far."""
-        return machine.threshold(samples.round_trips(self.samples))
-
-    def measure(self, ranks: int, group: tuple[int, ...]) -> None:
-        """All rounds of one group of sizes, then more while no state is common to all."""
-        for number in range(self.options.rounds):
-            self._round(ranks, group, number)
-        for extra in range(self.options.extra_rounds):
-            wanted = self._lacking(ranks, group)
-            if not wanted:
-                return
-            self._round(ranks, wanted, self.options.rounds + extra)
-
-    def _lacking(self, ranks: int, group: tuple[int, ...]) -> tuple[int, ...]:
-        here = [s for s in self.samples if s.ranks == ranks and s.nbytes in group]
-        enough = min(_ENOUGH_RUNS, self.options.rounds)
-        names = [peer.name for peer in self._alive()]
-        return tuple(samples.lacking(here, names, self.limit, enough))
-
-    def _alive(self) -> list[Peer]:
-        return [peer for peer in self.peers if peer.name not in self.failures]
-
-    def _round(self, ranks: int, group: tuple[int, ...], number: int) -> None:
-        names = ", ".join(map(sizes.format_size, group))
-        _say(f"{ranks} ranks, round {number + 1}: {names}")
-        for peer in self._alive():
-            try:
-                self.samples += self._run(peer, ranks, group, number)
-            except RunError as error:
-                if _WRONG in str(error):
-                    raise WrongResultError(f"{peer.name}: {error}") from None
-                self.failures[peer.name] = str(error)
-                _say(f"{peer.name}: run failed and is left out from here on: {error}")
-
-    def _run(
-        self, peer: Peer, ranks: int, group: tuple[int, ...], number: int
-    ) -> list[samples.Sample]:
-        own_ranks = 1 if peer is MEMCPY else ranks
-        with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
-            folder = Path(name)
-            plan = folder / "plan.json"
-            plan.write_text(json.dumps(self._plan(peer, own_ranks, group)))
-            command = peer.command(own_ranks, self._cpus, [str(WORKER), str(plan)])
-            env = {**ONE_THREAD, **peer.env, "TMPDIR": name}
-            with segments_removed(peer.segments):
-                run(Program(command, folder, env), self.options.timeout)
-            paths = [folder / f"rank-{rank}.json" for rank in range(own_ranks)]
-            missing = [path.name for path in paths if not path.exists()]
-            if missing:
-                raise RunError(f"left no {', '.join(missing)}")
-            records = [json.loads(path.read_text()) for path in paths]
-        return samples.from_ranks(peer.name, ranks, number, records)
-
-    def _plan(self, peer: Peer, ranks: int, group: tuple[int, ...]) -> dict[str, Any]:
-        return {
-            "library": peer.name,
-            "operation": self.options.op,
-            "ranks": ranks,
-            "sizes": group,
-            "seconds": self.options.seconds,
-            "iterations": _ITERATIONS,
-            "pingpong": self.pingpong,
-        }
+_RATIOS: table.Ratios = {
+    "best MPI/ours": lambda row: row.best_of(MPIS),
+    "gloo/ours": lambda row: row.ratio(GLOO),
+    "ours/memcpy": lambda row: row.ratio(OURS, MEMCPY.name),
+}
+_REGISTERED_RATIO: table.Ratios = {
+    "registered/memcpy": lambda row: row.ratio(REGISTERED, MEMCPY.name)
+}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    add = parser.add_argument
-    add("--op", choices=OPERATIONS, default="all_reduce")
-    add("--ranks", type=_numbers, default=(2, 4), help="default: 2,4")
+    add, known = parser.add_argument, ", ".join((*OPERATIONS, "barrier"))
+    add("--op", type=operations, default=OPERATIONS[:1], help=f"{known}, several, or all")
+    add("--dtype", type=_dtypes, default=("float32",), help=f"of {', '.join(STORAGE)}")
+    add("--ranks", type=_ranks, help="default: 2,4,8")
     add("--sizes", type=sizes.parse_sizes, help="such as 8,64Ki,1Mi; default: 8 to 256Mi")
-    add("--peers", type=_names, default=LIBRARIES, help="default: ours,gloo,mpich,openmpi")
-    add("--rounds", type=int, help="interleaved rounds; default: 5")
-    add("--extra-rounds", type=int, help="at most, to find a common state; default: as --rounds")
-    add("--seconds", type=float, help="measured time per size and run; default: 0.4")
-    add("--timeout", type=float, default=180.0, help="seconds that one run may take")
-    add("--json", type=Path, metavar="FILE", help="write the samples and the machine's description")
-    add("--quick", action="store_true", help="three sizes, one round: shows that it works")
-    add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
-    return _with_defaults(parser.parse_args(arguments))
+    add("--peers", type=_peers, default=LIBRARIES, help="default: ours,gloo,mpich,openmpi")
+    add("--registered", action="store_true", help="ours on buffers of empty_shared as well")
+    session.add_options(parser, seconds=0.4)
+    return _with_defaults(session.with_defaults(parser.parse_args(arguments)))
 
 
 def _with_defaults(options: argparse.Namespace) -> argparse.Namespace:
-    quick: bool = options.quick
-    options.sizes = options.sizes or (sizes.QUICK_GRID if quick else sizes.DEFAULT_GRID)
-    if options.op == "barrier":
-        options.sizes = options.sizes[:1]
-    options.rounds = options.rounds or (1 if quick else 5)
-    if options.extra_rounds is None:
-        options.extra_rounds = options.rounds
-    options.seconds = options.seconds or (0.05 if quick else 0.4)
+    if options.ranks is None:
+        options.ranks = (2,) if options.quick else (2, 4, 8)
+    if options.sizes is None:
+        options.sizes = sizes.QUICK_GRID if options.quick else sizes.DEFAULT_GRID
     return options
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def operations(text: str) -> tuple[str, ...]:
+    """The operations of a list such as "all_reduce,broadcast", or "all"."""
+    return OPERATIONS if text == "all" else session.several(text, (*OPERATIONS, "barrier"))
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    return session.several(text, tuple(STORAGE))
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    return session.several(text, LIBRARIES)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
     numbers = tuple(int(part) for part in text.split(","))
-    if min(numbers) < 2:
-        raise argparse.ArgumentTypeError("a collective needs at least 2 ranks")
+    if min(numbers) < 2 or max(numbers) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"a comparison has 2 to {MOST_RANKS} ranks")
     return numbers
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    unknown = set(names) - set(LIBRARIES)
-    if unknown:
-        known = ", ".join(LIBRARIES)
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {known}")
-    return names
+def contenders(options: argparse.Namespace) -> list[Peer]:
+    """The libraries that are wanted, and the reference."""
+    names = [*options.peers, *([REGISTERED] if options.registered else []), MEMCPY.name]
+    found = [ALL[name] for name in names]
+    return [with_bfloat16(peer) for peer in found] if "bfloat16" in options.dtype else found
 
 
-def available(names: Sequence[str]) -> tuple[list[Peer], dict[str, str]]:
-    """The libraries that can be measured here, with versions; the others are named with why."""
-    found, versions = [], {}
-    for peer in (*(ALL[name] for name in names), MEMCPY):
-        try:
-            versions[peer.name] = prepare(peer)
-            found.append(peer)
-        except UnavailableError as error:
-            print(f"{peer.name}: not available here: {error}", flush=True)
-    return found, versions
+def work(options: argparse.Namespace) -> session.Work:
+    """Every case that is wanted, with its groups of sizes; a barrier has but one."""
+    groups = sizes.groups(options.sizes)
+    found = []
+    for case in product(options.op, options.dtype, options.ranks):
+        wanted = [(options.sizes[0],)] if case[0] == "barrier" else groups
+        found += [(Case(*case), group) for group in wanted]
+    return found
 
 
-def report(benchmark: Benchmark, versions: dict[str, str]) -> list[bars.Check]:
-    """Print the tables; returns what the bars say."""
-    limit, operation = benchmark.limit, benchmark.options.op
-    trips = samples.round_trips(benchmark.samples)
-    names = [peer.name for peer in benchmark.peers if peer is not MEMCPY]
-    rows = samples.rows(benchmark.samples, limit)
-    kind = "float32, sum" if operation in ("all_reduce", "reduce_scatter") else "float32"
-    print(f"\n{operation}, {kind}; us: the worst rank's median, over the runs")
-    print(table.collectives(rows, names, operation))
-    print("\nback-to-back means")
-    print(table.means(rows, names))
-    print(f"\nversions: {versions}")
-    if trips:
-        print(f"round trip {min(trips):.0f} to {max(trips):.0f} ns; near is below {limit:.0f} ns")
-    print("memcpy: one process alone, same size; runs: in the order of the columns")
-    mixed = samples.discarded(benchmark.samples, limit)
-    print(f"{mixed} of {len(benchmark.samples)} samples discarded: the state changed meanwhile")
-    return bars.checks(rows)
+def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
+    """The peer's own launcher with the worker."""
+    ranks = 1 if peer is MEMCPY else case.ranks
+    return peer.command(ranks, len(os.sched_getaffinity(0)), [str(WORKER), str(plan)])
 
 
-def save(path: Path, benchmark: Benchmark, versions: dict[str, str], facts: object) -> None:
-    """Every rank's figures of every run, and what they were taken on."""
-    limit = benchmark.limit
-    record = {
-        "machine": facts,
-        "versions": versions,
-        "operation": benchmark.options.op,
-        "near_below_ns": limit,
-        "failures": benchmark.failures,
-        "samples": [asdict(s) | {"state": s.state(limit)} for s in benchmark.samples],
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _measure_all(benchmark: Benchmark) -> None:
-    for ranks in benchmark.options.ranks:
-        for group in sizes.groups(benchmark.options.sizes):
-            benchmark.measure(ranks, group)
+def report(rows: Sequence[Row], libraries: Sequence[str]) -> list[Check]:
+    """Print a table for each operation and dtype; returns what the bars say."""
+    ratios = {**_RATIOS, **(_REGISTERED_RATIO if REGISTERED in libraries else {})}
+    for (operation, dtype), group in groupby(
+        rows, lambda row: (row.case.operation, row.case.dtype)
+    ):
+        here = list(group)
+        able = [name for name in libraries if ALL[name].can(dtype)]
+        print(f"\n{operation}, {dtype}; us: the worst rank's median, over the runs")
+        print(table.medians(here, able, ratios))
+        print("\nback-to-back means")
+        print(table.means(here, [name for name in able if name != MEMCPY.name]))
+        for name in sorted(set(libraries) - set(able)):
+            print(f"{name} has no {dtype} and is left out")
+    print("\nmemcpy: one process alone, same size; runs: in the order of the columns")
+    return collectives_bars.checks(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     interrupt_on_term()
-    facts = machine.describe()
-    peers, versions = available(options.peers)
-    benchmark = Benchmark(options, peers)
-    interrupted = False
-    try:
-        _measure_all(benchmark)
-    except WrongResultError as error:
-        _say(str(error))
-        return 2
-    except KeyboardInterrupt:
-        interrupted = True
-        _say("interrupted; what follows is what was measured until then")
-    verdicts = report(benchmark, versions)
-    if options.json:
-        save(options.json, benchmark, versions, facts)
-    if options.bars:
-        print("\n" + bars.summary(verdicts))
-    failed = benchmark.failures or (options.bars and not bars.all_pass(verdicts))
-    return INTERRUPTED if interrupted else 1 if failed else 0
+    peers, versions = session.available(contenders(options))
+    rounds = Rounds(options, peers, start, _ITERATIONS)
+    names = [peer.name for peer in peers]
+    return session.conduct(rounds, work(options), lambda rows: report(rows, names), versions)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kills", type=int, default=50, help="per size")
+    parser.add_argument("--quick", action="store_true", help="two kills: shows that it works")
     options = parser.parse_args()
+    if options.quick:
+        options.kills = 2
     failed = False
     for name, count in SIZES.items():
         outcomes = [one_kill(options.ranks, count) for _ in range(options.kills)]

@@ -27,8 +27,19 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import launch_bars, machine, output
-from benchmarks.launchers import TORCHRUN, TORSHRUN, Attempts, Launcher, available, error_log
+from benchmarks.bars import Check
+from benchmarks.launchers import (
+    TORCHRUN,
+    TORSHRUN,
+    Attempts,
+    Launcher,
+    available,
+    error_log,
+    launchers,
+)
 from benchmarks.processes import INTERRUPTED, Program, RunError, interrupt_on_term, run, started
+from benchmarks.rounds import say
+from benchmarks.session import positive, several
 from benchmarks.table import MISSING, render
 
 WORKERS = 2
@@ -42,6 +53,7 @@ time.sleep(float(sys.argv[1]))
 _READY = re.compile(rb"READY pid=(\d+)")
 _LINGER, _RESTART_LINGER, _SETTLE = 0.3, 60.0, 0.5
 PARTS = ("start", "output")
+LAUNCHERS = tuple(launcher.name for launcher in launchers())
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,26 +215,26 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--parts", type=_parts, default=PARTS, help="default: start,output")
-    add("--rounds", type=_positive, default=5, help="interleaved rounds of start; default: 5")
-    add("--output-rounds", type=_positive, default=3, help="the same of output; default: 3")
-    add("--mib", type=_positive, default=128, help="output of one run; default: 128")
+    add("--launchers", type=_launchers, default=LAUNCHERS, help=f"default: {','.join(LAUNCHERS)}")
+    add("--rounds", type=positive, default=5, help="interleaved rounds of start; default: 5")
+    add("--output-rounds", type=positive, default=3, help="the same of output; default: 3")
+    add("--mib", type=positive, default=128, help="output of one run; default: 128")
     add("--timeout", type=float, default=60.0, help="seconds for one measurement")
     add("--json", type=Path, metavar="FILE", help="write all samples")
+    add("--quick", action="store_true", help="little, in one round: shows that it works")
     add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.output_rounds, options.mib = 1, 1, 4
+    return options
 
 
 def _parts(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if not set(names) <= set(PARTS):
-        raise argparse.ArgumentTypeError(f"{text}: known are {', '.join(PARTS)}")
-    return names
+    return several(text, PARTS)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
-    return int(text)
+def _launchers(text: str) -> tuple[str, ...]:
+    return several(text, LAUNCHERS)
 
 
 class Session:
@@ -238,11 +250,11 @@ class Session:
         """All rounds of the parts that are wanted."""
         if "start" in self._options.parts:
             for number in range(self._options.rounds + 1):
-                _say(f"start: round {number} of {self._options.rounds}")
+                say(f"start: round {number} of {self._options.rounds}")
                 self.start.round(self.attempts, keep=number > 0)
         if "output" in self._options.parts:
             for number in range(self._options.output_rounds):
-                _say(f"output: round {number + 1} of {self._options.output_rounds}")
+                say(f"output: round {number + 1} of {self._options.output_rounds}")
                 self.output.round(self.attempts)
 
     def report(self) -> None:
@@ -255,7 +267,7 @@ class Session:
             print(f"\n{output.WORKERS} workers write {self._options.mib} MiB, {rounds}")
             print(output.report(self.output.samples))
 
-    def checks(self) -> list[launch_bars.Check]:
+    def checks(self) -> list[Check]:
         """The bars of the parts that were wanted."""
         found = []
         if "start" in self._options.parts:
@@ -276,21 +288,17 @@ class Session:
         return {"start": start, "output": carried, "failures": self.attempts.failures}
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     interrupt_on_term()
     facts = machine.describe()
-    contenders, versions = available()
+    contenders, versions = available(options.launchers)
     session, interrupted = Session(options, contenders), False
     try:
         session.measure()
     except KeyboardInterrupt:
         interrupted = True
-        _say("interrupted; what follows is what was measured until then")
+        say("interrupted; what follows is what was measured until then")
     print(f"versions: {versions}")
     session.report()
     failed = bool(session.attempts.failures)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from benchmarks.bars import Check
 from benchmarks.launchers import TORSHRUN
 from benchmarks.output import Samples, rate_of
 
@@ -15,51 +14,24 @@ RATE = 100.0
 PEAK_MIB = 64.0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One figure against its bar."""
-
-    what: str
-    value: float | None
-    """None where it was not measured."""
-    limit: float
-    at_most: bool = True
-    """Whether the limit is the most that is allowed, not the least."""
-
-    @property
-    def passed(self) -> bool | None:
-        """None without a value."""
-        if self.value is None:
-            return None
-        return self.value <= self.limit if self.at_most else self.value >= self.limit
-
-    def __str__(self) -> str:
-        verdict = {True: "pass", False: "FAIL", None: "no data"}[self.passed]
-        value = "-" if self.value is None else f"{self.value:.3g}"
-        return f"{self.what} {value} {'<=' if self.at_most else '>='} {self.limit:g}: {verdict}"
-
-
 def of_start(ours_ms: float | None, theirs_ms: float | None, help_ms: float | None) -> list[Check]:
     """The bars of starting, from medians of milliseconds."""
     ratio = ours_ms / theirs_ms if ours_ms and theirs_ms else None
     return [
-        Check("first lines, of torchrun's time", ratio, FIRST_LINES),
-        Check("--help, ms", help_ms, HELP_MS),
+        Check("first lines, of torchrun's time", ratio, FIRST_LINES, at_most=True),
+        Check("--help, ms", help_ms, HELP_MS, at_most=True),
     ]
 
 
 def of_output(samples: Samples) -> list[Check]:
     """The bars of output: the rate through a pipe; memory and wholeness however it goes."""
     pipes = ("pipe, 80 B", "pipe, 20 B")
-    found = [
-        Check(f"{name}, MB/s", rate_of(samples, name, TORSHRUN), RATE, at_most=False)
-        for name in pipes
-    ]
+    found = [Check(f"{name}, MB/s", rate_of(samples, name, TORSHRUN), RATE) for name in pipes]
     ours = [sample for key, taken in samples.items() if key[1] == TORSHRUN for sample in taken]
     peak = max((sample.agent_peak_mib for sample in ours), default=None)
     astray = sum(sample.lost + sample.wrong for sample in ours) if ours else None
     return [
         *found,
-        Check("agent's peak in any of these, MiB", peak, PEAK_MIB),
-        Check("lines lost or wrong in all of these", astray, 0.0),
+        Check("agent's peak in any of these, MiB", peak, PEAK_MIB, at_most=True),
+        Check("lines lost or wrong in all of these", astray, 0.0, at_most=True),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -49,10 +49,12 @@ def launchers() -> list[Launcher]:
     ]
 
 
-def available() -> tuple[list[Launcher], dict[str, str]]:
-    """The launchers that are here, with versions; the others are named with why not."""
+def available(names: Container[str]) -> tuple[list[Launcher], dict[str, str]]:
+    """Those of these launchers that are here, with versions; the others are named with why not."""
     found, versions = [], {}
     for launcher in launchers():
+        if launcher.name not in names:
+            continue
         try:
             versions[launcher.name] = prepare(launcher.peer)
             found.append(launcher)

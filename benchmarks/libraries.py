@@ -1,4 +1,4 @@
-"""One adapter per library: the same five operations, each through its public Python API.
+"""One adapter per library: the same operations, each through its public Python API.
 
 A bound operation is a callable without arguments that holds the library's own function and its
 converted buffers, so that timing it adds nothing to the library's own cost. This module runs in
@@ -13,10 +13,8 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float32]
-Call = Callable[[], object]
+from pattern import Array
+from timing import Call
 
 
 class Library(Protocol):
@@ -25,7 +23,11 @@ class Library(Protocol):
     rank: int
     world_size: int
 
-    def bind(self, operation: str, full: Array, part: Array) -> Call:
+    def empty(self, count: int, storage: np.dtype[Any]) -> Array:
+        """An array of so many elements, where the library likes it best."""
+        ...
+
+    def bind(self, operation: str, dtype: str, full: Array, part: Array) -> Call:
         """The operation on these buffers, in place where the operation allows it."""
         ...
 
@@ -34,33 +36,65 @@ class Library(Protocol):
         ...
 
 
-class Ours:
-    """torsh_runtime with its default backend."""
+class _LikeTorch:
+    """A library whose functions are named as torch.distributed's; `typed` makes of an array in a
+    dtype's storage what they take."""
+
+    def __init__(self, api: Any, typed: Callable[[Array, str], Any]) -> None:
+        self._api, self._typed = api, typed
+        self.rank: int = api.get_rank()
+        self.world_size: int = api.get_world_size()
+
+    def empty(self, count: int, storage: np.dtype[Any]) -> Array:
+        return np.empty(count, storage)
+
+    def bind(self, operation: str, dtype: str, full: Array, part: Array) -> Call:
+        api, whole, share = self._api, self._typed(full, dtype), self._typed(part, dtype)
+        match operation:
+            case "all_reduce":
+                return partial(api.all_reduce, whole)
+            case "all_gather":
+                return partial(api.all_gather_into_tensor, whole, share)
+            case "reduce_scatter":
+                return partial(api.reduce_scatter_tensor, share, whole)
+            case "broadcast":
+                return partial(api.broadcast, whole, 0)
+            case "all_to_all":
+                return partial(api.all_to_all_single, share, whole)
+            case _:
+                return partial(api.barrier)
+
+    def close(self) -> None:
+        self._api.destroy_process_group()
+
+
+def _with_bfloat16(array: Array, dtype: str) -> Array:
+    if dtype != "bfloat16":
+        return array
+    import ml_dtypes
+
+    return array.view(ml_dtypes.bfloat16)
+
+
+class Ours(_LikeTorch):
+    """torsh_runtime with its default backend, on numpy arrays."""
 
     def __init__(self) -> None:
         import torsh_runtime as tr
 
         tr.init_process_group()
-        self._tr: Any = tr
-        self.rank, self.world_size = tr.get_rank(), tr.get_world_size()
-
-    def bind(self, operation: str, full: Array, part: Array) -> Call:
-        tr = self._tr
-        if operation == "all_reduce":
-            return partial(tr.all_reduce, full)
-        if operation == "all_gather":
-            return partial(tr.all_gather_into_tensor, full, part)
-        if operation == "reduce_scatter":
-            return partial(tr.reduce_scatter_tensor, part, full)
-        if operation == "broadcast":
-            return partial(tr.broadcast, full, 0)
-        return partial(tr.barrier)
-
-    def close(self) -> None:
-        self._tr.destroy_process_group()
+        super().__init__(tr, _with_bfloat16)
 
 
-class Gloo:
+class Registered(Ours):
+    """The same on buffers that all ranks of the node share."""
+
+    def empty(self, count: int, storage: np.dtype[Any]) -> Array:
+        array: Array = self._api.empty_shared(count, storage)
+        return array
+
+
+class Gloo(_LikeTorch):
     """torch.distributed on Gloo with one torch thread."""
 
     def __init__(self) -> None:
@@ -69,27 +103,13 @@ class Gloo:
 
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
-        self._dist, self._as_tensor = dist, torch.from_numpy
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-
-    def bind(self, operation: str, full: Array, part: Array) -> Call:
-        dist, whole, share = self._dist, self._as_tensor(full), self._as_tensor(part)
-        if operation == "all_reduce":
-            return partial(dist.all_reduce, whole)
-        if operation == "all_gather":
-            return partial(dist.all_gather_into_tensor, whole, share)
-        if operation == "reduce_scatter":
-            return partial(dist.reduce_scatter_tensor, share, whole)
-        if operation == "broadcast":
-            return partial(dist.broadcast, whole, 0)
-        return partial(dist.barrier)
-
-    def close(self) -> None:
-        self._dist.destroy_process_group()
+        super().__init__(
+            dist, lambda array, dtype: torch.from_numpy(array).view(getattr(torch, dtype))
+        )
 
 
 class Mpi:
-    """mpi4py's buffer interface on whichever MPI its environment holds."""
+    """mpi4py's buffer interface on whichever MPI its environment holds; float32 only."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -97,17 +117,24 @@ class Mpi:
         self._world, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE
         self.rank, self.world_size = self._world.rank, self._world.size
 
-    def bind(self, operation: str, full: Array, part: Array) -> Call:
+    def empty(self, count: int, storage: np.dtype[Any]) -> Array:
+        return np.empty(count, storage)
+
+    def bind(self, operation: str, dtype: str, full: Array, part: Array) -> Call:
         world = self._world
-        if operation == "all_reduce":
-            return partial(world.Allreduce, self._in_place, full)
-        if operation == "all_gather":
-            return partial(world.Allgather, part, full)
-        if operation == "reduce_scatter":
-            return partial(world.Reduce_scatter_block, full, part)
-        if operation == "broadcast":
-            return partial(world.Bcast, full, 0)
-        return partial(world.Barrier)
+        match operation:
+            case "all_reduce":
+                return partial(world.Allreduce, self._in_place, full)
+            case "all_gather":
+                return partial(world.Allgather, part, full)
+            case "reduce_scatter":
+                return partial(world.Reduce_scatter_block, full, part)
+            case "broadcast":
+                return partial(world.Bcast, full, 0)
+            case "all_to_all":
+                return partial(world.Alltoall, full, part)
+            case _:
+                return partial(world.Barrier)
 
     def close(self) -> None:
         """MPI is finalized at the interpreter's exit."""
@@ -118,7 +145,10 @@ class Memcpy:
 
     rank, world_size = 0, 1
 
-    def bind(self, operation: str, full: Array, part: Array) -> Call:
+    def empty(self, count: int, storage: np.dtype[Any]) -> Array:
+        return np.empty(count, storage)
+
+    def bind(self, operation: str, dtype: str, full: Array, part: Array) -> Call:
         return partial(np.copyto, part, full)
 
     def close(self) -> None:
@@ -127,6 +157,7 @@ class Memcpy:
 
 _ADAPTERS: dict[str, Callable[[], Library]] = {
     "ours": Ours,
+    "registered": Registered,
     "gloo": Gloo,
     "mpich": Mpi,
     "openmpi": Mpi,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.processes import Program, RunError, run
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "benchmarks"
-WORKER = HERE / "worker.py"
+WORKER, SPAWN = HERE / "worker.py", HERE / "spawn.py"
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _NUMPY = "numpy==2.4.6"
 _MPI4PY = "mpi4py==4.1.2"
+_ML_DTYPES = "ml_dtypes==0.6.0"
 _STAMP = "requirements.txt"
 _INSTALL_TIMEOUT = 900.0
 
@@ -41,12 +44,16 @@ class Peer:
     env: Mapping[str, str] = field(default_factory=dict)
     segments: str = ""
     """What its shared memory files are called; it leaves them behind when it is killed."""
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    """Those that it can reduce."""
+    environment: str = ""
+    """The peer whose environment it uses; "" is its own."""
     probe: str = ""
     """Python that prints the version and fails where the library is unusable."""
 
     @property
     def home(self) -> Path:
-        return CACHE / self.name
+        return CACHE / (self.environment or self.name)
 
     @property
     def bin(self) -> Path:
@@ -55,6 +62,10 @@ class Peer:
     @property
     def python(self) -> str:
         return str(self.bin / "python") if self.requirements else sys.executable
+
+    def can(self, dtype: str) -> bool:
+        """Whether it knows this dtype."""
+        return dtype in self.dtypes
 
     def command(self, ranks: int, cpus: int, arguments: Sequence[str]) -> list[str]:
         """What starts so many ranks of a Python script with its arguments."""
@@ -77,10 +88,13 @@ OURS = Peer(
     probe="import importlib.metadata as m, torsh_runtime as tr; "
     "tr.init_process_group, tr.all_reduce; print('torshrun', m.version('torshrun'))",
 )
+REGISTERED = replace(
+    OURS, name="registered", probe=OURS.probe.replace("tr.all_reduce", "tr.empty_shared")
+)
 GLOO = Peer(
     name="gloo",
     requirements=("torch==2.13.0", _NUMPY),
-    launcher=("{python}", str(HERE / "spawn.py"), "{ranks}"),
+    launcher=("{python}", str(SPAWN), "{ranks}"),
     env={"GLOO_SOCKET_IFNAME": "lo"},
     probe="import torch; print('torch', torch.__version__)",
 )
@@ -90,6 +104,7 @@ MPICH = Peer(
     launcher=("{bin}/mpiexec", "-n", "{ranks}"),
     program=("{python}",),
     segments="mpich_sh*",
+    dtypes=("float32",),
     probe=_MPI_PROBE,
 )
 OPENMPI = Peer(
@@ -100,6 +115,7 @@ OPENMPI = Peer(
     oversubscribed=("--map-by", ":OVERSUBSCRIBE"),
     env=_ROOT,
     segments="sm_segment.*",
+    dtypes=("float32",),
     probe=_MPI_PROBE,
 )
 MEMCPY = Peer(
@@ -108,7 +124,28 @@ MEMCPY = Peer(
     launcher=("{python}",),
     probe="import numpy; print('numpy', numpy.__version__)",
 )
-ALL = {peer.name: peer for peer in (OURS, GLOO, MPICH, OPENMPI, MEMCPY)}
+ALL = {peer.name: peer for peer in (OURS, REGISTERED, GLOO, MPICH, OPENMPI, MEMCPY)}
+
+
+def with_bfloat16(peer: Peer) -> Peer:
+    """Of ours, the same with a bfloat16 for numpy in reach; any other as it is."""
+    if peer not in (OURS, REGISTERED) or importlib.util.find_spec("ml_dtypes") is not None:
+        return peer
+    path = [str(_ml_dtypes()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return replace(peer, env={**peer.env, "PYTHONPATH": os.pathsep.join(path)})
+
+
+def _ml_dtypes() -> Path:
+    """A folder with ml_dtypes alone, installed on first use; empty where it cannot be had."""
+    folder = CACHE / f"{_ML_DTYPES}-{sys.version_info.major}.{sys.version_info.minor}"
+    if not folder.exists():
+        print(f"ours: installing {_ML_DTYPES}", flush=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _pip(sys.executable, "--no-deps", "--target", str(folder), _ML_DTYPES)
+        except (RunError, OSError) as error:
+            print(f"ours: no {_ML_DTYPES}: {str(error).splitlines()[-1]}", flush=True)
+    return folder
 
 
 def prepare(peer: Peer) -> str:
@@ -140,6 +177,11 @@ def _install(peer: Peer) -> None:
     peer.home.parent.mkdir(parents=True, exist_ok=True)
     here = peer.home.parent
     run(Program([sys.executable, "-m", "venv", str(peer.home)], here), _INSTALL_TIMEOUT)
-    pip = [peer.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run(Program([*pip, *peer.requirements], here), _INSTALL_TIMEOUT)
+    _pip(peer.python, *peer.requirements)
     (peer.home / _STAMP).write_text(_wanted(peer))
+
+
+def _pip(python: str, *arguments: str) -> None:
+    """Install by this interpreter's pip."""
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run(Program([*pip, *arguments], CACHE), _INSTALL_TIMEOUT)

@@ -9,9 +9,24 @@ from typing import Any
 
 from benchmarks.machine import FAR, MIXED, NEAR, UNKNOWN, classify
 
-OURS, GLOO, MEMCPY = "ours", "gloo", "memcpy"
+OURS, REGISTERED, GLOO, MEMCPY = "ours", "registered", "gloo", "memcpy"
 MPIS = ("mpich", "openmpi")
 NO_COMMON = "no common state"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    """What is compared: one operation on a number of ranks, `ranks` in all."""
+
+    operation: str
+    dtype: str = "float32"
+    ranks: int = 2
+    nodes: int = 1
+
+    @property
+    def place(self) -> str:
+        """The number of ranks, or nodes x ranks of each."""
+        return f"{self.nodes}x{self.ranks // self.nodes}" if self.nodes > 1 else str(self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +34,8 @@ class Sample:
     """One size in one run of one library; the times are those of the worst rank."""
 
     library: str
-    ranks: int
-    """Ranks of the comparison that the run belongs to (memcpy itself is one process)."""
+    case: Case
+    """The comparison that the run belongs to (memcpy itself is one process)."""
     nbytes: int
     round: int
     median_us: float
@@ -46,38 +61,33 @@ class Cell:
 class Row:
     """All libraries at one size in one state. No ratio is given without a common state."""
 
-    ranks: int
+    case: Case
     nbytes: int
     state: str
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
-    def times_faster(self, library: str) -> float | None:
-        """How many times longer the other library takes than ours; None where not comparable."""
-        ours, other = self.cells.get(OURS), self.cells.get(library)
-        if ours is None or other is None or self.state == NO_COMMON:
+    def ratio(self, library: str, base: str = OURS) -> float | None:
+        """How many times as long the library takes as the base; None where not comparable."""
+        one, other = self.cells.get(library), self.cells.get(base)
+        if one is None or other is None or self.state == NO_COMMON:
             return None
-        return other.median_us / ours.median_us
+        return one.median_us / other.median_us
 
-    def best_mpi(self) -> float | None:
-        """times_faster against the better MPI of this row; None where there is none."""
-        found = [ratio for mpi in MPIS if (ratio := self.times_faster(mpi)) is not None]
+    def best_of(self, libraries: Collection[str]) -> float | None:
+        """The least ratio of these to ours: the best of them; None where there is none."""
+        found = [ratio for name in libraries if (ratio := self.ratio(name)) is not None]
         return min(found, default=None)
-
-    def in_memcpys(self) -> float | None:
-        """Our time as a multiple of one memcpy of the same size."""
-        ratio = self.times_faster(MEMCPY)
-        return None if ratio is None else 1 / ratio
 
 
 def from_ranks(
-    library: str, ranks: int, number: int, records: Sequence[Mapping[str, Any]]
+    library: str, case: Case, number: int, records: Sequence[Mapping[str, Any]]
 ) -> list[Sample]:
     """One sample per size from every rank's record of the same run."""
     per_size = zip(*(record["figures"] for record in records), strict=True)
     return [
         Sample(
             library=library,
-            ranks=ranks,
+            case=case,
             nbytes=figures[0]["bytes"],
             round=number,
             median_us=max(figure["median_us"] for figure in figures),
@@ -91,28 +101,25 @@ def from_ranks(
 
 
 def rows(samples: Iterable[Sample], limit: float) -> list[Row]:
-    """Per number of ranks and size: a row for each state in which two libraries met.
+    """Per case and size: a row for each state in which two libraries met.
 
     Where none met, one row with NO_COMMON shows what was measured, without ratios.
     """
-    found: list[Row] = []
-    by_place: dict[tuple[int, int], list[Sample]] = {}
+    by_place: dict[tuple[Case, int], list[Sample]] = {}
     for sample in samples:
-        by_place.setdefault((sample.ranks, sample.nbytes), []).append(sample)
-    for (ranks, nbytes), here in sorted(by_place.items()):
-        found += _rows_of(ranks, nbytes, here, limit)
-    return found
+        by_place.setdefault((sample.case, sample.nbytes), []).append(sample)
+    return [row for place in sorted(by_place) for row in _rows_of(*place, by_place[place], limit)]
 
 
-def _rows_of(ranks: int, nbytes: int, here: list[Sample], limit: float) -> list[Row]:
+def _rows_of(case: Case, nbytes: int, here: list[Sample], limit: float) -> list[Row]:
     by_state = {
         state: _cells([sample for sample in here if sample.state(limit) == state])
         for state in (NEAR, FAR, UNKNOWN)
     }
     shared = [
-        Row(ranks, nbytes, state, cells) for state, cells in by_state.items() if _comparable(cells)
+        Row(case, nbytes, state, cells) for state, cells in by_state.items() if _comparable(cells)
     ]
-    return shared or [Row(ranks, nbytes, NO_COMMON, _cells(here))]
+    return shared or [Row(case, nbytes, NO_COMMON, _cells(here))]
 
 
 def _cells(samples: list[Sample]) -> dict[str, Cell]:

@@ -52,6 +52,6 @@ def bus_factor(operation: str, ranks: int) -> float:
     """Bytes that must cross the bus per byte of the buffer, as NCCL's tests define it."""
     if operation == "all_reduce":
         return 2 * (ranks - 1) / ranks
-    if operation in ("all_gather", "reduce_scatter"):
+    if operation in ("all_gather", "reduce_scatter", "all_to_all"):
         return (ranks - 1) / ranks
     return 1.0

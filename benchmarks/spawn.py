@@ -1,15 +1,18 @@
-"""Start N plain processes that meet through env://: `spawn.py N SCRIPT [ARG ...]`.
+"""Start N plain processes that meet through env://: `spawn.py [OPTIONS] N SCRIPT [ARG ...]`.
 
-For libraries without a launcher of their own; the exit status is the first bad one.
+For libraries without a launcher of their own. With --namespaces the ranks are dealt to these
+network namespaces in blocks of equal size, as if each were a node.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 
 def free_port() -> int:
@@ -19,32 +22,67 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
-    return {**os.environ, "MASTER_ADDR": "127.0.0.1"} | {k: str(v) for k, v in place.items()}
+def entering(holder: int) -> list[str]:
+    """The words that start a command in the network namespace of this process."""
+    return ["nsenter", f"--net=/proc/{holder}/ns/net", "--"]
+
+
+def environment(rank: int, ranks: int, nodes: int, address: str, port: int) -> dict[str, str]:
+    """What a launcher would set for this rank."""
+    local = ranks // nodes
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": rank % local,
+        "LOCAL_WORLD_SIZE": local,
+        "GROUP_RANK": rank // local,
+        "GROUP_WORLD_SIZE": nodes,
+        "MASTER_PORT": port,
+    }
+    return {**os.environ, "MASTER_ADDR": address} | {k: str(v) for k, v in place.items()}
+
+
+def start(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    """All ranks, in order."""
+    holders: Sequence[int] = options.namespaces
+    ranks, nodes, port = options.ranks, max(len(holders), 1), free_port()
+    workers = []
+    for rank in range(ranks):
+        env = environment(rank, ranks, nodes, options.address, port)
+        prefix = entering(holders[rank * nodes // ranks]) if holders else []
+        workers.append(subprocess.Popen([*prefix, sys.executable, *options.command], env=env))
+    return workers
 
 
 def first_failure(workers: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; on the first bad exit kill the rest."""
+    """Wait for all; on the first bad exit kill the rest. 0, or 1 and a word on who failed."""
     while any(worker.poll() is None for worker in workers):
         if any(worker.returncode for worker in workers):
             break
         time.sleep(0.02)
+    failed = [(rank, worker.poll()) for rank, worker in enumerate(workers)]
     for worker in workers:
         worker.kill()
         worker.wait()
-    return next((worker.returncode for worker in workers if worker.returncode > 0), 0) or int(
-        any(worker.returncode for worker in workers)
-    )
+    for rank, status in failed:
+        if status:
+            print(f"rank {rank}: exit status {status}", flush=True)
+    return int(any(status for _, status in failed))
 
 
-def main() -> int:
-    ranks, port = int(sys.argv[1]), free_port()
-    command = [sys.executable, *sys.argv[2:]]
-    return first_failure(
-        [subprocess.Popen(command, env=environment(rank, ranks, port)) for rank in range(ranks)]
-    )
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--namespaces", type=_pids, default=(), help="a process in each, by pid: PID,PID,...")
+    add("--address", default="127.0.0.1", help="where rank 0 may listen")
+    add("ranks", type=int)
+    add("command", nargs=argparse.REMAINDER)
+    return parser.parse_args(arguments)
+
+
+def _pids(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(first_failure(start(parse())))

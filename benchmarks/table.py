@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from benchmarks.samples import MEMCPY, NO_COMMON, OURS, Row
+from benchmarks.samples import NO_COMMON, OURS, Row
 from benchmarks.sizes import bus_factor, format_size
 
 MISSING = "-"
+Ratios = Mapping[str, Callable[[Row], float | None]]
+"""Columns after the times: title and value."""
 
 
 def render(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -24,32 +26,32 @@ def microseconds(value: float) -> str:
 
 
 def ratio(value: float | None) -> str:
+    """Two decimals, or a dash for None."""
     return MISSING if value is None else f"{value:.2f}"
 
 
-def collectives(rows: Iterable[Row], libraries: Sequence[str], operation: str) -> str:
-    """Times of the worst rank's median per library, and the ratios from runs of one state."""
-    header = ["ranks", "bytes", *(f"{library} us" for library in libraries), "memcpy us"]
-    header += ["best MPI/ours", "gloo/ours", "ours/memcpy", "bus GB/s", "state", "runs"]
-    return render(header, [_line(row, libraries, operation) for row in rows])
+def medians(rows: Iterable[Row], libraries: Sequence[str], ratios: Ratios) -> str:
+    """The worst rank's median per library, ratios from runs of one state, our bandwidth."""
+    header = ["ranks", "bytes", *(f"{library} us" for library in libraries)]
+    header += [*ratios, "bus GB/s", "state", "runs"]
+    return render(header, [_line(row, libraries, ratios) for row in rows])
 
 
-def _line(row: Row, libraries: Sequence[str], operation: str) -> list[str]:
-    columns = [*libraries, MEMCPY]
-    cells = [row.cells.get(library) for library in columns]
+def _line(row: Row, libraries: Sequence[str], ratios: Ratios) -> list[str]:
+    cells = [row.cells.get(library) for library in libraries]
     times = [microseconds(cell.median_us) if cell else MISSING for cell in cells]
     runs = "/".join(str(cell.runs) if cell else "0" for cell in cells)
-    ratios = map(ratio, (row.best_mpi(), row.times_faster("gloo"), row.in_memcpys()))
-    place = [str(row.ranks), format_size(row.nbytes)]
-    return [*place, *times, *ratios, bus_bandwidth(row, operation), row.state, runs]
+    place = [row.case.place, format_size(row.nbytes)]
+    found = [ratio(value(row)) for value in ratios.values()]
+    return [*place, *times, *found, bus_bandwidth(row), row.state, runs]
 
 
-def bus_bandwidth(row: Row, operation: str) -> str:
+def bus_bandwidth(row: Row) -> str:
     """Our bus bandwidth in GB/s (10^9 bytes)."""
-    ours = row.cells.get(OURS)
+    ours, operation = row.cells.get(OURS), row.case.operation
     if ours is None or row.state == NO_COMMON or operation == "barrier":
         return MISSING
-    moved = bus_factor(operation, row.ranks) * row.nbytes
+    moved = bus_factor(operation, row.case.ranks) * row.nbytes
     return f"{moved / ours.median_us / 1e3:.2f}"
 
 
@@ -60,5 +62,5 @@ def means(rows: Iterable[Row], libraries: Sequence[str]) -> str:
     for row in rows:
         cells = [row.cells.get(library) for library in libraries]
         times = [microseconds(cell.mean_us) if cell else MISSING for cell in cells]
-        body.append([str(row.ranks), format_size(row.nbytes), *times, row.state])
+        body.append([row.case.place, format_size(row.nbytes), *times, row.state])
     return render(header, body)

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from importlib import import_module
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.meeting import give_up
+from torsh_runtime.backends.network import secret_of
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.default import default_group, has_default_group, set_default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.groups import backend_type
+from torsh_runtime.comm.seal import Seal
+from torsh_runtime.comm.session import Session
+from torsh_runtime.comm.timeouts import DEFAULT_TIMEOUT, Timeout, seconds
 from torsh_runtime.contract import WorkerEnv
-from torsh_runtime.errors import BackendUnavailable, ConfigError, StoreError
+from torsh_runtime.errors import (
+    BackendUnavailable,
+    CommTimeout,
+    ConfigError,
+    StoreError,
+    StoreTimeout,
+)
 from torsh_runtime.status import own_page
 from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 
 if TYPE_CHECKING:
     from torsh_runtime.store.hosted import HostedStore
 
-DEFAULT_TIMEOUT = 1800.0
-"""Seconds an operation may take unless init_process_group is told otherwise, as in torch."""
-LONGEST_TIMEOUT = 30 * 86400.0
-"""Seconds, 30 days: more is taken for a mistake."""
 _REQUEST = 10.0
 """Seconds that the store may take to answer."""
 _FAREWELL = 5.0
 """Seconds rank 0 keeps a store it hosts itself for peers that are still closing."""
+_CLASSES = {
+    BackendType.NATIVE: "NativeBackend",
+    BackendType.NCCL: "NcclBackend",
+    BackendType.MPI: "MpiBackend",
+    BackendType.GLOO: "GlooBackend",
+    BackendType.SINGLE: "SingleBackend",
+}
+_log = logging.getLogger("torsh_runtime")
 
 
 def init_process_group(
@@ -35,25 +56,29 @@ def init_process_group(
     init_method: str = "env://",
     rank: int = -1,
     world_size: int = -1,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> ProcessGroup:
     """Make the default group, and return it.
 
-    backend: "native", "single", or None for native with more than one rank and single with one.
+    backend: "native", "nccl", "mpi", "gloo" or "single"; None is single with one rank, else
+        native, or where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is
+        logged under "torsh_runtime".
     init_method: "env://" reads what torshrun set, or RANK, WORLD_SIZE, MASTER_ADDR and
         MASTER_PORT set by hand; "tcp://host:port" needs rank and world_size given here. Without
         torshrun rank 0 serves the store on that address.
     timeout: seconds (or a timedelta) for each operation and for meeting the others; default 1800.
 
-    Raises ConfigError for bad arguments or environment, BackendUnavailable, StoreError when the
-    store cannot be reached, CommTimeout naming the ranks that did not come.
+    Raises ConfigError for bad arguments or environment, or backends that differ from rank to rank,
+    BackendUnavailable, StoreError when the store cannot be reached, CommTimeout naming the ranks
+    that did not come.
     """
     if has_default_group():
         raise ConfigError("the process group exists already: call destroy_process_group() first")
     env = _worker_env(init_method, rank, world_size)
-    seconds = _seconds(timeout)
-    kind = _backend_type(backend, env.world_size)
-    group = _Session.open(kind, env, seconds)
+    kind = None if backend is None else backend_type(backend)
+    if kind is BackendType.SINGLE and env.world_size != 1:
+        raise ConfigError(f"backend 'single' is for one rank; world_size is {env.world_size}")
+    group = _open(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
     set_default_group(group)
     page = own_page()
     if page is not None:
@@ -62,9 +87,10 @@ def init_process_group(
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Leave the group (None: the default group). A peer that still needs this rank gets PeerLost.
+    """Leave the group; None: the default group, and all groups that were made of its ranks.
 
-    Raises ConfigError if there is no default group.
+    A peer that still needs this rank gets PeerLost. Raises ConfigError if there is no default
+    group.
     """
     leaving = group or default_group()
     try:
@@ -74,48 +100,100 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             set_default_group(None)
 
 
+def _open(kind: BackendType | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
+    if env.world_size == 1 and kind in (None, BackendType.SINGLE):
+        session = Session(0, 1, _connect_alone, Seal(b"", local=True))
+        return _DefaultGroup(SingleBackend(), timeout, session)
+    job = _Job.connect(env, timeout)
+    try:
+        backend = job.make_backend(kind, job.name, env.rank, range(env.world_size), timeout)
+        session = Session(env.rank, env.world_size, job.make_backend, job.seal)
+        return _DefaultGroup(backend, timeout, session, job)
+    except BaseException:
+        job.close(wait_for_peers=False)
+        raise
+
+
+def _connect_alone(
+    kind: BackendType, name: str, rank: int, ranks: Sequence[int], timeout: float
+) -> Backend:
+    if kind is not BackendType.SINGLE:
+        raise ConfigError(
+            f"the default group has one rank and backend 'single', so a group with {kind.value!r} "
+            f"cannot be made: give init_process_group() a backend"
+        )
+    return SingleBackend()
+
+
 @dataclass(frozen=True, slots=True)
-class _Session:
+class _Job:
     """A worker's connection to the store for the life of its default group."""
 
     env: WorkerEnv
     client: StoreClient
     hosted: HostedStore | None
+    turn: int
+    """How many default groups this rank has made in the job, with this one."""
 
     @classmethod
-    def open(cls, kind: BackendType, env: WorkerEnv, timeout: float) -> ProcessGroup:
-        if kind is BackendType.SINGLE:
-            return ProcessGroup(SingleBackend(), timeout)
-        session = cls._connect(env, timeout)
-        try:
-            return _SessionGroup(session.make_backend(timeout), timeout, session)
-        except BaseException:
-            session.close(wait_for_peers=False)
-            raise
-
-    @classmethod
-    def _connect(cls, env: WorkerEnv, timeout: float) -> _Session:
-        secret = _secret(env)
+    def connect(cls, env: WorkerEnv, timeout: float) -> _Job:
+        """Reach the job's store; started by hand, rank 0 serves it."""
+        secret = secret_of(env.secret)
         if env.store_endpoint:
-            return cls(env, _client(env.store_endpoint, secret, timeout), None)
+            return cls._joined(env, _client(env.store_endpoint, secret, timeout), None)
         address = env.master_addr.strip("[]")
         host = f"[{address}]" if ":" in address else address
         endpoint = f"tcp:{host}:{env.master_port}"
         hosted = _host(endpoint, secret) if env.rank == 0 else None
         try:
-            return cls(env, _client(endpoint, secret, timeout), hosted)
+            return cls._joined(env, _client(endpoint, secret, timeout), hosted)
         except BaseException:
             if hosted is not None:
                 hosted.close()
             raise
 
-    def make_backend(self, timeout: float) -> Backend:
-        from torsh_runtime.backends.native import NativeBackend
+    @classmethod
+    def _joined(cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None) -> _Job:
+        try:
+            # Every rank counts its own calls, so that a group made again has keys of its own.
+            return cls(env, client, hosted, client.add(f"groups/{env.rank}", 1))
+        except BaseException:
+            client.close()
+            raise
 
-        # Every rank counts its own calls, so that a group made again has keys of its own.
-        turn = self.client.add(f"groups/{self.env.rank}", 1)
-        store = self.client.scoped(f"group/{turn}/")
-        return NativeBackend.connect(store, self.env.rank, self.env.world_size, timeout)
+    @property
+    def name(self) -> str:
+        """The default group's; "" is the first one's."""
+        return "" if self.turn == 1 else str(self.turn)
+
+    @property
+    def seal(self) -> Seal:
+        return Seal(secret_of(self.env.secret), _is_local(self.client.endpoint))
+
+    def make_backend(
+        self,
+        kind: BackendType | None,
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: float,
+    ) -> Backend:
+        """This rank's end of a new group; `rank` is its place among `ranks`."""
+        if (
+            len(ranks) == 1
+            and kind in (BackendType.NATIVE, BackendType.SINGLE)
+            and name != self.name
+        ):
+            return SingleBackend()
+        deadline = time.monotonic() + timeout
+        store = self.client.scoped(f"group/{self.turn}/{name}/")
+        try:
+            agreed = _agree(store, kind, rank, ranks, timeout)
+        except ConfigError as error:
+            give_up(store, rank, error)
+            raise
+        left = max(deadline - time.monotonic(), 0.001)
+        return _make_backend(agreed, store, rank, len(ranks), left, name)
 
     def close(self, wait_for_peers: bool) -> None:
         """Let go of the store; if this rank hosts it, perhaps not before the peers have."""
@@ -136,11 +214,84 @@ class _Session:
             self.client.wait([f"left/{r}" for r in range(1, self.env.world_size)], _FAREWELL)
 
 
-def _secret(env: WorkerEnv) -> bytes:
+class _DefaultGroup(ProcessGroup):
+    """The default group, which owns the job; without one it is a group of one rank."""
+
+    def __init__(
+        self, backend: Backend, timeout: float, session: Session, job: _Job | None = None
+    ) -> None:
+        super().__init__(backend, timeout, name=job.name if job else "", session=session)
+        self._job = job
+
+    def close(self) -> None:
+        failed = self._backend.failed
+        try:
+            self.session.close()
+        finally:
+            super().close()
+            if self._job is not None:
+                self._job.close(wait_for_peers=not failed)
+
+
+def _agree(
+    store: StoreClient, kind: BackendType | None, rank: int, ranks: Sequence[int], timeout: float
+) -> BackendType:
+    """The backend of a group: its first rank's. ConfigError if this rank was told another one."""
+    chosen = kind or (_choose() if rank == 0 else None)
+    keys = [f"backend/{peer}" for peer in range(len(ranks))]
+    store.put(keys[rank], chosen.value.encode() if chosen else b"")
+    if rank == 0 and chosen:
+        return chosen
     try:
-        return bytes.fromhex(env.secret)
+        entry = store.wait(keys[:1], timeout)[keys[0]]
+    except StoreTimeout:
+        missing = [peer for peer, key in enumerate(keys) if store.get(key) is None]
+        raise CommTimeout("init_process_group", 0, timeout, missing) from None
+    first = backend_type(entry.value.decode(errors="replace"))
+    if chosen not in (None, first):
+        raise ConfigError(
+            f"rank {ranks[rank]} was given backend {kind} and rank {ranks[0]} {first}: give "
+            f"all ranks of a group the same"
+        )
+    return first
+
+
+def _choose() -> BackendType:
+    """What a job gets that names no backend."""
+    try:
+        import_module("torsh_runtime.backends.library")
+    except BackendUnavailable as error:
+        for kind in (BackendType.GLOO, BackendType.MPI):
+            if import_module(f"torsh_runtime.backends.{kind.value}").is_available():
+                _log.warning("backend %s, because %s", kind.value, error)
+                return kind
+        raise
+    _log.info("backend native: it is the fastest on CPUs, and none was asked for")
+    return BackendType.NATIVE
+
+
+def _make_backend(
+    kind: BackendType, store: StoreClient, rank: int, world_size: int, timeout: float, name: str
+) -> Backend:
+    if kind is BackendType.NATIVE:
+        from torsh_runtime.backends.native import NativeBackend
+
+        return NativeBackend.connect(store, rank, world_size, timeout, name)
+    module = import_module(f"torsh_runtime.backends.{kind.value}")
+    connect: Any = getattr(module, _CLASSES[kind]).connect
+    backend: Backend = connect(store, rank, world_size, timeout)
+    return backend
+
+
+def _is_local(endpoint: str) -> bool:
+    """Whether a store there can only be reached from this machine."""
+    where = parse_endpoint(endpoint)
+    if not isinstance(where, TcpEndpoint):
+        return True
+    try:
+        return ip_address(where.host).is_loopback
     except ValueError:
-        raise ConfigError("TORSH_SECRET is not hexadecimal (torshrun sets it itself)") from None
+        return where.host == "localhost"
 
 
 def _client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:
@@ -151,18 +302,6 @@ def _host(endpoint: str, secret: bytes) -> HostedStore:
     from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
 
     return HostedStore.start(endpoint, secret)
-
-
-class _SessionGroup(ProcessGroup):
-    """The default group, which owns the session."""
-
-    def __init__(self, backend: Backend, timeout: float, session: _Session) -> None:
-        super().__init__(backend, timeout)
-        self._session = session
-
-    def close(self) -> None:
-        super().close()
-        self._session.close(wait_for_peers=not self._backend.failed)
 
 
 def _worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
@@ -195,31 +334,3 @@ def _host_and_port(init_method: str) -> tuple[str, int]:
     if method.scheme != "tcp" or not host or not port:
         raise ConfigError(f"init_method {init_method!r} is neither env:// nor tcp://host:port")
     return host, port
-
-
-def _seconds(timeout: float | timedelta | None) -> float:
-    if timeout is None:
-        return DEFAULT_TIMEOUT
-    try:
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    except (TypeError, ValueError):
-        raise ConfigError(f"timeout {timeout!r} is no number of seconds") from None
-    if not 0 < seconds <= LONGEST_TIMEOUT:
-        raise ConfigError(
-            f"timeout must be more than 0 and at most {LONGEST_TIMEOUT:g} s (30 days), not "
-            f"{seconds:g} s"
-        )
-    return seconds
-
-
-def _backend_type(name: str | BackendType | None, world_size: int) -> BackendType:
-    if name is None:
-        return BackendType.NATIVE if world_size > 1 else BackendType.SINGLE
-    try:
-        kind = BackendType(name)
-    except ValueError:
-        known = ", ".join(BackendType)
-        raise BackendUnavailable(f"backend {name!r}", f"Known backends: {known}.") from None
-    if kind is BackendType.SINGLE and world_size != 1:
-        raise ConfigError(f"backend 'single' is for one rank; world_size is {world_size}")
-    return kind

@@ -16,13 +16,13 @@ File: a header of PAGE_BYTES, then a page of PAGE_BYTES for each local rank. In 
             1  the call: operation, dtype and reduction (8 bits each, in the order of OPERATIONS,
                DTYPES and REDUCTIONS), 8 unused bits, root (32 bits, signed; -1 is none)
             2  number of elements
-            3  number of the group in this process (32 bits), the group's size (32 bits)
+            3  number of the group, the same on all its ranks (32 bits), its size (32 bits)
             4  rounds: how often the rank has met the others in this group
 
-A worker's k-th group writes to record k mod RECORDS (csrc/common/progress.hpp), from whichever
-thread runs the operation. A reader that finds the same turn before and after it has read words 1
-to 3, and not WRITING, has facts of one call. A record may also hold nonsense: nobody keeps a
-worker from writing it.
+A worker's k-th group writes to record k mod RECORDS, or to that of an earlier group of its number
+(csrc/common/progress.hpp), from whichever thread runs the operation. A reader that finds the same
+turn before and after it has read words 1 to 3, and not WRITING, has facts of one call. A record
+may also hold nonsense: nobody keeps a worker from writing it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,28 @@ FIRST_RECORD = 16
 WRITING, INSIDE, LEFT = 1, 2, 3
 
 # In the order of the enumerations in csrc/common/types.hpp.
-OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
-DTYPES = ("float32", "float64", "int32", "int64")
-REDUCTIONS = ("SUM", "AVG", "MIN", "MAX")
+OPERATIONS = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "send",
+    "recv",
+)
+DTYPES = (
+    "bool",
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 PID, INITIALISED, STEP = range(3)
+_TURN, _GROUP = 0, 3
 _PAGE_WORDS = PAGE_BYTES // 8
 
 
@@ -67,12 +84,18 @@ class Page:
         """The worker is at this step; less than 0 is none."""
         self._words[STEP] = max(int(step) + 1, 0) % (1 << 64)
 
-    def next_record(self) -> tuple[memoryview, int]:
-        """The record for one more group of this process, and the group's number."""
-        number = self._groups
+    def next_record(self, number: int) -> memoryview:
+        """The record for one more group of this process, of that number."""
+        records = [self._record(index) for index in range(RECORDS)]
+        same = (each for each in records if each[_TURN] and each[_GROUP] % (1 << 32) == number)
+        record = next(same, records[self._groups % RECORDS])
         self._groups += 1
-        begin = FIRST_RECORD + number % RECORDS * RECORD_WORDS
-        return self._words[begin : begin + RECORD_WORDS], number
+        record[:] = memoryview(bytes(len(record) * 8)).cast("Q")
+        return record
+
+    def _record(self, index: int) -> memoryview:
+        begin = FIRST_RECORD + index * RECORD_WORDS
+        return self._words[begin : begin + RECORD_WORDS]
 
 
 def report_step(step: int) -> None:

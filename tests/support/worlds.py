@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import secrets
 import socket
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torsh_runtime as tr
-from torsh_runtime.backends import _native
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.native import NativeBackend
-from torsh_runtime.backends.segment import _tuning
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
 
 PATIENCE = 120.0
 """Seconds after which a test that hangs is given up."""
@@ -28,18 +31,18 @@ class Raised(NamedTuple):
 
 def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
     """body(backend) on threads of this process; what each rank returned, or Raised(error)."""
-    tuning = _tuning(ranks)
-    descriptor = os.memfd_create("torsh-test")
-    os.ftruncate(descriptor, _native.segment_bytes(ranks, tuning))
     results: list[Any] = [None] * ranks
+    hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
 
     def run(rank: int) -> None:
         try:
-            group = _native.Group(descriptor, rank, ranks, tuning, [os.getpid()] * ranks)
-            backend = NativeBackend(group, rank, ranks)
-            backend.barrier(PATIENCE)  # as when they meet through a store
-            results[rank] = body(backend)
+            with (
+                StoreClient.connect(hosted.endpoint, b"", PATIENCE) as store,
+                closing(NativeBackend.connect(store, rank, ranks, PATIENCE)) as backend,
+            ):
+                results[rank] = body(backend)
         except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold on to the group
             results[rank] = Raised(error)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
@@ -48,7 +51,8 @@ def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive(), "a rank hangs"
-    os.close(descriptor)
+    hosted.close()
+    gc.collect(1)  # errors that a body caught make cycles, and groups in them hold descriptors
     return results
 
 
@@ -59,9 +63,14 @@ def free_address() -> str:
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def run_processes(ranks: int, body: Callable[[int], Any], timeout: float = 10.0) -> list[Any]:
+def run_processes(
+    ranks: int,
+    body: Callable[[int], Any],
+    timeout: float = 10.0,
+    meanwhile: Callable[[list[int]], None] | None = None,
+) -> list[Any]:
     """body(rank) in processes with a default group each; what each rank returned, Raised(error)
-    where it raised, None where it was killed.
+    where it raised, None where it was killed. `meanwhile` is called here with their pids.
     """
     address = free_address()
     pipes, children = [], []
@@ -73,6 +82,8 @@ def run_processes(ranks: int, body: Callable[[int], Any], timeout: float = 10.0)
         os.close(writer)
         pipes.append(reader)
         children.append(child)
+    if meanwhile is not None:
+        meanwhile(children)
     return [_result(reader, child) for reader, child in zip(pipes, children, strict=True)]
 
 

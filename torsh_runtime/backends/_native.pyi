@@ -1,30 +1,113 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-MAX_RANKS: int
-
-class Failure(RuntimeError): ...
-class NotDirect(TypeError): ...
-
-class Tuning:
-    def __init__(self, whole_limit: int, block_bytes: int) -> None: ...
+MAX_LOCAL_RANKS: int
+ANY_SOURCE: int
 
 def segment_bytes(ranks: int, tuning: Tuning) -> int: ...
+def is_reducible(dtype: int, op: int) -> bool: ...
+def reduce(
+    targets: Sequence[object],
+    sources: Sequence[object],
+    dtype: int,
+    op: int,
+    divisor: int,
+    factor: float,
+) -> None: ...
+
+class Typed:
+    def __init__(self, buffer: object, dtype: int) -> None: ...
+
+class Tuning:
+    whole_limit: int
+    block_bytes: int
+
+class Limits:
+    tree: int
+
+class Pending:
+    def wait(self, timeout: float | None) -> bool: ...
+    def done(self) -> bool: ...
+    def error(self) -> BaseException | None: ...
+    def source(self) -> int: ...
 
 class Group:
     def __init__(
         self,
-        descriptor: int,
         rank: int,
-        ranks: int,
+        nodes: Sequence[Sequence[int]],
+        segment: int,
         tuning: Tuning,
         pids: Sequence[int],
-        record: memoryview | None = None,
-        number: int = 0,
+        links: Sequence[Sequence[int]],
+        neighbours: int,
+        heartbeat: float,
+        strategy: int,
+        limits: Limits,
+        record: memoryview | None,
+        number: int,
+        stage: Callable[[object, bool], tuple[Any, Callable[[], None] | None]],
+        failure: Callable[..., BaseException],
     ) -> None: ...
-    def all_reduce(self, array: object, op: int, timeout: float) -> None: ...
-    def broadcast(self, array: object, root: int, timeout: float) -> None: ...
-    def all_gather(self, output: object, input: object, timeout: float) -> None: ...
-    def reduce_scatter(self, output: object, input: object, op: int, timeout: float) -> None: ...
-    def barrier(self, timeout: float) -> None: ...
+    @property
+    def failed(self) -> bool: ...
+    def meet(self, timeout: float) -> None: ...
+    def all_reduce(
+        self, array: object, op: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def reduce(
+        self, array: object, root: int, op: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def broadcast(
+        self, array: object, root: int, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def all_gather(
+        self, output: object, array: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def all_gather_list(
+        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def gather(
+        self,
+        outputs: Sequence[object] | None,
+        array: object,
+        root: int,
+        timeout: float,
+        async_op: bool,
+    ) -> Pending | None: ...
+    def scatter(
+        self,
+        array: object,
+        inputs: Sequence[object] | None,
+        root: int,
+        timeout: float,
+        async_op: bool,
+    ) -> Pending | None: ...
+    def reduce_scatter(
+        self, output: object, array: object, op: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def reduce_scatter_list(
+        self,
+        output: object,
+        inputs: Sequence[object],
+        op: object,
+        timeout: float,
+        async_op: bool,
+    ) -> Pending | None: ...
+    def all_to_all(
+        self, output: object, array: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def all_to_all_list(
+        self, outputs: Sequence[object], inputs: Sequence[object], timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def send(
+        self, array: object, dst: int, tag: int, timeout: float, async_op: bool
+    ) -> Pending: ...
+    def recv(
+        self, array: object, src: int, tag: int, timeout: float, async_op: bool
+    ) -> Pending: ...
+    def barrier(self, timeout: float, async_op: bool) -> Pending | None: ...
+    def add_region(self, memory: object, stride: int, bytes: int, timeout: float) -> int: ...
+    def remove_region(self, region: int) -> None: ...
     def abort(self) -> None: ...
     def close(self) -> None: ...

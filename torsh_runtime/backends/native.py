@@ -1,78 +1,82 @@
-"""The native backend: C++ collectives over a shared memory segment of one node."""
+"""The native backend: C++ collectives over shared memory within a node and TCP between nodes."""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from enum import IntEnum
-from typing import Any, ClassVar, NoReturn
+import weakref
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
-from torsh_runtime.arrays import staged
-from torsh_runtime.backends import segment
-from torsh_runtime.backends.base import Backend, BackendType, ReduceOp
+import numpy as np
+
+from torsh_runtime.arrays import stage
+from torsh_runtime.backends.base import Backend, BackendType, Reduce
+from torsh_runtime.backends.failures import comm_error
 from torsh_runtime.backends.library import _native
-from torsh_runtime.backends.work import COMPLETED, Work
-from torsh_runtime.errors import (
-    CommAborted,
-    CommError,
-    CommMismatch,
-    CommTimeout,
-    PeerLost,
-)
-from torsh_runtime.status import DTYPES, OPERATIONS
-from torsh_runtime.store.client import StoreClient
+from torsh_runtime.backends.meeting import Meeting, Store, meet
+from torsh_runtime.backends.network import Network
+from torsh_runtime.backends.shared import PAGE, map_shared
+from torsh_runtime.backends.tuning import TuningFile, read_tuning
+from torsh_runtime.backends.work import COMPLETED, CompletedWork, Work
+from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, ConfigError
+from torsh_runtime.status import DTYPES, own_page
 
-_REDUCING = ("all_reduce", "reduce_scatter")
+_BFLOAT16 = DTYPES.index("bfloat16")
+_TAGS = (1 << 64) - 1
 
-
-class _Kind(IntEnum):
-    """FailureKind of csrc/common/failure.hpp."""
-
-    PEER_LOST = 1
-    PEER_LEFT = 2
-    TIMEOUT = 3
-    MISMATCH = 4
-    ABORTED = 5
-    CLOSED = 6
-    BUSY = 7
-    NESTED = 8
-    FORKED = 9
-
-
-_REFUSALS = {
-    _Kind.CLOSED: "the process group is closed; make a new one",
-    _Kind.BUSY: "another thread of this process has used the group for over {seconds:g} s, so this "
-    "operation was not begun; give each thread a group of its own",
-    _Kind.NESTED: "a signal handler called a collective while it had interrupted another one of "
-    "the same group; set a flag in the handler instead",
-    _Kind.FORKED: "this process is a fork of a rank and no rank itself; call collectives in the "
-    "parent, or start the child by exec and give it a group of its own",
-}
+HEARTBEAT_VARIABLE = "TORSH_HEARTBEAT"
+_DEFAULT_HEARTBEAT = 10.0
+STRATEGY_VARIABLE = "TORSH_ALGORITHM"
+STRATEGIES = ("adaptive", "standard", "ring", "tree", "hierarchical")
+"""The first is the default."""
 
 
 class NativeBackend(Backend):
-    """One rank's end of a shared-memory group."""
+    """One rank's end of a native group. Make it with `connect`."""
 
     type: ClassVar[BackendType] = BackendType.NATIVE
 
-    def __init__(self, group: _native.Group, rank: int, world_size: int) -> None:
+    def __init__(
+        self, group: _native.Group, rank: int, local: Sequence[int], world_size: int, store: Store
+    ) -> None:
+        """`local`: the ranks of this rank's node; the store's keys are the group's own."""
         self._group = group
         self._rank = rank
+        self._local = local
         self._world_size = world_size
-        self._failed = False
+        self._store = store
+        self._num_shared = 0
 
     @classmethod
     def connect(
-        cls, store: StoreClient, rank: int, world_size: int, timeout: float
+        cls, store: Store, rank: int, world_size: int, timeout: float, name: str = ""
     ) -> NativeBackend:
-        """Meet the other ranks through the store, whose keys must be fresh, and share memory.
+        """Meet the other ranks through the store, whose keys must be fresh, and link up.
 
-        Raises CommTimeout naming the ranks that did not come within `timeout` seconds, and
-        BackendUnavailable if some run on another machine.
+        name: the group's, the same on all its ranks and different from other groups' of the job.
+        Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
+        ConfigError for an environment or tuning file that is wrong, BackendUnavailable when the
+        system refuses what a group needs.
         """
         deadline = time.monotonic() + timeout
-        group = segment.join(store, rank, world_size, timeout)
-        backend = cls(group, rank, world_size)
-        backend.barrier(max(deadline - time.monotonic(), 0.001))
+        tuning = read_tuning()
+        with meet(
+            store,
+            rank,
+            world_size,
+            timeout,
+            segment_bytes=lambda ranks: _native.segment_bytes(ranks, tuning.tuning(ranks)),
+            network=Network.from_environ(os.environ),
+            name=name,
+        ) as meeting:
+            local = next(node for node in meeting.nodes if rank in node)
+            group = _group(meeting, local, world_size, tuning, name)
+        backend = cls(group, rank, local, world_size, store)
+        group.meet(max(deadline - time.monotonic(), 0.001))
         return backend
 
     @property
@@ -85,54 +89,104 @@ class NativeBackend(Backend):
 
     @property
     def failed(self) -> bool:
-        return self._failed
+        return self._group.failed
 
-    def all_reduce(self, array: object, op: ReduceOp, timeout: float) -> Work:
-        try:
-            self._group.all_reduce(array, op, timeout)
-        except _native.NotDirect:
-            with staged(array, writable=True) as copy:
-                self.all_reduce(copy, op, timeout)
-        except _native.Failure as failure:
-            self._fail(failure)
-        return COMPLETED
+    def all_reduce(
+        self, array: object, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        pending = self._group.all_reduce(array, op, timeout, async_op)
+        return COMPLETED if pending is None else NativeWork(pending)
 
-    def broadcast(self, array: object, root: int, timeout: float) -> Work:
-        try:
-            self._group.broadcast(array, root, timeout)
-        except _native.NotDirect:
-            with staged(array, writable=root != self._rank) as copy:
-                self.broadcast(copy, root, timeout)
-        except _native.Failure as failure:
-            self._fail(failure)
-        return COMPLETED
+    def reduce(
+        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        return _work(self._group.reduce(array, root, op, timeout, async_op))
 
-    def all_gather(self, output: object, array: object, timeout: float) -> Work:
-        try:
-            self._group.all_gather(output, array, timeout)
-        except _native.NotDirect:
-            with staged(array, writable=False) as source, staged(output, writable=True) as target:
-                self.all_gather(target, source, timeout)
-        except _native.Failure as failure:
-            self._fail(failure)
-        return COMPLETED
+    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
+        return _work(self._group.broadcast(array, root, timeout, async_op))
 
-    def reduce_scatter(self, output: object, array: object, op: ReduceOp, timeout: float) -> Work:
-        try:
-            self._group.reduce_scatter(output, array, op, timeout)
-        except _native.NotDirect:
-            with staged(array, writable=False) as source, staged(output, writable=True) as target:
-                self.reduce_scatter(target, source, op, timeout)
-        except _native.Failure as failure:
-            self._fail(failure)
-        return COMPLETED
+    def all_gather(
+        self, output: object, array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        return _work(self._group.all_gather(output, array, timeout, async_op))
 
-    def barrier(self, timeout: float) -> Work:
-        try:
-            self._group.barrier(timeout)
-        except _native.Failure as failure:
-            self._fail(failure)
-        return COMPLETED
+    def all_gather_list(
+        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        return _work(self._group.all_gather_list(outputs, array, timeout, async_op))
+
+    def gather(
+        self,
+        outputs: Sequence[object] | None,
+        array: object,
+        root: int,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return _work(self._group.gather(outputs, array, root, timeout, async_op))
+
+    def scatter(
+        self,
+        array: object,
+        inputs: Sequence[object] | None,
+        root: int,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return _work(self._group.scatter(array, inputs, root, timeout, async_op))
+
+    def reduce_scatter(
+        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        return _work(self._group.reduce_scatter(output, array, op, timeout, async_op))
+
+    def reduce_scatter_list(
+        self,
+        output: object,
+        inputs: Sequence[object],
+        op: Reduce,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return _work(self._group.reduce_scatter_list(output, inputs, op, timeout, async_op))
+
+    def all_to_all(
+        self, output: object, array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        return _work(self._group.all_to_all(output, array, timeout, async_op))
+
+    def all_to_all_list(
+        self,
+        outputs: Sequence[object],
+        inputs: Sequence[object],
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return _work(self._group.all_to_all_list(outputs, inputs, timeout, async_op))
+
+    def send(
+        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return _message(self._group.send(array, dst, tag & _TAGS, timeout, async_op))
+
+    def recv(
+        self, array: object, src: int | None, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        peer = _native.ANY_SOURCE if src is None else src
+        return _message(self._group.recv(array, peer, tag & _TAGS, timeout, async_op))
+
+    def barrier(self, timeout: float, async_op: bool = False) -> Work:
+        return _work(self._group.barrier(timeout, async_op))
+
+    def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
+        self._num_shared += 1
+        stride = -(-max(num_bytes, 1) // PAGE) * PAGE
+        store = self._store.scoped(f"shared/{self._num_shared}/")
+        memory = map_shared(store, self._rank, self._local, stride, timeout)
+        region = self._group.add_region(memory, stride, num_bytes, timeout)
+        weakref.finalize(memory, self._group.remove_region, region)
+        start = list(self._local).index(self._rank) * stride
+        return memoryview(memory)[start : start + num_bytes]
 
     def abort(self) -> None:
         self._group.abort()
@@ -140,50 +194,111 @@ class NativeBackend(Backend):
     def close(self) -> None:
         self._group.close()
 
-    def _fail(self, failure: Exception) -> NoReturn:
-        """Raise the CommError that the native layer's account of a failure stands for."""
-        self._failed = True
-        raise _comm_error(*failure.args) from None
 
+class NativeWork(Work):
+    """An operation that the group's own threads carry on."""
 
-def _comm_error(
-    kind: int,
-    rank: int,
-    reporter: int,
-    operation: int,
-    sequence: int,
-    seconds: float,
-    missing: list[int],
-    own: tuple[Any, ...],
-    other: tuple[Any, ...],
-) -> CommError:
-    op = OPERATIONS[operation] if sequence else "init_process_group"
-    match kind:
-        case _Kind.PEER_LOST:
-            return PeerLost(rank, op, sequence)
-        case _Kind.PEER_LEFT:
-            return PeerLost(rank, op, sequence, "it has left the group")
-        case _Kind.TIMEOUT:
-            return CommTimeout(op, sequence, seconds, missing)
-        case _Kind.MISMATCH:
-            return CommMismatch(sequence, reporter, _call(own), rank, _call(other))
-        case _Kind.ABORTED:
-            return CommAborted(
-                f"rank {rank} aborted the group during {op} (operation {sequence}). Destroy the "
-                f"process group and make a new one."
+    def __init__(self, pending: _native.Pending) -> None:
+        self._pending = pending
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._pending.wait(timeout):
+            assert timeout is not None
+            raise CommTimeout(
+                "Work.wait", 0, timeout, (), "; the operation is still under way, wait again"
             )
-        case _:
-            return CommAborted(_REFUSALS[_Kind(kind)].format(seconds=seconds))
+        return True
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def exception(self) -> BaseException | None:
+        return self._pending.error()
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        if self.done():
+            callback(self)
+            return
+        threading.Thread(
+            target=self._call_when_over, args=(callback,), name="torsh-callback", daemon=True
+        ).start()
+
+    def _call_when_over(self, callback: Callable[[Work], None]) -> None:
+        try:
+            self._pending.wait(None)
+        except CommError:
+            pass  # callback(self) can ask for it
+        callback(self)
+
+    @property
+    def source(self) -> int | None:
+        rank = self._pending.source()
+        return None if rank == _native.ANY_SOURCE else rank
 
 
-def _call(call: tuple[Any, ...]) -> str:
-    kind, dtype, op, root, shape = call
-    name = OPERATIONS[kind]
-    if name == "barrier":
-        return "barrier()"
-    text = f"{DTYPES[dtype]}[{', '.join(map(str, shape))}]"
-    if name in _REDUCING:
-        text += f", {ReduceOp(op).name}"
-    if name == "broadcast":
-        text += f", src={root}"
-    return f"{name}({text})"
+def stage_native(array: object, writable: bool) -> tuple[Any, Callable[[], None] | None]:
+    """arrays.stage() for the bindings, which cannot see bfloat16 in a buffer."""
+    copy, finish = stage(array, writable)
+    if copy.dtype.name == "bfloat16":
+        return _native.Typed(copy.view(np.uint16), _BFLOAT16), finish
+    return copy, finish
+
+
+def _group(
+    meeting: Meeting, local: Sequence[int], world_size: int, tuning: TuningFile, name: str
+) -> _native.Group:
+    number = zlib.crc32(name.encode()) & 0x7FFFFFFF
+    page = own_page()
+    links = meeting.take_links()
+    try:
+        return _native.Group(
+            rank=meeting.rank,
+            nodes=meeting.nodes,
+            segment=meeting.segment,
+            tuning=tuning.tuning(len(local)),
+            pids=meeting.pids,
+            neighbours=meeting.neighbours,
+            links=[links.get(peer, ()) for peer in range(world_size)],
+            heartbeat=_heartbeat(os.environ),
+            strategy=_strategy(os.environ),
+            limits=tuning.limits(),
+            record=page.next_record(number) if page is not None else None,
+            number=number,
+            stage=stage_native,
+            failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
+        )
+    except (RuntimeError, ValueError) as error:  # no memory, no descriptors, an old kernel
+        raise BackendUnavailable(
+            f"the native backend on rank {meeting.rank}", f"The system refused: {error}"
+        ) from error
+
+
+def _heartbeat(environ: Mapping[str, str]) -> float:
+    """Seconds after which a silent node counts as lost."""
+    text = environ.get(HEARTBEAT_VARIABLE, str(_DEFAULT_HEARTBEAT))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise ConfigError(f"{HEARTBEAT_VARIABLE}={text!r} is no number of seconds from 1 to 3600")
+    return seconds
+
+
+def _strategy(environ: Mapping[str, str]) -> int:
+    """Which algorithms groups of several nodes use, as a number of across::Strategy."""
+    name = environ.get(STRATEGY_VARIABLE, STRATEGIES[0])
+    if name not in STRATEGIES:
+        raise ConfigError(f"{STRATEGY_VARIABLE}={name!r} is none of {', '.join(STRATEGIES)}")
+    return STRATEGIES.index(name)
+
+
+def _work(pending: _native.Pending | None) -> Work:
+    return COMPLETED if pending is None else NativeWork(pending)
+
+
+def _message(pending: _native.Pending) -> Work:
+    if not pending.done() or pending.error() is not None:
+        return NativeWork(pending)
+    rank = pending.source()
+    return CompletedWork(None if rank == _native.ANY_SOURCE else rank)

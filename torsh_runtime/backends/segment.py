@@ -1,7 +1,7 @@
 """How the ranks of one node come to share a memory segment.
 
-Rank 0 makes an anonymous file (memfd), which has no name that could be left behind, and hands
-its descriptor to each peer over a local socket. The store carries only who is who.
+Their first rank makes an anonymous file (memfd), which has no name that could be left behind, and
+hands its descriptor to each of the others over a local socket. The store carries only who is who.
 """
 
 from __future__ import annotations
@@ -12,180 +12,100 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Self
 
-import msgpack
-
-from torsh_runtime.backends.library import _native
-from torsh_runtime.errors import (
-    BackendUnavailable,
-    CommError,
-    CommTimeout,
-    PeerLost,
-    StoreTimeout,
-)
-from torsh_runtime.status import own_page
-from torsh_runtime.store.client import StoreClient
+from torsh_runtime.backends.place import Place
+from torsh_runtime.backends.talks import Conversation, Refused, Talks
+from torsh_runtime.errors import CommError, CommTimeout, PeerLost
 
 _TOKEN_BYTES = 32
 _LOOK_AROUND = 0.1
-"""Seconds between two looks at whether the peers still live, while rank 0 waits for them."""
-_WHOLE_LIMIT = 4 << 10
-"""Bytes up to which an all_reduce takes one round; measured on 2 and 4 ranks."""
-_BLOCKS_BYTES = 1 << 20
-"""Bytes of all ranks' blocks together: what passes through the slots at a time should stay in
-the processors' own caches. Measured with blocks of 128 KiB to 4 MiB, 2 and 4 ranks."""
-_BLOCK_LIMITS = (64 << 10, 512 << 10)
-"""The least and the most bytes of one rank's block."""
+"""Seconds between two looks at whether the peers still live, while the first rank waits."""
 
 
-def join(store: StoreClient, rank: int, world_size: int, timeout: float) -> _native.Group:
-    """Share a segment with the other ranks. The store's keys must be this group's own."""
-    if world_size > _native.MAX_RANKS:
-        raise BackendUnavailable(
-            f"the native backend with {world_size} ranks",
-            f"It links at most {_native.MAX_RANKS} ranks of one node.",
-        )
-    deadline = time.monotonic() + timeout
-    with _offer(rank) as offer:
-        store.put(f"member/{rank}", msgpack.packb(_introduce(offer)))
-        members = _meet(store, world_size, timeout)
-        _check_same_machine(rank, members)
-        tuning = _tuning(world_size)
-        if offer is not None:
-            descriptor = _create(_native.segment_bytes(world_size, tuning))
-        else:
-            descriptor = _fetch(members[0], rank, deadline, timeout)
-        try:
-            if offer is not None:
-                _hand_out(offer, descriptor, members, deadline, timeout)
-            pids = [members[peer]["pid"] for peer in range(world_size)]
-            return _map(descriptor, rank, world_size, tuning, pids)
-        finally:
-            os.close(descriptor)
+class Offer:
+    """A listening socket where this rank would hand out a segment, and the token a peer must show.
 
-
-def _map(
-    descriptor: int, rank: int, world_size: int, tuning: _native.Tuning, pids: list[int]
-) -> _native.Group:
-    page = own_page()
-    record, number = page.next_record() if page is not None else (None, 0)
-    try:
-        return _native.Group(descriptor, rank, world_size, tuning, pids, record, number)
-    except (RuntimeError, ValueError) as error:  # no memory, no descriptors, an old kernel
-        raise BackendUnavailable(
-            f"the native backend on rank {rank}", f"The system refused: {error}"
-        ) from error
-
-
-def _tuning(world_size: int) -> _native.Tuning:
-    least, most = _BLOCK_LIMITS
-    block_bytes = min(most, max(least, _BLOCKS_BYTES // world_size // 4096 * 4096))
-    return _native.Tuning(_WHOLE_LIMIT, block_bytes)
-
-
-class _Offer:
-    """Rank 0's listening socket and the token a peer must show."""
+    Every rank makes one before it knows whether it is its node's first; close it.
+    """
 
     def __init__(self) -> None:
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.name = f"torsh-segment-{secrets.token_hex(16)}"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(f"\0{self.name}")
-        self.listener.listen(128)
+        self.listener.listen(1024)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
 
 
-@contextmanager
-def _offer(rank: int) -> Iterator[_Offer | None]:
-    if rank != 0:
-        yield None
-        return
-    offer = _Offer()
-    with offer.listener:
-        yield offer
+def share(
+    offer: Offer, rank: int, places: Mapping[int, Place], num_bytes: int, timeout: float
+) -> int:
+    """A descriptor, now the caller's, of the memory that the ranks of one node share.
 
-
-def _introduce(offer: _Offer | None) -> dict[str, Any]:
-    account: dict[str, Any] = {
-        "pid": os.getpid(),
-        "machine": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
-        "host": socket.gethostname(),
-    }
-    if offer is not None:
-        account |= {"name": offer.name, "token": offer.token}
-    return account
-
-
-def _meet(store: StoreClient, world_size: int, timeout: float) -> Mapping[int, dict[str, Any]]:
-    keys = {f"member/{peer}": peer for peer in range(world_size)}
+    `places`: of these ranks, this one among them. Raises CommTimeout naming the ranks that did
+    not come within `timeout` seconds, PeerLost if one has ended.
+    """
+    first = min(places)
+    if rank != first:
+        return _fetch(first, places[first], rank, timeout)
+    descriptor = _create(num_bytes)
     try:
-        found = store.wait(list(keys), timeout)
-    except StoreTimeout:
-        missing = [peer for key, peer in keys.items() if store.get(key) is None]
-        raise CommTimeout("init_process_group", 0, timeout, missing) from None
-    return {keys[key]: msgpack.unpackb(entry.value) for key, entry in found.items()}
-
-
-def _check_same_machine(rank: int, members: Mapping[int, dict[str, Any]]) -> None:
-    own = members[rank]
-    for peer, member in members.items():
-        if member["machine"] != own["machine"]:
-            raise BackendUnavailable(
-                f"the native backend between {own['host']} (rank {rank}) and {member['host']} "
-                f"(rank {peer})",
-                "It links the ranks of one machine only in this version.",
-            )
-        if member["pid_namespace"] != own["pid_namespace"]:
-            raise BackendUnavailable(
-                f"the native backend between rank {rank} and rank {peer}",
-                "They run in different PID namespaces; start them in one container.",
-            )
-
-
-def _create(size: int) -> int:
-    descriptor = os.memfd_create("torsh-segment", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, size)
+        others = {peer: place for peer, place in places.items() if peer != rank}
+        _hand_out(offer, descriptor, others, timeout)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
-def _hand_out(
-    offer: _Offer,
-    descriptor: int,
-    members: Mapping[int, dict[str, Any]],
-    deadline: float,
-    timeout: float,
-) -> None:
-    waiting = {peer for peer in members if peer != 0}
-    offer.listener.settimeout(_LOOK_AROUND)
-    while waiting:
-        if time.monotonic() > deadline:
-            raise CommTimeout("init_process_group", 0, timeout, sorted(waiting))
-        try:
-            connection, _ = offer.listener.accept()
-        except TimeoutError:
-            _check_alive(members, waiting)
-            continue
-        with connection:
-            peer = _admit(connection, offer.token)
-            if peer in waiting and _hand_over(connection, descriptor):
-                waiting.discard(peer)
-
-
-def _hand_over(connection: socket.socket, descriptor: int) -> bool:
+def _create(num_bytes: int) -> int:
+    descriptor = os.memfd_create("torsh-segment", os.MFD_CLOEXEC)
     try:
-        socket.send_fds(connection, [b"segment"], [descriptor])
-    except OSError:
-        return False  # it has ended; the next look around says so
-    return True
+        os.ftruncate(descriptor, num_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
-def _check_alive(members: Mapping[int, dict[str, Any]], waiting: set[int]) -> None:
+def _hand_out(offer: Offer, descriptor: int, places: Mapping[int, Place], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    waiting = set(places)
+    with Talks() as talks:
+        talks.listen(offer.listener, lambda sock: _hand_over(sock, offer.token, descriptor))
+        while waiting:
+            if time.monotonic() > deadline:
+                raise CommTimeout("init_process_group", 0, timeout, sorted(waiting))
+            came = False
+            for outcome in talks.turn(_LOOK_AROUND):
+                outcome.sock.close()
+                waiting.discard(outcome.result)
+                came = True
+            if not came:
+                _check_alive(places, waiting)
+
+
+def _hand_over(sock: socket.socket, token: bytes, descriptor: int) -> Conversation:
+    """The descriptor for the token; the result is the peer's rank."""
+    yield select.EPOLLIN
+    greeting = sock.recv(_TOKEN_BYTES + 8)
+    if not hmac.compare_digest(greeting[:_TOKEN_BYTES], token):
+        raise Refused("it does not know the token")
+    yield select.EPOLLOUT
+    socket.send_fds(sock, [b"segment"], [descriptor])
+    return int.from_bytes(greeting[_TOKEN_BYTES:], "little")
+
+
+def _check_alive(places: Mapping[int, Place], waiting: set[int]) -> None:
     for peer in sorted(waiting):
-        if _has_ended(members[peer]["pid"]):
+        if _has_ended(places[peer].pid):
             raise PeerLost(peer, "init_process_group", 0)
 
 
@@ -200,38 +120,26 @@ def _has_ended(pid: int) -> bool:
         os.close(process)
 
 
-def _admit(connection: socket.socket, token: bytes) -> int:
-    """The rank of whoever connected, -1 if it does not know the token."""
-    connection.settimeout(5.0)
-    try:
-        greeting = connection.recv(_TOKEN_BYTES + 8)
-    except OSError:
-        return -1
-    if not hmac.compare_digest(greeting[:_TOKEN_BYTES], token):
-        return -1
-    return int.from_bytes(greeting[_TOKEN_BYTES:], "little")
-
-
-def _fetch(root: Mapping[str, Any], rank: int, deadline: float, timeout: float) -> int:
+def _fetch(first: int, place: Place, rank: int, timeout: float) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        connection.settimeout(max(timeout, 0.001))
         try:
-            connection.connect(f"\0{root['name']}")
-            connection.send(root["token"] + rank.to_bytes(8, "little"))
+            connection.connect(f"\0{place.offer}")
+            connection.send(place.token + rank.to_bytes(8, "little"))
             _, descriptors, _, _ = socket.recv_fds(connection, 16, 1, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
-            raise CommTimeout("init_process_group", 0, timeout, [0]) from None
+            raise CommTimeout("init_process_group", 0, timeout, [first]) from None
         except OSError as error:
-            raise _unreachable(root, error) from error
+            raise _unreachable(first, place, error) from error
     if not descriptors:
-        raise PeerLost(0, "init_process_group", 0)
+        raise _unreachable(first, place, EOFError("it hung up"))
     return descriptors[0]
 
 
-def _unreachable(root: Mapping[str, Any], error: OSError) -> CommError:
-    if _has_ended(root["pid"]):
-        return PeerLost(0, "init_process_group", 0)
+def _unreachable(first: int, place: Place, error: Exception) -> CommError:
+    if _has_ended(place.pid):
+        return PeerLost(first, "init_process_group", 0)
     return CommError(
-        f"rank 0 (pid {root['pid']}) cannot be reached for the shared segment: {error}. It has "
-        f"given up meeting the others, or runs in another network namespace."
+        f"rank {first} (pid {place.pid}) cannot be reached for the shared segment: {error}. It has "
+        f"given up meeting the others: look at its output."
     )

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from torsh_runtime.arrays import staged
-from torsh_runtime.backends.base import Backend, BackendType, ReduceOp
+from torsh_runtime.backends.base import Backend, BackendType, Reduce, ReduceOp
+from torsh_runtime.backends.operands import (
+    Array,
+    check_dtype,
+    check_rank,
+    check_size,
+    flat,
+    flat_list,
+)
+from torsh_runtime.backends.reductions import check_reducible, combine
 from torsh_runtime.backends.work import COMPLETED, Work
-from torsh_runtime.errors import CommAborted
+from torsh_runtime.errors import CommAborted, ConfigError
+from torsh_runtime.store.client import StoreClient
+
+_NO_PEER = "messages go to other ranks, and this group has one rank only"
+_SAME = "as the other array's: there is one rank"
+
+
+def is_available() -> bool:
+    """Always."""
+    return True
 
 
 class SingleBackend(Backend):
-    """A group of one."""
+    """A group of one. Every operation is complete when its call returns."""
 
     type: ClassVar[BackendType] = BackendType.SINGLE
 
     def __init__(self) -> None:
-        self._closed = ""
+        self._end = ""
+
+    @classmethod
+    def connect(
+        cls, store: StoreClient | None, rank: int, world_size: int, timeout: float
+    ) -> SingleBackend:
+        """A group of one; ConfigError if it is to have more ranks. The store is not used."""
+        if world_size != 1:
+            raise ConfigError(f"backend 'single' is for one rank; world_size is {world_size}")
+        return cls()
 
     @property
     def rank(self) -> int:
@@ -28,47 +55,136 @@ class SingleBackend(Backend):
 
     @property
     def failed(self) -> bool:
-        return False
+        return self._end == "was aborted"
 
-    def all_reduce(self, array: object, op: ReduceOp, timeout: float) -> Work:
-        ReduceOp(op)
-        return self._check(array, writable=True)
+    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
+        self._check_open()
+        with flat(array, writable=True) as values:
+            _reduce(values, values, op)
+        return COMPLETED
 
-    def broadcast(self, array: object, root: int, timeout: float) -> Work:
-        return self._check(array, writable=False)
+    def reduce(
+        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        check_rank("root", root, 1)
+        return self.all_reduce(array, op, timeout)
 
-    def all_gather(self, output: object, array: object, timeout: float) -> Work:
+    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
+        self._check_open()
+        check_rank("root", root, 1)
+        with flat(array, writable=False):
+            return COMPLETED
+
+    def all_gather(
+        self, output: object, array: object, timeout: float, async_op: bool = False
+    ) -> Work:
         return self._copy(output, array)
 
-    def reduce_scatter(self, output: object, array: object, op: ReduceOp, timeout: float) -> Work:
-        ReduceOp(op)
+    def all_gather_list(
+        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self.gather(outputs, array, 0, timeout)
+
+    def gather(
+        self,
+        outputs: Sequence[object] | None,
+        array: object,
+        root: int,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        check_rank("root", root, 1)
+        with flat_list("outputs", outputs, 1, writable=True) as pieces:
+            return self._copy(pieces[0], array)
+
+    def scatter(
+        self,
+        array: object,
+        inputs: Sequence[object] | None,
+        root: int,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        check_rank("root", root, 1)
+        with flat_list("inputs", inputs, 1, writable=False) as pieces:
+            return self._copy(array, pieces[0])
+
+    def reduce_scatter(
+        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        self._check_open()
+        with flat(array, writable=False) as source, flat(output, writable=True) as target:
+            _check_alike(target, source)
+            _reduce(target, source, op)
+        return COMPLETED
+
+    def reduce_scatter_list(
+        self,
+        output: object,
+        inputs: Sequence[object],
+        op: Reduce,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        with flat_list("inputs", inputs, 1, writable=False) as pieces:
+            return self.reduce_scatter(output, pieces[0], op, timeout)
+
+    def all_to_all(
+        self, output: object, array: object, timeout: float, async_op: bool = False
+    ) -> Work:
         return self._copy(output, array)
 
-    def barrier(self, timeout: float) -> Work:
+    def all_to_all_list(
+        self,
+        outputs: Sequence[object],
+        inputs: Sequence[object],
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        with flat_list("inputs", inputs, 1, writable=False) as pieces:
+            return self.gather(outputs, pieces[0], 0, timeout)
+
+    def send(
+        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        self._check_open()
+        raise ValueError(_NO_PEER)
+
+    def recv(
+        self, array: object, src: int | None, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        self._check_open()
+        raise ValueError(_NO_PEER)
+
+    def barrier(self, timeout: float, async_op: bool = False) -> Work:
         self._check_open()
         return COMPLETED
 
     def abort(self) -> None:
-        self._closed = "was aborted"
+        self._end = "was aborted"
 
     def close(self) -> None:
-        self._closed = self._closed or "is closed"
+        self._end = self._end or "is closed"
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise CommAborted(f"the process group {self._closed}; make a new one")
-
-    def _check(self, array: object, writable: bool) -> Work:
-        self._check_open()
-        with staged(array, writable=writable):
-            return COMPLETED
+        if self._end:
+            raise CommAborted(f"the process group {self._end}; make a new one")
 
     def _copy(self, output: object, array: object) -> Work:
         self._check_open()
-        with staged(array, writable=False) as source, staged(output, writable=True) as target:
-            if source.dtype != target.dtype:
-                raise ValueError("input and output must have the same dtype")
-            if source.size != target.size:
-                raise ValueError("with one rank, input and output must have the same size")
-            target[...] = source.reshape(target.shape)
+        with flat(array, writable=False) as source, flat(output, writable=True) as target:
+            _check_alike(target, source)
+            target[...] = source
         return COMPLETED
+
+
+def _check_alike(target: Array, source: Array) -> None:
+    check_dtype("output", target, source)
+    check_size("output", target, source.size, _SAME)
+
+
+def _reduce(target: Array, source: Array, op: Reduce) -> None:
+    if check_reducible(source.dtype.name, op) is ReduceOp.PREMUL_SUM:
+        source = combine([source], op, 1)
+    if target is not source:
+        target[...] = source

@@ -11,9 +11,11 @@ class Work(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is complete, at most `timeout` seconds (None: the group's timeout).
+        """Wait until it is complete, at most `timeout` seconds (None: as long as the operation's
+        own timeout lets it run).
 
-        True when it is complete. Raises the CommError it ended with, or CommTimeout.
+        True when it is complete. Raises the CommError it ended with, or CommTimeout when
+        `timeout` has passed: the operation is then still under way.
         """
 
     @abstractmethod
@@ -26,11 +28,19 @@ class Work(ABC):
 
     @abstractmethod
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call `callback(self)` when it is over, or at once if it already is."""
+        """Call `callback(self)` when it is over, on some thread, or at once if it already is."""
+
+    @property
+    def source(self) -> int | None:
+        """The rank a received message came from; None of other operations, and before it came."""
+        return None
 
 
 class CompletedWork(Work):
     """Work that was over when the call returned."""
+
+    def __init__(self, source: int | None = None) -> None:
+        self._source = source
 
     def wait(self, timeout: float | None = None) -> bool:
         return True
@@ -43,6 +53,10 @@ class CompletedWork(Work):
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
         callback(self)
+
+    @property
+    def source(self) -> int | None:
+        return self._source
 
 
 COMPLETED = CompletedWork()

@@ -1,51 +1,66 @@
-"""The functional API, with torch.distributed's names, argument order and defaults.
+"""The collectives, with torch.distributed's names, argument order and defaults.
 
-`group=None` means the default group, which `init_process_group` made. With `async_op=True` a call
-returns a Work, otherwise None.
+`group=None` means the default group, which `init_process_group` made. `src` and `dst` are ranks of
+the default group, `group_src` and `group_dst` the group's own: give one of the two. With
+`async_op=True` a call returns a Work at once and the arrays are the operation's until that is
+done; otherwise it returns None when the operation is complete. See Backend for what arrays may be
+and what may be raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
 from torsh_runtime.backends.work import Work
-from torsh_runtime.comm.default import default_group, has_default_group
+from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.roots import root_rank
+from torsh_runtime.comm.splitting import cut
+from torsh_runtime.comm.timeouts import Timeout, seconds
 
 
-def is_initialized() -> bool:
-    """Whether there is a default group."""
-    return has_default_group()
-
-
-def get_rank(group: ProcessGroup | None = None) -> int:
-    """This process's rank in the group."""
-    return (group or default_group()).rank
-
-
-def get_world_size(group: ProcessGroup | None = None) -> int:
-    """Number of ranks in the group."""
-    return (group or default_group()).world_size
+def premul_sum(factor: float) -> PremulSum:
+    """A reduction: each rank's values times its own factor, summed. Floating point only."""
+    return PremulSum(factor)
 
 
 def all_reduce(
     tensor: object,
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduce = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
     """Reduce `tensor` in place over all ranks; every rank gets identical bits."""
-    work = (group or default_group()).all_reduce(tensor, op)
-    return _result(work, async_op)
+    work = (group or default_group()).all_reduce(tensor, op, async_op)
+    return work if async_op else None
+
+
+def reduce(
+    tensor: object,
+    dst: int | None = None,
+    op: Reduce = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduce over all ranks into rank dst's `tensor`; the others' keep their contents."""
+    group = group or default_group()
+    work = group.reduce(tensor, root_rank(group, dst, group_dst, "dst"), op, async_op)
+    return work if async_op else None
 
 
 def broadcast(
-    tensor: object, src: int, group: ProcessGroup | None = None, async_op: bool = False
+    tensor: object,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
 ) -> Work | None:
     """Copy rank src's `tensor` into everyone's."""
-    work = (group or default_group()).broadcast(tensor, src)
-    return _result(work, async_op)
+    group = group or default_group()
+    work = group.broadcast(tensor, root_rank(group, src, group_src, "src"), async_op)
+    return work if async_op else None
 
 
 def all_gather(
@@ -54,9 +69,9 @@ def all_gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy rank r's `tensor` into tensor_list[r], for each r."""
-    work = (group or default_group()).all_gather(tensor_list, tensor)
-    return _result(work, async_op)
+    """Copy rank r's `tensor` into tensor_list[r], for each r; sizes may differ with r."""
+    work = (group or default_group()).all_gather(tensor_list, tensor, async_op)
+    return work if async_op else None
 
 
 def all_gather_into_tensor(
@@ -66,42 +81,127 @@ def all_gather_into_tensor(
     async_op: bool = False,
 ) -> Work | None:
     """Gather everyone's input, in order of rank, into output (world_size × its elements)."""
-    work = (group or default_group()).all_gather_into_tensor(output_tensor, input_tensor)
-    return _result(work, async_op)
+    work = (group or default_group()).all_gather_into_tensor(output_tensor, input_tensor, async_op)
+    return work if async_op else None
+
+
+def gather(
+    tensor: object,
+    gather_list: Sequence[object] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Copy rank r's `tensor` into rank dst's gather_list[r], for each r; sizes may differ.
+
+    gather_list: None on the other ranks. Without dst and group_dst, dst is 0.
+    """
+    group = group or default_group()
+    work = group.gather(tensor, gather_list, root_rank(group, dst, group_dst, "dst", 0), async_op)
+    return work if async_op else None
+
+
+def scatter(
+    tensor: object,
+    scatter_list: Sequence[object] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy rank src's scatter_list[r] into rank r's `tensor`, for each r; sizes may differ.
+
+    scatter_list: None on the other ranks. Without src and group_src, src is 0.
+    """
+    group = group or default_group()
+    root = root_rank(group, src, group_src, "src", 0)
+    work = group.scatter(tensor, scatter_list, root, async_op)
+    return work if async_op else None
 
 
 def reduce_scatter(
     output: object,
     input_list: Sequence[object],
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduce = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce everyone's input_list[r] into rank r's `output`."""
-    work = (group or default_group()).reduce_scatter(output, input_list, op)
-    return _result(work, async_op)
+    """Reduce everyone's input_list[r] into rank r's `output`; sizes may differ with r."""
+    work = (group or default_group()).reduce_scatter(output, input_list, op, async_op)
+    return work if async_op else None
 
 
 def reduce_scatter_tensor(
     output: object,
     input: object,
-    op: ReduceOp = ReduceOp.SUM,
+    op: Reduce = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
     """Reduce everyone's `input` (world_size × output's elements); rank r gets part r."""
-    work = (group or default_group()).reduce_scatter_tensor(output, input, op)
-    return _result(work, async_op)
+    work = (group or default_group()).reduce_scatter_tensor(output, input, op, async_op)
+    return work if async_op else None
 
 
-def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
-    """Return when every rank has called it."""
-    work = (group or default_group()).barrier()
-    return _result(work, async_op)
+def all_to_all(
+    output_tensor_list: Sequence[object],
+    input_tensor_list: Sequence[object],
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send input_tensor_list[r] to rank r, and put what it sent into output_tensor_list[r]."""
+    group = group or default_group()
+    work = group.all_to_all(output_tensor_list, input_tensor_list, async_op)
+    return work if async_op else None
 
 
-def _result(work: Work, async_op: bool) -> Work | None:
-    if async_op:
-        return work
-    work.wait()
-    return None
+def all_to_all_single(
+    output: object,
+    input: object,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send a part of `input` to each rank, and put what they sent into parts of `output`.
+
+    The parts are cut along dim 0, in order of rank: of as many rows as the split sizes say, or
+    of equal size. ValueError where sizes do not add up.
+    """
+    group = group or default_group()
+    if output_split_sizes is None and input_split_sizes is None:
+        work = group.all_to_all_single(output, input, async_op)
+    else:
+        outputs = cut("output", output, output_split_sizes, group.world_size)
+        inputs = cut("input", input, input_split_sizes, group.world_size)
+        work = group.all_to_all(outputs, inputs, async_op)
+    return work if async_op else None
+
+
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    device_ids: object = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Return when every rank has called it.
+
+    device_ids: for programs written for torch; makes no difference. timeout: seconds or a
+    timedelta; None is the group's.
+    """
+    group = group or default_group()
+    work = group.barrier(async_op, seconds(timeout, group.timeout))
+    return work if async_op else None
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None, timeout: Timeout = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier whose CommTimeout names the ranks that did not come, on every rank.
+
+    timeout: seconds or a timedelta; None is the group's. wait_all_ranks: for programs written for
+    torch, where False names one of them only; here all are always named.
+    """
+    group = group or default_group()
+    group.barrier(timeout=seconds(timeout, group.timeout))

@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from torsh_runtime.arrays import check_alike, distribute, joined, room_for
-from torsh_runtime.backends.base import Backend, ReduceOp
+from torsh_runtime.backends.base import Backend, BackendType, Reduce, ReduceOp
 from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torsh_runtime.comm.session import Session
 
 
 class ProcessGroup:
     """Collectives over one backend. See Backend for what arrays may be and what may be raised.
 
-    Today every operation is complete when its call returns; `Work` is there so that callers need
-    not change when it is not.
+    Ranks in these methods are the group's own, from 0; the module-level functions take ranks of
+    the default group, as torch.distributed does. Without `async_op` an operation is complete when
+    its call returns; with it, when the Work says so. Errors name the group's own ranks too.
     """
 
-    def __init__(self, backend: Backend, timeout: float) -> None:
-        """`timeout`: how long, in seconds, an operation may take before it is CommTimeout."""
+    def __init__(
+        self,
+        backend: Backend,
+        timeout: float,
+        ranks: Sequence[int] | None = None,
+        name: str = "",
+        session: Session | None = None,
+    ) -> None:
+        """`timeout`: how long, in seconds, an operation may take before it is CommTimeout.
+
+        ranks: its members as ranks of the default group, in order; None if it is that group.
+        name: tells the job's groups apart; the same on all members.
+        session: what further groups are made from; None if none can be.
+        """
         self._backend = backend
         self._timeout = timeout
+        self._ranks = range(backend.world_size) if ranks is None else tuple(ranks)
+        self._name = name
+        self._session = session
+        self._intercepted = False
 
     @property
     def rank(self) -> int:
-        """This process's rank in the group."""
+        """This process's rank in the group; -1 if it is no member."""
         return self._backend.rank
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the group."""
+        """Number of ranks in the group; -1 for a process that is no member."""
         return self._backend.world_size
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The members as ranks of the default group, in order."""
+        return self._ranks
 
     @property
     def timeout(self) -> float:
@@ -41,44 +68,154 @@ class ProcessGroup:
         """The backend's name."""
         return self._backend.type.value
 
-    def all_reduce(self, tensor: object, op: ReduceOp = ReduceOp.SUM) -> Work:
+    @property
+    def name(self) -> str:
+        """What tells it from the job's other groups."""
+        return self._name
+
+    @property
+    def session(self) -> Session:
+        """What further groups are made from. ConfigError if none can be."""
+        if self._session is None:
+            raise ConfigError("init_process_group() did not make this group: it has no job")
+        return self._session
+
+    def group_rank(self, global_rank: int) -> int:
+        """The group's rank of a rank of the default group. ValueError if it is no member."""
+        try:
+            return self._ranks.index(global_rank)
+        except ValueError:
+            raise ValueError(
+                f"rank {global_rank!r} is not in the group of ranks {list(self._ranks)}"
+            ) from None
+
+    def global_rank(self, group_rank: int) -> int:
+        """The counterpart of group_rank. ValueError if there is no such rank."""
+        if group_rank not in range(len(self._ranks)):
+            raise ValueError(f"the group has {len(self._ranks)} ranks, and no rank {group_rank!r}")
+        return self._ranks[group_rank]
+
+    def all_reduce(self, tensor: object, op: Reduce = ReduceOp.SUM, async_op: bool = False) -> Work:
         """Reduce in place over all ranks. Same shape and dtype everywhere."""
-        return self._backend.all_reduce(tensor, op, self._timeout)
+        return self._backend.all_reduce(tensor, op, self._timeout, async_op)
 
-    def broadcast(self, tensor: object, src: int) -> Work:
+    def reduce(
+        self, tensor: object, dst: int, op: Reduce = ReduceOp.SUM, async_op: bool = False
+    ) -> Work:
+        """Reduce into rank dst's tensor; the others' keep their contents."""
+        return self._backend.reduce(tensor, self._member(dst), op, self._timeout, async_op)
+
+    def broadcast(self, tensor: object, src: int, async_op: bool = False) -> Work:
         """Copy rank src's tensor into everyone's. Same shape and dtype everywhere."""
-        if src not in range(self.world_size):
-            raise ValueError(f"src={src!r} is not a rank of the group (0 to {self.world_size - 1})")
-        return self._backend.broadcast(tensor, src, self._timeout)
+        return self._backend.broadcast(tensor, self._member(src), self._timeout, async_op)
 
-    def all_gather_into_tensor(self, output_tensor: object, input_tensor: object) -> Work:
+    def all_gather_into_tensor(
+        self, output_tensor: object, input_tensor: object, async_op: bool = False
+    ) -> Work:
         """Gather everyone's input, in order of rank, into output: world_size × its elements."""
-        return self._backend.all_gather(output_tensor, input_tensor, self._timeout)
+        return self._backend.all_gather(output_tensor, input_tensor, self._timeout, async_op)
 
-    def all_gather(self, tensor_list: Sequence[object], tensor: object) -> Work:
-        """Copy rank r's tensor into tensor_list[r], for each r; all of one shape and dtype."""
-        check_alike("tensor_list", tensor_list, tensor, self.world_size, writable=True)
-        gathered = room_for(tensor_list)
-        work = self._backend.all_gather(gathered, tensor, self._timeout)
-        distribute(gathered, tensor_list)
-        return work
+    def all_gather(
+        self, tensor_list: Sequence[object], tensor: object, async_op: bool = False
+    ) -> Work:
+        """Copy rank r's tensor into tensor_list[r], for each r; sizes may differ with r."""
+        self._check_one_per_rank("tensor_list", tensor_list)
+        return self._backend.all_gather_list(tensor_list, tensor, self._timeout, async_op)
+
+    def gather(
+        self,
+        tensor: object,
+        gather_list: Sequence[object] | None,
+        dst: int,
+        async_op: bool = False,
+    ) -> Work:
+        """Copy rank r's tensor into rank dst's gather_list[r], for each r; sizes may differ."""
+        self._check_only_at("gather_list", gather_list, dst)
+        return self._backend.gather(
+            gather_list or None, tensor, self._member(dst), self._timeout, async_op
+        )
+
+    def scatter(
+        self,
+        tensor: object,
+        scatter_list: Sequence[object] | None,
+        src: int,
+        async_op: bool = False,
+    ) -> Work:
+        """Copy rank src's scatter_list[r] into rank r's tensor, for each r; sizes may differ."""
+        self._check_only_at("scatter_list", scatter_list, src)
+        return self._backend.scatter(
+            tensor, scatter_list or None, self._member(src), self._timeout, async_op
+        )
 
     def reduce_scatter_tensor(
-        self, output: object, input: object, op: ReduceOp = ReduceOp.SUM
+        self, output: object, input: object, op: Reduce = ReduceOp.SUM, async_op: bool = False
     ) -> Work:
         """Reduce everyone's input, world_size × output's elements; rank r gets part r."""
-        return self._backend.reduce_scatter(output, input, op, self._timeout)
+        return self._backend.reduce_scatter(output, input, op, self._timeout, async_op)
 
     def reduce_scatter(
-        self, output: object, input_list: Sequence[object], op: ReduceOp = ReduceOp.SUM
+        self,
+        output: object,
+        input_list: Sequence[object],
+        op: Reduce = ReduceOp.SUM,
+        async_op: bool = False,
     ) -> Work:
-        """Reduce everyone's input_list[r] into rank r's output; all of one shape and dtype."""
-        check_alike("input_list", input_list, output, self.world_size, writable=False)
-        return self._backend.reduce_scatter(output, joined(input_list), op, self._timeout)
+        """Reduce everyone's input_list[r] into rank r's output; sizes may differ with r."""
+        self._check_one_per_rank("input_list", input_list)
+        return self._backend.reduce_scatter_list(output, input_list, op, self._timeout, async_op)
 
-    def barrier(self) -> Work:
-        """Return when every rank has called it."""
-        return self._backend.barrier(self._timeout)
+    def all_to_all_single(self, output: object, input: object, async_op: bool = False) -> Work:
+        """Send the r-th of world_size equal parts of input to rank r, and put what rank r sent
+        into the r-th part of output."""
+        return self._backend.all_to_all(output, input, self._timeout, async_op)
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[object],
+        input_tensor_list: Sequence[object],
+        async_op: bool = False,
+    ) -> Work:
+        """Send input_tensor_list[r] to rank r's output_tensor_list[own rank]."""
+        self._check_one_per_rank("output_tensor_list", output_tensor_list)
+        self._check_one_per_rank("input_tensor_list", input_tensor_list)
+        return self._backend.all_to_all_list(
+            output_tensor_list, input_tensor_list, self._timeout, async_op
+        )
+
+    def send(self, tensor: object, dst: int, tag: int = 0, async_op: bool = False) -> Work:
+        """Send to rank dst. Messages with the same tag arrive in order; up to 64 KiB of them
+        need nobody to receive them yet."""
+        return self._backend.send(tensor, self._other(dst, "dst"), tag, self._timeout, async_op)
+
+    def recv(
+        self, tensor: object, src: int | None = None, tag: int = 0, async_op: bool = False
+    ) -> Work:
+        """Receive from rank src, or from any rank (None): Work.source tells which it was."""
+        peer = None if src is None else self._other(src, "src")
+        return self._backend.recv(tensor, peer, tag, self._timeout, async_op)
+
+    def barrier(self, async_op: bool = False, timeout: float | None = None) -> Work:
+        """Return when every rank has called it. `timeout`: seconds; None: the group's."""
+        seconds = self._timeout if timeout is None else timeout
+        return self._backend.barrier(seconds, async_op)
+
+    def launching_together(self) -> AbstractContextManager[object]:
+        """A block at whose end the operations begun in it are launched, where the backend gains
+        by that."""
+        return self._backend.coalescing()
+
+    @contextmanager
+    def intercepted(self, wrap: Callable[[Backend], Backend]) -> Iterator[None]:
+        """Within the block all calls go to wrap(backend). RuntimeError in such a block."""
+        if self._intercepted:
+            raise RuntimeError("the group is coalescing already: coalesce() cannot be nested")
+        own = self._backend
+        self._backend, self._intercepted = wrap(own), True
+        try:
+            yield
+        finally:
+            self._backend, self._intercepted = own, False
 
     def abort(self) -> None:
         """End all ranks' pending and later operations with CommAborted. From any thread."""
@@ -86,4 +223,67 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the group; a peer that still needs this rank gets PeerLost."""
+        if self._session is not None:
+            self._session.forget(self)
         self._backend.close()
+
+    def _member(self, rank: int) -> int:
+        if rank not in range(self.world_size):
+            raise ValueError(f"{rank!r} is not a rank of the group (0 to {self.world_size - 1})")
+        return rank
+
+    def _other(self, rank: int, what: str) -> int:
+        if rank == self.rank:
+            raise ValueError(f"{what} is this process's own rank; copy the array instead")
+        return self._member(rank)
+
+    def _check_one_per_rank(self, name: str, arrays: Sequence[object]) -> None:
+        if len(arrays) != self.world_size:
+            raise ValueError(
+                f"{name} has {len(arrays)} arrays; it needs one per rank, {self.world_size}"
+            )
+
+    def _check_only_at(self, name: str, arrays: Sequence[object] | None, root: int) -> None:
+        if self.rank == root:
+            self._check_one_per_rank(name, arrays or ())
+        elif arrays:
+            raise ValueError(f"{name} is for rank {root} only; give None on rank {self.rank}")
+
+
+class NonMember(ProcessGroup):
+    """What a process gets for a group that it is not in: rank and world_size are -1, and every
+    operation raises ConfigError.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], timeout: float, name: str) -> None:
+        """`rank`: this process's in the default group; `ranks`: the members'."""
+        self._words = (
+            f"rank {rank} is not in the group of ranks {list(ranks)} and can do nothing in it. Use "
+            f"it only where get_rank(group) is not -1."
+        )
+        super().__init__(cast(Backend, _NoBackend(self._words)), timeout, ranks, name)
+
+    @property
+    def session(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigError(self._words)
+
+    _member = _other = _check_one_per_rank = _check_only_at = _refuse
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class _NoBackend:
+    """Refuses every operation."""
+
+    rank = world_size = -1
+    type = BackendType.SINGLE
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def __getattr__(self, operation: str) -> NoReturn:
+        raise ConfigError(self._words)

@@ -33,7 +33,10 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
             return _connect_to(family, address, deadline)
         except OSError as error:
             failure = error
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # else it and its traceback keep each other, and every frame below, alive
 
 
 def _connect_to(family: int, address: str | tuple[object, ...], deadline: float) -> socket.socket:

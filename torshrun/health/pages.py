@@ -13,7 +13,9 @@ _TRIES = 8
 """How often a record is read that its worker goes on changing."""
 _RECORD_WORDS = 5
 _PAGE_WORDS = status.PAGE_BYTES // 8
-_WIDTH = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+_WIDTH = dict(zip(status.DTYPES, (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16), strict=True))
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_TO_ROOT = ("reduce", "gather")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class Collective:
     """The last operation that a worker began in one of its groups."""
 
     group: int
-    """Number of the group in its process, from 0."""
+    """Number of the group, the same on all its ranks; 0 is the default group."""
     ranks: int
     """Size of the group."""
     sequence: int
@@ -52,16 +54,16 @@ class Collective:
         if not self.sequence and self.operation == "barrier":
             return "init_process_group()"
         what = f"{self.operation}({self._arguments()})"
-        return what if not self.group else f"{what} of group {self.group}"
+        return what if not self.group else f"{what} of group {self.group:x} ({self.ranks} ranks)"
 
     def _arguments(self) -> str:
         if self.operation == "barrier":
             return ""
         words = [f"{self.dtype}[{self.count}]"]
-        if self.operation in ("all_reduce", "reduce_scatter"):
+        if self.operation in _REDUCING:
             words.append(self.reduction)
         if self.root >= 0:
-            words.append(f"src={self.root}")
+            words.append(f"{'dst' if self.operation in _TO_ROOT else 'src'}={self.root}")
         return ", ".join(words)
 
 
@@ -78,7 +80,7 @@ class WorkerStatus:
 
     @property
     def collective(self) -> Collective | None:
-        """The one it is in, else the last of its youngest group; None if there was none yet."""
+        """One that it is in, else the last of one of its groups; None if there was none yet."""
         active = [each for each in self.collectives if each.active]
         return (active or self.collectives or (None,))[-1]
 

@@ -67,7 +67,8 @@ def test_what_was_not_measured_does_not_pass() -> None:
 
 def test_parts_and_numbers_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(["--parts", "output"]).parts == ("output",)
-    for wrong in (["--parts", "x"], ["--rounds", "0"], ["--mib", "-1"]):
+    assert parse(["--quick"]).mib < parse([]).mib
+    for wrong in (["--parts", "x"], ["--launchers", "x"], ["--rounds", "0"], ["--mib", "-1"]):
         with pytest.raises(SystemExit):
             parse(wrong)
         assert wrong[1] in capsys.readouterr().err

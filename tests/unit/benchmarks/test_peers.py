@@ -1,6 +1,6 @@
 import sys
 
-from benchmarks.peers import ALL, GLOO, MPICH, OPENMPI, OURS
+from benchmarks.peers import ALL, GLOO, MPICH, OPENMPI, OURS, with_bfloat16
 
 
 def test_ours_runs_in_the_interpreter_that_runs_the_benchmark() -> None:
@@ -24,3 +24,12 @@ def test_each_peer_has_an_environment_of_its_own() -> None:
     homes = {peer.home for peer in (GLOO, MPICH, OPENMPI)}
     assert len(homes) == 3
     assert MPICH.command(2, 2, ["w.py"])[0] == str(MPICH.home / "bin" / "mpiexec")
+
+
+def test_only_mpi_has_no_halves() -> None:
+    able = {name for name, peer in ALL.items() if peer.can("bfloat16")}
+    assert able == set(ALL) - {"mpich", "openmpi"}
+
+
+def test_a_peer_in_an_environment_of_its_own_keeps_it_for_bfloat16() -> None:
+    assert with_bfloat16(GLOO) is GLOO

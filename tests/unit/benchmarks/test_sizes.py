@@ -51,7 +51,8 @@ def test_no_group_is_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "factor"), [("all_reduce", 1.5), ("all_gather", 0.75), ("broadcast", 1.0)]
+    ("operation", "factor"),
+    [("all_reduce", 1.5), ("all_gather", 0.75), ("all_to_all", 0.75), ("broadcast", 1.0)],
 )
 def test_bus_factor_of_four_ranks(operation: str, factor: float) -> None:
     assert bus_factor(operation, 4) == factor

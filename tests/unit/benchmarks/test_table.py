@@ -1,7 +1,7 @@
 from benchmarks.launch import Figures, median_of, report
 from benchmarks.machine import NEAR
-from benchmarks.samples import NO_COMMON, Cell, Row
-from benchmarks.table import bus_bandwidth, collectives, microseconds, render
+from benchmarks.samples import NO_COMMON, Case, Cell, Row
+from benchmarks.table import bus_bandwidth, means, medians, microseconds, render
 
 
 def test_columns_align_to_the_right() -> None:
@@ -13,18 +13,25 @@ def test_times_keep_two_decimals_while_they_are_small() -> None:
 
 
 def test_bus_bandwidth_counts_what_must_cross() -> None:
-    row = Row(2, 2**20, NEAR, {"ours": Cell(100.0, 100.0, 1)})
-    assert bus_bandwidth(row, "all_reduce") == "10.49"
-    assert bus_bandwidth(row, "all_gather") == "5.24"
-    assert bus_bandwidth(row, "barrier") == "-"
+    cells = {"ours": Cell(100.0, 100.0, 1)}
+    found = [
+        bus_bandwidth(Row(Case(operation), 2**20, NEAR, cells))
+        for operation in ("all_reduce", "all_gather", "barrier")
+    ]
+    assert found == ["10.49", "5.24", "-"]
 
 
 def test_a_row_without_a_common_state_shows_times_only() -> None:
     cells = {"ours": Cell(1.0, 1.0, 5), "gloo": Cell(90.0, 90.0, 5)}
-    line = collectives([Row(2, 8, NO_COMMON, cells)], ["ours", "gloo"], "all_reduce").splitlines()[
-        1
-    ]
-    assert line.split() == ["2", "8", "1.00", "90.00", *"-----", "no", "common", "state", "5/5/0"]
+    row = Row(Case("all_reduce"), 8, NO_COMMON, cells)
+    text = medians([row], ["ours", "gloo", "memcpy"], {"gloo/ours": lambda row: row.ratio("gloo")})
+    line = text.splitlines()[1].split()
+    assert line == ["2", "8", "1.00", "90.00", *"---", "no", "common", "state", "5/5/0"]
+
+
+def test_nodes_stand_beside_their_ranks() -> None:
+    row = Row(Case("all_reduce", ranks=4, nodes=2), 8, NEAR, {"ours": Cell(1.0, 2.0, 5)})
+    assert means([row], ["ours"]).splitlines()[1].split() == ["2x2", "8", "2.00", "near"]
 
 
 def test_launchers_are_set_against_torchrun() -> None:

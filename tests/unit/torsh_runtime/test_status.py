@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,11 @@ import pytest
 
 from torsh_runtime import status
 from torsh_runtime.backends import _native
-from torsh_runtime.backends.segment import _tuning
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.failures import comm_error
+from torsh_runtime.backends.native import stage_native
+from torsh_runtime.backends.tuning import TuningFile
+from torsh_runtime.errors import CommTimeout
 from torshrun.health.pages import Collective, StatusPages, WorkerStatus
 
 SOON = 30.0
@@ -27,28 +32,62 @@ def pages(tmp_path: Path) -> Iterator[StatusPages]:
     made.close()
 
 
+TUNING = TuningFile({}, {})
+
+
+def segment(ranks: int) -> int:
+    """A descriptor of memory for so many ranks."""
+    descriptor = os.memfd_create("torsh-test")
+    os.ftruncate(descriptor, _native.segment_bytes(ranks, TUNING.tuning(ranks)))
+    return descriptor
+
+
+def native_group(
+    descriptor: int, rank: int, pids: list[int], record: memoryview, number: int = 0
+) -> _native.Group:
+    """One rank's end of a group on shared memory."""
+    ranks = len(pids)
+    return _native.Group(
+        rank=rank,
+        nodes=[list(range(ranks))],
+        segment=descriptor,
+        tuning=TUNING.tuning(ranks),
+        pids=pids,
+        neighbours=ranks,
+        links=[()] * ranks,
+        heartbeat=10.0,
+        strategy=0,
+        limits=TUNING.limits(),
+        record=record,
+        number=number,
+        stage=stage_native,
+        failure=partial(comm_error, {}),
+    )
+
+
 class World:
     """Two ranks of this process, as groups on one shared segment."""
 
-    def __init__(self, pages: list[status.Page]) -> None:
-        self.descriptor = os.memfd_create("torsh-test")
-        tuning = _tuning(2)
-        os.ftruncate(self.descriptor, _native.segment_bytes(2, tuning))
-        pids = [os.getpid()] * 2
+    def __init__(self, pages: list[status.Page], number: int = 0) -> None:
+        self.descriptor = segment(2)
         self.groups = [
-            _native.Group(self.descriptor, rank, 2, tuning, pids, *page.next_record())
+            native_group(self.descriptor, rank, [os.getpid()] * 2, page.next_record(number), number)
             for rank, page in enumerate(pages)
         ]
+        other = threading.Thread(target=self.groups[1].meet, args=(SOON,))
+        other.start()
+        self.groups[0].meet(SOON)
+        other.join(SOON)
 
     def both(self, call: str, *arguments: object) -> None:
         other = self.begin(1, call, *arguments)
-        getattr(self.groups[0], call)(*arguments, SOON)
+        getattr(self.groups[0], call)(*arguments, SOON, False)
         other.join(SOON)
 
     def begin(self, rank: int, call: str, *arguments: object) -> threading.Thread:
         method = getattr(self.groups[rank], call)
         copies = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
-        thread = threading.Thread(target=method, args=(*copies, SOON))
+        thread = threading.Thread(target=method, args=(*copies, SOON, False))
         thread.start()
         return thread
 
@@ -98,14 +137,14 @@ def test_any_number_may_be_a_step(
 
 
 def test_a_completed_operation_is_noted_with_its_facts(pages: StatusPages, world: World) -> None:
-    world.both("barrier")
-    world.both("all_reduce", np.ones(3, np.float64), 3)
+    before = last(pages, 0).rounds
+    world.both("all_reduce", np.ones(3, np.float64), ReduceOp.MAX)
     expected = Collective(
         group=0,
         ranks=2,
         sequence=1,
         active=False,
-        rounds=2,
+        rounds=before + 1,
         operation="all_reduce",
         dtype="float64",
         reduction="MAX",
@@ -119,44 +158,40 @@ def test_a_completed_operation_is_noted_with_its_facts(pages: StatusPages, world
 
 
 def test_an_operation_shows_its_root(pages: StatusPages, world: World) -> None:
-    world.both("barrier")
     world.both("broadcast", np.ones(2, np.int32), 1)
     assert str(last(pages, 0)) == "broadcast(int32[2], src=1)"
 
 
 def test_a_rank_that_waits_is_seen_inside(pages: StatusPages, world: World) -> None:
-    world.both("barrier")
-    waiting = world.begin(1, "all_reduce", np.ones(3, np.float32), 0)
+    waiting = world.begin(1, "all_reduce", np.ones(3, np.float32), ReduceOp.SUM)
     while not last(pages, 1).active:
         pass
     assert str(last(pages, 1)) == "all_reduce(float32[3], SUM)"
     assert (last(pages, 0).active, last(pages, 0).sequence) == (False, 0)
-    world.groups[0].all_reduce(np.ones(3, np.float32), 0, SOON)
+    world.groups[0].all_reduce(np.ones(3, np.float32), ReduceOp.SUM, SOON, False)
     waiting.join(SOON)
     assert not last(pages, 1).active
 
 
 def test_an_operation_that_fails_is_left(pages: StatusPages, world: World) -> None:
-    world.both("barrier")
-    with pytest.raises(_native.Failure):
-        world.groups[0].barrier(0.05)
+    with pytest.raises(CommTimeout):
+        world.groups[0].barrier(0.05, False)
     assert not last(pages, 0).active
 
 
 def be_rank(rank: int, pids: list[int], descriptor: int, path: str) -> None:
     page = status.take_page(path, rank)
     assert page is not None
-    group = _native.Group(descriptor, rank, 2, _tuning(2), pids, *page.next_record())
+    group = native_group(descriptor, rank, pids, page.next_record(0))
     arrays = np.ones(1, np.float32), np.ones(2, np.float64)
-    group.barrier(SOON)
+    group.meet(SOON)
     for number in range(100_000):
-        group.all_reduce(arrays[number % 2], 2 + number % 2, SOON)
+        group.all_reduce(arrays[number % 2], (ReduceOp.MIN, ReduceOp.MAX)[number % 2], SOON, False)
 
 
 def test_a_record_is_consistent_while_it_changes(tmp_path: Path, pages: StatusPages) -> None:
     """Operations alternate; no reading that calls itself whole mixes two of them."""
-    descriptor = os.memfd_create("torsh-test")
-    os.ftruncate(descriptor, _native.segment_bytes(2, _tuning(2)))
+    descriptor = segment(2)
     children: list[int] = []
     for rank in range(2):
         children.append(os.fork())
@@ -182,32 +217,39 @@ def read_until_end(pages: StatusPages, children: list[int]) -> Iterator[Collecti
 
 
 def test_a_long_operation_advances(pages: StatusPages, world: World) -> None:
-    world.both("barrier")
     before = last(pages, 0).rounds
-    world.both("all_reduce", np.ones(1 << 20, np.float32), 0)
-    assert last(pages, 0).rounds > before + 2
+    world.both("all_reduce", np.ones(1 << 20, np.float32), ReduceOp.SUM)
+    assert last(pages, 0).rounds > before + 1
 
 
 def test_groups_have_records_of_their_own(tmp_path: Path, pages: StatusPages) -> None:
     ranks = [taken(tmp_path, 0), taken(tmp_path, 1)]
-    worlds = [World(ranks) for _ in range(status.RECORDS + 1)]
-    for number, each in enumerate(worlds):
-        each.both("all_reduce", np.ones(number + 1, np.int64), 0)
-    found = pages.read()[0].collectives
-    assert [(each.group, each.count) for each in found] == [
-        (number, number + 1) for number in range(1, status.RECORDS + 1)
-    ]
+    numbers = [0x7FFFFFFF - index for index in range(status.RECORDS + 1)]
+    worlds = [World(ranks, number) for number in numbers]
+    for count, each in enumerate(worlds[1:], 1):
+        each.both("all_reduce", np.ones(count, np.int64), ReduceOp.SUM)
+    found = {each.group: each.count for each in pages.read()[0].collectives}
+    assert found == {number: count for count, number in enumerate(numbers[1:], 1)}
     for each in worlds:
         each.close()
 
 
+def test_a_group_made_again_has_one_record(tmp_path: Path, pages: StatusPages) -> None:
+    ranks = [taken(tmp_path, 0), taken(tmp_path, 1)]
+    for count in range(1, 4):
+        world = World(ranks, 5)
+        world.both("all_reduce", np.ones(count, np.int64), ReduceOp.SUM)
+        world.close()
+    found = pages.read()[0].collectives
+    assert [(each.group, each.sequence, each.count) for each in found] == [(5, 1, 3)]
+
+
 def test_a_record_that_is_none_is_refused() -> None:
-    descriptor = os.memfd_create("torsh-test")
-    os.ftruncate(descriptor, _native.segment_bytes(1, _tuning(1)))
+    descriptor = segment(1)
     with pytest.raises(ValueError, match="status page"):
-        _native.Group(descriptor, 0, 1, _tuning(1), [os.getpid()], memoryview(bytearray(8)))
+        native_group(descriptor, 0, [os.getpid()], memoryview(bytearray(8)))
     with pytest.raises((TypeError, BufferError)):
-        _native.Group(descriptor, 0, 1, _tuning(1), [os.getpid()], memoryview(bytes(128)))
+        native_group(descriptor, 0, [os.getpid()], memoryview(bytes(128)))
     os.close(descriptor)
 
 

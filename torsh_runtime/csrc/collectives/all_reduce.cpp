@@ -1,101 +1,158 @@
-#include <algorithm>
-#include <cstring>
-
+#include "collectives/direct.hpp"
 #include "collectives/in_node.hpp"
-#include "common/kernels.hpp"
-#include "common/per_rank.hpp"
-#include "common/prefetch.hpp"
+#include "collectives/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
 
-void tiny(shm::Channel& channel, const Reduction& reduce, const Call& call, std::byte* data, std::size_t bytes) {
-  std::byte own[shm::tiny_bytes];
-  std::memcpy(own, data, bytes);
-  channel.round(own, bytes);
-  PerRank<const std::byte*> sources(channel.ranks());
-  for (int peer = 0; peer < channel.ranks(); ++peer) {
-    sources[peer] = peer == channel.rank() ? own : channel.payload(peer);
-  }
-  reduce({&data, 1}, sources.data(), call.count);
-}
-
-void whole(shm::Channel& channel, const Reduction& reduce, const Call& call, std::byte* data, std::size_t bytes) {
-  channel.next_block();
-  copy_shared(channel.slot(channel.rank()), data, bytes);
-  channel.round();
-  PerRank<const std::byte*> sources(channel.ranks());
-  for (int peer = 0; peer < channel.ranks(); ++peer) sources[peer] = channel.slot(peer);
-  reduce({&data, 1}, sources.data(), call.count);
-}
-
-// One block of a large buffer: every rank reduces its part of it. A rank's own part never leaves
-// home; the foreign parts go into its slot, and each peer puts its result back where it found the
-// input. So a line of the slot crosses between two processors twice, there and back, which is the
-// least possible: neither has to take it from the other again in order to write it. Between the
-// second round and the next first one nobody but its owner touches a slot: one does for all blocks.
-class Block {
+// A buffer cut into a part for each rank, in whole cache lines.
+class Parts {
  public:
-  Block(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count, std::size_t element)
-      : channel_(channel), reduce_(reduce), data_(data), count_(count), element_(element) {
+  Parts(std::size_t count, std::size_t element, int ranks) : count_(count), element_(element) {
     const std::size_t per_line = cache_line / element;
     const std::size_t lines = (count + per_line - 1) / per_line;
-    const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
-    part_ = (lines + ranks - 1) / ranks * per_line;
+    part_ = (lines + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks) * per_line;
   }
+  std::size_t offset(int rank) const { return first(rank) * element_; }
+  std::size_t count(int rank) const { return first(rank + 1) - first(rank); }
+  std::size_t bytes(int rank) const { return count(rank) * element_; }
 
-  void run() {
-    std::byte* slot = channel_.slot(channel_.rank());
-    for_foreign([&](int peer) { copy_shared(slot + offset(peer), data_ + offset(peer), bytes(peer)); });
-    channel_.round();
-    reduce_own();
-    channel_.round();
-    for_foreign([&](int peer) { copy_shared(data_ + offset(peer), slot + offset(peer), bytes(peer)); });
+ private:
+  std::size_t first(int rank) const { return std::min(count_, part_ * static_cast<std::size_t>(rank)); }
+
+  std::size_t count_, element_, part_;
+};
+
+// Buffers of all ranks, one of which every rank reduces: into all of them or into one rank's alone.
+class AllReduce {
+ public:
+  static constexpr int everyone = -1;
+
+  AllReduce(shm::Channel& channel, const Reduction& reduce, int root)
+      : channel_(channel),
+        reduce_(reduce),
+        own_(channel.rank()),
+        root_(root),
+        receives_(root == everyone || root == own_),
+        sources_(channel.ranks()),
+        targets_(channel.ranks()) {}
+
+  void run(std::byte* data, std::size_t count) {
+    const std::size_t bytes = count * reduce_.element();
+    if (bytes <= shm::tiny_bytes) return tiny(data, count);
+    if (bytes <= channel_.tuning().whole_limit) return whole(data, count);
+    if (in_place(data, count)) return;
+    channel_.next_block();
+    for_blocks(bytes, channel_.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
+      block(data + at, length / reduce_.element());
+    });
   }
 
  private:
-  std::size_t first(int peer) const { return std::min(count_, part_ * static_cast<std::size_t>(peer)); }
-  std::size_t offset(int peer) const { return first(peer) * element_; }
-  std::size_t bytes(int peer) const { return (first(peer + 1) - first(peer)) * element_; }
-
-  template <typename Copy>
-  void for_foreign(Copy copy) {
-    for (int peer = channel_.rank() + 1; peer < channel_.ranks(); ++peer) copy(peer);
-    for (int peer = 0; peer < channel_.rank(); ++peer) copy(peer);
+  void tiny(std::byte* data, std::size_t count) {
+    std::byte own[shm::tiny_bytes];
+    std::memcpy(own, data, count * reduce_.element());
+    channel_.round(own, count * reduce_.element());
+    if (!receives_) return;
+    for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = peer == own_ ? own : channel_.payload(peer);
+    reduce_({&data, 1}, sources_.data(), count);
   }
 
-  void reduce_own() {
-    const int own = channel_.rank();
-    std::byte* home = data_ + offset(own);
-    PerRank<const std::byte*> sources(channel_.ranks());
-    PerRank<std::byte*> targets(channel_.ranks());
+  void whole(std::byte* data, std::size_t count) {
+    channel_.next_block();
+    copy_shared(channel_.slot(own_), data, count * reduce_.element());
+    channel_.round();
+    if (!receives_) return;
+    for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
+    reduce_({&data, 1}, sources_.data(), count);
+  }
+
+  // Every rank reduces its part of a block. That part never leaves home; the foreign parts go into
+  // the rank's slot, and each peer puts its result back where it found the input. So a line of the
+  // slot crosses between two processors twice, there and back, which is the least possible: neither
+  // has to take it from the other again in order to write it. Between the second round and the next
+  // first one nobody but its owner touches a slot: one does for all blocks.
+  void block(std::byte* data, std::size_t count) {
+    const Parts parts(count, reduce_.element(), channel_.ranks());
+    std::byte* slot = channel_.slot(own_);
+    for_peers(channel_, [&](int peer) {
+      copy_shared(slot + parts.offset(peer), data + parts.offset(peer), parts.bytes(peer));
+    });
+    channel_.round();
     for (int peer = 0; peer < channel_.ranks(); ++peer) {
-      sources[peer] = peer == own ? home : channel_.slot(peer) + offset(own);
-      targets[(peer - own + channel_.ranks()) % channel_.ranks()] = const_cast<std::byte*>(sources[peer]);
+      sources_[peer] = (peer == own_ ? data : channel_.slot(peer)) + parts.offset(own_);
     }
-    reduce_({targets.data(), static_cast<std::size_t>(channel_.ranks())}, sources.data(), bytes(own) / element_);
+    reduce_where_they_are(parts.count(own_));
+    channel_.round();
+    if (!receives_) return;
+    for_peers(channel_, [&](int peer) {
+      copy_shared(data + parts.offset(peer), slot + parts.offset(peer), parts.bytes(peer));
+    });
+  }
+
+  // The whole buffer at once, without slots, if every rank can get at all others' buffers.
+  bool in_place(std::byte* data, std::size_t count) {
+    const std::size_t bytes = count * reduce_.element();
+    Direct direct(channel_);
+    if (!direct.meet({data, bytes}, bytes / 2 / static_cast<std::size_t>(channel_.ranks()))) return false;
+    const Parts parts(count, reduce_.element(), channel_.ranks());
+    if (direct.all_mapped()) {
+      for (int peer = 0; peer < channel_.ranks(); ++peer) {
+        sources_[peer] = (peer == own_ ? data : direct.mapped(peer, direct.of(peer))) + parts.offset(own_);
+      }
+      reduce_where_they_are(parts.count(own_));
+    } else {
+      reduce_fetched(direct, data, parts);
+    }
+    channel_.round();  // from here on the buffers are their owners' again
+    return true;
+  }
+
+  void reduce_where_they_are(std::size_t count) {
+    std::size_t wanted = 0;
+    const auto add = [&](int rank) { targets_[static_cast<int>(wanted++)] = const_cast<std::byte*>(sources_[rank]); };
+    add(root_ == everyone ? own_ : root_);
+    if (root_ == everyone) for_peers(channel_, add);
+    reduce_({targets_.data(), wanted}, sources_.data(), count);
+  }
+
+  // Pieces of the others' buffers come to the slot, which is this rank's own for so long; the results
+  // go out while they are still in the processor's cache.
+  void reduce_fetched(Direct& direct, std::byte* data, const Parts& parts) {
+    channel_.next_block();
+    const std::size_t limit = share_of_slot(channel_);
+    for_blocks(parts.bytes(own_), limit, [&](std::size_t first, std::size_t length) {
+      const std::size_t at = parts.offset(own_) + first;
+      std::byte* room = channel_.slot(own_);
+      for_peers(channel_, [&](int peer) {
+        sources_[peer] = direct.fetch(peer, direct.of(peer), at, length, room);
+        room += limit;
+      });
+      sources_[own_] = data + at;
+      std::byte* result = receives_ ? data + at : room;
+      reduce_({&result, 1}, sources_.data(), length / reduce_.element());
+      const auto send = [&](int peer) { direct.push(peer, direct.of(peer), at, result, length); };
+      if (root_ == everyone) for_peers(channel_, send);
+      else if (!receives_) send(root_);
+    });
   }
 
   shm::Channel& channel_;
   const Reduction& reduce_;
-  std::byte* data_;
-  std::size_t count_, element_, part_;
+  const int own_, root_;
+  const bool receives_;
+  PerRank<const std::byte*> sources_;
+  PerRank<std::byte*> targets_;
 };
 
 }  // namespace
 
-void all_reduce(shm::Channel& channel, const Call& call, std::byte* data, double timeout) {
-  const shm::Channel::Operation operation(channel, call, timeout);
-  const std::size_t element = size_of(call.dtype);
-  const std::size_t bytes = call.count * element;
-  const Reduction reduce(call.dtype, call.op, channel.ranks());
-  if (bytes <= shm::tiny_bytes) return tiny(channel, reduce, call, data, bytes);
-  if (bytes <= channel.tuning().whole_limit) return whole(channel, reduce, call, data, bytes);
-  channel.next_block();
-  const std::size_t per_block = channel.tuning().block_bytes / element;
-  for (std::size_t at = 0; at < call.count; at += per_block) {
-    Block(channel, reduce, data + at * element, std::min(per_block, call.count - at), element).run();
-  }
+void all_reduce(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count) {
+  AllReduce(channel, reduce, AllReduce::everyone).run(data, count);
+}
+
+void reduce(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count, int root) {
+  AllReduce(channel, reduce, root).run(data, count);
 }
 
 }  // namespace torsh::in_node

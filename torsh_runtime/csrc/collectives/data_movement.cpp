@@ -1,85 +1,133 @@
-#include <algorithm>
-#include <cstring>
-
+#include "collectives/direct.hpp"
+#include "collectives/exchange.hpp"
 #include "collectives/in_node.hpp"
-#include "common/kernels.hpp"
-#include "common/per_rank.hpp"
-#include "common/prefetch.hpp"
+#include "collectives/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
 
-// Calls body(first byte, bytes) for each block of at most `limit` bytes; once, with nothing, for
-// none: ranks meet in every operation.
-template <typename Body>
-void for_blocks(std::size_t bytes, std::size_t limit, Body body) {
-  std::size_t at = 0;
-  do {
-    const std::size_t length = std::min(limit, bytes - at);
-    body(at, length);
-    at += length;
-  } while (at < bytes);
+constexpr std::size_t page = 4096;
+
+void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
+  const bool gives = channel.rank() == root;
+  channel.round(data.data, gives ? data.bytes : 0);
+  if (!gives) std::memcpy(data.data, channel.payload(root), data.bytes);
+}
+
+void staged_broadcast(shm::Channel& channel, Piece data, int root) {
+  const bool gives = channel.rank() == root;
+  for_blocks(data.bytes, channel.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
+    channel.next_block();
+    if (gives) copy_shared(channel.slot(root), data.data + at, length);
+    channel.round();
+    if (!gives) copy_shared(data.data + at, channel.slot(root), length);
+  });
+}
+
+// The root gives each of the others so much that all have the same to do.
+bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
+  Direct direct(channel);
+  const std::size_t share = data.bytes / static_cast<std::size_t>(channel.ranks());
+  if (!direct.meet(data, share)) return false;
+  const std::size_t given = share / page * page;
+  if (channel.rank() == root) {
+    for_peers(channel, [&](int peer) { direct.push(peer, direct.of(peer), 0, data.data, given); });
+  } else {
+    direct.pull(root, data.data + given, direct.of(root), given, data.bytes - given);
+  }
+  channel.round();
+  return true;
+}
+
+void tiny_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  channel.round(input.data, input.bytes);
+  copy_own(of(outputs, channel.rank()).data, input.data, input.bytes);
+  for_peers(channel, [&](int peer) {
+    std::memcpy(of(outputs, peer).data, channel.payload(peer), of(outputs, peer).bytes);
+  });
+}
+
+void staged_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  const std::size_t limit = channel.tuning().block_bytes;
+  for_blocks(longest(outputs), limit, [&](std::size_t at, std::size_t) {
+    channel.next_block();
+    const std::size_t length = within(input.bytes, at, limit);
+    copy_shared(channel.slot(channel.rank()), input.data + at, length);
+    copy_own(of(outputs, channel.rank()).data + at, input.data + at, length);
+    channel.round();
+    for_peers(channel, [&](int peer) {
+      const Piece& output = of(outputs, peer);
+      copy_shared(output.data + at, channel.slot(peer), within(output.bytes, at, limit));
+    });
+  });
+}
+
+// For the rank that has it, one piece; for the others nothing.
+class OnePiece {
+ public:
+  OnePiece(int ranks, int rank, Piece piece) : pieces_(ranks), count_(static_cast<std::size_t>(ranks)) {
+    std::fill_n(pieces_.data(), count_, Piece{});
+    pieces_[rank] = piece;
+  }
+  Pieces all() { return {pieces_.data(), count_}; }
+
+ private:
+  PerRank<Piece> pieces_;
+  std::size_t count_;
+};
+
+bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  Direct direct(channel);
+  if (!direct.meet(input, longest(outputs))) return false;
+  for_peers(channel, [&](int peer) {
+    const Piece& output = of(outputs, peer);
+    direct.pull(peer, output.data, direct.of(peer), 0, output.bytes);
+  });
+  copy_own(of(outputs, channel.rank()).data, input.data, input.bytes);
+  channel.round();  // from here on the peers may change their inputs
+  return true;
 }
 
 }  // namespace
 
-void broadcast(shm::Channel& channel, const Call& call, std::byte* data, double timeout) {
-  const shm::Channel::Operation operation(channel, call, timeout);
-  const bool root = channel.rank() == call.root;
-  for_blocks(call.count * size_of(call.dtype), channel.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
-    channel.next_block();
-    if (root) copy_shared(channel.slot(call.root), data + at, length);
-    channel.round();
-    if (!root) copy_shared(data + at, channel.slot(call.root), length);
+void meet(shm::Channel& channel) {
+  const shm::Reach::Probe own = channel.reach().probe();
+  channel.round(&own, sizeof own);
+  bool reached = true;
+  for_peers(channel, [&](int peer) {
+    shm::Reach::Probe probe;
+    std::memcpy(&probe, channel.payload(peer), sizeof probe);
+    reached = reached && channel.reach().finds(peer, probe);
   });
+  channel.round(&reached, sizeof reached);
+  for_peers(channel, [&](int peer) { reached = reached && *channel.payload(peer) != std::byte{0}; });
+  channel.reach().allow(reached);
 }
 
-void all_gather(shm::Channel& channel, const Call& call, std::byte* output, const std::byte* input, double timeout) {
-  const shm::Channel::Operation operation(channel, call, timeout);
-  const std::size_t bytes = call.count * size_of(call.dtype);
-  const std::size_t own = bytes * static_cast<std::size_t>(channel.rank());
-  for_blocks(bytes, channel.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
-    channel.next_block();
-    copy_shared(channel.slot(channel.rank()), input + at, length);
-    std::memmove(output + own + at, input + at, length);  // the input may be that part of the output
-    channel.round();
-    for (int step = 1; step < channel.ranks(); ++step) {
-      const int peer = (channel.rank() + step) % channel.ranks();
-      copy_shared(output + bytes * static_cast<std::size_t>(peer) + at, channel.slot(peer), length);
-    }
-  });
+void barrier(shm::Channel& channel) { channel.round(); }
+
+void broadcast(shm::Channel& channel, Piece data, int root) {
+  if (data.bytes <= shm::tiny_bytes) return tiny_broadcast(channel, data, root);
+  if (!direct_broadcast(channel, data, root)) staged_broadcast(channel, data, root);
 }
 
-void reduce_scatter(shm::Channel& channel, const Call& call, std::byte* output, const std::byte* input,
-                    double timeout) {
-  const shm::Channel::Operation operation(channel, call, timeout);
-  const std::size_t element = size_of(call.dtype);
-  const std::size_t bytes = call.count * element;
-  const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
-  const Reduction reduce(call.dtype, call.op, ranks);
-  PerRank<const std::byte*> sources(channel.ranks());
-  const std::size_t limit = channel.tuning().block_bytes / ranks / cache_line * cache_line;
-  for_blocks(bytes, limit, [&](std::size_t at, std::size_t length) {
-    channel.next_block();
-    const int own = channel.rank();
-    std::byte* slot = channel.slot(own);
-    const auto part = [&](int rank) { return static_cast<std::size_t>(rank) * length; };
-    const auto given = [&](int rank) { return input + static_cast<std::size_t>(rank) * bytes + at; };
-    for (int peer = 0; peer < channel.ranks(); ++peer) {
-      if (peer != own) copy_shared(slot + part(peer), given(peer), length);
-    }
-    channel.round();
-    for (int peer = 0; peer < channel.ranks(); ++peer) {
-      sources[peer] = peer == own ? given(own) : channel.slot(peer) + part(own);
-    }
-    std::byte* target = output + at;  // perhaps a part of the input
-    reduce({&target, 1}, sources.data(), length / element);
-  });
+void all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  if (longest(outputs) <= shm::tiny_bytes) return tiny_all_gather(channel, outputs, input);
+  if (!direct_all_gather(channel, outputs, input)) staged_all_gather(channel, outputs, input);
 }
 
-void barrier(shm::Channel& channel, const Call& call, double timeout) {
-  const shm::Channel::Operation operation(channel, call, timeout);
-  channel.round();
+void gather(shm::Channel& channel, Pieces outputs, Piece input, int root) {
+  OnePiece given(channel.ranks(), root, input), none(channel.ranks(), root, {});
+  exchange(channel, channel.rank() == root ? outputs : none.all(), given.all(), 1);
+}
+
+void scatter(shm::Channel& channel, Piece output, Pieces inputs, int root) {
+  OnePiece taken(channel.ranks(), root, output), none(channel.ranks(), root, {});
+  exchange(channel, taken.all(), channel.rank() == root ? inputs : none.all(), channel.ranks() - 1);
+}
+
+void all_to_all(shm::Channel& channel, Pieces outputs, Pieces inputs) {
+  exchange(channel, outputs, inputs, channel.ranks());
 }
 
 }  // namespace torsh::in_node

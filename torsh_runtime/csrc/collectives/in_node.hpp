@@ -1,18 +1,32 @@
-// Collectives between the ranks of one node, over a shm::Channel. Buffers are contiguous; counts
-// are in elements. All may throw Failure or Interrupted; the buffers are undefined then.
+// Collectives between the ranks of one node, over a shm::Channel, within a Channel::Operation that
+// the caller holds. Ranks and roots are the channel's. Buffers are contiguous and aligned. An input
+// may be, exactly, this rank's part of the output or the other way round; no other overlap. All may
+// throw Failure or Interrupted; the buffers are undefined then.
 #pragma once
 
+#include "common/kernels.hpp"
 #include "transport/shm/channel.hpp"
 
 namespace torsh::in_node {
 
-// `call` describes what the user asked for; `timeout` is in seconds.
-void all_reduce(shm::Channel& channel, const Call& call, std::byte* data, double timeout);
-void broadcast(shm::Channel& channel, const Call& call, std::byte* data, double timeout);
-// Every rank gives call.count elements, which may be its part of the output; `output` holds ranks() times as many, in order of rank.
-void all_gather(shm::Channel& channel, const Call& call, std::byte* output, const std::byte* input, double timeout);
-// Every rank gives ranks() × call.count elements and gets the reduced part of its rank.
-void reduce_scatter(shm::Channel& channel, const Call& call, std::byte* output, const std::byte* input, double timeout);
-void barrier(shm::Channel& channel, const Call& call, double timeout);
+// The ranks' first operation: a barrier in which they also find out whether they can reach each
+// other's memory.
+void meet(shm::Channel& channel);
+// `reduce` has channel.ranks() sources.
+void all_reduce(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count);
+// Only root's data are changed.
+void reduce(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count, int root);
+void broadcast(shm::Channel& channel, Piece data, int root);
+// Rank r's input goes to everybody's outputs[r], which is of its size on all ranks.
+void all_gather(shm::Channel& channel, Pieces outputs, Piece input);
+// Rank r's input goes to root's outputs[r]; the others give no outputs. Sizes may differ.
+void gather(shm::Channel& channel, Pieces outputs, Piece input, int root);
+// Root's inputs[r] goes to rank r's output; the others give no inputs. Sizes may differ.
+void scatter(shm::Channel& channel, Piece output, Pieces inputs, int root);
+// The reduction of everybody's inputs[r], all of one size, goes to rank r's output.
+void reduce_scatter(shm::Channel& channel, const Reduction& reduce, Piece output, Pieces inputs);
+// Rank r's inputs[q] goes to rank q's outputs[r]. Each pair may have a size of its own.
+void all_to_all(shm::Channel& channel, Pieces outputs, Pieces inputs);
+void barrier(shm::Channel& channel);
 
 }  // namespace torsh::in_node

@@ -4,16 +4,59 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace torsh {
 
-enum class DType : std::uint8_t { float32, float64, int32, int64 };
-enum class ReduceOp : std::uint8_t { sum, avg, min, max };
-enum class OpKind : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, barrier };
+// The order is that of DTYPES, REDUCTIONS and OPERATIONS in torsh_runtime/status.py.
+enum class DType : std::uint8_t {
+  boolean,
+  int8,
+  int16,
+  int32,
+  int64,
+  uint8,
+  uint16,
+  uint32,
+  uint64,
+  float16,
+  bfloat16,
+  float32,
+  float64,
+  complex64,
+  complex128,
+};
+constexpr std::size_t num_dtypes = 15;
+
+enum class ReduceOp : std::uint8_t { sum, avg, product, min, max, band, bor, bxor, premul_sum };
+constexpr std::size_t num_reduce_ops = 9;
+
+enum class OpKind : std::uint8_t {
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  gather,
+  scatter,
+  reduce_scatter,
+  all_to_all,
+  barrier,
+  send,
+  recv,
+};
 
 constexpr std::size_t size_of(DType type) {
-  return type == DType::float32 || type == DType::int32 ? 4 : 8;
+  constexpr std::array<std::uint8_t, num_dtypes> sizes{1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16};
+  return sizes[static_cast<std::size_t>(type)];
 }
+
+// A contiguous buffer, in bytes.
+struct Piece {
+  std::byte* data;
+  std::size_t bytes;
+};
+// One for each rank, in order of rank: cuts of one array, or arrays of their own.
+using Pieces = std::span<const Piece>;
 
 // What one rank asked for; ranks compare these to find out that they disagree.
 struct Call {
@@ -24,7 +67,7 @@ struct Call {
   ReduceOp op{};
   std::uint8_t dims = 0;  // may exceed max_dims: then only the first ones are kept
   std::int32_t root = -1;
-  std::uint64_t count = 0;
+  std::uint64_t count = 0;  // elements
   std::array<std::uint64_t, max_dims> shape{};
 
   std::uint64_t fingerprint() const {

@@ -97,7 +97,8 @@ def test_the_active_operation_comes_before_later_groups() -> None:
         ({}, "all_reduce(float32[8], SUM)"),
         ({"operation": "barrier"}, "barrier()"),
         ({"operation": "barrier", "sequence": 0}, "init_process_group()"),
-        ({"operation": "all_gather", "group": 3}, "all_gather(float32[8]) of group 3"),
+        ({"operation": "all_gather", "group": 31}, "all_gather(float32[8]) of group 1f (2 ranks)"),
+        ({"operation": "reduce", "root": 1}, "reduce(float32[8], SUM, dst=1)"),
         ({"operation": "broadcast", "root": 2}, "broadcast(float32[8], src=2)"),
     ],
 )

@@ -2,11 +2,11 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "common/clock.hpp"
 #include "common/prefetch.hpp"
 #include "transport/shm/cpu.hpp"
 #include "transport/shm/futex.hpp"
@@ -30,13 +30,6 @@ unsigned forks() {
   return fork_count.load(std::memory_order_relaxed);
 }
 
-// Monotonic seconds.
-double now() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
 Failure bare(FailureKind kind, double seconds = 0) {
   Failure found;
   found.kind = kind;
@@ -48,21 +41,25 @@ Failure bare(FailureKind kind, double seconds = 0) {
 
 std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limit, tuning.block_bytes); }
 
-Channel::Channel(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids,
-                 std::function<bool()> interrupted, Progress* progress, std::uint32_t group)
+Channel::Channel(const Setup& setup, Hooks hooks)
     : forks_(forks()),
-      rank_(rank),
-      ranks_(ranks),
-      tuning_(tuning),
-      segment_(std::in_place, descriptor, rank, ranks, slot_bytes(tuning)),
-      peers_(std::in_place, pids),
-      interrupted_(std::move(interrupted)),
-      progress_(progress != nullptr ? progress : &unseen_),
-      group_(group),
-      spins_(ranks <= allowed_cpus() ? spin_limit : 0) {}
+      rank_(setup.rank),
+      ranks_(static_cast<int>(setup.names.size())),
+      names_(setup.names),
+      tuning_(setup.tuning),
+      segment_(std::in_place, setup.descriptor, rank_, ranks_, slot_bytes(tuning_)),
+      peers_(std::in_place, setup.pids),
+      reach_(rank_, setup.pids),
+      hooks_(std::move(hooks)),
+      progress_(setup.progress != nullptr ? setup.progress : &unseen_),
+      group_(setup.group),
+      world_(setup.world),
+      cpus_(allowed_cpus()),
+      neighbours_(std::max(setup.neighbours, ranks_)) {}
 
-Channel::Operation::Operation(Channel& channel, const Call& call, double timeout) : channel_(channel) {
-  if (channel.forks_ != fork_count.load(std::memory_order_relaxed)) throw bare(FailureKind::forked);
+Channel::Operation::Operation(Channel& channel, const Call& call, double timeout, bool background)
+    : channel_(channel) {
+  channel.check_fork();
   if (!channel.busy_.try_lock()) acquire(timeout);
   try {
     channel.begin(call, timeout);
@@ -71,6 +68,8 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
     throw;
   }
   channel.owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  const int busy_threads = background ? 2 * channel.neighbours_ : channel.neighbours_;
+  channel.spins_ = busy_threads <= channel.cpus_ ? spin_limit : 0;
 }
 
 Channel::Operation::~Operation() {
@@ -85,7 +84,7 @@ void Channel::Operation::acquire(double timeout) {
   }
   const double deadline = now() + timeout;
   while (!channel_.busy_.try_lock_for(std::chrono::duration<double>(nap))) {
-    if (channel_.interrupted_()) throw Interrupted();
+    if (channel_.hooks_.interrupted()) throw Interrupted();
     if (now() > deadline) throw bare(FailureKind::busy, timeout);
   }
 }
@@ -97,9 +96,15 @@ void Channel::begin(const Call& call, double timeout) {
   fingerprint_ = call.fingerprint();
   op_.store(call.kind, std::memory_order_relaxed);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  progress_->enter(sequence, call, group_, static_cast<std::uint32_t>(ranks_));
+  segment_->area(rank_).own.sequence.store(sequence, std::memory_order_release);
+  progress_->enter(sequence, call, group_, world_);
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
+}
+
+double Channel::deadline() {
+  if (deadline_ == 0) deadline_ = now() + timeout_;
+  return deadline_;
 }
 
 void Channel::round(const void* payload, std::size_t bytes) {
@@ -169,9 +174,9 @@ void Channel::move_away() {
 }
 
 void Channel::await(int peer) {
-  if (deadline_ == 0) deadline_ = now() + timeout_;
+  const double until = deadline();
   const double patience = now() + yield_limit_seconds;
-  for (int i = 0; i < yield_limit && now() < patience; ++i) {
+  for (int i = 0; i < yield_limit && now() < std::min(patience, until); ++i) {
     sched_yield();
     if (posted(peer)) return;
   }
@@ -197,31 +202,69 @@ void Channel::sleep(int peer) {
 void Channel::check() {
   check_abort();
   check_peers();
-  if (interrupted_()) {
-    abort();
-    throw Interrupted();
+  if (hooks_.look_around) hooks_.look_around();
+  check_wait();
+  if (now() >= deadline_) check_deadline();
+}
+
+// Who has not even begun this operation is to blame, and not those who wait for it themselves.
+void Channel::check_deadline() {
+  const std::vector<int> waited = not_posted();
+  if (waited.empty()) return;
+  Failure late = failure(FailureKind::timeout, rank_);
+  late.seconds = timeout_;
+  late.missing = absent();
+  if (late.missing.empty()) {
+    for (const int peer : waited) late.missing.push_back(names_[static_cast<std::size_t>(peer)]);
   }
-  if (now() >= deadline_) {
-    Failure late = failure(FailureKind::timeout, rank_);
-    late.seconds = timeout_;
-    late.missing = not_posted();
-    if (!late.missing.empty()) fail(late);
+  fail(late);
+}
+
+std::vector<int> Channel::absent() {
+  const std::uint64_t current = sequence();
+  std::vector<int> found;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (segment_->area(peer).own.sequence.load(std::memory_order_acquire) < current) {
+      found.push_back(names_[static_cast<std::size_t>(peer)]);
+    }
   }
+  if (hooks_.absent) {
+    const std::vector<int> elsewhere = hooks_.absent(current);
+    found.insert(found.end(), elsewhere.begin(), elsewhere.end());
+  }
+  return found;
+}
+
+void Channel::check_wait() {
+  check_abort();
+  if (!hooks_.interrupted()) return;
+  abort();
+  throw Interrupted();
+}
+
+std::vector<int> Channel::dead() const { return peers_->find_dead(); }
+
+std::optional<Failure> Channel::gone(const std::vector<int>& peers) {
+  const std::vector<int> ended = dead();
+  for (const int peer : peers) {
+    if (std::find(ended.begin(), ended.end(), peer) != ended.end()) return failure(FailureKind::peer_lost, peer);
+    if (has_left(peer)) return failure(FailureKind::peer_left, peer);
+  }
+  return std::nullopt;
 }
 
 // A process may well end after its last collective. It is lost only if, after it was seen dead,
 // somebody's flag of this round is still missing: then it cannot have passed the round.
 void Channel::check_peers() {
-  dead_.clear();
-  peers_->find_dead(dead_);
+  const std::vector<int> ended = dead();
   const std::vector<int> missing = not_posted();
   if (missing.empty()) return;
-  if (!dead_.empty()) {
+  if (!ended.empty()) {
     check_abort();  // perhaps by a rank that then ended because of it
-    fail(failure(FailureKind::peer_lost, dead_.front()));
+    fail(failure(FailureKind::peer_lost, ended.front()));
   }
   for (const int peer : missing) {
-    if (segment_->area(peer).own.left.load(std::memory_order_acquire) != 0 && !posted(peer)) {
+    if (has_left(peer) && !posted(peer)) {
       fail(failure(FailureKind::peer_left, peer));
     }
   }
@@ -236,7 +279,10 @@ std::vector<int> Channel::not_posted() {
 }
 
 void Channel::compare(int peer) {
-  if (segment_->area(peer).flags[round_ & 1].fingerprint == fingerprint_) return;
+  if (segment_->area(peer).flags[round_ & 1].fingerprint != fingerprint_) disagree(peer);
+}
+
+void Channel::disagree(int peer) {
   Failure found = failure(FailureKind::mismatch, peer);
   found.own = segment_->area(rank_).own.call;
   found.other = segment_->area(peer).own.call;
@@ -246,37 +292,53 @@ void Channel::compare(int peer) {
 Failure Channel::failure(FailureKind kind, int culprit) const {
   Failure found;
   found.kind = kind;
-  found.rank = culprit;
-  found.reporter = rank_;
+  found.rank = names_[static_cast<std::size_t>(culprit)];
+  found.reporter = names_[static_cast<std::size_t>(rank_)];
   found.op = op_.load(std::memory_order_relaxed);
   found.sequence = sequence_.load(std::memory_order_relaxed);
   return found;
 }
 
-void Channel::fail(const Failure& found) {
+void Channel::end(const Failure& found) {
+  bool first = false;
   {
     const std::lock_guard<std::mutex> stay(life_);
-    record(found);
+    first = segment_ && !is_fork() && record(found);
   }
+  if (first && hooks_.announce) hooks_.announce(found);
+}
+
+void Channel::fail(const Failure& found) {
+  end(found);
   check_abort();  // the first cause stands, whoever found it
   throw found;
 }
 
-void Channel::record(const Failure& found) {
+void Channel::adopt(const Failure& found) {
+  const std::lock_guard<std::mutex> stay(life_);
+  if (segment_) record(found);
+}
+
+// Whether this is the first failure of the group on this node.
+bool Channel::record(const Failure& found) {
   std::atomic<std::uint32_t>& aborted_by = segment_->header().aborted_by;
-  if (aborted_by.load(std::memory_order_acquire) != 0) return;
+  if (aborted_by.load(std::memory_order_acquire) != 0) return false;
   AbortRecord& account = segment_->area(rank_).abort;
   account.kind = found.kind;
   account.rank = found.rank;
+  account.reporter = found.reporter;
   account.op = found.op;
   account.sequence = found.sequence;
   account.seconds = found.seconds;
   account.own = found.own;
   account.other = found.other;
-  for (const int rank : found.missing) account.missing[rank / 64] |= 1ull << (rank % 64);
+  account.num_missing = static_cast<std::uint32_t>(std::min(found.missing.size(), AbortRecord::most_missing));
+  std::copy_n(found.missing.begin(), account.num_missing, account.missing);
   std::uint32_t none = 0;
-  aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_seq_cst);
+  const bool first =
+      aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_seq_cst);
   for (int peer = 0; peer < ranks_; ++peer) wake(peer);
+  return first;
 }
 
 void Channel::wake(int peer) {
@@ -290,25 +352,26 @@ void Channel::check_abort() {
   Failure found;
   found.kind = account.kind;
   found.rank = account.rank;
-  found.reporter = static_cast<int>(by) - 1;
+  found.reporter = account.reporter;
   found.op = account.op;
   found.sequence = account.sequence;
   found.seconds = account.seconds;
   found.own = account.own;
   found.other = account.other;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (account.missing[rank / 64] >> (rank % 64) & 1) found.missing.push_back(rank);
-  }
+  found.missing.assign(account.missing, account.missing + account.num_missing);
   throw found;
 }
 
-void Channel::abort() {
-  const std::lock_guard<std::mutex> stay(life_);
-  if (segment_ && forks_ == fork_count) record(failure(FailureKind::aborted, rank_));
+bool Channel::is_fork() const { return forks_ != fork_count.load(std::memory_order_relaxed); }
+
+void Channel::check_fork() const {
+  if (is_fork()) throw bare(FailureKind::forked);
 }
 
+void Channel::abort() { end(failure(FailureKind::aborted, rank_)); }
+
 void Channel::close() {
-  if (forks_ != fork_count) return;
+  if (is_fork()) return;
   if (owner_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return abort();
   std::unique_lock<std::timed_mutex> idle(busy_, std::try_to_lock);
   if (!idle) {
@@ -319,8 +382,14 @@ void Channel::close() {
   if (!segment_) return;
   segment_->area(rank_).own.left.store(1, std::memory_order_seq_cst);
   wake(rank_);
+  failed_ = segment_->header().aborted_by.load(std::memory_order_acquire) != 0;
   segment_.reset();
   peers_.reset();
+}
+
+bool Channel::failed() {
+  const std::lock_guard<std::mutex> stay(life_);
+  return segment_ ? segment_->header().aborted_by.load(std::memory_order_acquire) != 0 : failed_;
 }
 
 }  // namespace torsh::shm

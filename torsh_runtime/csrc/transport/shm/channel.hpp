@@ -13,6 +13,8 @@
 
 #include "common/progress.hpp"
 #include "transport/shm/peers.hpp"
+#include "transport/shm/reach.hpp"
+#include "transport/shm/regions.hpp"
 #include "transport/shm/segment.hpp"
 
 namespace torsh::shm {
@@ -24,23 +26,57 @@ struct Tuning {
 };
 std::size_t slot_bytes(const Tuning& tuning);
 
+// How a channel takes part in a group that may span several nodes; all may be empty.
+struct Hooks {
+  // Called now and then while waiting; true ends the wait with Interrupted.
+  std::function<bool()> interrupted;
+  // Called now and then while waiting: throws Failure if other nodes report one.
+  std::function<void()> look_around;
+  // Tells the other nodes why the group is dead.
+  std::function<void(const Failure&)> announce;
+  // Ranks of other nodes that have not begun operation `sequence`.
+  std::function<std::vector<int>(std::uint64_t sequence)> absent;
+};
+
+// What a channel is made of. `names` are the group's numbers of its ranks, ascending; `pids` their
+// processes. `progress`, which must outlive the channel, is where it notes what it does, as the
+// group of this number; null is nowhere.
+struct Setup {
+  int descriptor;
+  int rank;
+  std::vector<int> names, pids;
+  Tuning tuning;
+  Progress* progress = nullptr;
+  std::uint32_t group = 0;
+  std::uint32_t world = 0;  // ranks of the whole group
+  int neighbours = 0;       // ranks on this machine, which share its processors
+};
+
 class Channel {
  public:
-  // `interrupted` is called now and then while waiting; true ends the wait with Interrupted.
-  // `progress`, which must outlive the channel, is where it notes what it does, as the process's
-  // group number `group`; null is nowhere.
-  Channel(int descriptor, int rank, int ranks, const Tuning& tuning, const std::vector<int>& pids,
-          std::function<bool()> interrupted, Progress* progress = nullptr, std::uint32_t group = 0);
+  Channel(const Setup& setup, Hooks hooks);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   const Tuning& tuning() const { return tuning_; }
+  Segment& segment() { return *segment_; }
+  // Whether each rank of this machine can have a processor for itself.
+  bool is_roomy() const { return neighbours_ <= cpus_; }
+  Reach& reach() { return reach_; }
+  Regions& regions() { return regions_; }
+  // The operation under way, or the last one, counted from 0, which is the barrier of the ranks'
+  // first meeting. Any thread.
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  // When the operation under way has to be over, as of now().
+  double deadline();
+  double timeout() const { return timeout_; }
 
   // One collective call: holds the channel from construction to destruction.
   class Operation {
    public:
-    // Throws Failure if the group is dead or not to be had. timeout in seconds.
-    Operation(Channel& channel, const Call& call, double timeout);
+    // Throws Failure if the group is dead or not to be had. timeout in seconds. One in the
+    // background does not spin where that may keep the program's own threads from working.
+    Operation(Channel& channel, const Call& call, double timeout, bool background = false);
     ~Operation();
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
@@ -60,6 +96,34 @@ class Channel {
   void next_block() { ++block_; }
   std::byte* slot(int peer) { return segment_->slot(peer, block_ & 1); }
 
+  // For waits elsewhere: throws if the group is dead or the caller interrupted.
+  void check_wait();
+  // Peers, as channel ranks, whose process has ended. What they sent may still lie there.
+  std::vector<int> dead() const;
+  // Says if one of these peers has ended or left.
+  std::optional<Failure> gone(const std::vector<int>& peers);
+  // Whether a peer has closed the group.
+  bool has_left(int peer) { return segment_->area(peer).own.left.load(std::memory_order_acquire) != 0; }
+  // A failure of the operation under way; `culprit` is a channel rank.
+  Failure failure(FailureKind kind, int culprit) const;
+  // The ranks, of all nodes, that have not begun the operation that this one is in.
+  std::vector<int> absent();
+  // The peer's call does not go with this rank's, as the fingerprints do not show: ends the group.
+  [[noreturn]] void disagree(int peer);
+  // Ends the group with this failure, of which other nodes are told, or throws the earlier one.
+  [[noreturn]] void fail(const Failure& failure);
+  // The same without throwing.
+  void end(const Failure& failure);
+  // The same for one that another node has told of; does not throw. Any thread.
+  void adopt(const Failure& failure);
+  // Whether the group is dead. Any thread.
+  bool failed();
+  // Throws what the group has died of.
+  void check_abort();
+
+  // Whether this process was forked off from the rank's; if so, the second throws Failure.
+  bool is_fork() const;
+  void check_fork() const;
   // Ends every rank's pending and later operations with FailureKind::aborted.
   void abort();
   // Tells the peers that this rank takes part no more and lets go of the memory. An operation
@@ -77,35 +141,36 @@ class Channel {
   void move_away();
   void sleep(int peer);
   void check();
+  void check_deadline();
   void check_peers();
   void compare(int peer);
-  [[noreturn]] void fail(const Failure& failure);
-  void check_abort();
-  void record(const Failure& failure);
-  Failure failure(FailureKind kind, int culprit) const;
+  bool record(const Failure& failure);
   std::vector<int> not_posted();
   void wake(int peer);
 
   const unsigned forks_;  // what forks() said when the channel was made
   const int rank_, ranks_;
+  const std::vector<int> names_;
   const Tuning tuning_;
   std::optional<Segment> segment_;  // none once closed
   std::optional<Peers> peers_;
-  std::function<bool()> interrupted_;
+  Reach reach_;
+  Regions regions_;
+  const Hooks hooks_;
   Progress unseen_;
   Progress* const progress_;
-  const std::uint32_t group_;
+  const std::uint32_t group_, world_;
   std::timed_mutex busy_;  // held by the operation under way
   std::atomic<std::thread::id> owner_{};  // the thread of that operation
   std::mutex life_;        // abort() comes from any thread, and the segment must stay for it
-  std::vector<int> dead_;
-  int spins_;
+  bool failed_ = false;  // when it was closed
+  const int cpus_, neighbours_;  // processors that this process may use, and ranks that share them
+  int spins_ = 0;   // in a wait of the operation under way
   int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
   double moved_ = 0;      // when this thread last moved
   std::uint32_t round_ = 0;
   std::uint64_t block_ = 0;
-  // Counted from 0, which is the barrier of the ranks' first meeting. This and the next are also
-  // read by abort() on another thread.
+  // This and the next are also read by abort() on another thread.
   std::atomic<std::uint64_t> sequence_{~std::uint64_t{0}};
   std::atomic<OpKind> op_{};
   std::uint64_t fingerprint_ = 0;

@@ -29,12 +29,14 @@ Peers::~Peers() {
   for (const pollfd& entry : descriptors_) close(entry.fd);
 }
 
-void Peers::find_dead(std::vector<int>& dead) {
-  dead.insert(dead.end(), dead_from_start_.begin(), dead_from_start_.end());
-  if (poll(descriptors_.data(), descriptors_.size(), 0) <= 0) return;
-  for (std::size_t i = 0; i < descriptors_.size(); ++i) {
-    if (descriptors_[i].revents & POLLIN) dead.push_back(ranks_[i]);
+std::vector<int> Peers::find_dead() const {
+  std::vector<int> dead = dead_from_start_;
+  std::vector<pollfd> polled = descriptors_;
+  if (poll(polled.data(), polled.size(), 0) <= 0) return dead;
+  for (std::size_t i = 0; i < polled.size(); ++i) {
+    if (polled[i].revents & POLLIN) dead.push_back(ranks_[i]);
   }
+  return dead;
 }
 
 }  // namespace torsh::shm

@@ -15,8 +15,8 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // Appends the ranks whose process has ended.
-  void find_dead(std::vector<int>& dead);
+  // The ranks whose process has ended. Any thread.
+  std::vector<int> find_dead() const;
 
  private:
   std::vector<pollfd> descriptors_;  // a pidfd for each watched rank

@@ -33,11 +33,12 @@ void populate(std::byte* from, std::size_t bytes) {
 }  // namespace
 
 std::size_t Segment::bytes_for(int ranks, std::size_t slot_bytes) {
-  return control_bytes(ranks) + static_cast<std::size_t>(ranks) * 2 * slot_bytes;
+  const std::size_t count = static_cast<std::size_t>(ranks);
+  return control_bytes(ranks) + count * 2 * slot_bytes + count * count * sizeof(RingMemory);
 }
 
 Segment::Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes)
-    : slot_bytes_(slot_bytes), length_(bytes_for(ranks, slot_bytes)) {
+    : ranks_(static_cast<std::size_t>(ranks)), slot_bytes_(slot_bytes), length_(bytes_for(ranks, slot_bytes)) {
   struct stat status {};
   if (fstat(descriptor, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat of the shared segment");
   if (static_cast<std::size_t>(status.st_size) < length_) {
@@ -47,6 +48,7 @@ Segment::Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes)
   if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map the shared segment");
   base_ = static_cast<std::byte*>(mapped);
   slots_ = base_ + control_bytes(ranks);
+  rings_ = slots_ + ranks_ * 2 * slot_bytes;
   try {
     populate(base_, control_bytes(ranks));
     populate(slot(rank, 0), 2 * slot_bytes_);

@@ -1,4 +1,5 @@
-// The memory that the ranks of one node share: flags and two slots for each rank.
+// The memory that the ranks of one node share: flags and two slots for each rank, and a ring from
+// each rank to each other one.
 #pragma once
 
 #include <atomic>
@@ -7,10 +8,11 @@
 
 #include "common/failure.hpp"
 #include "common/types.hpp"
+#include "transport/shm/ring.hpp"
 
 namespace torsh::shm {
 
-constexpr std::size_t max_ranks = 1024;
+constexpr std::size_t max_ranks = 1024;  // of a node
 constexpr std::size_t tiny_bytes = 48;
 
 // All of this lies in a file of zeros, so zero has to mean "nothing yet" everywhere.
@@ -24,15 +26,18 @@ struct alignas(128) Flag {
   std::byte payload[tiny_bytes];
 };
 
-// Why the group is dead, as the rank found out that writes it.
+// Why the group is dead, as the rank found out that writes it; ranks are the group's.
 struct AbortRecord {
+  static constexpr std::size_t most_missing = 256;
+
   FailureKind kind;
-  std::int32_t rank;
+  std::int32_t rank, reporter;
   OpKind op;
   std::uint64_t sequence;
   double seconds;
   Call own, other;
-  std::uint64_t missing[max_ranks / 64];
+  std::uint32_t num_missing;
+  std::int32_t missing[most_missing];  // of more, the first
 };
 
 struct RankArea {
@@ -42,8 +47,10 @@ struct RankArea {
   } sleepers;  // ranks that wait in the kernel for this one's flag
   struct alignas(128) {
     Call call;
+    std::atomic<std::uint64_t> sequence;  // the operation's number, counted from 1
     std::atomic<std::uint32_t> left;
   } own;
+  BellSign bell;
   alignas(128) AbortRecord abort;
 };
 
@@ -69,12 +76,18 @@ class Segment {
   std::byte* slot(int rank, unsigned parity) {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + parity) * slot_bytes_;
   }
+  // Memory of the ring that `from` writes and `to` reads. It becomes present when it is used.
+  RingMemory& ring(int from, int to) {
+    return reinterpret_cast<RingMemory*>(rings_)[static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to)];
+  }
 
  private:
+  std::size_t ranks_;
   std::size_t slot_bytes_;
   std::size_t length_;
   std::byte* base_;
   std::byte* slots_;
+  std::byte* rings_;
 };
 
 }  // namespace torsh::shm

@@ -1,0 +1,81 @@
+"""Two network namespaces with a virtual cable between them: two nodes on one machine.
+
+They have no names: each lives as long as a process in it, which ends when this program does. So
+nothing can be left behind, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers import UnavailableError
+from benchmarks.processes import RunError, wait_until
+from benchmarks.spawn import entering
+
+INTERFACE = "cable"
+_START = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Two namespaces, each by a process in it, and their addresses on the cable."""
+
+    holders: tuple[int, int]
+    addresses: tuple[str, str] = ("192.0.2.1", "192.0.2.2")
+
+
+@contextlib.contextmanager
+def cable() -> Iterator[Cable]:
+    """A cable that is gone when the block ends.
+
+    Raises UnavailableError where it cannot be laid: it takes root, `ip`, `unshare` and `nsenter`.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            laid = Cable((_hold(stack), _hold(stack)))
+            _lay(laid)
+        except (OSError, RunError) as error:
+            raise UnavailableError(f"no network namespaces: {error}") from None
+        yield laid
+
+
+def _hold(stack: contextlib.ExitStack) -> int:
+    """The pid of a process in a network namespace of its own; its input's end is its end."""
+    holder = subprocess.Popen(
+        ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    stack.enter_context(holder)  # closes its input and waits for it
+    own = Path(f"/proc/{holder.pid}/ns/net")
+    here = Path("/proc/self/ns/net").readlink()
+
+    def apart() -> bool:
+        if holder.poll() is not None:
+            assert holder.stderr is not None
+            raise RunError(holder.stderr.read().decode().strip())
+        return own.readlink() != here
+
+    if not wait_until(apart, _START):
+        raise RunError(f"unshare made no namespace within {_START:.0f} s")
+    return holder.pid
+
+
+def _lay(laid: Cable) -> None:
+    first, second = laid.holders
+    ends = ("name", INTERFACE, "netns", str(first)), ("name", INTERFACE, "netns", str(second))
+    _run(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]])
+    for holder, address in zip(laid.holders, laid.addresses, strict=True):
+        inside = [*entering(holder), "ip"]
+        _run([*inside, "address", "add", f"{address}/24", "dev", INTERFACE])
+        _run([*inside, "link", "set", INTERFACE, "up"])
+        _run([*inside, "link", "set", "lo", "up"])
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_START)
+    if done.returncode:
+        raise RunError(f"{' '.join(command)}: {done.stderr.strip()}")

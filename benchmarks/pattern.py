@@ -1,0 +1,54 @@
+"""Known contents by which results are checked: whole numbers small enough to be exact when summed.
+
+Arrays are in the dtype's storage: numpy's own, and for bfloat16, which numpy lacks, its bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+STORAGE: dict[str, type[np.generic]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+}
+_EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
+"""Every whole number up to here has a value of its own."""
+_PERIODS = (251, 127, 53, 23, 7, 5, 3, 2)
+"""Primes, so that a piece put in the wrong place does not look right."""
+_BLOCK = 1 << 20
+MOST_RANKS = 16
+
+
+class Pattern:
+    """Element i is i modulo a prime, times a scale of at most `largest_scale`."""
+
+    def __init__(self, dtype: str, largest_scale: int) -> None:
+        self._dtype = dtype
+        bound = _EXACT[dtype] // largest_scale + 1
+        self._period = next(period for period in _PERIODS if period <= bound)
+
+    def fill(self, array: Array, start: int, scale: int) -> None:
+        """Write the pattern as it is from element `start` on."""
+        for first in range(0, array.size, _BLOCK):
+            piece = array[first : first + _BLOCK]
+            piece[:] = self._values(start + first, piece.size, scale)
+
+    def verify(self, array: Array, start: int, scale: int, where: str) -> None:
+        """End this rank loudly unless the array holds what fill would write."""
+        for first in range(0, array.size, _BLOCK):
+            piece = array[first : first + _BLOCK]
+            wrong = np.flatnonzero(piece != self._values(start + first, piece.size, scale))
+            if wrong.size:
+                at = first + int(wrong[0])
+                raise SystemExit(f"WRONG RESULT: {where}, {array.nbytes} bytes, element {at}")
+
+    def _values(self, start: int, count: int, scale: int) -> Array:
+        values = np.arange(start, start + count) % self._period * scale
+        if self._dtype == "bfloat16":  # the upper half of the float32, whose lower half is 0 here
+            return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(STORAGE[self._dtype])

@@ -1,0 +1,163 @@
+"""Training steps of torch on our backend beside Gloo: `python benchmarks/torch_steps.py --help`.
+
+Ordinary DistributedDataParallel and FSDP2 scripts, in which only the backend's name differs, two
+ranks with one thread each. As users find the backends: torsh tunes glibc's allocator by itself,
+Gloo does not; and with both tuned. Beside them the bare model, which does not communicate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import session
+from benchmarks.bars import Check, of_row
+from benchmarks.peers import GLOO, HERE, SPAWN, Peer
+from benchmarks.processes import interrupt_on_term
+from benchmarks.rounds import Rounds, WrongResultError
+from benchmarks.samples import Case, Row, Sample
+from benchmarks.table import MISSING, ratio, render
+
+TUNED = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(256 * 2**20),
+}
+"""Freed memory stays with the process, as torsh sets it up by mallopt."""
+TORSH, BARE, AS_FOUND = "torsh", "bare", "gloo"
+_RATIOS = {"torsh/gloo": AS_FOUND, "torsh/gloo tuned": f"{AS_FOUND} tuned"}
+_WORKER = HERE / "torch_worker.py"
+_ITERATIONS = (3, 200)
+_NEAR_ENOUGH = 1e-4
+"""Of the losses after a few steps, relative: sums may be formed in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Linear layers of one width."""
+
+    width: int
+    depth: int
+    batch: int
+    limit: float
+    """Of torsh's step time to Gloo's as users find it."""
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.depth * self.width * (self.width + 1)
+
+
+MODELS: Mapping[str, Model] = {
+    "DDP": Model(width=1600, depth=10, batch=16, limit=0.58),
+    "FSDP2": Model(width=3200, depth=10, batch=16, limit=0.25),
+}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--models", type=_models, default=tuple(MODELS), help="default: DDP,FSDP2")
+    add("--ranks", type=session.positive, default=2, help="default: 2")
+    add("--here", action="store_true", help="use this interpreter's own torch")
+    session.add_options(parser, seconds=4.0)
+    return session.with_defaults(parser.parse_args(arguments))
+
+
+def _models(text: str) -> tuple[str, ...]:
+    return session.several(text, tuple(MODELS))
+
+
+def contenders(here: bool) -> list[Peer]:
+    """torsh, Gloo and no communication, each as it is found and the last two tuned as well."""
+    base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
+    torsh = replace(base, name=TORSH)
+    others = [replace(base, name=name) for name in (AS_FOUND, BARE)]
+    tuned = [replace(peer, name=f"{peer.name} tuned", env={**peer.env, **TUNED}) for peer in others]
+    return [torsh, *others, *tuned]
+
+
+def work(names: Sequence[str], ranks: int) -> session.Work:
+    """One case for each model; its size is that of its parameters."""
+    return [(Case(name, ranks=ranks), (MODELS[name].nbytes,)) for name in names]
+
+
+def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
+    """All ranks of one contender."""
+    return [peer.python, str(SPAWN), str(case.ranks), str(_WORKER), str(plan)]
+
+
+def details(case: Case, quick: bool) -> dict[str, object]:
+    """What torch_worker.py has to know besides: the model, and where torsh_runtime is."""
+    model = MODELS[case.operation]
+    shape = {"width": model.width, "depth": model.depth, "batch": model.batch}
+    if quick:
+        shape |= {"width": 128, "depth": 3}
+    return {"shape": shape, "site": sysconfig.get_paths()["purelib"]}
+
+
+def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str]) -> list[Check]:
+    """Print the step times; returns what the bars say. Raises WrongResultError if torsh trains
+    otherwise than Gloo."""
+    compare_losses(samples)
+    header = ["model", *(f"{name} ms" for name in names)]
+    print("\nms of one step: the worst rank's median, over the runs")
+    print(render([*header, *_RATIOS, "state", "runs"], [_line(row, names) for row in rows]))
+    print("torsh tunes the allocator by itself; tuned: the others with the same settings")
+    return [check for row in rows for check in checks(row)]
+
+
+def _line(row: Row, names: Sequence[str]) -> list[str]:
+    cells = [row.cells.get(name) for name in names]
+    times = [f"{cell.median_us / 1e3:.1f}" if cell else MISSING for cell in cells]
+    ratios = [ratio(row.ratio(TORSH, base)) for base in _RATIOS.values()]
+    runs = "/".join(str(cell.runs) if cell else "0" for cell in cells)
+    return [row.case.operation, *times, *ratios, row.state, runs]
+
+
+def checks(row: Row) -> list[Check]:
+    """The bar of this row: as users find both."""
+    value, limit = row.ratio(TORSH, AS_FOUND), MODELS[row.case.operation].limit
+    return [of_row(row.case.operation, row, "torsh/gloo", value, limit, at_most=True)]
+
+
+def compare_losses(samples: Sequence[Sample]) -> None:
+    """After the same steps each rank must have the same loss on both backends."""
+    known: dict[tuple[Case, int], Sequence[float]] = {}
+    for sample in samples:
+        if sample.library.startswith(BARE):
+            continue
+        for rank, figures in enumerate(sample.per_rank):
+            losses = figures["losses"]
+            expected = known.setdefault((sample.case, rank), losses)
+            pairs = zip(losses, expected, strict=True)
+            if not all(math.isclose(*pair, rel_tol=_NEAR_ENOUGH) for pair in pairs):
+                raise WrongResultError(
+                    f"{sample.case.operation}, {sample.library}, rank {rank}: losses {losses}, "
+                    f"where another run had {expected}"
+                )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    interrupt_on_term()
+    peers, versions = session.available(contenders(options.here))
+    names = [peer.name for peer in peers]
+    rounds = Rounds(options, peers, start, _ITERATIONS, lambda case: details(case, options.quick))
+    return session.conduct(
+        rounds,
+        work(options.models, options.ranks),
+        lambda rows: report(rows, rounds.samples, names),
+        versions,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

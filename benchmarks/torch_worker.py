@@ -1,0 +1,119 @@
+"""One rank of a run of torch training steps: `torch_worker.py PLAN.json`, started by spawn.py.
+
+The script is an ordinary one; only the backend's name differs. The plan names it: "torsh", "gloo"
+or "bare", which trains on each rank by itself, without communication. Each rank leaves its figures
+in `rank-<n>.json` beside the plan.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import site
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from timing import Call, Probe, figures, publish, typical
+from torch import nn
+
+_CHECKED_STEPS = 3
+_TIMEOUT = timedelta(seconds=120)
+
+
+def join(plan: dict[str, Any]) -> str:
+    """Make the default group; what the plan calls the contender's first word."""
+    library: str = plan["library"].split()[0]
+    if library == "torsh":
+        site.addsitedir(plan["site"])  # where torsh_runtime is, after torch's own environment
+        import torsh_runtime.integrations.torch  # noqa: F401  (registers the backend)
+    dist.init_process_group("torsh" if library == "torsh" else "gloo", timeout=_TIMEOUT)
+    return library
+
+
+def layers(width: int, depth: int) -> nn.Sequential:
+    """So many Linear layers of one width with ReLU between them; the same on all ranks."""
+    torch.manual_seed(0)
+    linear = [nn.Linear(width, width) for _ in range(depth)]
+    return nn.Sequential(*(module for layer in linear for module in (layer, nn.ReLU())))
+
+
+def ddp(model: nn.Sequential) -> nn.Module:
+    """Gradients averaged by DistributedDataParallel."""
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def fsdp(model: nn.Sequential) -> nn.Module:
+    """Parameters, gradients and optimizer state sharded by FSDP2, layer by layer."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+_WRAPPERS: dict[str, Callable[[nn.Sequential], nn.Module]] = {"DDP": ddp, "FSDP2": fsdp}
+
+
+def training_step(model: nn.Module, width: int, batch: int) -> Callable[[], float]:
+    """One step on this rank's own batch, which returns its loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(1 + dist.get_rank())
+    data, target = torch.randn(batch, width), torch.randn(batch, width)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(data), target)
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    return step
+
+
+def agreed(count: float, bounds: tuple[int, int]) -> int:
+    """Rank 0's count, within the bounds, on all ranks."""
+    low, high = bounds
+    chosen = torch.tensor([min(max(int(count), low), high)])
+    dist.broadcast(chosen, 0)
+    return int(chosen)
+
+
+def measure(step: Call, plan: dict[str, Any], probe: Probe) -> dict[str, Any]:
+    """Warm up, then time the steps between two looks at the machine."""
+    count = agreed(plan["seconds"] / 2 / typical(step, _CHECKED_STEPS), plan["iterations"])
+    before = probe.look()
+    dist.barrier()
+    times = figures(step, count)
+    dist.barrier()
+    return {"before_ns": before, "after_ns": probe.look(), **times}
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    plan = json.loads(path.read_text())
+    torch.set_num_threads(1)
+    library, shape = join(plan), plan["shape"]
+    model: nn.Module = layers(shape["width"], shape["depth"])
+    nbytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+    if library != "bare":
+        model = _WRAPPERS[plan["operation"]](model)
+    step = training_step(model, shape["width"], shape["batch"])
+    losses = [step() for _ in range(_CHECKED_STEPS)]
+    gc.disable()
+    probe = Probe(plan["pingpong"], path.parent, dist.get_rank())
+    found = {"bytes": nbytes, "losses": losses, **measure(step, plan, probe)}
+    record = json.dumps({"rank": dist.get_rank(), "figures": [found]})
+    publish(path.with_name(f"rank-{dist.get_rank()}.json"), record.encode())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

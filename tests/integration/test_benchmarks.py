@@ -1,0 +1,127 @@
+"""Every benchmark in its quick form, on ours alone: what a change breaks is seen at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes import soon
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TIMEOUT = 120
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0
+    or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0,
+    reason="needs root and network namespaces",
+)
+
+
+def run(script: str, *arguments: str) -> str:
+    """What the benchmark printed; it must have ended well."""
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_collectives(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    printed = run(
+        "collectives.py", "--peers", "ours", "--registered", "--op", "all_reduce,all_to_all",
+        "--sizes", "8,64Ki", "--json", str(record),
+    )  # fmt: skip
+    assert "all_to_all, float32" in printed
+    samples = json.loads(record.read_text())["samples"]
+    assert {sample["library"] for sample in samples} == {"ours", "registered", "memcpy"}
+    assert {sample["nbytes"] for sample in samples} == {8, 65536}
+
+
+def test_collectives_in_half_precision() -> None:
+    printed = run("collectives.py", "--peers", "ours", "--dtype", "float16", "--sizes", "64Ki")
+    assert "all_reduce, float16" in printed
+
+
+@pytest.mark.netns
+@needs_namespaces
+def test_network() -> None:
+    printed = run("network.py", "--peers", "ours", "--sizes", "8,64Ki")
+    rows = [line.split()[:2] for line in printed.splitlines() if line.lstrip().startswith("2x")]
+    assert ["2x1", "8"] in rows
+    assert ["2x2", "64Ki"] in rows
+    assert "TCP alone: round trip" in printed
+
+
+@pytest.mark.netns
+@needs_namespaces
+def test_an_interrupted_network_benchmark_leaves_no_namespace() -> None:
+    before = namespaces()
+    command = [sys.executable, str(BENCHMARKS / "network.py"), "--peers", "ours", "--rounds", "99"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "round 1" in process.stderr.readline()
+        assert namespaces() - before
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(TIMEOUT) == 130
+    assert soon(lambda: not namespaces() - before, 2)
+
+
+def namespaces() -> set[str]:
+    """The network namespaces that any process is in."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(str(entry.readlink()))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_torch_steps() -> None:
+    pytest.importorskip("torch")
+    printed = run("torch_steps.py", "--here", "--models", "DDP")
+    assert "torsh/gloo" in printed
+
+
+def test_kernels(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    printed = run("kernels.py", "--json", str(record))
+    kernels = {(f["dtype"], f["operation"]) for f in json.loads(record.read_text())["figures"]}
+    assert {("bfloat16", "SUM"), ("bool", "MAX"), ("complex64", "PRODUCT")} <= kernels
+    assert ("complex64", "MAX") not in kernels
+    assert "GB/s" in printed
+
+
+def test_tune_writes_a_file_that_the_backend_reads(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    run("tune.py", "--ranks", "2", "--output", str(path))
+    assert set(json.loads(path.read_text())["shm"]["2"]) == {"whole_limit", "block_bytes"}
+    from torsh_runtime.backends.tuning import TuningFile
+
+    TuningFile.read({"TORSH_TUNING": str(path)}).tuning(2)
+
+
+def test_launch() -> None:
+    printed = run("launch.py", "--launchers", "torshrun", "--json", os.devnull)
+    assert "terminal, 80 B" in printed
+
+
+def test_faults() -> None:
+    assert "2 kills, 0 wrong accounts" in run("faults.py", "--ranks", "2")
+
+
+def test_memory() -> None:
+    script = [str(BENCHMARKS / "memory.py"), "--mib", "1", "--rounds", "1"]
+    command = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", *script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert "x memcpy" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,16 @@
+"""The contract of backends as functions of a backend, which every rank of a world runs.
+
+They are no tests of pytest's, so that the ranks may also be processes of mpiexec.
+"""
+
+from __future__ import annotations
+
+from support.suite import asynchronous, ending, messages, moving, reducing
+from support.suite.cases import Case
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for module in (reducing, moving, messages, asynchronous, ending)
+    for case in module.SUITE.cases
+}
+"""Every case by name."""

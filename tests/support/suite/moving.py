@@ -1,0 +1,211 @@
+"""Operations that move data, of every dtype, with equal and with uneven parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.suite.cases import DTYPES, LONG, Suite, check_equal, empty, uneven, values
+
+from torsh_runtime.backends.base import Backend, ReduceOp
+
+SUITE = Suite()
+SIZES = (0, 1, 7, 513, 70_001)
+
+
+@SUITE.each(DTYPES)
+def broadcast(backend: Backend, dtype: str) -> None:
+    for root in range(backend.world_size):
+        for size in SIZES:
+            array = values(backend.rank, size, dtype, root).copy()
+            backend.broadcast(array, root, LONG)
+            check_equal(array, values(root, size, dtype, root))
+
+
+@SUITE.each(DTYPES)
+def all_gather(backend: Backend, dtype: str) -> None:
+    for size in SIZES:
+        output = empty(size * backend.world_size, dtype)
+        backend.all_gather(output, values(backend.rank, size, dtype), LONG)
+        parts = [values(r, size, dtype) for r in range(backend.world_size)]
+        check_equal(output, np.concatenate(parts))
+
+
+@SUITE.each(DTYPES)
+def all_gather_list(backend: Backend, dtype: str) -> None:
+    outputs = [empty(uneven(r), dtype) for r in range(backend.world_size)]
+    backend.all_gather_list(outputs, values(backend.rank, uneven(backend.rank), dtype), LONG)
+    for r, output in enumerate(outputs):
+        check_equal(output, values(r, uneven(r), dtype))
+
+
+@SUITE.each(DTYPES)
+def gather(backend: Backend, dtype: str) -> None:
+    for root in range(backend.world_size):
+        for size in (0, 1, 7, 5003):
+            own = values(backend.rank, size, dtype, root)
+            if backend.rank != root:
+                backend.gather(None, own, root, LONG)
+                continue
+            outputs = [empty(size, dtype) for _ in range(backend.world_size)]
+            backend.gather(outputs, own, root, LONG)
+            for r, output in enumerate(outputs):
+                check_equal(output, values(r, size, dtype, root))
+
+
+@SUITE.each(DTYPES)
+def scatter(backend: Backend, dtype: str) -> None:
+    for root in range(backend.world_size):
+        for size in (0, 1, 7, 5003):
+            output, inputs = empty(size, dtype), None
+            if backend.rank == root:
+                inputs = [values(r, size, dtype, root) for r in range(backend.world_size)]
+            backend.scatter(output, inputs, root, LONG)
+            check_equal(output, values(backend.rank, size, dtype, root))
+
+
+@SUITE.each(DTYPES)
+def all_to_all(backend: Backend, dtype: str) -> None:
+    ranks = backend.world_size
+    for size in (0, 1, 7, 4099):
+        array = np.concatenate([values(backend.rank, size, dtype, r) for r in range(ranks)])
+        output = empty(size * ranks, dtype)
+        backend.all_to_all(output, array, LONG)
+        check_equal(
+            output, np.concatenate([values(r, size, dtype, backend.rank) for r in range(ranks)])
+        )
+
+
+@SUITE.each(DTYPES)
+def all_to_all_list(backend: Backend, dtype: str) -> None:
+    ranks, own = range(backend.world_size), backend.rank
+    inputs = [values(own, uneven(own + 2 * r), dtype, r) for r in ranks]
+    outputs = [empty(uneven(r + 2 * own), dtype) for r in ranks]
+    backend.all_to_all_list(outputs, inputs, LONG)
+    for r, output in enumerate(outputs):
+        check_equal(output, values(r, uneven(r + 2 * own), dtype, own))
+
+
+@SUITE.case()
+def large_arrays(backend: Backend) -> None:
+    ranks, size = backend.world_size, 700_001
+    array = np.concatenate([values(backend.rank, size, "int32", r) for r in range(ranks)])
+    output = empty(size * ranks, "int32")
+    backend.all_to_all(output, array, LONG)
+    wanted = [values(r, size, "int32", backend.rank) for r in range(ranks)]
+    check_equal(output, np.concatenate(wanted))
+    backend.all_gather(output, values(backend.rank, size, "int32"), LONG)
+    check_equal(output, np.concatenate([values(r, size, "int32") for r in range(ranks)]))
+
+
+@SUITE.case()
+def barrier(backend: Backend) -> None:
+    for _ in range(50):
+        backend.barrier(LONG)
+
+
+@SUITE.case()
+def all_gather_takes_its_input_from_its_output(backend: Backend) -> None:
+    output = np.zeros((backend.world_size, 1000), np.int32)
+    output[backend.rank] = backend.rank + 1
+    backend.all_gather(output, output[backend.rank], LONG)
+    assert (output == np.arange(1, backend.world_size + 1)[:, None]).all()
+
+
+@SUITE.case()
+def operations_mix_without_meeting(backend: Backend) -> None:
+    ranks, rank = backend.world_size, backend.rank
+    for step in range(40):
+        size = 1 + step * 137 % 5000
+        array = np.full(size, rank + step, np.int64)
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        assert (array == ranks * step + ranks * (ranks - 1) // 2).all()
+        backend.barrier(LONG)
+        array[:] = rank
+        backend.broadcast(array, step % ranks, LONG)
+        assert (array == step % ranks).all()
+        part = np.empty(size, np.int64)
+        backend.reduce_scatter(part, np.repeat(np.arange(ranks), size), ReduceOp.MAX, LONG)
+        assert (part == rank).all()
+
+
+@SUITE.case()
+def strided_arrays(backend: Backend) -> None:
+    ranks = backend.world_size
+    grid = np.ones((50, 40), np.float32)
+    backend.all_reduce(grid[::2, 1::3], ReduceOp.SUM, LONG)
+    assert (grid[::2, 1::3] == ranks).all()
+    assert grid.sum() == 50 * 40 + 25 * 13 * (ranks - 1)
+    backwards = np.arange(5000, dtype=np.int32)[::-1]
+    gathered = np.empty((5000, ranks), np.int32).T
+    backend.all_gather(gathered, backwards, LONG)
+    assert (gathered == backwards).all()
+    columns = np.zeros((3, ranks), np.int64)
+    outputs = [columns[:, r] for r in range(ranks)]
+    backend.all_gather_list(outputs, np.full(6, backend.rank)[::2], LONG)
+    assert (columns == np.arange(ranks)).all()
+
+
+@SUITE.case()
+def an_array_without_dimensions(backend: Backend) -> None:
+    scalar = np.array(2.0)
+    backend.all_reduce(scalar, ReduceOp.SUM, LONG)
+    assert scalar == 2 * backend.world_size
+
+
+@SUITE.case()
+def misaligned_arrays(backend: Backend) -> None:
+    raw = np.zeros(8 * 1000 + 1, np.uint8)
+    array = raw[1:].view(np.float64)
+    array[:] = np.arange(1000)
+    backend.all_reduce(array, ReduceOp.SUM, LONG)
+    np.testing.assert_array_equal(array, np.arange(1000) * backend.world_size)
+
+
+@SUITE.case()
+def other_buffers(backend: Backend) -> None:
+    data = bytearray(b"\x01\x02\x03")
+    backend.all_reduce(data, ReduceOp.BOR, LONG)
+    assert data == b"\x01\x02\x03"
+
+
+@SUITE.case()
+def a_root_sends_read_only_data(backend: Backend) -> None:
+    array = np.full(100, backend.rank)
+    array.flags.writeable = backend.rank != 0
+    backend.broadcast(array, 0, LONG)
+    assert (array == 0).all()
+
+
+@SUITE.case()
+def what_cannot_be_sent_is_refused_before_it_starts(backend: Backend) -> None:
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    for wrong, error in (
+        ([1.0, 2.0], TypeError),
+        (np.zeros(3, ">f4"), TypeError),
+        (np.zeros(3, "datetime64[s]"), TypeError),
+        (read_only, ValueError),
+        (None, TypeError),
+    ):
+        with pytest.raises(error):
+            backend.all_reduce(wrong, ReduceOp.SUM, LONG)
+    backend.barrier(LONG)  # the group lives
+
+
+@SUITE.case()
+def sizes_and_dtypes_must_fit(backend: Backend) -> None:
+    ranks = backend.world_size
+    with pytest.raises(ValueError, match=r"world_size|size"):
+        backend.all_gather(np.empty(7 * ranks + 1), np.empty(7), LONG)
+    with pytest.raises(ValueError, match="dtype"):
+        backend.all_gather(np.empty(ranks), np.empty(1, np.float32), LONG)
+    with pytest.raises(ValueError, match=r"world_size|size"):
+        backend.reduce_scatter(np.empty(7), np.empty(7 * ranks + 1), ReduceOp.SUM, LONG)
+    with pytest.raises(ValueError, match="outputs"):
+        backend.all_gather_list([np.empty(1)] * (ranks + 1), np.empty(1), LONG)
+    with pytest.raises(ValueError, match=r"size|elements"):
+        backend.all_to_all(np.empty(3 * ranks), np.empty(4 * ranks), LONG)
+    for root in (-1, ranks):
+        with pytest.raises(ValueError, match="root"):
+            backend.broadcast(np.empty(1), root, LONG)
+    backend.barrier(LONG)

@@ -1,0 +1,296 @@
+"""What each rank does in the tests of torch.distributed's operations on torsh."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+ALL = (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)
+Op = dist.ReduceOp
+
+
+def own(rank: int, dtype: torch.dtype, size: int = 6) -> torch.Tensor:
+    """What a rank brings: small numbers, so that sums are exact in every dtype."""
+    return (torch.arange(size) % 3 + rank + 1).to(dtype)
+
+
+def total(ranks: int, dtype: torch.dtype, size: int = 6) -> torch.Tensor:
+    return torch.stack([own(rank, dtype, size) for rank in range(ranks)]).sum(0).to(dtype)
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> None:
+    assert left.dtype == right.dtype
+    assert torch.equal(left, right), (left, right)
+
+
+def reduces(rank: int, ranks: int) -> None:
+    for dtype in ALL:
+        tensor = own(rank, dtype)
+        dist.all_reduce(tensor)
+        same(tensor, total(ranks, dtype))
+        tensor = own(rank, dtype)
+        dist.reduce(tensor, ranks - 1)
+        same(tensor, total(ranks, dtype) if rank == ranks - 1 else own(rank, dtype))
+        output = torch.empty(6, dtype=dtype)
+        dist.reduce_scatter(output, [own(rank + part, dtype) for part in range(ranks)])
+        wanted = torch.stack([own(peer + rank, dtype) for peer in range(ranks)]).sum(0)
+        same(output, wanted.to(dtype))
+        flat = torch.cat([own(rank + part, dtype) for part in range(ranks)])
+        dist.reduce_scatter_tensor(output.zero_(), flat)
+        same(output, wanted.to(dtype))
+
+
+def reductions(rank: int, ranks: int) -> None:
+    brought = [own(peer, torch.int64) for peer in range(ranks)]
+    stacked = torch.stack(brought)
+    expected = {
+        Op.SUM: stacked.sum(0),
+        Op.PRODUCT: stacked.prod(0),
+        Op.MIN: stacked.amin(0),
+        Op.MAX: stacked.amax(0),
+        Op.AVG: stacked.sum(0) // ranks,
+    }
+    for op, fold in ((Op.BAND, "and"), (Op.BOR, "or"), (Op.BXOR, "xor")):
+        result = brought[0]
+        for other in brought[1:]:
+            result = getattr(torch, f"bitwise_{fold}")(result, other)
+        expected[op] = result
+    for op, wanted in expected.items():
+        tensor = own(rank, torch.int64)
+        dist.all_reduce(tensor, op)
+        same(tensor, wanted)
+    tensor = own(rank, torch.float32)
+    dist.all_reduce(tensor, Op.AVG)
+    same(tensor, total(ranks, torch.float32) / ranks)
+    tensor = own(rank, torch.float32)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+    same(tensor, total(ranks, torch.float32) * 0.5)
+
+
+def moves(rank: int, ranks: int) -> None:
+    for dtype in (*ALL, torch.float8_e4m3fn):
+        mine = own(rank, dtype)
+        everyone = [own(peer, dtype) for peer in range(ranks)]
+        for root in range(ranks):
+            tensor = own(rank, dtype)
+            dist.broadcast(tensor, root)
+            same(tensor.float(), own(root, dtype).float())
+            parts = [torch.empty_like(mine) for _ in range(ranks)] if rank == root else None
+            dist.gather(mine, parts, root)
+            for got, wanted in zip(parts or [], everyone, strict=False):
+                same(got.float(), wanted.float())
+            dist.scatter(tensor, everyone if rank == root else None, root)
+            same(tensor.float(), mine.float())
+        parts = [torch.empty_like(mine) for _ in range(ranks)]
+        dist.all_gather(parts, mine)
+        same(torch.cat([part.float() for part in parts]), torch.cat(everyone).float())
+        flat = torch.empty(6 * ranks, dtype=dtype)
+        dist.all_gather_into_tensor(flat, mine)
+        same(flat.float(), torch.cat(everyone).float())
+
+
+def exchanges(rank: int, ranks: int) -> None:
+    sent = torch.arange(ranks) * 10 + rank
+    got = torch.empty_like(sent)
+    dist.all_to_all_single(got, sent)
+    same(got, torch.arange(ranks) + rank * 10)
+    sizes = [(rank + peer) % 3 for peer in range(ranks)]  # symmetric: what goes also comes
+    sent = torch.full((sum(sizes), 2), float(rank))
+    got = torch.empty_like(sent)
+    dist.all_to_all_single(got, sent, sizes, sizes)
+    same(
+        got,
+        torch.repeat_interleave(torch.arange(ranks), torch.tensor(sizes))[:, None]
+        + torch.zeros(1, 2),
+    )
+    inputs = [torch.full((size,), rank) for size in sizes]
+    outputs = [torch.empty(size, dtype=torch.int64) for size in sizes]
+    dist.all_to_all(outputs, inputs)
+    for peer, (output, size) in enumerate(zip(outputs, sizes, strict=True)):
+        same(output, torch.full((size,), peer))
+
+
+def uneven_lists(rank: int, ranks: int) -> None:
+    parts = [torch.empty(peer + 1) for peer in range(ranks)]
+    dist.all_gather(parts, torch.full((rank + 1,), float(rank)))
+    for peer, part in enumerate(parts):
+        same(part, torch.full((peer + 1,), float(peer)))
+    output = torch.empty(rank)
+    dist.reduce_scatter(output, [torch.ones(peer) for peer in range(ranks)])
+    same(output, torch.full((rank,), float(ranks)))
+
+
+def strided(rank: int, ranks: int) -> None:
+    matrix = torch.arange(12.0).reshape(3, 4)
+    tensor = (matrix + rank).t()
+    dist.all_reduce(tensor)
+    same(tensor, (matrix * ranks + sum(range(ranks))).t())
+    wide = torch.zeros(3, 8)
+    dist.broadcast(wide[:, ::2], 0) if rank else dist.broadcast((wide + 1)[:, ::2], 0)
+    if rank:
+        same(wide, torch.tensor([1.0, 0.0] * 4).expand(3, 8))
+
+
+def coalesced(rank: int, ranks: int) -> None:
+    tensors = [own(rank, torch.float32, size) for size in (1, 6, 100)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for tensor in tensors:
+        same(tensor, total(ranks, torch.float32, len(tensor)))
+    outputs = [torch.empty(6 * ranks) for _ in range(2)]
+    with dist._coalescing_manager():
+        for output in outputs:
+            dist.all_gather_single(output, own(rank, torch.float32))
+    for output in outputs:
+        same(output, torch.cat([own(peer, torch.float32) for peer in range(ranks)]))
+    outputs = [torch.empty(1) for _ in range(2)]
+    with dist._coalescing_manager():
+        for output in outputs:
+            dist.reduce_scatter_single(output, torch.arange(float(ranks)))
+    for output in outputs:
+        same(output, torch.tensor([float(rank * ranks)]))
+
+
+def older_spellings(rank: int, ranks: int) -> None:
+    group = dist.group.WORLD
+    same_as = total(ranks, torch.float32)
+    for call in (lambda t: group.allreduce(t), lambda t: group.allreduce([t])):
+        tensor = own(rank, torch.float32)
+        call(tensor).wait()
+        same(tensor, same_as)
+    group.allreduce(tensor := own(rank, torch.float32), Op.MAX, timedelta(seconds=9)).wait()
+    same(tensor, own(ranks - 1, torch.float32))
+    group.reduce(tensor := own(rank, torch.float32), root=1, op=Op.SUM).wait()
+    same(tensor, same_as if rank == 1 else own(rank, torch.float32))
+    group.broadcast(tensor := own(rank, torch.float32), root=1).wait()
+    same(tensor, own(1, torch.float32))
+    parts = [torch.empty(6) for _ in range(ranks)]
+    group.allgather(parts, own(rank, torch.float32)).wait()
+    same(parts[1], own(1, torch.float32))
+    group.gather(parts if rank == 0 else [], own(rank, torch.float32), 0).wait()
+    group.scatter(torch.empty(6), parts if rank == 0 else [], 0).wait()
+    output = torch.empty(6)
+    group.reduce_scatter(output, [own(rank, torch.float32)] * ranks).wait()
+    same(output, same_as)
+    flat = torch.empty(6 * ranks)
+    group._allgather_base(flat, own(rank, torch.float32)).wait()
+    same(flat[6:12], own(1, torch.float32))
+    group._reduce_scatter_base(output, flat).wait()
+    same(output, own(rank, torch.float32) * ranks)
+    group.alltoall_base(torch.empty(ranks), torch.ones(ranks), [], []).wait()
+    group.barrier(timeout=timedelta(seconds=9)).wait()
+    lists = [[torch.empty(6), torch.empty(2)] for _ in range(ranks)]
+    group.allgather_coalesced(lists, [own(rank, torch.float32), torch.ones(2) * rank]).wait()
+    same(lists[1][1], torch.ones(2))
+
+
+def messages(rank: int, ranks: int) -> None:
+    following, before = (rank + 1) % ranks, (rank - 1) % ranks
+    got = torch.empty(1000)
+    operations = [
+        dist.P2POp(dist.isend, torch.full((1000,), float(rank)), following),
+        dist.P2POp(dist.irecv, got, before),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    same(got, torch.full((1000,), float(before)))
+    first, second = torch.empty(1), torch.empty(1)
+    works = [dist.isend(torch.tensor([float(tag)]), following, tag=tag) for tag in (7, 8)]
+    dist.recv(second, before, tag=8)
+    dist.recv(first, before, tag=7)
+    assert (first.item(), second.item()) == (7.0, 8.0)
+    for work in works:
+        work.wait()
+    if rank == 0:
+        sources = set()
+        for _ in range(ranks - 1):
+            sources.add(dist.recv(got))
+            assert got[0].item() in sources
+        assert sources == set(range(1, ranks))
+    else:
+        dist.send(torch.full((1000,), float(rank)), 0)
+
+
+def objects(rank: int, ranks: int) -> None:
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, {"rank": rank})
+    assert everyone == [{"rank": peer} for peer in range(ranks)]
+    shared = ["of 0"] if rank == 0 else [None]
+    dist.broadcast_object_list(shared, 0)
+    assert shared == ["of 0"]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, list(range(ranks)) if rank == 0 else None, 0)
+    assert mine == [rank]
+    gathered = [None] * ranks if rank == 1 else None
+    dist.gather_object((rank,), gathered, 1)
+    assert gathered in (None, [(peer,) for peer in range(ranks)])
+    if rank == 0:
+        dist.send_object_list([1, "two"], 1)
+    elif rank == 1:
+        received = [None, None]
+        dist.recv_object_list(received, 0)
+        assert received == [1, "two"]
+
+
+def asynchronous(rank: int, ranks: int) -> None:
+    tensors = [own(rank, torch.float32, 1000 + turn) for turn in range(20)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work, tensor in zip(works, tensors, strict=True):
+        assert work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert work.result()[0] is tensor
+        same(tensor, total(ranks, torch.float32, len(tensor)))
+    future = dist.all_reduce(own(rank, torch.float32), async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+    same(doubled.wait(), total(ranks, torch.float32) * 2)
+    # Legal, for an asynchronous operation may not hold its caller up.
+    work = dist.all_reduce(tensor := own(rank, torch.float32), async_op=True) if rank == 0 else None
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    elif rank == 1:
+        dist.recv(torch.empty(1), 0)
+    work = work or dist.all_reduce(tensor := own(rank, torch.float32), async_op=True)
+    work.wait()
+    same(tensor, total(ranks, torch.float32))
+
+
+def sparse(rank: int, ranks: int) -> None:
+    tensor = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (ranks,), check_invariants=True)
+    dist.all_reduce(tensor)
+    wanted = torch.ones(ranks)
+    wanted[0] += 2 * ranks
+    same(tensor.to_dense(), wanted)
+
+
+def subgroups(rank: int, ranks: int) -> None:
+    pairs = [dist.new_group([first, first + 1]) for first in range(ranks - 1)]
+    for first, pair in enumerate(pairs):
+        if rank in (first, first + 1):
+            tensor = torch.tensor([float(rank)])
+            dist.all_reduce(tensor, group=pair)
+            assert tensor.item() == 2 * first + 1
+            assert dist.get_backend(pair) == "torsh"
+    last = dist.new_group([ranks - 1])
+    if rank == ranks - 1:
+        dist.all_reduce(tensor := torch.ones(1), group=last)
+        assert tensor.item() == 1
+
+
+def facts(rank: int, ranks: int) -> None:
+    group = dist.group.WORLD
+    assert dist.get_backend() == "torsh"
+    assert (group.rank(), group.size(), group.name()) == (rank, ranks, "torsh")
+    assert dist.get_process_group_ranks(group) == list(range(ranks))
+    assert group.group_name
+    assert group.group_desc == "default_pg"
+    group.monitored_barrier(timedelta(seconds=9))

@@ -1,0 +1,53 @@
+"""Who shares a node with whom."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from torsh_runtime.backends.place import Place, layout
+from torsh_runtime.errors import CommError
+
+HERE = Place(
+    pid=1,
+    machine="boot-a",
+    pid_namespace="pid:[1]",
+    network="net:[1]",
+    host="alpha",
+    offer="offer",
+    token=b"token",
+)
+
+
+def test_ranks_of_one_machine_share_a_node() -> None:
+    assert layout({rank: replace(HERE, pid=rank) for rank in range(4)}) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("what", ["machine", "pid_namespace", "network"])
+def test_other_machines_and_namespaces_are_other_nodes(what: str) -> None:
+    there = replace(HERE, **{what: "another"})
+    assert layout({0: HERE, 1: there, 2: HERE, 3: there}) == [[0, 2], [1, 3]]
+
+
+def test_nodes_stand_in_the_order_of_their_first_ranks() -> None:
+    machines = {5: "a", 4: "b", 3: "a", 2: "c", 1: "b", 0: "c"}
+    places = {rank: replace(HERE, machine=machine) for rank, machine in machines.items()}
+    assert layout(places) == [[0, 2], [1, 4], [3, 5]]
+
+
+def test_the_host_name_tells_no_nodes_apart() -> None:
+    assert layout({0: HERE, 1: replace(HERE, host="beta")}) == [[0, 1]]
+
+
+def test_a_place_survives_the_store() -> None:
+    own = Place.here("offer", b"\0\xff")
+    assert own.pid == os.getpid()
+    assert Place.unpack(0, own.pack()) == own
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x01", b"\x80", b"\x81\xa3pid\x01", b"\x91\x01"])
+def test_words_that_are_no_place_name_the_rank(data: bytes) -> None:
+    with pytest.raises(CommError, match="rank 7 .* same version"):
+        Place.unpack(7, data)

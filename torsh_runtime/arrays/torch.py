@@ -1,0 +1,43 @@
+"""torch CPU tensors as numpy arrays. The only module here that loads torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from torsh_runtime.errors import BackendUnavailable
+
+
+def host_view(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor's own memory as an array of the same shape, strides and dtype.
+
+    bfloat16 needs the package ml_dtypes (BackendUnavailable). Raises TypeError for tensors that
+    are not dense ones in this process's memory.
+    """
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise TypeError(
+            f"a {tensor.layout} tensor on {tensor.device} cannot take part in a collective of a "
+            f"CPU backend; use a dense one on the CPU, or backend 'nccl' for CUDA tensors"
+        )
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        raise TypeError("the tensor is a lazy conjugate or negative: call resolve_conj() first")
+    if plain.dtype is torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(_bfloat16())
+    try:
+        return plain.numpy()
+    except TypeError as error:
+        raise TypeError(f"{tensor.dtype} is not supported: {error}") from None
+
+
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise BackendUnavailable(
+            "a bfloat16 tensor that is not contiguous", "Install it with `pip install ml_dtypes`."
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)

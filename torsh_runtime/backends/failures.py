@@ -1,0 +1,101 @@
+"""From the native layer's account of a failure to the error that Python raises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from torsh_runtime.errors import CommAborted, CommError, CommMismatch, CommTimeout, PeerLost
+from torsh_runtime.status import DTYPES, OPERATIONS, REDUCTIONS
+
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_ROOTED = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
+
+
+class Kind(IntEnum):
+    """FailureKind of csrc/common/failure.hpp."""
+
+    PEER_LOST = 1
+    PEER_LEFT = 2
+    TIMEOUT = 3
+    MISMATCH = 4
+    ABORTED = 5
+    CLOSED = 6
+    BUSY = 7
+    NESTED = 8
+    FORKED = 9
+
+
+_REFUSALS = {
+    Kind.CLOSED: "the process group is closed; make a new one",
+    Kind.BUSY: "another thread of this process has used the group for over {seconds:g} s, so this "
+    "operation was not begun; give each thread a group of its own",
+    Kind.NESTED: "a signal handler called a collective while it had interrupted another one of "
+    "the same group; set a flag in the handler instead",
+    Kind.FORKED: "this process is a fork of a rank and no rank itself; call collectives in the "
+    "parent, or start the child by exec and give it a group of its own",
+}
+
+
+def comm_error(
+    processes: Mapping[int, int],
+    kind: int,
+    rank: int,
+    reporter: int,
+    operation: int,
+    sequence: int,
+    seconds: float,
+    missing: Sequence[int],
+    own: tuple[Any, ...],
+    other: tuple[Any, ...],
+) -> CommError:
+    """The error for a Failure. `processes`: pids of the ranks of this node, by rank."""
+    op = OPERATIONS[operation] if sequence else "init_process_group"
+    match kind:
+        case Kind.PEER_LOST:
+            return PeerLost(rank, op, sequence)
+        case Kind.PEER_LEFT:
+            return PeerLost(rank, op, sequence, "it has left the group")
+        case Kind.TIMEOUT:
+            return CommTimeout(op, sequence, seconds, missing, _stopped(processes, missing))
+        case Kind.MISMATCH:
+            return CommMismatch(sequence, reporter, _call(own), rank, _call(other))
+        case Kind.ABORTED:
+            return CommAborted(
+                f"rank {rank} aborted the group during {op} (operation {sequence}). Destroy the "
+                f"process group and make a new one."
+            )
+        case _:
+            return CommAborted(_REFUSALS[Kind(kind)].format(seconds=seconds))
+
+
+def _stopped(processes: Mapping[int, int], ranks: Sequence[int]) -> str:
+    """Names those of the ranks whose process is stopped, by SIGSTOP or a debugger."""
+    stopped = [rank for rank in ranks if rank in processes and _is_stopped(processes[rank])]
+    if not stopped:
+        return ""
+    who = ", ".join(f"{rank} (pid {processes[rank]})" for rank in stopped)
+    return f" (stopped: rank {who}; `kill -CONT` lets it go on)"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return False
+    return after_name.split()[0] in "Tt"
+
+
+def _call(call: tuple[Any, ...]) -> str:
+    kind, dtype, op, root, shape = call
+    name = OPERATIONS[kind]
+    if name == "barrier":
+        return "barrier()"
+    text = f"{DTYPES[dtype]}[{', '.join(map(str, shape))}]"
+    if name in _REDUCING:
+        text += f", {REDUCTIONS[op]}"
+    if name in _ROOTED:
+        text += f", {_ROOTED[name]}={root}"
+    return f"{name}({text})"

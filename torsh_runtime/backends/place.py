@@ -1,0 +1,86 @@
+"""Where a group's ranks run, and which of them share a node."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import msgpack
+
+from torsh_runtime.errors import CommError
+
+
+class Node(NamedTuple):
+    """What processes have in common that can share memory and watch each other.
+
+    Two "hosts" in network namespaces of one machine are two nodes, and so are two containers.
+    """
+
+    machine: str
+    """The kernel's boot id."""
+    pid_namespace: str
+    network: str
+    """The network namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank tells the others about itself."""
+
+    pid: int
+    """In its PID namespace."""
+    machine: str
+    pid_namespace: str
+    network: str
+    host: str
+    """The host's name, for people."""
+    offer: str
+    """Name of the abstract socket where it would hand out the node's segment."""
+    token: bytes
+    """What has to be shown there."""
+
+    @classmethod
+    def here(cls, offer: str, token: bytes) -> Place:
+        """This process's."""
+        return cls(
+            pid=os.getpid(),
+            machine=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+            network=str(Path("/proc/self/ns/net").readlink()),
+            host=socket.gethostname(),
+            offer=offer,
+            token=token,
+        )
+
+    @property
+    def node(self) -> Node:
+        return Node(self.machine, self.pid_namespace, self.network)
+
+    def pack(self) -> bytes:
+        """As bytes, for the store."""
+        packed: bytes = msgpack.packb(asdict(self))
+        return packed
+
+    @classmethod
+    def unpack(cls, rank: int, data: bytes) -> Place:
+        """The counterpart of pack. CommError if rank wrote something else."""
+        try:
+            return cls(**msgpack.unpackb(data))
+        except (TypeError, ValueError, msgpack.UnpackException):
+            raise CommError(
+                f"rank {rank} introduced itself with words that this rank does not understand. "
+                f"Install the same version of torsh_runtime on all nodes."
+            ) from None
+
+
+def layout(places: Mapping[int, Place]) -> list[list[int]]:
+    """The ranks of each node, ascending; nodes in the order of their first ranks."""
+    nodes: dict[Node, list[int]] = {}
+    for rank, place in sorted(places.items(), key=itemgetter(0)):
+        nodes.setdefault(place.node, []).append(rank)
+    return list(nodes.values())

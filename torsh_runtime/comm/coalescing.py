@@ -1,0 +1,126 @@
+"""Operations that are launched together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.default import default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.status import OPERATIONS
+
+_MESSAGES = ("send", "recv")
+
+
+@contextmanager
+def coalesce(group: ProcessGroup | None = None, async_op: bool = False) -> Iterator[Work]:
+    """Hold back the operations that this thread calls in the group, and launch all of them when
+    the block ends.
+
+        with coalesce(async_op=True) as work:
+            for gradient in gradients:
+                all_reduce(gradient)
+        work.wait()
+
+    The Work, which is what `async_op=True` returns inside too, is that of all of them; without
+    async_op they are complete when the block has ended. An exception in the block launches none.
+    RuntimeError when the group is coalescing already.
+    """
+    group = group or default_group()
+    batch = _Batch(async_op)
+    with group.intercepted(lambda backend: cast(Backend, _Recorder(backend, batch))):
+        yield batch
+    with group.launching_together():
+        batch.launch()
+    if not async_op:
+        batch.wait()
+
+
+class _Recorder:
+    """Stands for a backend: writes down the operations of one thread, and passes on the rest."""
+
+    def __init__(self, backend: Backend, batch: _Batch) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._backend, name)
+        is_operation = name.removesuffix("_list") in OPERATIONS
+        if not is_operation or threading.get_ident() != self._thread:
+            return value
+        return partial(self._batch.add, value)
+
+
+class _Batch(Work):
+    """Operations that were written down, and then one Work for all of them."""
+
+    def __init__(self, async_op: bool) -> None:
+        self._async_op = async_op
+        self._calls: list[tuple[Callable[..., Work], tuple[Any, ...]]] = []
+        self._works: Sequence[Work] | None = None
+
+    def add(self, operation: Callable[..., Work], *arguments: Any) -> Work:
+        """Write a call down; its last argument, async_op, gives way to the batch's own."""
+        self._calls.append((operation, arguments[:-1]))
+        return self
+
+    def launch(self) -> None:
+        """Begin all of them. Messages cross, so none of them waits before all have begun."""
+        self._works = [
+            operation(*arguments, self._async_op or operation.__name__ in _MESSAGES)
+            for operation, arguments in self._calls
+        ]
+        self._calls.clear()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        for work in self._launched():
+            work.wait(None if end is None else max(end - time.monotonic(), 0.0))
+        return True
+
+    def done(self) -> bool:
+        return self._works is not None and all(work.done() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        errors = (work.exception() for work in self._launched())
+        return next((error for error in errors if error is not None), None)
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        works = self._launched()
+        countdown = _Countdown(len(works) + 1, partial(callback, self))
+        for work in works:
+            work.add_done_callback(lambda _: countdown.step())
+        countdown.step()
+
+    @property
+    def source(self) -> int | None:
+        self._launched()
+        return None
+
+    def _launched(self) -> Sequence[Work]:
+        if self._works is None:
+            raise RuntimeError("these operations are launched when the coalesce() block has ended")
+        return self._works
+
+
+class _Countdown:
+    """Calls `callback` at the last of so many steps, which any thread may take."""
+
+    def __init__(self, steps: int, callback: Callable[[], None]) -> None:
+        self._left = steps
+        self._callback = callback
+        self._lock = threading.Lock()
+
+    def step(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._callback()

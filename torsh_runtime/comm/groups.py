@@ -1,0 +1,129 @@
+"""Groups: which there are, who is in them, and new ones, as in torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+import numpy as np
+
+from torsh_runtime.backends.base import BackendType
+from torsh_runtime.comm.default import default_group, has_default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.timeouts import Timeout, seconds
+from torsh_runtime.errors import BackendUnavailable, ConfigError
+
+
+def is_initialized() -> bool:
+    """Whether there is a default group."""
+    return has_default_group()
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """This process's rank in the group; -1 if it is no member."""
+    return (group or default_group()).rank
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """Number of ranks in the group; -1 if this process is no member."""
+    return (group or default_group()).world_size
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """Name of the group's backend."""
+    return (group or default_group()).backend
+
+
+def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """The members, in order of their ranks in the group, as ranks of the default group."""
+    return list((group or default_group()).ranks)
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The group's rank of a rank of the default group. ValueError if it is no member."""
+    return group.group_rank(global_rank)
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The counterpart of get_group_rank."""
+    return group.global_rank(group_rank)
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Timeout = None,
+    backend: str | BackendType | None = None,
+    pg_options: None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+) -> ProcessGroup:
+    """A group of some ranks of the default group, sorted; None: of all.
+
+    A process that is not in it gets a group with rank -1, on which every operation raises
+    ConfigError. It need not call this: only the members meet, so use_local_synchronization makes
+    no difference. Members that make several groups of the same ranks make them in the same order.
+
+    timeout: as in init_process_group; None is the default group's. backend: a name; None is the
+    default group's. pg_options must be None; group_desc makes no difference.
+
+    Raises ConfigError, BackendUnavailable, and CommTimeout naming members that did not come.
+    """
+    if pg_options is not None:
+        raise ConfigError("no backend here has pg_options: give none")
+    parent = default_group()
+    members = sorted(parent.ranks if ranks is None else ranks)
+    kind = backend_type(parent.backend if backend is None else backend)
+    return parent.session.group(parent.name, members, kind, seconds(timeout, parent.timeout))
+
+
+def split(
+    color: int | None,
+    key: int = 0,
+    group: ProcessGroup | None = None,
+    timeout: Timeout = None,
+) -> ProcessGroup | None:
+    """Split the group into groups of the ranks with equal colours; this process's, or None.
+
+    All its ranks call this together. color: an int of 64 bits, or None to be in none. Ranks are
+    ordered by `key`, equal ones as they are in `group`. timeout: None is the group's.
+    """
+    parent = group or default_group()
+    own = np.array([color is not None, color or 0, key], np.int64)
+    everyone = np.empty((parent.world_size, len(own)), np.int64)
+    parent.all_gather_into_tensor(everyone, own)
+    if color is None:
+        return None
+    alike = [rank for rank, row in enumerate(everyone) if row[0] and row[1] == color]
+    alike.sort(key=lambda rank: int(everyone[rank][2]))
+    members = [parent.global_rank(rank) for rank in alike]
+    kind = backend_type(parent.backend)
+    return parent.session.group(parent.name, members, kind, seconds(timeout, parent.timeout))
+
+
+def backend_type(name: str | BackendType) -> BackendType:
+    """The backend of this name. BackendUnavailable if there is none."""
+    try:
+        return BackendType(name)
+    except ValueError:
+        known = ", ".join(BackendType)
+        raise BackendUnavailable(f"backend {name!r}", f"Known backends: {known}.") from None
+
+
+def is_nccl_available() -> bool:
+    """Whether this process could make groups with the nccl backend."""
+    return _is_available("nccl")
+
+
+def is_mpi_available() -> bool:
+    """Whether this process could make groups with the mpi backend."""
+    return _is_available("mpi")
+
+
+def is_gloo_available() -> bool:
+    """Whether this process could make groups with the gloo backend."""
+    return _is_available("gloo")
+
+
+def _is_available(name: str) -> bool:
+    available: bool = import_module(f"torsh_runtime.backends.{name}").is_available()
+    return available

@@ -1,0 +1,74 @@
+"""What all groups of a process have in common: the job they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.comm.group import NonMember, ProcessGroup
+from torsh_runtime.comm.seal import Seal
+from torsh_runtime.errors import ConfigError
+
+Connect = Callable[[BackendType, str, int, Sequence[int], float], Backend]
+"""(kind, name, rank in the group, members, timeout) -> this rank's end of a new group."""
+
+
+class Session:
+    """Makes groups out of the ranks of the default group, and closes them with it."""
+
+    def __init__(self, rank: int, world_size: int, connect: Connect, seal: Seal) -> None:
+        """`rank`: this process's in the default group, of `world_size` ranks."""
+        self.rank = rank
+        self.world_size = world_size
+        self.seal = seal
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._made: Counter[str] = Counter()
+        self._open: list[ProcessGroup] = []
+
+    def group(
+        self, parent: str, ranks: Sequence[int], kind: BackendType, timeout: float
+    ) -> ProcessGroup:
+        """A new group of these ranks of the default group; a NonMember if this one is not in it.
+
+        Only its members need to call it, and each of them as often as the others with the same
+        `parent` and ranks. Raises ConfigError for ranks that make no group, and whatever
+        connecting the backend raises.
+        """
+        self._check(ranks)
+        name = self._name(parent, ranks)
+        if self.rank not in ranks:
+            return NonMember(self.rank, ranks, timeout, name)
+        backend = self._connect(kind, name, ranks.index(self.rank), ranks, timeout)
+        group = ProcessGroup(backend, timeout, ranks, name, self)
+        self._open.append(group)
+        return group
+
+    def close(self) -> None:
+        """Leave all groups that were made, the youngest first."""
+        while self._open:
+            self._open.pop().close()
+
+    def forget(self, group: ProcessGroup) -> None:
+        """A group was left."""
+        if group in self._open:
+            self._open.remove(group)
+
+    def _name(self, parent: str, ranks: Sequence[int]) -> str:
+        """The same on all members, whatever other groups each of them has made."""
+        members = ",".join(map(str, ranks))
+        digest = hashlib.sha256(members.encode()).hexdigest()[:16]
+        with self._lock:
+            self._made[f"{parent}/{digest}"] += 1
+            return f"{parent}/{digest}.{self._made[f'{parent}/{digest}']}"
+
+    def _check(self, ranks: Sequence[int]) -> None:
+        strangers = [rank for rank in ranks if rank not in range(self.world_size)]
+        if strangers or not ranks or len(set(ranks)) != len(ranks):
+            raise ConfigError(
+                f"ranks {list(ranks)} make no group: it takes different ranks of the default "
+                f"group, 0 to {self.world_size - 1}"
+            )

@@ -1,0 +1,30 @@
+"""Timeouts as users give them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torsh_runtime.errors import ConfigError
+
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds an operation may take unless init_process_group is told otherwise, as in torch."""
+LONGEST_TIMEOUT = 30 * 86400.0
+"""Seconds, 30 days: more is taken for a mistake."""
+
+Timeout = float | timedelta | None
+
+
+def seconds(timeout: Timeout, default: float) -> float:
+    """The timeout in seconds; `default` for None. ConfigError if it makes no sense."""
+    if timeout is None:
+        return default
+    try:
+        value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    except (TypeError, ValueError):
+        raise ConfigError(f"timeout {timeout!r} is no number of seconds") from None
+    if not 0 < value <= LONGEST_TIMEOUT:
+        raise ConfigError(
+            f"timeout must be more than 0 and at most {LONGEST_TIMEOUT:g} s (30 days), not "
+            f"{value:g} s"
+        )
+    return value

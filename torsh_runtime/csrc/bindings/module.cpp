@@ -1,0 +1,147 @@
+// The module as Python sees it.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "bindings/rank.hpp"
+
+namespace nb = nanobind;
+using torsh::DType;
+using torsh::GroupSetup;
+using torsh::ReduceOp;
+using torsh::python::Pending;
+using torsh::python::Rank;
+using torsh::python::Typed;
+using torsh::across::Limits;
+using torsh::across::Strategy;
+using torsh::shm::Tuning;
+using namespace nb::literals;
+
+namespace {
+
+bool interrupted() {
+  if (gettid() != getpid()) return false;  // Python runs signal handlers on its main thread only
+  const nb::gil_scoped_acquire hold;
+  return PyErr_CheckSignals() != 0;
+}
+
+DType dtype_of(int number) {
+  if (number < 0 || number >= static_cast<int>(torsh::num_dtypes)) throw nb::value_error("no such dtype");
+  return static_cast<DType>(number);
+}
+
+ReduceOp op_of(int number) {
+  if (number < 0 || number >= static_cast<int>(torsh::num_reduce_ops)) throw nb::value_error("no such reduction");
+  return static_cast<ReduceOp>(number);
+}
+
+// A kernel by itself, on buffers of bytes: for tests and benchmarks.
+void reduce(nb::handle targets, nb::handle sources, int dtype, int op, std::size_t divisor, double factor) {
+  const DType type = dtype_of(dtype);
+  if (!torsh::is_reducible(type, op_of(op))) throw nb::type_error("this reduction is not defined for this dtype");
+  const auto to = torsh::python::views(targets, true, nb::none()), from = torsh::python::views(sources, false, nb::none());
+  if (from.empty()) throw nb::value_error("there must be a source");
+  std::vector<std::byte*> ends;
+  std::vector<const std::byte*> starts;
+  for (const auto& view : to) ends.push_back(view.data());
+  for (const auto& view : from) starts.push_back(view.data());
+  const std::size_t bytes = from.front().bytes();
+  for (const auto* list : {&to, &from}) {
+    for (const auto& view : *list) {
+      if (view.bytes() != bytes) throw nb::value_error("all buffers must be of one size");
+    }
+  }
+  const torsh::Reduction reduction(type, op_of(op), starts.size(), divisor, factor);
+  reduction({ends.data(), ends.size()}, starts.data(), bytes / torsh::size_of(type));
+}
+
+void bind_tuning(nb::module_& m) {
+  nb::class_<Tuning>(m, "Tuning")
+      .def(nb::init<>())
+      .def_rw("whole_limit", &Tuning::whole_limit)
+      .def_rw("block_bytes", &Tuning::block_bytes);
+  nb::class_<Limits>(m, "Limits").def(nb::init<>()).def_rw("tree", &Limits::tree);
+}
+
+void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, int segment, const Tuning& tuning,
+                const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
+                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure) {
+  GroupSetup setup;
+  setup.layout.rank = rank;
+  setup.layout.nodes = nodes;
+  for (std::size_t node = 0; node < nodes.size(); ++node) {
+    const auto found = std::find(nodes[node].begin(), nodes[node].end(), rank);
+    if (found == nodes[node].end()) continue;
+    setup.layout.node = static_cast<int>(node);
+    setup.node.rank = static_cast<int>(found - nodes[node].begin());
+  }
+  setup.node.names = setup.layout.local();
+  if (setup.node.names.size() != pids.size()) throw nb::value_error("there must be a process for each rank of the node");
+  setup.node.descriptor = segment;
+  setup.node.pids = pids;
+  setup.node.tuning = tuning;
+  setup.node.group = number;
+  setup.node.world = static_cast<std::uint32_t>(setup.layout.ranks());
+  setup.node.neighbours = neighbours;
+  setup.links = links;
+  setup.heartbeat = heartbeat;
+  setup.strategy = static_cast<Strategy>(strategy);
+  setup.limits = limits;
+  setup.interrupted = interrupted;
+  new (self) Rank(std::move(setup), record, std::move(stage), std::move(failure));
+}
+
+void bind_group(nb::module_& m) {
+  nb::class_<Rank>(m, "Group")
+      .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
+           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "stage"_a, "failure"_a)
+      .def("meet", &Rank::meet)
+      .def_prop_ro("failed", &Rank::failed)
+      .def("all_reduce", &Rank::all_reduce)
+      .def("reduce", &Rank::reduce)
+      .def("broadcast", &Rank::broadcast)
+      .def("all_gather", &Rank::all_gather)
+      .def("all_gather_list", &Rank::all_gather_list)
+      .def("gather", &Rank::gather, "outputs"_a.none(), "array"_a, "root"_a, "timeout"_a, "async_op"_a)
+      .def("scatter", &Rank::scatter, "array"_a, "inputs"_a.none(), "root"_a, "timeout"_a, "async_op"_a)
+      .def("reduce_scatter", &Rank::reduce_scatter)
+      .def("reduce_scatter_list", &Rank::reduce_scatter_list)
+      .def("all_to_all", &Rank::all_to_all)
+      .def("all_to_all_list", &Rank::all_to_all_list)
+      .def("send", &Rank::send)
+      .def("recv", &Rank::recv)
+      .def("barrier", &Rank::barrier)
+      .def("add_region", &Rank::add_region)
+      .def("remove_region", &Rank::remove_region)
+      .def("abort", &Rank::abort)
+      .def("close", &Rank::close);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // a group that lives until the process ends is no leak
+  m.attr("MAX_LOCAL_RANKS") = torsh::shm::max_ranks;
+  m.attr("ANY_SOURCE") = torsh::any_source;
+  m.def("segment_bytes", [](int ranks, const Tuning& tuning) {
+    return torsh::shm::Segment::bytes_for(ranks, torsh::shm::slot_bytes(tuning));
+  });
+  m.def("is_reducible", [](int dtype, int op) { return torsh::is_reducible(dtype_of(dtype), op_of(op)); });
+  m.def("reduce", &reduce);
+
+  nb::class_<Typed>(m, "Typed")
+      .def("__init__",
+           [](Typed* self, nb::object buffer, int dtype) { new (self) Typed{std::move(buffer), dtype_of(dtype)}; });
+  bind_tuning(m);
+  nb::class_<Pending>(m, "Pending")
+      .def("wait", &Pending::wait, "timeout"_a.none())
+      .def("done", &Pending::done)
+      .def("error", &Pending::error)
+      .def("source", &Pending::source);
+  bind_group(m);
+}

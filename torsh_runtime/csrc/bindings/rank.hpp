@@ -1,0 +1,126 @@
+// A group as Python sees it: arguments are checked, the GIL is released, failures become Python
+// errors. Collectives return None when they are over, and with `async_op` a Job.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "bindings/view.hpp"
+#include "common/progress.hpp"
+#include "group/group.hpp"
+#include "group/operations.hpp"
+
+namespace torsh::python {
+
+// A record of the worker's status page, kept from going away; none of None.
+class Record {
+ public:
+  explicit Record(nb::handle object);
+  ~Record() { PyBuffer_Release(&view_); }  // does nothing for none
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+  Progress* progress() const { return static_cast<Progress*>(view_.buf); }
+
+ private:
+  Py_buffer view_{};
+};
+
+// What an operation under way holds on to.
+struct Kept {
+  virtual ~Kept() = default;
+  virtual void finish() = 0;
+};
+
+class Rank;
+
+// An operation that was begun. Needs the GIL, which its waits release.
+class Pending {
+ public:
+  Pending(Rank& rank, JobPtr job, std::shared_ptr<Kept> kept);
+  Pending(Rank& rank, TransferPtr transfer, std::shared_ptr<Kept> kept, double timeout);
+
+  // Whether it was over within so many seconds (none: however long it takes). Raises what it ended
+  // with.
+  bool wait(std::optional<double> timeout);
+  // Whether it is over, well or not.
+  bool done();
+  // Sees to it that a message gets done though nobody waits for it.
+  void go_on();
+  // What it ended with; None if well, or if it is not over.
+  nb::object error();
+  // The rank a message came from; -1 of other operations.
+  int source() const;
+
+ private:
+  bool is_over() const;
+  bool wait_until(double until);
+  void settle();
+
+  Rank& rank_;
+  nb::object owner_;  // rank_ as Python knows it, so that it stays
+  JobPtr job_;
+  TransferPtr transfer_;
+  std::shared_ptr<Kept> kept_;
+  nb::object error_;
+  double timeout_ = 0, deadline_ = 0;
+};
+
+class Rank {
+ public:
+  // `stage` as in View; `failure(*facts) -> exception`.
+  Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure);
+  ~Rank();
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  // The ranks' first meeting: returns when all are there. timeout in seconds.
+  void meet(double timeout);
+  bool failed() const { return group_->failed(); }
+
+  nb::object all_reduce(nb::handle array, nb::handle op, double timeout, bool async_op);
+  nb::object reduce(nb::handle array, int root, nb::handle op, double timeout, bool async_op);
+  nb::object broadcast(nb::handle array, int root, double timeout, bool async_op);
+  nb::object all_gather(nb::handle output, nb::handle array, double timeout, bool async_op);
+  nb::object all_gather_list(nb::handle outputs, nb::handle array, double timeout, bool async_op);
+  nb::object gather(nb::handle outputs, nb::handle array, int root, double timeout, bool async_op);
+  nb::object scatter(nb::handle array, nb::handle inputs, int root, double timeout, bool async_op);
+  nb::object reduce_scatter(nb::handle output, nb::handle array, nb::handle op, double timeout, bool async_op);
+  nb::object reduce_scatter_list(nb::handle output, nb::handle inputs, nb::handle op, double timeout, bool async_op);
+  nb::object all_to_all(nb::handle output, nb::handle array, double timeout, bool async_op);
+  nb::object all_to_all_list(nb::handle outputs, nb::handle inputs, double timeout, bool async_op);
+  nb::object barrier(double timeout, bool async_op);
+  // Both return a Pending, which has been waited for unless async_op.
+  nb::object send(nb::handle array, int dst, std::uint64_t tag, double timeout, bool async_op);
+  nb::object recv(nb::handle array, int src, std::uint64_t tag, double timeout, bool async_op);
+
+  // `memory`: a writable buffer of `stride` bytes for each rank of the node, of which `bytes` count.
+  std::uint64_t add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout);
+  void remove_region(std::uint64_t region) { group_->remove_region(region); }
+
+  void abort() { group_->abort(); }
+  void close();
+
+  Group& group() { return *group_; }
+  // Runs the body without the GIL and turns what it throws into Python errors.
+  template <class Body>
+  auto guarded(Body body);
+
+ private:
+  template <class Operation, class... Views>
+  nb::object perform(const Call& call, Operation operation, double timeout, bool async_op, Views... views);
+  nb::object message(TransferPtr transfer, View view, double timeout, bool async_op);
+  void keep(std::function<bool()> over, std::shared_ptr<Kept> kept);
+  void check_rank(const char* name, int rank) const;
+  void check_parts(const View& all, const View& part) const;
+  void check_list(const char* name, const std::vector<View>& list, DType dtype) const;
+
+  const Record record_;
+  const nb::object stage_, failure_;
+  std::unique_ptr<Group> group_;
+  // What is still under way although Python may have let go of it; looked through now and then.
+  std::deque<std::pair<std::function<bool()>, std::shared_ptr<Kept>>> under_way_;
+};
+
+}  // namespace torsh::python

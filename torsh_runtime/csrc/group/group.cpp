@@ -1,0 +1,207 @@
+#include "group/group.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "common/clock.hpp"
+#include "group/operations.hpp"
+#include "transport/tcp/socket_stream.hpp"
+
+namespace torsh {
+namespace {
+
+constexpr double nap = 0.05;        // seconds between two looks at signals
+constexpr double roll_call = 0.25;  // seconds within which ranks of other nodes answer
+
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+}  // namespace
+
+Group::Group(GroupSetup setup)
+    : layout_(setup.layout),
+      ranks_(setup.layout.ranks()),
+      interrupted_(setup.interrupted),
+      control_(control(setup)),
+      channel_(setup.node, hooks()),
+      messages_(messenger(setup)),
+      team_{layout_, channel_, *messages_, setup.strategy, setup.limits, {}, 0, 0, scratch_} {}
+
+std::unique_ptr<tcp::Control> Group::control(GroupSetup& setup) {
+  std::vector<std::pair<int, Descriptor>> sockets;
+  for (std::size_t peer = 0; peer < setup.links.size(); ++peer) {
+    if (!setup.links[peer].empty()) sockets.emplace_back(static_cast<int>(peer), Descriptor(setup.links[peer].front()));
+  }
+  if (sockets.empty()) return nullptr;
+  return std::make_unique<tcp::Control>(ranks_, std::move(sockets), setup.heartbeat, [this] { return channel_.sequence(); });
+}
+
+shm::Hooks Group::hooks() {
+  if (!control_) return {interrupted_, {}, {}, {}};
+  return {interrupted_, [this] { take_news(); }, [this](const Failure& failure) { control_->announce(failure); },
+          [this](std::uint64_t sequence) { return absent_elsewhere(sequence); }};
+}
+
+std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
+  MessengerSetup made;
+  shm::Segment& segment = channel_.segment();
+  made.rank = layout_.rank;
+  made.bell = std::make_unique<shm::Bell>(segment.area(channel_.rank()).bell);
+  made.streams.resize(static_cast<std::size_t>(ranks_));
+  for (int index = 0; index < channel_.ranks(); ++index) {
+    const int peer = layout_.local()[static_cast<std::size_t>(index)];
+    if (peer == layout_.rank) continue;
+    made.streams[static_cast<std::size_t>(peer)].push_back(std::make_unique<shm::RingStream>(
+        segment.ring(channel_.rank(), index), segment.ring(index, channel_.rank()), *made.bell, segment.area(index).bell));
+  }
+  for (std::size_t peer = 0; peer < setup.links.size(); ++peer) {
+    for (std::size_t lane = 1; lane < setup.links[peer].size(); ++lane) {
+      tcp::prepare(setup.links[peer][lane], setup.heartbeat, tcp::Use::data);
+      made.streams[peer].push_back(std::make_unique<tcp::SocketStream>(Descriptor(setup.links[peer][lane])));
+    }
+  }
+  made.spin = channel_.is_roomy();
+  made.alarm = control_ ? control_->descriptor() : -1;
+  made.check = [this] { check(); };
+  made.standing = [this](int peer) { return standing(peer); };
+  made.failed = [this](const Failure& failure) { channel_.end(judge(failure)); };
+  return std::make_unique<Messenger>(std::move(made));
+}
+
+across::Team& Group::team() {
+  team_.label = {.purpose = Purpose::collective, .tag = channel_.sequence(), .call = *call_};
+  team_.deadline = channel_.deadline();
+  team_.timeout = channel_.timeout();
+  return team_;
+}
+
+void Group::meet(double timeout) {
+  const auto meeting = [](Group& group) {
+    in_node::meet(group.channel());
+    if (!group.in_node()) across::barrier(group.team());
+  };
+  execute(Call{.kind = OpKind::barrier}, meeting, timeout, false);
+}
+
+std::uint64_t Group::add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout) {
+  const std::uint64_t number = ++regions_;
+  const auto add = [=](Group& group) {
+    shm::Channel& channel = group.channel();
+    std::vector<std::byte*> bases;
+    for (int peer = 0; peer < channel.ranks(); ++peer) bases.push_back(base + stride * static_cast<std::size_t>(peer));
+    channel.regions().add(number, channel.rank(), bytes, std::move(bases));
+    Barrier()(group);
+  };
+  perform(Call{.kind = OpKind::barrier}, add, timeout);
+  return number;
+}
+
+TransferPtr Group::send(int peer, std::uint64_t tag, const Call& call, Piece data) {
+  channel_.check_fork();
+  return messages_->send(peer, {Purpose::user, tag, call}, {data.data, data.bytes});
+}
+
+TransferPtr Group::receive(int peer, std::uint64_t tag, const Call& call, Piece room) {
+  channel_.check_fork();
+  return messages_->receive(peer, {Purpose::user, tag, call}, {room.data, room.bytes});
+}
+
+void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
+  guarded([&] { messages_->wait({&transfer, 1}, deadline, timeout); });
+}
+
+bool Group::wait_for(const TransferPtr& transfer, double until) {
+  bool is_done = false;
+  guarded([&] { is_done = messages_->wait_until({&transfer, 1}, until); });
+  return is_done;
+}
+
+void Group::go_on(const TransferPtr& transfer, double deadline, double timeout) {
+  messages_->progress_in_background({&transfer, 1}, deadline, timeout);
+}
+
+bool Group::wait_for(const JobPtr& job, double until) {
+  while (!job->wait_until(std::min(until, now() + nap))) {
+    if (interrupted_()) throw Interrupted();
+    if (now() >= until) return false;
+  }
+  return true;
+}
+
+// A caller who waits for its own operation gives the group up when it is interrupted.
+void Group::finish(const JobPtr& job) {
+  try {
+    wait_for(job, std::numeric_limits<double>::infinity());
+  } catch (const Interrupted&) {
+    channel_.abort();
+    throw;
+  }
+  job->result();
+}
+
+void Group::take_news() {
+  if (const std::optional<Failure> told = control_->poll()) channel_.adopt(*told);
+}
+
+void Group::check() {
+  if (control_) take_news();
+  channel_.check_wait();
+  check_neighbours();
+}
+
+// Ranks of this node that have ended, or left, and that somebody here waits for.
+void Group::check_neighbours() {
+  const std::vector<int> ended = channel_.dead();
+  for (int index = 0; index < channel_.ranks(); ++index) {
+    const bool is_dead = contains(ended, index);
+    if (index == channel_.rank() || !(is_dead || channel_.has_left(index))) continue;
+    const int peer = layout_.local()[static_cast<std::size_t>(index)];
+    if (!contains(messages_->awaited(!is_dead), peer)) continue;
+    Failure found = channel_.failure(is_dead ? FailureKind::peer_lost : FailureKind::peer_left, index);
+    channel_.fail(found);
+  }
+}
+
+Standing Group::standing(int peer) {
+  const int index = neighbour(peer);
+  if (index < 0) return control_->standing(peer);
+  if (contains(channel_.dead(), index)) return Standing::lost;
+  return channel_.has_left(index) ? Standing::left : Standing::present;
+}
+
+// Of ranks that wait for each other in a collective the one to blame is the one that never came.
+Failure Group::judge(Failure failure) {
+  const bool is_message = failure.op == OpKind::send || failure.op == OpKind::recv;
+  if (failure.kind != FailureKind::timeout || is_message) return failure;
+  std::vector<int> absent = channel_.absent();
+  if (!absent.empty()) failure.missing = std::move(absent);
+  return failure;
+}
+
+std::vector<int> Group::absent_elsewhere(std::uint64_t sequence) {
+  const std::vector<int> present = control_->roll_call(sequence, roll_call);
+  std::vector<int> absent;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (neighbour(peer) < 0 && !contains(present, peer)) absent.push_back(peer);
+  }
+  return absent;
+}
+
+// A rank's place on this node; -1 for those of other nodes.
+int Group::neighbour(int peer) const {
+  const std::vector<int>& local = layout_.local();
+  const auto found = std::lower_bound(local.begin(), local.end(), peer);
+  return found != local.end() && *found == peer ? static_cast<int>(found - local.begin()) : -1;
+}
+
+void Group::close() {
+  if (is_fork()) return;
+  if (!queue_.idle()) abort();
+  queue_.close();
+  messages_->close();
+  if (control_) control_->goodbye();
+  channel_.close();
+}
+
+}  // namespace torsh

@@ -1,0 +1,133 @@
+// One rank's end of a group: the ranks of its node by shared memory, the others by TCP.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "collectives/across.hpp"
+#include "collectives/layout.hpp"
+#include "group/queue.hpp"
+#include "messages/messenger.hpp"
+#include "transport/shm/channel.hpp"
+#include "transport/tcp/control.hpp"
+
+namespace torsh {
+
+// What a group is made of.
+struct GroupSetup {
+  Layout layout;
+  shm::Setup node;                      // the ranks of this node
+  std::vector<std::vector<int>> links;  // for each rank of another node its sockets: control, then data
+  double heartbeat = 10;                // seconds after which a silent machine counts as lost
+  across::Strategy strategy{};
+  across::Limits limits;
+  std::function<bool()> interrupted;
+};
+
+class Group {
+ public:
+  explicit Group(GroupSetup setup);
+  ~Group() { close(); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const { return layout_.rank; }
+  int ranks() const { return ranks_; }
+  bool in_node() const { return layout_.nodes.size() == 1; }
+  shm::Channel& channel() { return channel_; }
+  // For the operation under way, in a group of several nodes.
+  across::Team& team();
+
+  // The ranks' first meeting; also finds out whether they can read each other's memory.
+  void meet(double timeout);
+  // Whether this process was forked off from the rank's, and is none.
+  bool is_fork() const { return channel_.is_fork(); }
+  // Whether the group is dead.
+  bool failed() { return channel_.failed(); }
+
+  // Carries the operation out, on this thread unless earlier ones are still waiting. timeout in
+  // seconds. Throws Failure or Interrupted.
+  template <class Operation>
+  void perform(const Call& call, const Operation& operation, double timeout) {
+    if (queue_.idle()) return execute(call, operation, timeout, false);
+    finish(start(call, operation, timeout));
+  }
+
+  // Begins the operation and does not wait for it.
+  template <class Operation>
+  JobPtr start(const Call& call, const Operation& operation, double timeout) {
+    channel_.check_fork();
+    return queue_.submit([this, call, operation, timeout] { execute(call, operation, timeout, true); });
+  }
+
+  // Makes memory that all ranks of the node have mapped known to the collectives: `bytes` of each
+  // rank, `stride` apart, from `base` on. All ranks must do so at the same time; the region's number.
+  std::uint64_t add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout);
+  // Before this rank unmaps the region.
+  void remove_region(std::uint64_t region) { channel_.regions().remove(region); }
+
+  // A message to or from one rank (from any: any_source); tag is the user's.
+  TransferPtr send(int peer, std::uint64_t tag, const Call& call, Piece data);
+  TransferPtr receive(int peer, std::uint64_t tag, const Call& call, Piece room);
+  // Until it is done; the timeout, in seconds, ends at the deadline.
+  void wait(const TransferPtr& transfer, double deadline, double timeout);
+  // Whether it was over in time; one that was not goes on. Throws Interrupted.
+  bool wait_for(const JobPtr& job, double until);
+  bool wait_for(const TransferPtr& transfer, double until);
+  // Sees to it that it gets done though nobody waits.
+  void go_on(const TransferPtr& transfer, double deadline, double timeout);
+
+  // Ends every rank's pending and later operations with FailureKind::aborted. Any thread.
+  void abort() { channel_.abort(); }
+  // Leaves the group; what is still under way is aborted.
+  void close();
+
+ private:
+  template <class Operation>
+  void execute(const Call& call, const Operation& operation, double timeout, bool background) {
+    const shm::Channel::Operation under_way(channel_, call, timeout, background);
+    call_ = &call;
+    guarded([&] { operation(*this); });
+  }
+
+  // What goes wrong anywhere ends the group on every rank, which all get the first cause.
+  template <class Body>
+  void guarded(Body body) {
+    try {
+      body();
+    } catch (const Failure&) {
+      channel_.check_abort();
+      throw;
+    } catch (const Interrupted&) {
+      channel_.abort();
+      throw;
+    }
+  }
+
+  shm::Hooks hooks();
+  std::unique_ptr<tcp::Control> control(GroupSetup& setup);
+  std::unique_ptr<Messenger> messenger(GroupSetup& setup);
+  void finish(const JobPtr& job);
+  void take_news();
+  void check();
+  void check_neighbours();
+  Standing standing(int peer);
+  Failure judge(Failure failure);
+  std::vector<int> absent_elsewhere(std::uint64_t sequence);
+  int neighbour(int peer) const;
+
+  const Layout layout_;
+  const int ranks_;
+  const std::function<bool()> interrupted_;
+  std::unique_ptr<tcp::Control> control_;  // to other nodes, if there are any
+  shm::Channel channel_;
+  std::unique_ptr<Messenger> messages_;
+  Scratch scratch_;
+  across::Team team_;
+  const Call* call_ = nullptr;
+  std::uint64_t regions_ = 0;  // ever added
+  Queue queue_;
+};
+
+}  // namespace torsh

@@ -1,0 +1,83 @@
+#include "group/queue.hpp"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/clock.hpp"
+
+namespace torsh {
+
+bool Job::wait_until(double until) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const std::chrono::duration<double> left(std::max(until - now(), 0.0));
+  return changed_.wait_for(lock, left, [this] { return over(); });
+}
+
+void Job::result() const {
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Job::run() {
+  try {
+    body_();
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  body_ = nullptr;
+}
+
+void Job::finish() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    over_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+JobPtr Queue::submit(std::function<void()> body) {
+  const JobPtr job(new Job(std::move(body)));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!closing_) {
+      ++pending_;
+      jobs_.push_back(job);
+      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+      changed_.notify_one();
+      return job;
+    }
+  }
+  job->run();
+  job->finish();
+  return job;
+}
+
+void Queue::close() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+    changed_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Queue::work() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for the program's own threads
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    const JobPtr job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    job->run();
+    --pending_;  // before anybody can see that it is over: what comes next need not queue then
+    job->finish();
+    lock.lock();
+  }
+}
+
+}  // namespace torsh

@@ -1,0 +1,63 @@
+// Operations that were begun and not waited for: one thread carries them out in order.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace torsh {
+
+// One of them. Any thread.
+class Job {
+ public:
+  bool over() const { return over_.load(std::memory_order_acquire); }
+  // Waits until it is over, or the time has come (as of now()); whether it is over.
+  bool wait_until(double until);
+  // Throws what it ended with, if it ended badly. Only when it is over.
+  void result() const;
+
+ private:
+  friend class Queue;
+  explicit Job(std::function<void()> body) : body_(std::move(body)) {}
+  void run();
+  void finish();
+
+  std::function<void()> body_;
+  std::exception_ptr error_;
+  std::atomic<bool> over_{false};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+using JobPtr = std::shared_ptr<Job>;
+
+class Queue {
+ public:
+  Queue() = default;
+  ~Queue() { close(); }
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  // Whether nothing is under way or waiting.
+  bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
+  // The thread starts with the first job. After close() the job is carried out at once, by the caller.
+  JobPtr submit(std::function<void()> body);
+  // Returns when everything submitted is over and the thread has ended.
+  void close();
+
+ private:
+  void work();
+
+  std::atomic<std::size_t> pending_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<JobPtr> jobs_;
+  std::thread thread_;
+  bool closing_ = false;
+};
+
+}  // namespace torsh

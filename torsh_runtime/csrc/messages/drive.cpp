@@ -1,0 +1,168 @@
+// Engine: moving bytes, and waiting for some to move.
+#include <sched.h>
+
+#include <algorithm>
+
+#include "common/clock.hpp"
+#include "messages/turn.hpp"
+#include "transport/shm/cpu.hpp"
+
+namespace torsh {
+namespace {
+
+constexpr double spin_seconds = 100e-6;
+constexpr int polls_per_spin = 64;
+constexpr int yield_limit = 100;
+constexpr double yield_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
+constexpr double nap = 0.02;             // seconds between two looks at what else may have happened
+constexpr int crowded_limit = 8;
+constexpr double move_interval = 0.01;  // seconds between two moves to another processor
+
+}  // namespace
+
+void Engine::drive(Lock& lock, Turn& turn, double until, const Finished& finished) {
+  Stillness still;
+  double look_at = 0;
+  while (true) {
+    const bool moved = poll();
+    if (moved && resting_ != 0) changed_.notify_all();
+    if (finished() || failure_) return;
+    const double time = now();
+    if (look_at == 0) look_at = time + nap;
+    if (alarmed_ || time >= look_at) {
+      look_around(lock);
+      look_at = time + nap;
+    }
+    if (failure_ || time >= until) return;
+    if (moved || idle(lock, turn, still, until)) still = {};
+    if (turn.lost || finished()) return;
+  }
+}
+
+// True if something has moved.
+bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
+  const double time = now();
+  if (still.since == 0) still.since = time;
+  const double lasted = time - still.since;
+  if (turn.spin && lasted < spin_seconds && !is_crowded()) return spin(lock);
+  if (turn.spin && still.yields < yield_limit && lasted < spin_seconds + yield_seconds) {
+    ++still.yields;
+    lock.unlock();
+    sched_yield();
+    lock.lock();
+    return false;
+  }
+  return sleep(lock, turn, until);
+}
+
+bool Engine::spin(Lock& lock) {
+  for (int i = 0; i < polls_per_spin && !alarmed_; ++i) {
+    if (knocking_.load(std::memory_order_relaxed) != 0) step_aside(lock);
+    if (poll()) return true;
+    shm::spin_pause();
+  }
+  return false;
+}
+
+void Engine::step_aside(Lock& lock) {
+  lock.unlock();
+  for (int i = 0; i < yield_limit && knocking_.load(std::memory_order_relaxed) != 0; ++i) sched_yield();
+  lock.lock();
+}
+
+// In the kernel. The background thread gives up its turn before, so that a caller finds it free.
+bool Engine::sleep(Lock& lock, Turn& turn, double until) {
+  arm();
+  setup_.bell->begin_sleep();
+  const bool moved = poll();
+  std::vector<int> ready;
+  if (!moved && !failure_ && !alarmed_) {
+    ++asleep_;
+    turn.lend();
+    lock.unlock();
+    watch_.wait(ready, std::min(nap, until - now()));
+    lock.lock();
+    turn.take_back();
+    --asleep_;
+    eager_ |= ready.empty();
+  }
+  setup_.bell->end_sleep();
+  for (const int descriptor : ready) {
+    if (descriptor == setup_.bell->descriptor()) setup_.bell->silence();
+    if (descriptor == setup_.alarm) alarmed_ = true;
+  }
+  return moved;
+}
+
+void Engine::arm() {
+  for (const Link& link : links_) {
+    const bool eager = eager_ || box_.wants(link.peer());
+    for (std::size_t lane = 0; lane < link.lanes(); ++lane) {
+      if (link.descriptor(lane) >= 0) watch_.set(link.descriptor(lane), link.events(lane, eager));
+    }
+  }
+}
+
+bool Engine::poll() {
+  if (failure_) return false;
+  bool moved = false;
+  try {
+    if (eager_ || box_.wants_any()) {
+      for (Link& link : links_) moved |= advance(link);
+      return moved;
+    }
+    for (std::size_t i = 0; i < busy_.size();) {
+      Link& link = *busy_[i];
+      moved |= advance(link);
+      if (is_busy(link)) {
+        ++i;
+      } else {
+        listed_[static_cast<std::size_t>(link.peer())] = false;
+        busy_[i] = busy_.back();
+        busy_.pop_back();
+      }
+    }
+  } catch (const Failure& found) {
+    die(found);
+    return true;
+  }
+  return moved;
+}
+
+bool Engine::advance(Link& link) {
+  if (link.end() != nullptr) return false;
+  bool moved = link.push();
+  moved |= link.pull(box_, eager_);
+  alarmed_ |= link.end() != nullptr;
+  note(link);
+  return moved;
+}
+
+bool Engine::is_busy(const Link& link) const {
+  return link.end() == nullptr && (link.is_sending() || link.is_reading() || box_.wants_by_name(link.peer()));
+}
+
+void Engine::note(Link& link) {
+  const auto at = static_cast<std::size_t>(link.peer());
+  if (listed_[at] || !is_busy(link)) return;
+  listed_[at] = true;
+  busy_.push_back(&link);
+}
+
+// A peer that last ran on this processor cannot go on while it is spun on. And two ranks that hand
+// each other a processor look cache-hot to the kernel, which then leaves them together for
+// seconds while others idle: so the higher rank leaves.
+bool Engine::is_crowded() {
+  const int cpu = shm::current_cpu();
+  const bool shared = std::any_of(busy_.begin(), busy_.end(), [&](const Link* link) { return link->peer_cpu() == cpu; });
+  if (!shared) {
+    crowded_in_row_ = 0;
+  } else if (++crowded_in_row_ >= crowded_limit && now() - moved_ >= move_interval) {
+    crowded_in_row_ = 0;
+    moved_ = now();
+    if (rank_ > busy_.front()->peer()) shm::leave_cpus({cpu});
+  }
+  return shared;
+}
+
+}  // namespace torsh

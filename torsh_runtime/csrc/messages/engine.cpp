@@ -1,0 +1,247 @@
+#include "messages/engine.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "common/clock.hpp"
+#include "messages/turn.hpp"
+
+namespace torsh {
+namespace {
+
+constexpr double nap = 0.02;
+
+Failure bare(FailureKind kind) {
+  Failure found;
+  found.kind = kind;
+  return found;
+}
+
+}  // namespace
+
+Engine::Engine(MessengerSetup setup)
+    : setup_(std::move(setup)),
+      rank_(setup_.rank),
+      process_(getpid()),
+      box_(setup_.rank, static_cast<int>(setup_.streams.size())),
+      listed_(setup_.streams.size()),
+      ended_(setup_.streams.size()) {
+  if (!setup_.bell) throw std::invalid_argument("a messenger needs a bell");
+  for (std::size_t peer = 0; peer < setup_.streams.size(); ++peer) {
+    const std::size_t lanes = setup_.streams[peer].size();
+    const bool is_self = static_cast<int>(peer) == rank_;
+    if ((lanes == 0) != is_self || lanes > Header::max_lanes) {
+      throw std::invalid_argument("a messenger needs 1 to 255 streams to each other rank, and has " + std::to_string(lanes) +
+                                  " to rank " + std::to_string(peer));
+    }
+    links_.emplace_back(static_cast<int>(peer), std::move(setup_.streams[peer]));
+  }
+  watch_.set(setup_.bell->descriptor(), tcp::Watch::readable);
+  if (setup_.alarm >= 0) watch_.set(setup_.alarm, tcp::Watch::readable);
+}
+
+// A fork of the rank's process has none of its threads, and leaves the rank's affairs alone.
+Engine::~Engine() {
+  if (getpid() == process_) {
+    close();
+  } else if (thread_.joinable()) {
+    thread_.detach();
+  }
+}
+
+TransferPtr Engine::send(int peer, const Label& label, std::span<const std::byte> data) {
+  const auto transfer = std::make_shared<Transfer>(peer, label, data);
+  Lock lock = access();
+  demand_alive(lock);
+  Link& link = link_to(peer);
+  link.send(transfer);
+  link.push();
+  alarmed_ |= link.end() != nullptr;
+  note(link);
+  settle();
+  return transfer;
+}
+
+TransferPtr Engine::receive(int peer, const Label& label, std::span<std::byte> room) {
+  const auto transfer = std::make_shared<Transfer>(peer, label, room);
+  Lock lock = access();
+  demand_alive(lock);
+  if (peer != any_source) link_to(peer);
+  try {
+    box_.post(transfer);
+  } catch (const Failure& found) {
+    die(found);
+    demand_alive(lock);
+  }
+  if (transfer->peer() != any_source) note(link_to(transfer->peer()));
+  settle();
+  return transfer;
+}
+
+void Engine::wait(Transfers transfers, double deadline, double timeout) {
+  if (wait_until(transfers, deadline)) return;
+  Lock lock = access();
+  look_around(lock);  // perhaps somebody knows better
+  if (!failure_ && !is_done(transfers)) die(late(transfers, timeout));
+  if (!is_done(transfers)) demand_alive(lock);
+}
+
+bool Engine::wait_until(Transfers transfers, double until) {
+  std::size_t done = 0;
+  const auto finished = [&] {
+    while (done < transfers.size() && transfers[done]->done()) ++done;
+    return done == transfers.size();
+  };
+  if (finished()) return true;
+  Lock lock = access();
+  if (is_inside()) throw bare(FailureKind::nested);
+  const Inside here(*this);
+  while (!finished()) {
+    demand_alive(lock);
+    if (driving_) {
+      rest(lock, until);
+    } else {
+      Turn turn(*this, false);
+      drive(lock, turn, until, finished);
+    }
+    if (!failure_ && now() >= until) return finished();
+  }
+  return true;
+}
+
+bool Engine::is_done(Transfers transfers) {
+  return std::all_of(transfers.begin(), transfers.end(), [](const TransferPtr& transfer) { return transfer->done(); });
+}
+
+bool Engine::is_inside() const {
+  return std::find(inside_.begin(), inside_.end(), std::this_thread::get_id()) != inside_.end();
+}
+
+// The driver holds the lock while it spins, and lets in whoever knocks.
+Engine::Lock Engine::access() {
+  Lock lock(mutex_, std::try_to_lock);
+  if (lock) return lock;
+  knocking_.fetch_add(1, std::memory_order_relaxed);
+  lock.lock();
+  knocking_.fetch_sub(1, std::memory_order_relaxed);
+  return lock;
+}
+
+Link& Engine::link_to(int peer) {
+  if (peer < 0 || peer >= static_cast<int>(links_.size()) || peer == rank_) {
+    throw std::invalid_argument("messages go to and come from other ranks of the group, and " + std::to_string(peer) +
+                                " is none of " + std::to_string(links_.size()));
+  }
+  return links_[static_cast<std::size_t>(peer)];
+}
+
+void Engine::demand_alive(Lock& lock) {
+  if (!failure_) return;
+  tell(lock);
+  throw *failure_;
+}
+
+// Leaves the work to the driver, for a nap at most.
+void Engine::rest(Lock& lock, double until) {
+  ++resting_;
+  const auto slept = changed_.wait_for(lock, std::chrono::duration<double>(std::clamp(until - now(), 0.0, nap)));
+  --resting_;
+  if (slept == std::cv_status::timeout) look_around(lock);
+}
+
+// Tells other threads that something has changed.
+void Engine::settle() {
+  if (resting_ != 0) changed_.notify_all();
+  if (asleep_ != 0) setup_.bell->ring_own();
+}
+
+void Engine::progress_in_background(Transfers transfers, double deadline, double timeout) {
+  Lock lock = access();
+  demand_alive(lock);
+  if (is_done(transfers)) return;
+  for (const TransferPtr& transfer : transfers) unattended_.push_back({transfer, deadline, timeout});
+  if (!thread_.joinable()) thread_ = std::thread([this] { background(); });
+  work_.notify_one();
+}
+
+void Engine::background() {
+  Lock lock = access();
+  while (!closing_) {
+    std::erase_if(unattended_, [](const Unattended& each) { return each.transfer->over(); });
+    if (unattended_.empty()) {
+      work_.wait(lock);
+    } else if (driving_) {
+      work_.wait_for(lock, std::chrono::duration<double>(nap));
+    } else {
+      drive_unattended(lock);
+    }
+    enforce_deadlines();
+    if (untold_) tell(lock);
+  }
+}
+
+// What check() throws has been noted as the group's failure.
+void Engine::drive_unattended(Lock& lock) {
+  const auto finished = [this] {
+    return std::all_of(unattended_.begin(), unattended_.end(), [](const Unattended& each) { return each.transfer->over(); });
+  };
+  try {
+    Turn turn(*this, true);
+    drive(lock, turn, now() + nap, finished);
+  } catch (const std::exception&) {
+    return;
+  }
+}
+
+void Engine::enforce_deadlines() {
+  const double time = now();
+  for (const Unattended& each : unattended_) {
+    if (!failure_ && time >= each.deadline && !each.transfer->over()) die(late({&each.transfer, 1}, each.timeout));
+  }
+}
+
+std::vector<int> Engine::awaited(bool by_name) {
+  const Lock lock = access();
+  for (int i = 0; i < 2 && poll(); ++i) settle();  // more than a ring holds
+  std::vector<int> peers;
+  for (const Link& link : links_) {
+    const bool any = !by_name && box_.wants_any() && link.peer() != rank_;
+    if (any || link.pending() != nullptr || box_.wants_by_name(link.peer())) peers.push_back(link.peer());
+  }
+  return peers;
+}
+
+std::string Engine::end_of(int peer) {
+  const Lock lock = access();
+  const std::string* end = link_to(peer).end();
+  return end != nullptr ? *end : "";
+}
+
+void Engine::fail(const Failure& failure) {
+  Lock lock = access();
+  die(failure);
+  tell(lock);
+}
+
+void Engine::close() {
+  if (getpid() != process_) return;
+  Lock lock = access();
+  closing_ = true;
+  die(bare(FailureKind::closed));
+  untold_ = false;
+  work_.notify_all();
+  std::thread thread = std::move(thread_);
+  if (!is_inside()) {
+    changed_.wait(lock, [this] { return inside_.empty(); });
+  }
+  lock.unlock();
+  if (thread.joinable()) thread.join();
+  lock.lock();
+  if (is_inside()) return;
+  let_go();
+}
+
+}  // namespace torsh

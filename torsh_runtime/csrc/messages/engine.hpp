@@ -1,0 +1,116 @@
+// What a Messenger does: see there. One thread at a time moves the bytes, the driver.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "messages/link.hpp"
+#include "messages/messenger.hpp"
+#include "transport/tcp/watch.hpp"
+
+namespace torsh {
+
+class Engine {
+ public:
+  using Transfers = std::span<const TransferPtr>;
+
+  explicit Engine(MessengerSetup setup);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  TransferPtr send(int peer, const Label& label, std::span<const std::byte> data);
+  TransferPtr receive(int peer, const Label& label, std::span<std::byte> room);
+  void wait(Transfers transfers, double deadline, double timeout);
+  bool wait_until(Transfers transfers, double until);
+  void progress_in_background(Transfers transfers, double deadline, double timeout);
+  std::vector<int> awaited(bool by_name);
+  std::string end_of(int peer);
+  void fail(const Failure& failure);
+  void close();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  using Finished = std::function<bool()>;
+  class Inside;
+  struct Turn;
+  struct Unattended {
+    TransferPtr transfer;
+    double deadline, timeout;
+  };
+  // For how long nothing has come or gone.
+  struct Stillness {
+    double since = 0;
+    int yields = 0;
+  };
+
+  // drive.cpp
+  void drive(Lock& lock, Turn& turn, double until, const Finished& finished);
+  bool idle(Lock& lock, Turn& turn, Stillness& still, double until);
+  bool spin(Lock& lock);
+  bool sleep(Lock& lock, Turn& turn, double until);
+  void step_aside(Lock& lock);
+  bool poll();
+  bool advance(Link& link);
+  void arm();
+  bool is_busy(const Link& link) const;
+  void note(Link& link);
+  bool is_crowded();
+
+  // engine.cpp
+  Lock access();
+  Link& link_to(int peer);
+  void demand_alive(Lock& lock);
+  void rest(Lock& lock, double until);
+  void settle();
+  static bool is_done(Transfers transfers);
+  bool is_inside() const;
+  void background();
+  void drive_unattended(Lock& lock);
+  void enforce_deadlines();
+
+  // faults.cpp
+  void look_around(Lock& lock);
+  bool check(Lock& lock);
+  std::optional<Failure> find_gone();
+  bool is_cut_off(const Link& link);
+  bool is_needed(const Link& link, Standing standing) const;
+  void die(const Failure& failure);
+  void tell(Lock& lock);
+  Failure late(Transfers transfers, double seconds) const;
+  Failure failure(FailureKind kind, int culprit, const Transfer* during) const;
+  void let_go();
+
+  MessengerSetup setup_;
+  const int rank_;
+  const int process_;
+  std::mutex mutex_;  // of all that follows
+  std::atomic<int> knocking_{0};  // threads that wait for it
+  tcp::Watch watch_;
+  std::vector<Link> links_;  // by rank
+  Postbox box_;
+  std::vector<Link*> busy_;  // that something is to be written to, or read from, now
+  std::vector<bool> listed_;  // there, by rank
+  std::optional<Failure> failure_;
+  bool untold_ = false;
+  bool alarmed_ = false;  // somebody should look around at once
+  bool eager_ = false;    // nothing has come for long: take in what nobody has asked for
+  std::vector<double> ended_;  // since when, by rank; 0 is not
+  bool driving_ = false;
+  int asleep_ = 0;   // threads in the kernel, to be rung
+  int resting_ = 0;  // threads that leave the work to the driver
+  int crowded_in_row_ = 0;
+  double moved_ = 0;  // when a driver last went to another processor
+  std::vector<std::thread::id> inside_;
+  std::condition_variable changed_;  // a transfer is over, or the driver or somebody inside has left
+  std::vector<Unattended> unattended_;
+  std::condition_variable work_;  // for the background thread
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+}  // namespace torsh

@@ -1,0 +1,125 @@
+// Engine: finding out that the group is dead, and what follows from it.
+#include <algorithm>
+
+#include "common/clock.hpp"
+#include "messages/turn.hpp"
+
+namespace torsh {
+namespace {
+
+// How long the news of why a peer is gone may take longer than that of the end of its stream.
+constexpr double grace = 0.2;
+
+}  // namespace
+
+void Engine::look_around(Lock& lock) {
+  alarmed_ = false;
+  if (!check(lock)) return;
+  const std::optional<Failure> found = find_gone();
+  if (found && check(lock)) die(*found);  // unless the peer has said why it goes
+}
+
+// False if the group is dead.
+bool Engine::check(Lock& lock) {
+  lock.unlock();
+  try {
+    setup_.check();
+    lock.lock();
+  } catch (const Failure& found) {
+    lock.lock();
+    die(found);
+  } catch (...) {
+    lock.lock();
+    die(failure(FailureKind::aborted, rank_, nullptr));
+    throw;
+  }
+  return !failure_;
+}
+
+// A peer that is gone and still needed.
+std::optional<Failure> Engine::find_gone() {
+  for (const Link& link : links_) {
+    const Transfer* pending = link.pending() != nullptr ? link.pending() : box_.waiting_for(link.peer());
+    if (pending == nullptr || link.peer() == rank_ || !is_cut_off(link)) continue;
+    const Standing standing = setup_.standing(link.peer());
+    if (!is_needed(link, standing)) continue;
+    return failure(standing == Standing::left ? FailureKind::peer_left : FailureKind::peer_lost, link.peer(), pending);
+  }
+  return std::nullopt;
+}
+
+bool Engine::is_cut_off(const Link& link) {
+  const Standing standing = setup_.standing(link.peer());
+  double& since = ended_[static_cast<std::size_t>(link.peer())];
+  if (link.end() == nullptr) return standing == Standing::unreachable;
+  if (since == 0) since = now();
+  return standing != Standing::present || now() - since >= grace;
+}
+
+// Who receives from any source can do without those that have left, as long as others have not.
+bool Engine::is_needed(const Link& link, Standing standing) const {
+  if (link.pending() != nullptr || box_.wants_by_name(link.peer())) return true;
+  if (standing != Standing::left) return true;
+  return std::all_of(links_.begin(), links_.end(),
+                     [this](const Link& each) { return each.peer() == rank_ || each.end() != nullptr; });
+}
+
+// Everything that is pending fails, and everybody who waits is told.
+void Engine::die(const Failure& found) {
+  if (failure_) return;
+  failure_ = found;
+  untold_ = true;
+  box_.fail_all();
+  for (Link& link : links_) link.fail_all();
+  busy_.clear();
+  std::fill(listed_.begin(), listed_.end(), false);
+  settle();
+}
+
+void Engine::tell(Lock& lock) {
+  if (!untold_) return;
+  untold_ = false;
+  const Failure found = *failure_;
+  lock.unlock();
+  setup_.failed(found);
+  lock.lock();
+}
+
+Failure Engine::late(Transfers transfers, double seconds) const {
+  const auto pending = std::find_if(transfers.begin(), transfers.end(), [](const TransferPtr& each) { return !each->over(); });
+  Failure found = failure(FailureKind::timeout, rank_, pending == transfers.end() ? nullptr : pending->get());
+  found.seconds = seconds;
+  const auto is_missing = [&](int peer) {
+    return std::any_of(transfers.begin(), transfers.end(), [&](const TransferPtr& each) {
+      return !each->over() && (each->peer() == peer || each->peer() == any_source);
+    });
+  };
+  for (const Link& link : links_) {
+    if (link.peer() != rank_ && is_missing(link.peer())) found.missing.push_back(link.peer());
+  }
+  return found;
+}
+
+Failure Engine::failure(FailureKind kind, int culprit, const Transfer* during) const {
+  Failure found;
+  found.kind = kind;
+  found.rank = culprit;
+  found.reporter = rank_;
+  if (during != nullptr) {
+    found.op = during->label().call.kind;
+    found.sequence = during->label().sequence();
+  }
+  return found;
+}
+
+// The descriptors are taken off the watch first: a fork of this process may keep them open.
+void Engine::let_go() {
+  for (Link& link : links_) {
+    for (std::size_t lane = 0; lane < link.lanes(); ++lane) {
+      if (link.descriptor(lane) >= 0) watch_.set(link.descriptor(lane), 0);
+    }
+    link.close();
+  }
+}
+
+}  // namespace torsh

@@ -1,0 +1,39 @@
+#include "messages/messenger.hpp"
+
+#include "messages/engine.hpp"
+
+namespace torsh {
+
+Messenger::Messenger(MessengerSetup setup) : engine_(std::make_unique<Engine>(std::move(setup))) {}
+
+Messenger::~Messenger() = default;
+
+TransferPtr Messenger::send(int peer, const Label& label, std::span<const std::byte> data) {
+  return engine_->send(peer, label, data);
+}
+
+TransferPtr Messenger::receive(int peer, const Label& label, std::span<std::byte> room) {
+  return engine_->receive(peer, label, room);
+}
+
+void Messenger::wait(std::span<const TransferPtr> transfers, double deadline, double timeout) {
+  engine_->wait(transfers, deadline, timeout);
+}
+
+bool Messenger::wait_until(std::span<const TransferPtr> transfers, double until) {
+  return engine_->wait_until(transfers, until);
+}
+
+void Messenger::progress_in_background(std::span<const TransferPtr> transfers, double deadline, double timeout) {
+  engine_->progress_in_background(transfers, deadline, timeout);
+}
+
+std::vector<int> Messenger::awaited(bool by_name) { return engine_->awaited(by_name); }
+
+std::string Messenger::end_of(int peer) { return engine_->end_of(peer); }
+
+void Messenger::fail(const Failure& failure) { engine_->fail(failure); }
+
+void Messenger::close() { engine_->close(); }
+
+}  // namespace torsh

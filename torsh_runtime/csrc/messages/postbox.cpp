@@ -1,0 +1,157 @@
+#include "messages/postbox.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace torsh {
+namespace {
+
+constexpr std::size_t buffered_limit = 16 << 20;  // bytes of one sender that nobody has asked for
+
+bool matches(const Transfer& receive, const Header& header) {
+  return receive.label().purpose == header.purpose && receive.label().tag == header.tag;
+}
+
+auto find(std::deque<TransferPtr>& posted, const Header& header) {
+  return std::find_if(posted.begin(), posted.end(), [&](const TransferPtr& receive) { return matches(*receive, header); });
+}
+
+bool is_same_call(const Transfer& receive, const Header& header) {
+  const Call& own = receive.label().call;
+  if (header.purpose == Purpose::user) return own.dtype == header.call.dtype;
+  return own.fingerprint() == header.call.fingerprint();
+}
+
+// Says how much a message holds, where the two calls are otherwise the same.
+void show_size(Call& call, std::size_t bytes) {
+  call.count = bytes / size_of(call.dtype);
+  call.dims = 1;
+  call.shape = {call.count};
+}
+
+}  // namespace
+
+void Postbox::post(const TransferPtr& receive) {
+  receive->order_ = ++posts_;
+  if (const ArrivalPtr arrival = take_arrival(*receive)) return join(receive, *arrival);
+  const int peer = receive->peer();
+  (peer == any_source ? any_ : box(peer).posted).push_back(receive);
+  if (peer != any_source) return let_in(box(peer));
+  for (Box& each : boxes_) let_in(each);
+}
+
+void Postbox::arrive(const ArrivalPtr& arrival) {
+  arrival->order = ++arrivals_;
+  if (const TransferPtr receive = take_receiver(*arrival)) return join(receive, *arrival);
+  Box& from = box(arrival->peer);
+  from.unexpected.push_back(arrival);
+  let_in(from);
+}
+
+// The one that was posted first, of those that wait for this peer and of those for any.
+TransferPtr Postbox::take_receiver(const Arrival& arrival) {
+  std::deque<TransferPtr>& named = box(arrival.peer).posted;
+  const auto by_name = find(named, arrival.header);
+  const auto by_any = find(any_, arrival.header);
+  if (by_name == named.end() && by_any == any_.end()) return nullptr;
+  const bool is_named = by_any == any_.end() || (by_name != named.end() && (*by_name)->order_ < (*by_any)->order_);
+  std::deque<TransferPtr>& from = is_named ? named : any_;
+  const auto at = is_named ? by_name : by_any;
+  const TransferPtr receive = std::move(*at);
+  from.erase(at);
+  return receive;
+}
+
+ArrivalPtr Postbox::take_arrival(const Transfer& receive) {
+  ArrivalPtr first;
+  const auto look = [&](const Box& from) {
+    for (const ArrivalPtr& arrival : from.unexpected) {
+      if (!matches(receive, arrival->header)) continue;
+      if (!first || arrival->order < first->order) first = arrival;
+      return;
+    }
+  };
+  if (receive.peer() != any_source) {
+    look(box(receive.peer()));
+  } else {
+    std::for_each(boxes_.begin(), boxes_.end(), look);
+  }
+  if (first) box(first->peer).unexpected.remove(first);
+  return first;
+}
+
+void Postbox::join(const TransferPtr& receive, Arrival& arrival) {
+  if (!is_same_call(*receive, arrival.header) || receive->room_.size() != arrival.header.bytes) {
+    receive->finish(Transfer::State::failed);
+    throw mismatch(*receive, arrival);
+  }
+  receive->peer_.store(arrival.peer, std::memory_order_release);
+  arrival.receiver = receive;
+  if (arrival.target == nullptr) arrival.target = receive->room_.data();
+  if (arrival.parts == 0) deliver(arrival);
+}
+
+void Postbox::complete(Arrival& arrival) {
+  if (arrival.receiver) deliver(arrival);
+}
+
+void Postbox::deliver(Arrival& arrival) {
+  Box& from = box(arrival.peer);
+  if (arrival.buffer) {
+    std::memcpy(arrival.receiver->room_.data(), arrival.buffer.get(), arrival.header.bytes);
+    arrival.buffer.reset();
+    from.buffered -= arrival.header.bytes;
+    let_in(from);
+  }
+  arrival.receiver->finish(Transfer::State::done);
+  arrival.receiver.reset();
+}
+
+// Only the last one can be waiting outside: its link is not read on.
+void Postbox::let_in(Box& from) {
+  if (from.unexpected.empty()) return;
+  Arrival& last = *from.unexpected.back();
+  const std::size_t bytes = last.header.bytes;
+  if (last.target != nullptr || last.parts == 0) return;
+  if (from.buffered + bytes > buffered_limit && from.posted.empty() && any_.empty()) return;
+  // Not filled with zeros: the pages are taken as the bytes come, whatever the header announces.
+  last.buffer.reset(new (std::nothrow) std::byte[bytes]);
+  last.target = last.buffer.get();
+  if (last.buffer) from.buffered += bytes;
+}
+
+Failure Postbox::mismatch(const Transfer& receive, const Arrival& arrival) const {
+  Failure found;
+  found.kind = FailureKind::mismatch;
+  found.rank = arrival.peer;
+  found.reporter = rank_;
+  found.op = receive.label().call.kind;
+  found.sequence = receive.label().sequence();
+  found.own = receive.label().call;
+  found.other = arrival.header.call;
+  if (is_same_call(receive, arrival.header)) {
+    show_size(found.own, receive.room_.size());
+    show_size(found.other, arrival.header.bytes);
+  }
+  return found;
+}
+
+const Transfer* Postbox::waiting_for(int peer) const {
+  if (wants_by_name(peer)) return box(peer).posted.front().get();
+  return any_.empty() ? nullptr : any_.front().get();
+}
+
+void Postbox::fail_all() {
+  const auto fail = [](std::deque<TransferPtr>& posted) {
+    for (const TransferPtr& receive : posted) receive->finish(Transfer::State::failed);
+    posted.clear();
+  };
+  fail(any_);
+  for (Box& each : boxes_) {
+    fail(each.posted);
+    each.unexpected.clear();
+  }
+}
+
+}  // namespace torsh

@@ -1,0 +1,73 @@
+// Which message goes to which receive.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "common/failure.hpp"
+#include "messages/transfer.hpp"
+
+namespace torsh {
+
+// A message that is coming in, or has come.
+struct Arrival {
+  int peer;
+  Header header;
+  std::uint64_t order = 0;              // among all arrivals
+  unsigned parts = 0;                   // that have not come completely
+  TransferPtr receiver;                 // none while nobody has asked for it
+  std::byte* target = nullptr;          // where its bytes go; null: it has to wait outside
+  std::unique_ptr<std::byte[]> buffer;  // if they go to no receiver's room
+};
+using ArrivalPtr = std::shared_ptr<Arrival>;
+
+// Matches by sender, purpose and tag, in the order of posting and of arrival. A message that nobody
+// has asked for is let in as long as little of its sender is kept, or if it stands in the way of
+// another that somebody waits for. Throws a Failure of kind mismatch where the two calls disagree.
+class Postbox {
+ public:
+  Postbox(int rank, int ranks) : rank_(rank), boxes_(static_cast<std::size_t>(ranks)) {}
+
+  // A receive: it takes a message that is there, or waits for one.
+  void post(const TransferPtr& receive);
+  // A message whose header was read: gives it a target, or not yet.
+  void arrive(const ArrivalPtr& arrival);
+  // All its bytes are where they go.
+  void complete(Arrival& arrival);
+
+  // Whether a receive waits for some message of the peer, by name or from any source.
+  bool wants(int peer) const { return wants_by_name(peer) || !any_.empty(); }
+  bool wants_by_name(int peer) const { return !box(peer).posted.empty(); }
+  bool wants_any() const { return !any_.empty(); }
+  // The receives that wait, and those whose messages are coming in, fail.
+  void fail_all();
+  // A receive that waits for the peer, or for anybody if there is none; null if neither.
+  const Transfer* waiting_for(int peer) const;
+
+ private:
+  struct Box {
+    std::deque<TransferPtr> posted;
+    std::list<ArrivalPtr> unexpected;
+    std::size_t buffered = 0;
+  };
+
+  const Box& box(int peer) const { return boxes_[static_cast<std::size_t>(peer)]; }
+  Box& box(int peer) { return boxes_[static_cast<std::size_t>(peer)]; }
+  TransferPtr take_receiver(const Arrival& arrival);
+  ArrivalPtr take_arrival(const Transfer& receive);
+  void join(const TransferPtr& receive, Arrival& arrival);
+  void let_in(Box& box);
+  void deliver(Arrival& arrival);
+  Failure mismatch(const Transfer& receive, const Arrival& arrival) const;
+
+  const int rank_;
+  std::vector<Box> boxes_;  // by peer
+  std::deque<TransferPtr> any_;
+  std::uint64_t posts_ = 0, arrivals_ = 0;
+};
+
+}  // namespace torsh

@@ -1,0 +1,55 @@
+#include "transport/shm/bell.hpp"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace torsh::shm {
+namespace {
+
+constexpr std::size_t path_offset = offsetof(sockaddr_un, sun_path);
+
+// The kernel picks a free name in the abstract namespace when it is given none (unix(7)).
+std::size_t bind_anywhere(int descriptor, sockaddr_un& address) {
+  address.sun_family = AF_UNIX;
+  socklen_t length = sizeof address.sun_family;
+  if (bind(descriptor, reinterpret_cast<const sockaddr*>(&address), length) != 0) return 0;
+  length = sizeof address;
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
+  return length - path_offset;
+}
+
+}  // namespace
+
+Bell::Bell(BellSign& sign) : sign_(sign), socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+  if (descriptor() < 0) throw std::system_error(errno, std::generic_category(), "cannot make a Unix socket to be woken by");
+  sockaddr_un address{};
+  const std::size_t length = bind_anywhere(descriptor(), address);
+  if (length == 0 || length > sizeof sign.name) {
+    throw std::system_error(errno, std::generic_category(), "cannot name the Unix socket to be woken by");
+  }
+  std::memcpy(sign.name, address.sun_path, length);
+  sign.length = static_cast<std::uint32_t>(length);  // seen by whoever sees a sleeper
+}
+
+void Bell::silence() {
+  char rung[16];
+  while (recv(descriptor(), rung, sizeof rung, MSG_DONTWAIT) >= 0) {
+  }
+}
+
+// A full queue is as good as one ring more: the sleeper has not looked yet.
+void Bell::wake(const BellSign& peer) const {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::size_t length = std::min<std::size_t>(peer.length, sizeof peer.name);
+  std::memcpy(address.sun_path, peer.name, length);
+  sendto(descriptor(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
+         static_cast<socklen_t>(path_offset + length));
+}
+
+}  // namespace torsh::shm

@@ -1,0 +1,42 @@
+// Reading and writing the memory of the other ranks' processes: one copy where slots take two. The
+// system may forbid it, so the ranks try it when they meet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace torsh::shm {
+
+class Reach {
+ public:
+  // A word that this rank's peers are to find, and where.
+  struct Probe {
+    std::uint64_t address, word;
+  };
+
+  // pids[r] is rank r's process; values <= 0 are out of reach.
+  Reach(int rank, const std::vector<int>& pids);
+
+  Probe probe() const;
+  // Whether that is what the peer's memory holds.
+  bool finds(int peer, const Probe& probe);
+  // What all ranks have agreed on after they looked; false before.
+  void allow(bool allowed) { allowed_ = allowed; }
+  bool allowed() const { return allowed_; }
+
+  // Copies from or to an address of the peer. False with errno set if that fails: ESRCH if its
+  // process has ended.
+  bool read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes);
+  bool write(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes);
+
+  // Whether a signal has stopped the peer's process.
+  bool is_stopped(int peer) const;
+
+ private:
+  const std::vector<int> pids_;
+  const std::uint64_t word_;
+  bool allowed_ = false;
+};
+
+}  // namespace torsh::shm

@@ -1,0 +1,35 @@
+#include "transport/shm/regions.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace torsh::shm {
+
+void Regions::add(std::uint64_t region, int rank, std::size_t bytes, std::vector<std::byte*> bases) {
+  std::byte* own = bases.at(static_cast<std::size_t>(rank));
+  const auto place = std::find_if(regions_.begin(), regions_.end(), [&](const Region& r) { return r.own > own; });
+  regions_.insert(place, {region, own, bytes, std::move(bases)});
+}
+
+void Regions::remove(std::uint64_t region) {
+  std::erase_if(regions_, [&](const Region& r) { return r.number == region; });
+}
+
+std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t bytes) const {
+  const auto after = std::upper_bound(regions_.begin(), regions_.end(), data,
+                                      [](const std::byte* wanted, const Region& r) { return wanted < r.own; });
+  if (after == regions_.begin()) return std::nullopt;
+  const Region& region = *std::prev(after);
+  const auto offset = static_cast<std::size_t>(data - region.own);
+  if (offset > region.bytes || bytes > region.bytes - offset) return std::nullopt;
+  return Spot{region.number, offset};
+}
+
+std::byte* Regions::at(int peer, const Spot& spot) const {
+  for (const Region& region : regions_) {
+    if (region.number == spot.region) return region.bases[static_cast<std::size_t>(peer)] + spot.offset;
+  }
+  throw std::logic_error("the ranks know different regions");
+}
+
+}  // namespace torsh::shm

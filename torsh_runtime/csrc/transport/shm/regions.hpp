@@ -1,0 +1,40 @@
+// Memory that all ranks of a node have mapped: what lies in it can be read and written in place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace torsh::shm {
+
+class Regions {
+ public:
+  // Of one rank's memory, in words that all ranks understand.
+  struct Spot {
+    std::uint64_t region, offset;
+  };
+
+  // Every rank gives `bytes` bytes; bases[r] is where rank r's are mapped in this process. All
+  // ranks add and remove the same regions between the same operations.
+  void add(std::uint64_t region, int rank, std::size_t bytes, std::vector<std::byte*> bases);
+  void remove(std::uint64_t region);
+  bool empty() const { return regions_.empty(); }
+
+  // Where these bytes lie in this rank's own part of a region, if they do.
+  std::optional<Spot> find(const std::byte* data, std::size_t bytes) const;
+  // What a peer has found there, in this process.
+  std::byte* at(int peer, const Spot& spot) const;
+
+ private:
+  struct Region {
+    std::uint64_t number;
+    std::byte* own;
+    std::size_t bytes;
+    std::vector<std::byte*> bases;
+  };
+
+  std::vector<Region> regions_;  // by address of the own part
+};
+
+}  // namespace torsh::shm

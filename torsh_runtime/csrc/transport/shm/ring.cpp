@@ -1,0 +1,100 @@
+#include "transport/shm/ring.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/shm/cpu.hpp"
+
+namespace torsh::shm {
+namespace {
+
+constexpr std::size_t capacity = RingMemory::capacity;
+// Longer copies are shown to the other side in such steps, so that both sides copy at a time.
+constexpr std::size_t step = 16 << 10;
+
+void copy_in(std::byte* ring, std::uint64_t position, const std::byte* from, std::size_t bytes) {
+  const std::size_t at = position % capacity;
+  const std::size_t straight = std::min(bytes, capacity - at);
+  std::memcpy(ring + at, from, straight);
+  std::memcpy(ring, from + straight, bytes - straight);
+}
+
+void copy_out(std::byte* to, const std::byte* ring, std::uint64_t position, std::size_t bytes) {
+  const std::size_t at = position % capacity;
+  const std::size_t straight = std::min(bytes, capacity - at);
+  std::memcpy(to, ring + at, straight);
+  std::memcpy(to + straight, ring, bytes - straight);
+}
+
+}  // namespace
+
+RingStream::RingStream(RingMemory& out, RingMemory& in, const Bell& own, const BellSign& peer)
+    : out_(out),
+      in_(in),
+      own_(own),
+      peer_(peer),
+      written_(out.written.bytes.load(std::memory_order_relaxed)),
+      out_taken_(out.taken.bytes.load(std::memory_order_acquire)),
+      taken_(in.taken.bytes.load(std::memory_order_relaxed)),
+      in_written_(in.written.bytes.load(std::memory_order_acquire)) {}
+
+std::size_t RingStream::write(std::span<const std::byte> first, std::span<const std::byte> second) {
+  std::size_t taken = append(first);
+  if (taken == first.size()) taken += append(second);
+  if (taken == 0) return 0;
+  out_.written.cpu.store(static_cast<std::uint32_t>(current_cpu() + 1), std::memory_order_relaxed);
+  out_.written.bytes.store(written_, std::memory_order_release);
+  own_.ring(peer_);
+  return taken;
+}
+
+// Shows full steps only; the rest is up to the caller.
+std::size_t RingStream::append(std::span<const std::byte> bytes) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const std::size_t part = std::min(step, bytes.size() - done);
+    const std::size_t now = std::min(part, free_bytes(part));
+    if (now == 0) break;
+    copy_in(out_.data, written_, bytes.data() + done, now);
+    written_ += now;
+    done += now;
+    if (now == step) out_.written.bytes.store(written_, std::memory_order_release);
+  }
+  return done;
+}
+
+std::size_t RingStream::read(std::span<std::byte> room) {
+  std::size_t done = 0;
+  bool was_full = false;
+  while (done < room.size()) {
+    const std::size_t part = std::min(step, room.size() - done);
+    const std::size_t waiting = waiting_bytes(part);
+    const std::size_t now = std::min(part, waiting);
+    if (now == 0) break;
+    copy_out(room.data() + done, in_.data, taken_, now);
+    taken_ += now;
+    done += now;
+    was_full |= waiting > capacity / 2;
+    in_.taken.bytes.store(taken_, std::memory_order_release);
+  }
+  if (was_full) own_.ring(peer_);  // the writer sleeps for room only when there is none at all
+  return done;
+}
+
+std::size_t RingStream::free_bytes(std::size_t wanted) {
+  if (capacity - (written_ - out_taken_) < wanted) out_taken_ = out_.taken.bytes.load(std::memory_order_acquire);
+  const std::uint64_t waiting = written_ - out_taken_;
+  if (waiting > capacity) throw StreamEnded("the ring in shared memory was overwritten");
+  return capacity - waiting;
+}
+
+std::size_t RingStream::waiting_bytes(std::size_t wanted) {
+  if (in_written_ - taken_ < wanted) in_written_ = in_.written.bytes.load(std::memory_order_acquire);
+  const std::uint64_t waiting = in_written_ - taken_;
+  if (waiting > capacity) throw StreamEnded("the ring in shared memory was overwritten");
+  return waiting;
+}
+
+int RingStream::peer_cpu() const { return static_cast<int>(in_.written.cpu.load(std::memory_order_relaxed)) - 1; }
+
+}  // namespace torsh::shm

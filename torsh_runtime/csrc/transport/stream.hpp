@@ -1,0 +1,38 @@
+// The port of the transports below the messages: a reliable stream of bytes to one peer.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <span>
+#include <string>
+
+namespace torsh {
+
+// The peer's end of a stream is gone; nothing more will come or go. what() says how that showed.
+class StreamEnded : public std::exception {
+ public:
+  explicit StreamEnded(std::string reason) : reason_(std::move(reason)) {}
+  const char* what() const noexcept override { return reason_.c_str(); }
+
+ private:
+  std::string reason_;
+};
+
+// Never blocks. Used by one thread at a time.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // How many bytes of the first and, behind them, of the second were taken; 0 if none can be now.
+  // Throws StreamEnded.
+  virtual std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) = 0;
+  // How many bytes were put into the room; 0 if there are none now. Throws StreamEnded once all
+  // that had been written before the end has been read.
+  virtual std::size_t read(std::span<std::byte> room) = 0;
+  // What epoll can watch for this stream; -1 if the peer rings the bell instead.
+  virtual int descriptor() const = 0;
+  // Where the peer last ran; -1 if that is not known or elsewhere.
+  virtual int peer_cpu() const { return -1; }
+};
+
+}  // namespace torsh

@@ -1,0 +1,67 @@
+#include "transport/tcp/socket_stream.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+namespace torsh::tcp {
+namespace {
+
+void set(int descriptor, int level, int option, int value) {
+  if (setsockopt(descriptor, level, option, &value, sizeof value) != 0) {
+    throw std::system_error(errno, std::generic_category(), "setsockopt of a peer's connection");
+  }
+}
+
+bool is_tcp(int descriptor) {
+  int protocol = 0;
+  socklen_t length = sizeof protocol;
+  return getsockopt(descriptor, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) == 0 && protocol == IPPROTO_TCP;
+}
+
+// The outcome of a call that must not block: 0 if it would have.
+std::size_t moved(ssize_t bytes) {
+  if (bytes >= 0) return static_cast<std::size_t>(bytes);
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOBUFS) return 0;
+  throw StreamEnded(std::generic_category().message(errno));
+}
+
+iovec part(std::span<const std::byte> bytes) { return {const_cast<std::byte*>(bytes.data()), bytes.size()}; }
+
+}  // namespace
+
+void prepare(int descriptor, double heartbeat, Use use) {
+  fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
+  if (!is_tcp(descriptor)) return;
+  const int probes = 2;
+  const int interval = std::clamp(static_cast<int>(heartbeat / (probes + 1)), 1, 3600);
+  set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, interval);
+  set(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, interval);
+  set(descriptor, IPPROTO_TCP, TCP_KEEPCNT, probes);
+  if (use == Use::control) set(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::clamp(heartbeat, 1.0, 3600.0) * 1000));
+}
+
+std::size_t SocketStream::write(std::span<const std::byte> first, std::span<const std::byte> second) {
+  iovec parts[] = {part(first), part(second)};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = second.empty() ? 1 : 2;
+  return moved(sendmsg(descriptor(), &message, MSG_DONTWAIT | MSG_NOSIGNAL));
+}
+
+std::size_t SocketStream::read(std::span<std::byte> room) {
+  if (room.empty()) return 0;
+  const ssize_t bytes = recv(descriptor(), room.data(), room.size(), MSG_DONTWAIT);
+  if (bytes == 0) throw StreamEnded("it has closed the connection");
+  return moved(bytes);
+}
+
+}  // namespace torsh::tcp

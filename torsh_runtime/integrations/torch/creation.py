@@ -1,0 +1,45 @@
+"""From what torch.distributed hands to a backend to a process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.integrations.torch.allocator import tune_allocator
+from torsh_runtime.integrations.torch.group import TorshProcessGroup
+from torsh_runtime.integrations.torch.store import TorchStore
+from torsh_runtime.status import own_page
+
+
+def create(given: Any, options: object) -> TorshProcessGroup:
+    """The process group that torch describes (its _DistributedBackendOptions).
+
+    Raises CommTimeout naming the ranks that did not come within the group's timeout, StoreError
+    when torch's store fails, BackendUnavailable, TypeError for backend options.
+    """
+    if options is not None:
+        raise TypeError(
+            f"the torsh backend takes no pg_options, but was given {type(options).__name__}"
+        )
+    seconds = given.timeout.total_seconds()
+    tune_allocator()
+    backend = _connect(given, seconds)
+    page = own_page()
+    if page is not None:
+        page.note_initialised()
+    return TorshProcessGroup(given.store, backend, seconds)
+
+
+def _connect(given: Any, seconds: float) -> Backend:
+    if given.group_size == 1:
+        from torsh_runtime.backends.single import SingleBackend
+
+        return SingleBackend()
+    from torsh_runtime.backends.native import NativeBackend
+
+    store = TorchStore(given.store)
+    # Every rank counts its own calls, so that a group made again has keys of its own.
+    turn = store.add(f"turn/{given.group_rank}", 1)
+    return NativeBackend.connect(
+        store.scoped(f"{turn}/"), given.group_rank, given.group_size, seconds, given.group_id
+    )

@@ -1,0 +1,323 @@
+"""The process group that torch.distributed, DDP, FSDP and DTensor call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _current_graph_task_id, _distributed_c10d
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.work import Work
+from torsh_runtime.integrations.torch import sparse
+from torsh_runtime.integrations.torch.options import reduction, seconds, spellings
+from torsh_runtime.integrations.torch.tensors import checked, movable, only
+from torsh_runtime.integrations.torch.work import DONE, TorshWork
+
+NAME = "torsh"
+_CPU = torch.device("cpu")
+c10d: Any = _distributed_c10d  # its stubs lack much of it
+Tensors = Sequence[torch.Tensor]
+
+
+class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
+    """torch's ProcessGroup over a Backend; ranks are the group's own.
+
+    Operations take their arguments in all the ways that torch's own do. When options say
+    asyncOp=False they are complete when they return. They raise what Backend raises: CommError,
+    which is a RuntimeError, when a collective failed; TypeError, ValueError and
+    NotImplementedError for arguments, before anything was communicated.
+    """
+
+    def __init__(self, store: Any, backend: Backend, timeout: float) -> None:
+        """`timeout`: seconds that an operation may take which says nothing else."""
+        super().__init__(backend.rank, backend.world_size)
+        self._store = store
+        self._torsh = backend
+        self._timeout = timeout
+        self._name = self._desc = ""
+
+    @spellings(c10d.AllreduceOptions, "op", "timeout")
+    def allreduce(self, tensors: Tensors, opts: Any) -> TorshWork:
+        """Reduce in place. Sparse tensors are summed, and complete when this returns."""
+        tensor = only(tensors)
+        if tensor.layout is not torch.strided:
+            sparse.all_reduce(self._torsh, tensor, reduction(opts), seconds(opts, self._timeout))
+            return TorshWork((), tensors)
+        operation = self._torsh.all_reduce
+        return self._begin(opts, tensors, operation, checked(tensor), reduction(opts))
+
+    @spellings(c10d.AllreduceCoalescedOptions, "op", "timeout")
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> TorshWork:
+        """Reduce each tensor in place."""
+        op = reduction(opts)
+        calls = [(checked(tensor), op) for tensor in tensors]
+        return self._begin_all(opts, tensors, self._torsh.all_reduce, calls)
+
+    @spellings(c10d.ReduceOptions, "root", "op", "timeout")
+    def reduce(self, tensors: Tensors, opts: Any) -> TorshWork:
+        """Reduce into the root's tensor; the others' keep their contents."""
+        tensor = checked(only(tensors))
+        operation = self._torsh.reduce
+        return self._begin(opts, tensors, operation, tensor, opts.rootRank, reduction(opts))
+
+    @spellings(c10d.BroadcastOptions, "root", "timeout")
+    def broadcast(self, tensors: Tensors, opts: Any) -> TorshWork:
+        """Copy the root's tensor into everyone's."""
+        tensor = movable(only(tensors))
+        return self._begin(opts, tensors, self._torsh.broadcast, tensor, opts.rootRank)
+
+    @spellings(c10d.AllgatherOptions, "timeout", tensors=2)
+    def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> TorshWork:
+        """Copy rank r's tensor into outputs[0][r]; sizes may differ from rank to rank."""
+        tensor, targets = movable(only(tensors)), _one_list(outputs)
+        operation = self._torsh.all_gather_list
+        return self._begin(opts, targets, operation, [movable(part) for part in targets], tensor)
+
+    @spellings(c10d.AllgatherOptions, "timeout", tensors=2, wrapped=False)
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any
+    ) -> TorshWork:
+        """Copy rank r's tensors[i] into outputs[r][i]."""
+        targets = list(zip(*outputs, strict=True))
+        calls = [
+            ([movable(part) for part in parts], movable(tensor))
+            for parts, tensor in zip(targets, tensors, strict=True)
+        ]
+        written = [part for parts in targets for part in parts]
+        return self._begin_all(opts, written, self._torsh.all_gather_list, calls)
+
+    @spellings(c10d.AllgatherOptions, "timeout", tensors=2, wrapped=False)
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> TorshWork:
+        """Concatenate everyone's tensor, in order of rank, into output."""
+        operation = self._torsh.all_gather
+        return self._begin(opts, [output], operation, movable(output), movable(tensor))
+
+    @spellings(c10d.AllgatherOptions, "timeout", tensors=2, wrapped=False)
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, tensors: Tensors, opts: Any
+    ) -> TorshWork:
+        """all_gather_single for each pair."""
+        pairs = zip(outputs, tensors, strict=True)
+        calls = [(movable(output), movable(tensor)) for output, tensor in pairs]
+        return self._begin_all(opts, outputs, self._torsh.all_gather, calls)
+
+    @spellings(c10d.GatherOptions, "root", "timeout", tensors=2)
+    def gather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> TorshWork:
+        """Copy rank r's tensor into the root's outputs[0][r]; [] on the other ranks."""
+        targets = self._of_root(outputs, opts.rootRank)
+        tensor, parts = movable(only(tensors)), _all_movable(targets)
+        operation = self._torsh.gather
+        return self._begin(opts, targets or [], operation, parts, tensor, opts.rootRank)
+
+    @spellings(c10d.ScatterOptions, "root", "timeout", tensors=2)
+    def scatter(self, tensors: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorshWork:
+        """Copy the root's inputs[0][r] into rank r's tensor; [] on the other ranks."""
+        parts = _all_movable(self._of_root(inputs, opts.rootRank))
+        tensor = movable(only(tensors))
+        return self._begin(opts, tensors, self._torsh.scatter, tensor, parts, opts.rootRank)
+
+    @spellings(c10d.ReduceScatterOptions, "op", "timeout", tensors=2)
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorshWork:
+        """Reduce everyone's inputs[0][r] into rank r's output; sizes may differ with r."""
+        output, parts = checked(only(outputs)), [checked(part) for part in _one_list(inputs)]
+        operation = self._torsh.reduce_scatter_list
+        return self._begin(opts, outputs, operation, output, parts, reduction(opts))
+
+    @spellings(c10d.ReduceScatterOptions, "op", "timeout", tensors=2, wrapped=False)
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any
+    ) -> TorshWork:
+        """Reduce everyone's tensor; rank r gets the r-th part."""
+        operation, op = self._torsh.reduce_scatter, reduction(opts)
+        return self._begin(opts, [output], operation, checked(output), checked(tensor), op)
+
+    @spellings(c10d.ReduceScatterOptions, "op", "timeout", tensors=2, wrapped=False)
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, tensors: Tensors, opts: Any
+    ) -> TorshWork:
+        """reduce_scatter_single for each pair."""
+        op, pairs = reduction(opts), zip(outputs, tensors, strict=True)
+        calls = [(checked(output), checked(tensor), op) for output, tensor in pairs]
+        return self._begin_all(opts, outputs, self._torsh.reduce_scatter, calls)
+
+    @spellings(c10d.AllToAllOptions, "timeout", tensors=2, wrapped=False)
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorshWork:
+        """Send inputs[r] to rank r's outputs[own rank]."""
+        targets, parts = [movable(out) for out in outputs], [movable(part) for part in inputs]
+        return self._begin(opts, outputs, self._torsh.all_to_all_list, targets, parts)
+
+    @spellings(c10d.AllToAllOptions, "timeout", tensors=4, wrapped=False)
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any,
+    ) -> TorshWork:
+        """Send the r-th part along dimension 0 to rank r; splits are the parts' sizes there,
+        [] means equal ones.
+        """
+        targets = _parts(output, output_splits, self.size())
+        parts = _parts(tensor, input_splits, self.size())
+        return self._begin(opts, [output], self._torsh.all_to_all_list, targets, parts)
+
+    @spellings(c10d.BarrierOptions, "timeout", tensors=0)
+    def barrier(self, opts: Any) -> TorshWork:
+        """Complete when every rank has called it."""
+        return self._begin(opts, [], self._torsh.barrier)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier within `timeout`. CommTimeout names all the ranks that did not come, on every
+        rank and with either `wait_all_ranks`.
+        """
+        limit = self._timeout if timeout is None else timeout.total_seconds()
+        self._torsh.barrier(limit)
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> TorshWork:
+        """Send to one rank; complete when the tensor may be changed."""
+        tensor = movable(only(tensors))
+        return TorshWork((self._torsh.send(tensor, dst, tag, self._timeout, True),), tensors)
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> TorshWork:
+        """Receive from one rank."""
+        tensor = movable(only(tensors))
+        return TorshWork((self._torsh.recv(tensor, src, tag, self._timeout, True),), tensors)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> TorshWork:
+        """Receive from whichever rank sends first; the Work's source_rank() says which."""
+        tensor = movable(only(tensors))
+        return TorshWork((self._torsh.recv(tensor, None, tag, self._timeout, True),), tensors)
+
+    # The older names
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def abort(self) -> None:
+        """End all ranks' pending and later operations with CommAborted. From any thread."""
+        self._torsh.abort()
+
+    def shutdown(self) -> None:
+        """Leave the group; a peer that still needs this rank gets PeerLost."""
+        self._torsh.close()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long an operation may take that begins from now on."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    # What torch asks a backend or a group about itself
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    @property
+    def options(self) -> Any:
+        """The name and the timeout."""
+        return c10d.Backend.Options(NAME, timedelta(seconds=self._timeout))
+
+    def get_group_store(self) -> Any:
+        """The store that the ranks met through."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"the torsh backend is for CPU tensors; it has none for {device}")
+        return self
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return NAME
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        self._desc = desc
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def _begin(
+        self, opts: Any, outputs: Tensors, operation: Callable[..., Work], *arguments: object
+    ) -> TorshWork:
+        asked = _is_async(opts)
+        limit = seconds(opts, self._timeout)
+        work = operation(*arguments, limit, asked and _may_overlap())
+        return TorshWork((work,), outputs) if asked else DONE
+
+    def _begin_all(
+        self,
+        opts: Any,
+        outputs: Tensors,
+        operation: Callable[..., Work],
+        calls: Iterable[tuple[object, ...]],
+    ) -> TorshWork:
+        asked = _is_async(opts)
+        limit, background = seconds(opts, self._timeout), asked and _may_overlap()
+        works = [operation(*arguments, limit, background) for arguments in calls]
+        return TorshWork(works, outputs) if asked else DONE
+
+    def _of_root(self, lists: Sequence[Tensors], root: int) -> Tensors | None:
+        """The root's list of tensors; None on the other ranks, which may have none."""
+        if self.rank() == root:
+            return _one_list(lists)
+        if any(len(given) for given in lists):
+            raise ValueError(f"rank {self.rank()} is not the root, {root}: it gives no list")
+        return None
+
+
+def _is_async(opts: Any) -> bool:
+    """What was asked for; in versions of torch that do not tell a backend, it may be."""
+    return bool(getattr(opts, "asyncOp", True))
+
+
+def _may_overlap() -> bool:
+    """Whether an asynchronous operation should go on beside the caller.
+
+    Not in a backward pass, where DDP's reducer is the caller: the pass needs the processors, and
+    all ranks make the same calls in the same order, so that nobody waits in vain.
+    """
+    return bool(_current_graph_task_id() == -1)
+
+
+def _one_list(lists: Sequence[Tensors]) -> Tensors:
+    if len(lists) != 1:
+        raise ValueError(f"the torsh backend takes one list of tensors, not {len(lists)}")
+    return lists[0]
+
+
+def _all_movable(tensors: Tensors | None) -> Tensors | None:
+    return None if tensors is None else [movable(tensor) for tensor in tensors]
+
+
+def _parts(tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> Tensors:
+    """The tensor's parts along dimension 0, one for each rank."""
+    if len(splits) not in (0, ranks):
+        raise ValueError(f"{len(splits)} split sizes for {ranks} ranks; give one for each")
+    length = tensor.shape[0] if tensor.dim() else 0
+    if not splits and length % ranks:
+        raise ValueError(f"dimension 0 has {length} elements, which {ranks} ranks cannot share")
+    return [
+        movable(part) for part in torch.split(tensor, list(splits) or [length // ranks] * ranks)
+    ]

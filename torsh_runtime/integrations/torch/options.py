@@ -1,0 +1,77 @@
+"""torch's options of an operation: what was asked for, and its shorter spellings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+
+from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
+
+_REDUCTIONS = tuple(ReduceOp)  # torch numbers them alike
+_PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
+_UNSET = timedelta(0)
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def reduction(options: Any) -> Reduce:
+    """What options.reduceOp stands for.
+
+    ValueError for one that is not known, or a factor that is no single number.
+    """
+    operation = options.reduceOp
+    number = hash(operation)  # its RedOpType; the quickest way to it
+    if number == _PREMUL_SUM:
+        return PremulSum(float(operation.factor))
+    if number > _PREMUL_SUM:
+        raise ValueError(f"{operation} is no reduction that the torsh backend knows")
+    return _REDUCTIONS[number]
+
+
+def seconds(options: Any, default: float) -> float:
+    """options.timeout in seconds; the default if it is unset, which torch writes as negative."""
+    timeout: timedelta = options.timeout
+    return default if timeout < _UNSET else timeout.total_seconds()
+
+
+def spellings(
+    options: Any, *fields: str, tensors: int = 1, wrapped: bool = True
+) -> Callable[[Method], Method]:
+    """Let a method `(self, *tensor arguments, options)` be called in all ways that torch has.
+
+    distributed_c10d and C++ pass options, in the last place; others leave them out, or give
+    `fields` of them instead, by position or by name. Then a bare tensor may stand for a list
+    of one (`wrapped`).
+    """
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            if len(given) > tensors and isinstance(given[tensors], options):
+                return method(self, *given)
+            arguments = given[:tensors]
+            if wrapped and any(isinstance(argument, torch.Tensor) for argument in arguments):
+                arguments = tuple([argument] for argument in arguments)
+            values = dict(zip(fields, given[tensors:], strict=False)) | named
+            return method(self, *arguments, _options(options, values))
+
+        return cast(Method, call)
+
+    return decorate
+
+
+def _options(kind: Any, values: dict[str, Any]) -> Any:
+    """Options of that kind: `values["opts"]`, or new ones with the values."""
+    if "opts" in values:
+        return values["opts"]
+    made = kind()
+    for name, value in values.items():
+        if value is not None:
+            setattr(made, _FIELDS[name], value)
+    return made
+
+
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}

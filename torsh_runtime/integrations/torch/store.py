@@ -1,0 +1,82 @@
+"""torch's store as the backends use ours, to meet the other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch._C import _distributed_c10d
+
+from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.store.base import Entry
+
+T = TypeVar("T")
+c10d: Any = _distributed_c10d
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two looks whether keys are there; each pause is twice the one before."""
+
+
+class TorchStore:
+    """The part of StoreClient that the backends need, over a torch Store.
+
+    Revisions and leases, which torch does not have, are 0. Calls without a timeout end within the
+    torch Store's own. Raises StoreTimeout or StoreError where torch raises errors of its own.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def scoped(self, prefix: str) -> TorchStore:
+        """The same store seen through a prefix."""
+        return TorchStore(c10d.PrefixStore(prefix, self._store))
+
+    def put(self, key: str, value: bytes) -> int:
+        """Write the key."""
+        self._call(f"put({key!r})", lambda: self._store.set(key, value))
+        return 0
+
+    def get(self, key: str) -> Entry | None:
+        """The key as it stands, or None."""
+
+        def read() -> Entry | None:
+            if not self._store.check([key]):
+                return None
+            return Entry(key, bytes(self._store.get(key)), 0, 0)
+
+        return self._call(f"get({key!r})", read)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, atomically; absent counts as 0. The new value."""
+        return self._call(f"add({key!r})", lambda: int(self._store.add(key, amount)))
+
+    def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
+        """Wait until all the keys exist. StoreTimeout after `timeout` seconds names the missing."""
+        what, names = f"wait({len(keys)} keys)", list(keys)
+        deadline = time.monotonic() + timeout
+        pause = _FIRST_PAUSE
+        # torch's own wait writes warnings to stderr when its time is over.
+        while not self._call(what, lambda: self._store.check(names)):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise self._too_late(names, timeout)
+            time.sleep(min(pause, remaining))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        values = self._call(what, lambda: self._store.multi_get(names))
+        return {
+            key: Entry(key, bytes(value), 0, 0) for key, value in zip(names, values, strict=True)
+        }
+
+    def _too_late(self, keys: Sequence[str], timeout: float) -> StoreTimeout:
+        missing = ", ".join(key for key in keys if self.get(key) is None)
+        return StoreTimeout(f"after {timeout:g} s torch's store still has no {missing or 'answer'}")
+
+    def _call(self, what: str, request: Callable[[], T]) -> T:
+        try:
+            return request()
+        except RuntimeError as error:
+            kind = StoreTimeout if "timeout" in str(error).lower() else StoreError
+            raise kind(
+                f"{what} at torch's store failed: {error}. The process that serves it, rank 0 as "
+                f"a rule, has ended or cannot be reached; look at its output."
+            ) from None

@@ -1,0 +1,95 @@
+"""torch's Work over ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d
+
+from torsh_runtime.backends.work import COMPLETED, Work
+
+c10d: Any = _distributed_c10d
+_NO_TIMEOUT = timedelta(0)
+
+
+class TorshWork(c10d.Work):  # type: ignore[misc]
+    """One or several operations under way, and the tensors they write.
+
+    Waiting raises the CommError an operation ended with.
+    """
+
+    def __init__(self, works: Sequence[Work], outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._works = works
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Wait until all is complete; with a timeout, CommTimeout when it has passed before."""
+        if timeout <= _NO_TIMEOUT:
+            for work in self._works:
+                work.wait()
+            return True
+        deadline = time.monotonic() + timeout.total_seconds()
+        for work in self._works:
+            work.wait(max(deadline - time.monotonic(), 0.0))
+        return True
+
+    def synchronize(self) -> None:
+        """The same as wait: there is no stream that could wait instead."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all is over, well or not."""
+        return all(work.done() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all is over and went well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What an operation ended with; None while all goes well."""
+        errors = (work.exception() for work in self._works)
+        return next((error for error in errors if error is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result once it is complete."""
+        return list(self._outputs)
+
+    def source_rank(self) -> int:
+        """The rank, in the group, that a received message came from; -1 of other operations."""
+        source = self._works[-1].source if self._works else None
+        return -1 if source is None else source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of `result()`. It fails with a RuntimeError that quotes the CommError."""
+        over: torch.futures.Future[Any] = torch.futures.Future()
+        if self.is_success():
+            over.set_result(self.result())
+            return over
+
+        # Only what a callback raises becomes an error that C++, such as DDP's reducer, sees.
+        def finish(_: object) -> list[torch.Tensor]:
+            self.wait()
+            return self.result()
+
+        future = over.then(finish)
+        _when_done(list(self._works), over)
+        return future
+
+
+def _when_done(works: list[Work], over: torch.futures.Future[Any]) -> None:
+    """Complete the future when all the works are over."""
+    if works:
+        works.pop().add_done_callback(lambda _: _when_done(works, over))
+    else:
+        over.set_result(None)
+
+
+DONE = TorshWork((COMPLETED,), ())
+"""What a call gets that asked for no Work: it is complete, and holds nothing."""
