@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         scatter_object_list,
         send_object_list,
     )
+    from torsh_runtime.comm.shared import empty_shared
     from torsh_runtime.error_file import record
     from torsh_runtime.errors import (
         BackendUnavailable,
@@ -128,6 +129,7 @@ _HOMES = {
         "scatter_object_list",
         "send_object_list",
     ),
+    "torsh_runtime.comm.shared": ("empty_shared",),
     "torsh_runtime.error_file": ("record",),
     "torsh_runtime.errors": (
         "BackendUnavailable",

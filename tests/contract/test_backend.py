@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def _pairs(*worlds: str) -> list[Any]:
         pytest.param(world, case, id=f"{world}-{case.name}")
         for world in worlds
         for case in CASES.values()
-        if int(world.split("-")[1]) >= case.ranks
+        if int(world.split("-")[1]) >= case.ranks and (world in WORLDS or not case.processes)
     ]
 
 
@@ -77,3 +78,15 @@ def test_gloo(process_results: Results, world: str, case: Case) -> None:
 @pytest.mark.parametrize(("world", "case"), _pairs("mpich-3", "openmpi-3"))
 def test_mpi(process_results: Results, world: str, case: Case) -> None:
     _check(process_results, world, case)
+
+
+@pytest.mark.torch
+def test_gloo_names_a_killed_rank(tmp_path: Path) -> None:
+    case = "a_killed_rank_is_named"
+    try:
+        wrong = run_cases("gloo-3", [case], tmp_path)[case]
+    except NotHereError as error:
+        pytest.skip(str(error))
+    assert wrong.startswith("rank 0 did not come to it")  # which is the group's last
+    assert "rank 1" not in wrong
+    assert "rank 2" not in wrong

@@ -1,164 +1,181 @@
-"""Random collectives, and a rank that is killed or stopped at a random moment of them."""
+"""Random collectives and messages, and a rank that is killed, stopped or cut off in their midst.
+
+A short form runs with the other tests; `scripts/soak` runs 500 rounds.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-import numpy as np
 import pytest
+from support.hosts import Host, cut_off, needs_hosts, plug_in_again, plugged, run_on_hosts
+from support.strikes import PROGRAMS, Strike, Verdict, World, in_ever_new_groups, run_struck
+from support.worlds import run_processes
 
-import torsh_runtime as tr
+from torsh_runtime.backends.native import HEARTBEAT_VARIABLE, STRATEGIES, STRATEGY_VARIABLE
 
-ROUNDS, ROUNDS_IN_FULL = 12, 500
-TIMEOUT = 0.6
-"""Seconds that an operation may take: a stopped rank is noticed then."""
-MOST = 120_000
-"""Elements of the largest arrays."""
-
-Step = Callable[[int, int, random.Random], None]
+ROUNDS, ROUNDS_IN_FULL = 1, 36
+"""Of each of the fifteen tests."""
+LONG, SHORT = 60.0, 1.5
+"""Seconds that an operation may take; a stopped rank is noticed after them."""
 
 
 @pytest.fixture
-def rounds(request: pytest.FixtureRequest) -> int:
-    return ROUNDS_IN_FULL if request.config.getoption("--soak") else ROUNDS
+def seeds(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+    """What each round chooses with."""
+    rounds = ROUNDS_IN_FULL if request.config.getoption("--soak") else ROUNDS
+    return (random.Random(f"{request.node.name} {number}") for number in range(rounds))
 
 
-def size_of(choose: random.Random) -> int:
-    return int(MOST ** choose.random())
+def kill(rank: int, number: signal.Signals, pids: list[int]) -> None:
+    os.kill(pids[rank], number)
 
 
-def all_reduce(rank: int, ranks: int, choose: random.Random) -> None:
-    dtype = choose.choice(["int64", "float32", "float16", "uint8"])
-    array = np.full(size_of(choose), rank + 1, dtype)
-    tr.all_reduce(array)
-    assert (array == ranks * (ranks + 1) // 2).all()
+def verdicts_of(
+    world: World, ranks: int, choose: random.Random, fault: signal.Signals
+) -> tuple[int, dict[int, list[Verdict]]]:
+    """A random rank, and what the others say when that happens to it."""
+    victim = choose.randrange(ranks)
+    strike = Strike(partial(kill, victim, fault), [victim], choose.uniform(0.0, 0.3))
+    program, seed = choose.choice(PROGRAMS), choose.randrange(1 << 32)
+    return victim, run_struck(world, ranks, program, seed, strike)
 
 
-def reduce(rank: int, ranks: int, choose: random.Random) -> None:
-    root = choose.randrange(ranks)
-    array = np.full(size_of(choose), rank, np.int32)
-    tr.reduce(array, root, tr.ReduceOp.MAX)
-    assert (array == (ranks - 1 if rank == root else rank)).all()
+def check_killed(world: World, ranks: int, choose: random.Random) -> None:
+    victim, verdicts = verdicts_of(world, ranks, choose, signal.SIGKILL)
+    for found in verdicts.values():
+        for verdict in found:
+            assert (verdict.kind, verdict.culprits) == ("PeerLost", (victim,)), verdict.text
 
 
-def broadcast(rank: int, ranks: int, choose: random.Random) -> None:
-    root = choose.randrange(ranks)
-    array = np.full(size_of(choose), rank, np.float64)
-    tr.broadcast(array, root)
-    assert (array == root).all()
+def check_stopped(
+    world: World, ranks: int, choose: random.Random, nodes: Sequence[object] | None = None
+) -> None:
+    """Ranks that wait for a rank that waits for the stopped one may be named with that."""
+    victim, verdicts = verdicts_of(world, ranks, choose, signal.SIGSTOP)
+    for rank, found in verdicts.items():
+        for verdict in found:
+            assert verdict.kind == "CommTimeout", verdict.text
+            assert victim in verdict.culprits, verdict.text
+            if nodes is None or nodes[rank] is nodes[victim]:
+                assert "stopped" in verdict.text, verdict.text
 
 
-def all_gather(rank: int, ranks: int, choose: random.Random) -> None:
-    size = size_of(choose)
-    gathered = [np.empty(size, np.int16) for _ in range(ranks)]
-    tr.all_gather(gathered, np.full(size, rank, np.int16))
-    assert all((part == peer).all() for peer, part in enumerate(gathered))
+# --- in a node ---
 
 
-def reduce_scatter(rank: int, ranks: int, choose: random.Random) -> None:
-    size = size_of(choose)
-    part = np.empty(size, np.float32)
-    tr.reduce_scatter_tensor(part, np.repeat(np.arange(ranks, dtype=np.float32), size))
-    assert (part == rank * ranks).all()
-
-
-def all_to_all(rank: int, ranks: int, choose: random.Random) -> None:
-    sizes = [[size_of(choose) // 10 for _ in range(ranks)] for _ in range(ranks)]
-    inputs = [np.full(sizes[rank][peer], rank, np.int32) for peer in range(ranks)]
-    outputs = [np.empty(sizes[peer][rank], np.int32) for peer in range(ranks)]
-    tr.all_to_all(outputs, inputs)
-    assert all((part == peer).all() for peer, part in enumerate(outputs))
-
-
-def ring(rank: int, ranks: int, choose: random.Random) -> None:
-    size = size_of(choose)
-    given, got = np.full(size, rank, np.int64), np.empty(size, np.int64)
-    sending = tr.isend(given, (rank + 1) % ranks, tag=7)
-    tr.recv(got, (rank - 1) % ranks, tag=7)
-    assert sending is not None
-    sending.wait()
-    assert (got == (rank - 1) % ranks).all()
-
-
-def many_at_once(rank: int, ranks: int, choose: random.Random) -> None:
-    arrays = [np.full(size_of(choose), rank + 1, np.int64) for _ in range(5)]
-    works = [tr.all_reduce(array, async_op=True) for array in arrays]
-    for work, array in zip(works, arrays, strict=True):
-        assert work is not None
-        work.wait()
-        assert (array == ranks * (ranks + 1) // 2).all()
-
-
-def scatter_and_gather(rank: int, ranks: int, choose: random.Random) -> None:
-    root, size = choose.randrange(ranks), size_of(choose)
-    whole = [np.full(size, peer, np.int32) for peer in range(ranks)] if rank == root else None
-    part = np.empty(size, np.int32)
-    tr.scatter(part, whole, root)
-    assert (part == rank).all()
-    gathered = [np.empty(size, np.int32) for _ in range(ranks)] if rank == root else None
-    tr.gather(part, gathered, root)
-    assert gathered is None or all((each == p).all() for p, each in enumerate(gathered))
-
-
-def barrier(rank: int, ranks: int, choose: random.Random) -> None:
-    tr.barrier()
-
-
-STEPS: list[Step] = [
-    all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, ring, many_at_once,
-    scatter_and_gather, barrier,
-]  # fmt: skip
-
-
-def work_for_ever(rank: int, ranks: int, seed: int) -> None:
-    choose = random.Random(seed)
-    while True:
-        choose.choice(STEPS)(rank, ranks, choose)
+def node_of(ranks: int, timeout: float) -> World:
+    return lambda body, meanwhile: run_processes(ranks, body, timeout, meanwhile)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_every_survivor_names_the_culprit(
-    process_world: Any, ranks: int, fault: signal.Signals, rounds: int
+def test_a_killed_rank_is_named_by_all(ranks: int, seeds: Iterator[random.Random]) -> None:
+    for choose in seeds:
+        check_killed(node_of(ranks, LONG), ranks, choose)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_stopped_rank_is_named_by_all(ranks: int, seeds: Iterator[random.Random]) -> None:
+    for choose in seeds:
+        check_stopped(node_of(ranks, SHORT), ranks, choose)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_killed_while_groups_are_made_is_named(
+    ranks: int, seeds: Iterator[random.Random]
 ) -> None:
-    for seed in range(rounds // 4):
-        run_round(process_world, ranks, fault, seed)
+    """One that has not even come can only be missed. Rank 0 serves the store here."""
+    for choose in seeds:
+        victim = choose.randrange(1, ranks)
+        act = partial(kill, victim, signal.SIGKILL)
+        strike = Strike(act, [victim], choose.uniform(0.0, 0.3))
+        seed = choose.randrange(1 << 32)
+        verdicts = run_struck(node_of(ranks, SHORT), ranks, in_ever_new_groups, seed, strike)
+        for verdict in (each for found in verdicts.values() for each in found):
+            assert verdict.kind in ("PeerLost", "CommTimeout"), verdict.text
+            assert verdict.culprits == (victim,), verdict.text
 
 
-def run_round(process_world: Any, ranks: int, fault: signal.Signals, seed: int) -> None:
-    choose = random.Random(f"{seed} {ranks} {fault}")
-    victim, moment = choose.randrange(ranks), choose.uniform(0.0, 0.3)
-    begun, begin = os.pipe()
+# --- between nodes ---
 
-    def body(rank: int) -> None:
-        os.write(begin, b"x")
-        work_for_ever(rank, ranks, seed)
-
-    def strike(pids: list[int]) -> None:
-        for _ in range(ranks):
-            os.read(begun, 1)
-        time.sleep(moment)
-        os.kill(pids[victim], fault)
-        if fault is signal.SIGSTOP:
-            time.sleep(2 * TIMEOUT + 1)
-            os.kill(pids[victim], signal.SIGKILL)
-
-    results = process_world(ranks, body, TIMEOUT, strike)
-    os.close(begun)
-    os.close(begin)
-    for rank in set(range(ranks)) - {victim}:
-        check_verdict(results[rank].error, victim, fault)
+LAYOUTS = [(1, 1), (2, 2), (2, 1)]
+"""Ranks of the first host and of the second."""
 
 
-def check_verdict(error: Any, victim: int, fault: signal.Signals) -> None:
-    if fault is signal.SIGKILL:
-        assert (error.kind, getattr(error, "rank", None)) == ("PeerLost", victim), error.trace
-    else:
-        assert error.kind == "CommTimeout", error.trace
-        assert victim in error.missing, error.text
-        assert "stopped" in error.text
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Host]]:
+    with plugged(2) as found:
+        yield found
+
+
+def on_hosts(places: Sequence[Host], timeout: float) -> World:
+    return lambda body, meanwhile: run_on_hosts(places, body, timeout, meanwhile=meanwhile)
+
+
+def placed(hosts: Sequence[Host], layout: tuple[int, int]) -> list[Host]:
+    return [host for host, ranks in zip(hosts, layout, strict=True) for _ in range(ranks)]
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, choose: random.Random) -> None:
+    """Every strategy has its turn, and a machine that is gone is noticed soon."""
+    monkeypatch.setenv(STRATEGY_VARIABLE, choose.choice(STRATEGIES))
+    monkeypatch.setenv(HEARTBEAT_VARIABLE, "1")
+
+
+@needs_hosts
+@pytest.mark.netns
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_rank_is_named_on_all_hosts(
+    hosts: list[Host],
+    layout: tuple[int, int],
+    seeds: Iterator[random.Random],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = placed(hosts, layout)
+    for choose in seeds:
+        set_environment(monkeypatch, choose)
+        check_killed(on_hosts(places, LONG), len(places), choose)
+
+
+@needs_hosts
+@pytest.mark.netns
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stopped_rank_is_named_on_all_hosts(
+    hosts: list[Host],
+    layout: tuple[int, int],
+    seeds: Iterator[random.Random],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = placed(hosts, layout)
+    for choose in seeds:
+        set_environment(monkeypatch, choose)
+        check_stopped(on_hosts(places, SHORT), len(places), choose, places)
+
+
+@needs_hosts
+@pytest.mark.netns
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_both_sides_of_a_cut_name_the_other(
+    hosts: list[Host],
+    layout: tuple[int, int],
+    seeds: Iterator[random.Random],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their operations may take much longer than the heartbeat."""
+    places = placed(hosts, layout)
+    for choose in seeds:
+        set_environment(monkeypatch, choose)
+        strike = Strike(lambda pids: cut_off(hosts[1]), [], choose.uniform(0.0, 0.3))
+        program, seed = choose.choice(PROGRAMS), choose.randrange(1 << 32)
+        try:
+            verdicts = run_struck(on_hosts(places, LONG), len(places), program, seed, strike)
+        finally:
+            plug_in_again(hosts[1])
+        for rank, found in verdicts.items():
+            for verdict in found:
+                assert verdict.kind == "PeerLost", verdict.text
+                assert all(places[each] is not places[rank] for each in verdict.culprits)

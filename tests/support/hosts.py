@@ -80,11 +80,21 @@ def cut_off(host: Host) -> None:
     _ip(host, f"link set {INTERFACE} down")
 
 
+def plug_in_again(host: Host) -> None:
+    """The counterpart of cut_off. An interface that was down has lost its IPv6 address."""
+    _ip(
+        host,
+        f"link set {INTERFACE} up",
+        f"address replace {host.ipv6}/64 dev {INTERFACE} nodad",
+    )
+
+
 def run_on_hosts(
     places: Sequence[Host],
     body: Callable[[int], Any],
     timeout: float = 30.0,
     secret: str = secrets.token_hex(16),
+    meanwhile: Callable[[list[int]], None] | None = None,
 ) -> list[Any]:
     """body(rank) in a process on places[rank], with a default group of all of them. Otherwise as
     worlds.run_processes.
@@ -103,6 +113,8 @@ def run_on_hosts(
         os.close(writer)
         pipes.append(reader)
         children.append(child)
+    if meanwhile is not None:
+        meanwhile(children)
     return [_result(reader, child) for reader, child in zip(pipes, children, strict=True)]
 
 

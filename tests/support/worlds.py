@@ -34,13 +34,16 @@ def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
     results: list[Any] = [None] * ranks
     hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
 
+    def in_group(rank: int) -> Any:
+        with (
+            StoreClient.connect(hosted.endpoint, b"", PATIENCE) as store,
+            closing(NativeBackend.connect(store, rank, ranks, PATIENCE)) as backend,
+        ):
+            return body(backend)
+
     def run(rank: int) -> None:
         try:
-            with (
-                StoreClient.connect(hosted.endpoint, b"", PATIENCE) as store,
-                closing(NativeBackend.connect(store, rank, ranks, PATIENCE)) as backend,
-            ):
-                results[rank] = body(backend)
+            results[rank] = in_group(rank)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # they hold on to the group
             results[rank] = Raised(error)

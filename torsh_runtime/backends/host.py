@@ -19,7 +19,7 @@ from torsh_runtime.backends.operands import (
     flat,
     flat_list,
 )
-from torsh_runtime.backends.reductions import check_reducible
+from torsh_runtime.backends.reductions import encoding
 from torsh_runtime.backends.steps import Steps
 from torsh_runtime.backends.stepwise import StepwiseBackend
 from torsh_runtime.backends.work import Work
@@ -128,13 +128,13 @@ class HostBackend(StepwiseBackend):
 
     def _staged_all_reduce(self, array: object, op: Reduce) -> Steps:
         with flat(array, writable=True) as values:
-            check_reducible(values.dtype.name, op)
+            encoding(values.dtype, op, self._world_size)  # refuses what is not defined
             return (yield from self._all_reduce(values, op))
 
     def _staged_reduce(self, array: object, root: int, op: Reduce) -> Steps:
         check_rank("root", root, self._world_size)
         with flat(array, writable=root == self._rank) as values:
-            check_reducible(values.dtype.name, op)
+            encoding(values.dtype, op, self._world_size)  # refuses what is not defined
             return (yield from self._reduce(values, root, op))
 
     def _staged_broadcast(self, array: object, root: int) -> Steps:
@@ -180,7 +180,7 @@ class HostBackend(StepwiseBackend):
         with flat(array, writable=False) as source, flat(output, writable=True) as target:
             check_dtype("output", target, source)
             check_size("array", source, target.size * self._world_size, "world_size × the output's")
-            check_reducible(source.dtype.name, op)
+            encoding(source.dtype, op, self._world_size)
             return (yield from self._reduce_scatter(target, source, op))
 
     def _staged_reduce_scatter_list(
@@ -191,7 +191,7 @@ class HostBackend(StepwiseBackend):
             flat_list("inputs", inputs, self._world_size, writable=False) as sources,
         ):
             operands.check_own_part("inputs", sources, target, self._rank)
-            check_reducible(target.dtype.name, op)
+            encoding(target.dtype, op, self._world_size)
             return (yield from self._reduce_scatter_list(target, sources, op))
 
     def _staged_all_to_all(self, output: object, array: object) -> Steps:

@@ -71,6 +71,7 @@ class MpiBackend(HostBackend):
         super().__init__(comm.Get_rank(), comm.Get_size(), news)
         self._mpi = mpi
         self._comm = comm
+        self._types: dict[np.dtype[Any], Any] = {}
         self._unreceived: list[_Pending] = []
         # MPI cannot be made to let go of an array, so while the communicator lives it keeps them.
         comm.Set_attr(mpi.Comm.Create_keyval(), (self._under_way, self._unreceived))
@@ -217,7 +218,10 @@ class MpiBackend(HostBackend):
         return getattr(self._mpi, _OPS[code.op])
 
     def _type(self, array: Array) -> Any:
-        return getattr(self._mpi, _TYPES[array.dtype.name])
+        kind = self._types.get(array.dtype)
+        if kind is None:
+            kind = self._types[array.dtype] = getattr(self._mpi, _TYPES[array.dtype.name])
+        return kind
 
     def _spec(self, array: Array, counts: list[int] | None = None) -> list[Any]:
         data, kind = array.view(np.uint8), self._type(array)

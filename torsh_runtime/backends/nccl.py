@@ -161,8 +161,8 @@ def _library_call(call: Callable[[], Any]) -> Any:
 def _unavailable(why: str) -> BackendUnavailable:
     return BackendUnavailable(
         "the nccl backend",
-        f"{why}. It needs an NVIDIA GPU, its driver, and `pip install torshrun[cuda12]` or "
-        f"`torshrun[cuda13]`.",
+        f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
+        f"`pip install torshrun[cuda12]` or `torshrun[cuda13]`.",
     )
 
 

@@ -142,8 +142,7 @@ class News:
 
 
 def _cause(note: bytes) -> Cause:
-    kind, arguments = msgpack.unpackb(note)
-    return Cause(kind, tuple(arguments))
+    return Cause(*msgpack.unpackb(note, use_list=False))
 
 
 def _own_facts() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,7 @@ def check_reducible(dtype: str, op: Reduce) -> ReduceOp:
     return kind
 
 
+@lru_cache(maxsize=256)
 def encoding(dtype: np.dtype[Any], op: Reduce, ranks: int) -> Encoding:
     """The encoding for a library that has every integer, float32, float64 and complex numbers.
 
@@ -146,7 +148,7 @@ def narrowed(code: Encoding, known: Sequence[str]) -> Encoding | None:
 
 
 def widened(code: Encoding) -> Encoding:
-    """`code`, its integers as wider ones of 32 or 64 bits."""
+    """`code`, its integers of up to 32 bits as wider ones of 32 or 64."""
     wider = np.dtype(np.int32 if code.wire.itemsize < 4 else np.int64)
     return Encoding(
         code.op,

@@ -217,6 +217,10 @@ class ProcessGroup:
         finally:
             self._backend, self._intercepted = own, False
 
+    def shared_memory(self, num_bytes: int) -> memoryview:
+        """Memory of this rank that collectives use in place: see empty_shared()."""
+        return self._backend.shared_memory(num_bytes, self._timeout)
+
     def abort(self) -> None:
         """End all ranks' pending and later operations with CommAborted. From any thread."""
         self._backend.abort()

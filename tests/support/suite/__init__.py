@@ -14,3 +14,5 @@ CASES: dict[str, Case] = {
     for case in module.SUITE.cases
 }
 """Every case by name."""
+FATAL_CASES = {"a_killed_rank_is_named": Case("", ending.a_killed_rank_is_named, 2, True)}
+"""Those that a rank does not survive."""

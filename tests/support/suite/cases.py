@@ -24,8 +24,10 @@ DTYPES = tuple(name for name in ALL_DTYPES if name != "bfloat16" or find_spec("m
 class Case(NamedTuple):
     name: str
     body: Body
-    ranks: int
+    ranks: int = 1
     """The least number of ranks it makes sense with."""
+    processes: bool = False
+    """Whether the ranks must be processes."""
 
 
 class Suite:
@@ -34,11 +36,11 @@ class Suite:
     def __init__(self) -> None:
         self.cases: list[Case] = []
 
-    def case(self, ranks: int = 1) -> Callable[[Body], Body]:
+    def case(self, ranks: int = 1, processes: bool = False) -> Callable[[Body], Body]:
         """Take the function as a case."""
 
         def take(body: Body) -> Body:
-            self.cases.append(Case(body.__name__, body, ranks))
+            self.cases.append(Case(body.__name__, body, ranks, processes))
             return body
 
         return take
@@ -49,7 +51,7 @@ class Suite:
         def take(body: Callable[[Backend, Any], None]) -> Any:
             for value in values:
                 name = f"{body.__name__}-{getattr(value, 'name', value)}"
-                self.cases.append(Case(name, partial(_call, body, value), 1))
+                self.cases.append(Case(name, partial(_call, body, value)))
             return body
 
         return take

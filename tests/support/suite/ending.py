@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 
@@ -96,6 +98,32 @@ def an_operation_under_way_ends_with_the_group(backend: Backend) -> None:
         work.wait()
     assert work.done()
     assert isinstance(work.exception(), CommAborted)
+
+
+@SUITE.case(ranks=2, processes=True)
+def ctrl_c_ends_the_wait_and_the_group(backend: Backend) -> None:
+    backend.barrier(LONG)
+    if backend.rank == 0:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            backend.recv(np.zeros(1), 1, 0, LONG)
+        timer.join()
+        assert backend.failed
+    else:
+        with pytest.raises(CommAborted, match="rank 0 was interrupted"):
+            backend.barrier(LONG)
+
+
+def a_killed_rank_is_named(backend: Backend) -> None:
+    """The last rank dies of it, so this is for a world of its own."""
+    backend.barrier(LONG)
+    last = backend.world_size - 1
+    if backend.rank == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost) as caught:
+        backend.all_reduce(np.zeros(3), ReduceOp.SUM, LONG)
+    assert caught.value.rank == last
 
 
 def _until_it_fails(backend: Backend) -> None:

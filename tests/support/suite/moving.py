@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from support.suite.cases import DTYPES, LONG, Suite, check_equal, empty, uneven, values
@@ -209,3 +211,27 @@ def sizes_and_dtypes_must_fit(backend: Backend) -> None:
         with pytest.raises(ValueError, match="root"):
             backend.broadcast(np.empty(1), root, LONG)
     backend.barrier(LONG)
+
+
+@SUITE.case()
+def torch_tensors(backend: Backend) -> None:
+    if not find_spec("torch"):
+        return
+    import torch
+
+    ranks = backend.world_size
+    for dtype in (torch.float32, torch.int16, torch.bool, torch.complex64, torch.bfloat16):
+        if dtype is torch.bfloat16 and "bfloat16" not in DTYPES:
+            continue
+        grid = torch.zeros(20, 30, dtype=dtype)
+        grid[:, ::2] = 1
+        backend.all_reduce(grid[:, ::2], ReduceOp.SUM, LONG)
+        total = True if dtype is torch.bool else ranks
+        assert (grid[:, ::2] == total).all()
+        assert not grid[:, 1::2].any()
+        parts = [torch.zeros(7, dtype=dtype) for _ in range(ranks)]
+        backend.all_gather_list(parts, torch.ones(7, dtype=dtype), LONG)
+        assert all((part == 1).all() for part in parts)
+    parameter = torch.nn.Parameter(torch.full((4,), float(backend.rank)))
+    backend.broadcast(parameter, ranks - 1, LONG)
+    assert (parameter == ranks - 1).all()

@@ -12,6 +12,31 @@
 namespace torsh::python {
 namespace {
 
+// Without the GIL for as long as it lives. A thread that wants it back when the interpreter is being
+// taken down would be ended in the middle of C++ code, which ends the process badly: it stays here.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    while (is_finalizing()) pause();
+    PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  bool is_finalizing() const {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing() && !is_main();
+#else
+    return _Py_IsFinalizing() && !is_main();
+#endif
+  }
+  static bool is_main() { return gettid() == getpid(); }
+
+  PyThreadState* state_;
+};
+
 template <class... Views>
 struct KeptViews final : Kept {
   explicit KeptViews(Views&&... given) : views(std::move(given)...) {}
@@ -84,7 +109,7 @@ Record::Record(nb::handle object) {
 template <class Body>
 auto Rank::guarded(Body body) {
   try {
-    const nb::gil_scoped_release release;
+    const WithoutGil unlocked;
     return body();
   } catch (const Failure& failure) {
     const nb::object error = failure_(*facts(failure));
@@ -298,7 +323,7 @@ std::uint64_t Rank::add_region(nb::handle memory, std::size_t stride, std::size_
 }
 
 void Rank::close() {
-  const nb::gil_scoped_release release;
+  const WithoutGil unlocked;
   group_->close();
 }
 

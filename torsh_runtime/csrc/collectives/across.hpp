@@ -14,13 +14,13 @@
 //   barrier         star       dissemination        as tree     in nodes, dissemination
 //   gather, scatter, all_to_all: one algorithm each, direct, in nodes.
 //
-// "Packed", up to Limits::tree, is Bruck's algorithm or an all_reduce of everything. Where no node has
-// more than one rank, "in nodes" is without shared memory.
+// "Packed", up to Limits::tree and for more than 4 nodes, is Bruck's algorithm or an all_reduce of
+// everything. Where no node has more than one rank, "in nodes" is without shared memory.
 //
 // Numbers: every strategy adds in an order of its own that is always the same, so all ranks get the
 // same bits, and so does the next run. Averages are sums until the last step; integers are exact.
-// A float that is the result of m roundings is within m * u / (1 - m * u) times the sum of the
-// absolute values of the exact one, u being 2^-24 for float32, 2^-53 for float64, 2^-11 for float16
+// A sum of floats with m roundings is within m * u / (1 - m * u) times the sum of the absolute
+// values of the exact one, u being 2^-24 for float32, 2^-53 for float64, 2^-11 for float16
 // and 2^-8 for bfloat16 (Higham 2002, section 4.2). For n ranks m is n. For the halves, which are
 // summed up in float32 within a node and rounded only between nodes, m is at most the number of
 // nodes + 1 (ranks + 1 without shared memory), plus n roundings of float32. A float16 average is
@@ -36,12 +36,13 @@ namespace torsh::across {
 
 enum class Strategy : std::uint8_t { adaptive, standard, ring, tree, hierarchical };
 
-// Where one algorithm gives way to the next, in bytes; the same on all ranks.
+// Where one algorithm gives way to the next, in bytes; the same on all ranks. Multiples of 64, segment
+// and block at least 4 KiB.
 struct Limits {
-  std::size_t leader = 8 << 10;    // all_reduce: up to here one rank speaks for its whole node
-  std::size_t tree = 64 << 10;     // up to here a tree, above it rings and chains
+  std::size_t leader = 8 << 10;     // all_reduce: up to here one rank speaks for its whole node
+  std::size_t tree = 64 << 10;      // up to here a tree, above it rings and chains
   std::size_t segment = 512 << 10;  // what travels as one message, so that the next does meanwhile
-  std::size_t block = 8 << 20;     // all_reduce: how much of a shard a node reduces before it is sent
+  std::size_t block = 1 << 20;      // all_reduce: how much a rank and node's part of a block holds
 };
 
 struct Team {

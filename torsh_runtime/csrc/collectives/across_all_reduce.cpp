@@ -75,7 +75,7 @@ void between(Team& team, const Party& party, const Sum& sum, const Piece& data) 
   go_round(team, party, sum, data);
 }
 
-// One rank speaks for its node.
+// One rank speaks for its node, which may be all there is of it.
 void by_leaders(Team& team, const View& view, const Sum& sum, const Piece& data) {
   const Reduction within = sum.part(view->num_local());
   if (view.shared()) in_node::reduce(team.local, within, data.data, data.bytes / within.element(), 0);
@@ -92,9 +92,16 @@ void by_shards(Team& team, const View& view, const Sum& sum, const Piece& data) 
     pieces.push_back(rank < shards ? parts[rank] : Piece{data.data + data.bytes, 0});
   }
   const Piece& own = pieces[static_cast<std::size_t>(index)];
-  if (view.shared()) in_node::reduce_scatter(team.local, sum.part(view->num_local()), own, pieces);
+  in_node::reduce_scatter(team.local, sum.part(view->num_local()), own, pieces);
   if (index < shards) between(team, view.column(index), sum, own);
-  if (view.shared()) in_node::all_gather(team.local, pieces, own);
+  in_node::all_gather(team.local, pieces, own);
+}
+
+// What is reduced at a time, so that the nodes' sums are sent while they are in the cache, but every
+// node's part of a shard is worth its messages. Without shared memory it only bounds their number.
+std::size_t block_of(const Limits& limits, const View& view, int shards) {
+  const int messages = view->is_flat() ? 32 : 1;
+  return limits.block * static_cast<std::size_t>(view->num_nodes() * shards * messages);
 }
 
 void star(Team& team, const View& view, const ReduceSpec& spec, const Piece& data) {
@@ -163,9 +170,11 @@ void all_reduce(Team& team, const ReduceSpec& spec, std::byte* data, std::size_t
   if (team.strategy == Strategy::standard) return star(team, view, spec, whole);
   if (needs_factor(spec)) take_over(spec, whole, data);
   const Sum sum(spec, view->ranks());
-  if (whole.bytes <= team.limits.leader) return by_leaders(team, view, sum, whole);
-  const Cuts blocks{whole.bytes, team.limits.block * static_cast<std::size_t>(view->least())};
-  for (std::size_t i = 0; i < blocks.count(); ++i) by_shards(team, view, sum, blocks.of(whole, i));
+  const int shards = whole.bytes <= team.limits.leader ? 1 : view->least();
+  const Cuts blocks{whole.bytes, block_of(team.limits, view, shards)};
+  for (std::size_t i = 0; i < blocks.count(); ++i) {
+    shards == 1 ? by_leaders(team, view, sum, blocks.of(whole, i)) : by_shards(team, view, sum, blocks.of(whole, i));
+  }
 }
 
 }  // namespace torsh::across

@@ -18,9 +18,9 @@ std::size_t largest(Pieces pieces) {
   return bytes;
 }
 
-// Packing pays where it saves messages, and two ranks exchange one message each anyway.
+// Packing pays where it saves messages; those to a few nodes are all under way at the same time.
 bool packs(const Team& team, const View& view, std::size_t bytes) {
-  return bytes <= team.limits.tree && view->ranks() > 2;
+  return bytes <= team.limits.tree && static_cast<std::size_t>(view->num_nodes()) > ahead;
 }
 
 // Steps and segments of a pairwise exchange: in each step a node sends to the one that is so many

@@ -14,7 +14,6 @@ constexpr double spin_seconds = 100e-6;
 constexpr int polls_per_spin = 64;
 constexpr int yield_limit = 100;
 constexpr double yield_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
-constexpr double nap = 0.02;             // seconds between two looks at what else may have happened
 constexpr int crowded_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves to another processor
 
@@ -45,14 +44,13 @@ bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
   if (still.since == 0) still.since = time;
   const double lasted = time - still.since;
   if (turn.spin && lasted < spin_seconds && !is_crowded()) return spin(lock);
-  if (turn.spin && still.yields < yield_limit && lasted < spin_seconds + yield_seconds) {
-    ++still.yields;
-    lock.unlock();
-    sched_yield();
-    lock.lock();
-    return false;
-  }
-  return sleep(lock, turn, until);
+  const bool tired = still.yields == yield_limit || lasted >= spin_seconds + yield_seconds;
+  if (turn.background || tired) return sleep(lock, turn, until);
+  ++still.yields;
+  lock.unlock();
+  sched_yield();
+  lock.lock();
+  return false;
 }
 
 bool Engine::spin(Lock& lock) {
@@ -154,15 +152,17 @@ void Engine::note(Link& link) {
 // seconds while others idle: so the higher rank leaves.
 bool Engine::is_crowded() {
   const int cpu = shm::current_cpu();
-  const bool shared = std::any_of(busy_.begin(), busy_.end(), [&](const Link* link) { return link->peer_cpu() == cpu; });
-  if (!shared) {
+  const auto here = std::find_if(busy_.begin(), busy_.end(), [&](const Link* link) { return link->peer_cpu() == cpu; });
+  if (here == busy_.end()) {
     crowded_in_row_ = 0;
-  } else if (++crowded_in_row_ >= crowded_limit && now() - moved_ >= move_interval) {
+    return false;
+  }
+  if (++crowded_in_row_ >= crowded_limit && rank_ > (*here)->peer() && now() - moved_ >= move_interval) {
     crowded_in_row_ = 0;
     moved_ = now();
-    if (rank_ > busy_.front()->peer()) shm::leave_cpus({cpu});
+    shm::leave_cpus({cpu});
   }
-  return shared;
+  return true;
 }
 
 }  // namespace torsh

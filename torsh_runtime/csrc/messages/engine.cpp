@@ -12,8 +12,6 @@
 namespace torsh {
 namespace {
 
-constexpr double nap = 0.02;
-
 Failure bare(FailureKind kind) {
   Failure found;
   found.kind = kind;
@@ -34,8 +32,8 @@ Engine::Engine(MessengerSetup setup)
     const std::size_t lanes = setup_.streams[peer].size();
     const bool is_self = static_cast<int>(peer) == rank_;
     if ((lanes == 0) != is_self || lanes > Header::max_lanes) {
-      throw std::invalid_argument("a messenger needs 1 to 255 streams to each other rank, and has " + std::to_string(lanes) +
-                                  " to rank " + std::to_string(peer));
+      throw std::invalid_argument("a messenger needs 1 to 255 streams to each other rank, and has " +
+                                  std::to_string(lanes) + " to rank " + std::to_string(peer));
     }
     links_.emplace_back(static_cast<int>(peer), std::move(setup_.streams[peer]));
   }
@@ -185,9 +183,8 @@ void Engine::background() {
 
 // What check() throws has been noted as the group's failure.
 void Engine::drive_unattended(Lock& lock) {
-  const auto finished = [this] {
-    return std::all_of(unattended_.begin(), unattended_.end(), [](const Unattended& each) { return each.transfer->over(); });
-  };
+  const auto is_over = [](const Unattended& each) { return each.transfer->over(); };
+  const auto finished = [&] { return std::all_of(unattended_.begin(), unattended_.end(), is_over); };
   try {
     Turn turn(*this, true);
     drive(lock, turn, now() + nap, finished);
@@ -230,6 +227,7 @@ void Engine::close() {
   if (getpid() != process_) return;
   Lock lock = access();
   closing_ = true;
+  const bool is_sound = !failure_;
   die(bare(FailureKind::closed));
   untold_ = false;
   work_.notify_all();
@@ -241,6 +239,7 @@ void Engine::close() {
   if (thread.joinable()) thread.join();
   lock.lock();
   if (is_inside()) return;
+  if (is_sound) linger();
   let_go();
 }
 

@@ -36,6 +36,7 @@ class Engine {
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Finished = std::function<bool()>;
+  static constexpr double nap = 0.02;  // seconds between two looks at what else may have happened
   class Inside;
   struct Turn;
   struct Unattended {
@@ -83,6 +84,7 @@ class Engine {
   void tell(Lock& lock);
   Failure late(Transfers transfers, double seconds) const;
   Failure failure(FailureKind kind, int culprit, const Transfer* during) const;
+  void linger() const;
   void let_go();
 
   MessengerSetup setup_;

@@ -1,5 +1,6 @@
 // Engine: finding out that the group is dead, and what follows from it.
 #include <algorithm>
+#include <chrono>
 
 #include "common/clock.hpp"
 #include "messages/turn.hpp"
@@ -9,6 +10,7 @@ namespace {
 
 // How long the news of why a peer is gone may take longer than that of the end of its stream.
 constexpr double grace = 0.2;
+constexpr double linger_seconds = 1;
 
 }  // namespace
 
@@ -86,7 +88,8 @@ void Engine::tell(Lock& lock) {
 }
 
 Failure Engine::late(Transfers transfers, double seconds) const {
-  const auto pending = std::find_if(transfers.begin(), transfers.end(), [](const TransferPtr& each) { return !each->over(); });
+  const auto is_pending = [](const TransferPtr& each) { return !each->over(); };
+  const auto pending = std::find_if(transfers.begin(), transfers.end(), is_pending);
   Failure found = failure(FailureKind::timeout, rank_, pending == transfers.end() ? nullptr : pending->get());
   found.seconds = seconds;
   const auto is_missing = [&](int peer) {
@@ -110,6 +113,15 @@ Failure Engine::failure(FailureKind kind, int culprit, const Transfer* during) c
     found.sequence = during->label().sequence();
   }
   return found;
+}
+
+// Waits, not for long, until the peers can do without this end of the links.
+void Engine::linger() const {
+  const double until = now() + linger_seconds;
+  const auto is_through = [](const Link& link) { return link.end() != nullptr || link.is_through(); };
+  while (!std::all_of(links_.begin(), links_.end(), is_through) && now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // The descriptors are taken off the watch first: a fork of this process may keep them open.

@@ -10,10 +10,10 @@ namespace {
 
 // Larger messages go over all lanes.
 constexpr std::size_t split_limit = 256 << 10;
-// Bytes that one lane moves before the others, and the other direction, have their turn; at most
-// so many in one call.
-constexpr std::size_t turn_bytes = 1 << 20, call_bytes = 256 << 10;
-constexpr std::size_t ahead_bytes = 16 << 10;
+// Bytes that one lane moves before the others, and the other direction, have their turn. Smaller
+// turns cost more calls: with 256 KiB TCP takes a fifth more processor time.
+constexpr std::size_t turn_bytes = 2 << 20;
+constexpr std::size_t ahead_bytes = 8 << 10;
 
 }  // namespace
 
@@ -67,7 +67,7 @@ bool Link::push(Lane& lane) {
   std::size_t total = 0;
   while (!lane.out.empty() && total < turn_bytes) {
     Outgoing& piece = lane.out.front();
-    const std::size_t body = std::min(piece.body.size(), call_bytes);
+    const std::size_t body = std::min(piece.body.size(), turn_bytes - total);
     const std::size_t taken = lane.stream->write(piece.head, piece.body.first(body));
     const std::size_t of_head = std::min(taken, piece.head.size());
     piece.head = piece.head.subspan(of_head);
@@ -113,7 +113,7 @@ bool Link::pull_part(Lane& lane, Postbox& box, std::size_t& budget) {
   bool moved = false;
   while (is_open(lane) && budget != 0) {
     Incoming& part = lane.in.front();
-    const std::size_t bytes = fill(lane, {part.arrival->target + part.offset, std::min({part.left, budget, call_bytes})});
+    const std::size_t bytes = fill(lane, {part.arrival->target + part.offset, std::min(part.left, budget)});
     if (bytes == 0) break;
     moved = true;
     budget -= bytes;
@@ -166,6 +166,10 @@ std::size_t Link::fill(Lane& lane, std::span<std::byte> room) {
 
 bool Link::is_sending() const {
   return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return !lane.out.empty(); });
+}
+
+bool Link::is_through() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.stream->is_through(); });
 }
 
 bool Link::is_reading() const { return std::any_of(lanes_.begin(), lanes_.end(), is_open); }

@@ -41,6 +41,8 @@ class Link {
   int peer_cpu() const { return lanes_.empty() ? -1 : lanes_.front().stream->peer_cpu(); }
   // Sends and receives that are under way fail; the link is of no more use.
   void fail_all();
+  // Whether all that was written will reach the peer, even if the link is closed now.
+  bool is_through() const;
   void close() { lanes_.clear(); }
 
  private:

@@ -14,7 +14,8 @@ bool matches(const Transfer& receive, const Header& header) {
 }
 
 auto find(std::deque<TransferPtr>& posted, const Header& header) {
-  return std::find_if(posted.begin(), posted.end(), [&](const TransferPtr& receive) { return matches(*receive, header); });
+  const auto fits = [&](const TransferPtr& receive) { return matches(*receive, header); };
+  return std::find_if(posted.begin(), posted.end(), fits);
 }
 
 bool is_same_call(const Transfer& receive, const Header& header) {

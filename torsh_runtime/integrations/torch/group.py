@@ -12,8 +12,8 @@ from torch._C import _current_graph_task_id, _distributed_c10d
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.work import Work
 from torsh_runtime.integrations.torch import sparse
-from torsh_runtime.integrations.torch.options import reduction, seconds, spellings
-from torsh_runtime.integrations.torch.tensors import checked, movable, only
+from torsh_runtime.integrations.torch.options import asynchronous, reduction, seconds, spellings
+from torsh_runtime.integrations.torch.tensors import movable, only
 from torsh_runtime.integrations.torch.work import DONE, TorshWork
 
 NAME = "torsh"
@@ -42,24 +42,27 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     @spellings(c10d.AllreduceOptions, "op", "timeout")
     def allreduce(self, tensors: Tensors, opts: Any) -> TorshWork:
         """Reduce in place. Sparse tensors are summed, and complete when this returns."""
-        tensor = only(tensors)
+        # Written out, for the shortest operations are as long as what is around them.
+        tensor, op, limit = only(tensors), reduction(opts), seconds(opts, self._timeout)
         if tensor.layout is not torch.strided:
-            sparse.all_reduce(self._torsh, tensor, reduction(opts), seconds(opts, self._timeout))
+            sparse.all_reduce(self._torsh, tensor, op, limit)
             return TorshWork((), tensors)
-        operation = self._torsh.all_reduce
-        return self._begin(opts, tensors, operation, checked(tensor), reduction(opts))
+        if not asynchronous(opts):
+            self._torsh.all_reduce(tensor, op, limit)
+            return DONE
+        return TorshWork((self._torsh.all_reduce(tensor, op, limit, _may_overlap()),), tensors)
 
     @spellings(c10d.AllreduceCoalescedOptions, "op", "timeout")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> TorshWork:
         """Reduce each tensor in place."""
         op = reduction(opts)
-        calls = [(checked(tensor), op) for tensor in tensors]
+        calls = [(tensor, op) for tensor in tensors]
         return self._begin_all(opts, tensors, self._torsh.all_reduce, calls)
 
     @spellings(c10d.ReduceOptions, "root", "op", "timeout")
     def reduce(self, tensors: Tensors, opts: Any) -> TorshWork:
         """Reduce into the root's tensor; the others' keep their contents."""
-        tensor = checked(only(tensors))
+        tensor = only(tensors)
         operation = self._torsh.reduce
         return self._begin(opts, tensors, operation, tensor, opts.rootRank, reduction(opts))
 
@@ -122,7 +125,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     @spellings(c10d.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorshWork:
         """Reduce everyone's inputs[0][r] into rank r's output; sizes may differ with r."""
-        output, parts = checked(only(outputs)), [checked(part) for part in _one_list(inputs)]
+        output, parts = only(outputs), _one_list(inputs)
         operation = self._torsh.reduce_scatter_list
         return self._begin(opts, outputs, operation, output, parts, reduction(opts))
 
@@ -132,7 +135,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     ) -> TorshWork:
         """Reduce everyone's tensor; rank r gets the r-th part."""
         operation, op = self._torsh.reduce_scatter, reduction(opts)
-        return self._begin(opts, [output], operation, checked(output), checked(tensor), op)
+        return self._begin(opts, [output], operation, output, tensor, op)
 
     @spellings(c10d.ReduceScatterOptions, "op", "timeout", tensors=2, wrapped=False)
     def reduce_scatter_single_coalesced(
@@ -140,7 +143,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     ) -> TorshWork:
         """reduce_scatter_single for each pair."""
         op, pairs = reduction(opts), zip(outputs, tensors, strict=True)
-        calls = [(checked(output), checked(tensor), op) for output, tensor in pairs]
+        calls = [(output, tensor, op) for output, tensor in pairs]
         return self._begin_all(opts, outputs, self._torsh.reduce_scatter, calls)
 
     @spellings(c10d.AllToAllOptions, "timeout", tensors=2, wrapped=False)
@@ -261,7 +264,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _begin(
         self, opts: Any, outputs: Tensors, operation: Callable[..., Work], *arguments: object
     ) -> TorshWork:
-        asked = _is_async(opts)
+        asked = asynchronous(opts)
         limit = seconds(opts, self._timeout)
         work = operation(*arguments, limit, asked and _may_overlap())
         return TorshWork((work,), outputs) if asked else DONE
@@ -273,7 +276,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         operation: Callable[..., Work],
         calls: Iterable[tuple[object, ...]],
     ) -> TorshWork:
-        asked = _is_async(opts)
+        asked = asynchronous(opts)
         limit, background = seconds(opts, self._timeout), asked and _may_overlap()
         works = [operation(*arguments, limit, background) for arguments in calls]
         return TorshWork(works, outputs) if asked else DONE
@@ -285,11 +288,6 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if any(len(given) for given in lists):
             raise ValueError(f"rank {self.rank()} is not the root, {root}: it gives no list")
         return None
-
-
-def _is_async(opts: Any) -> bool:
-    """What was asked for; in versions of torch that do not tell a backend, it may be."""
-    return bool(getattr(opts, "asyncOp", True))
 
 
 def _may_overlap() -> bool:

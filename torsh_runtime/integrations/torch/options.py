@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
+from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
 
+c10d: Any = _distributed_c10d
 _REDUCTIONS = tuple(ReduceOp)  # torch numbers them alike
 _PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
 _UNSET = timedelta(0)
@@ -24,11 +27,21 @@ def reduction(options: Any) -> Reduce:
     """
     operation = options.reduceOp
     number = hash(operation)  # its RedOpType; the quickest way to it
-    if number == _PREMUL_SUM:
-        return PremulSum(float(operation.factor))
+    if number < _PREMUL_SUM:
+        return _REDUCTIONS[number]
     if number > _PREMUL_SUM:
         raise ValueError(f"{operation} is no reduction that the torsh backend knows")
-    return _REDUCTIONS[number]
+    return PremulSum(float(operation.factor))
+
+
+def _maybe_asynchronous(_: Any) -> bool:
+    return True
+
+
+# Older versions of torch do not tell the backend: it waits for the Work if need be.
+_told = hasattr(c10d.AllreduceOptions(), "asyncOp")
+asynchronous = operator.attrgetter("asyncOp") if _told else _maybe_asynchronous
+"""Whether the caller goes on before the operation is complete."""
 
 
 def seconds(options: Any, default: float) -> float:

@@ -26,7 +26,9 @@ std::size_t bind_anywhere(int descriptor, sockaddr_un& address) {
 }  // namespace
 
 Bell::Bell(BellSign& sign) : sign_(sign), socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
-  if (descriptor() < 0) throw std::system_error(errno, std::generic_category(), "cannot make a Unix socket to be woken by");
+  if (descriptor() < 0) {
+    throw std::system_error(errno, std::generic_category(), "cannot make a Unix socket to be woken by");
+  }
   sockaddr_un address{};
   const std::size_t length = bind_anywhere(descriptor(), address);
   if (length == 0 || length > sizeof sign.name) {

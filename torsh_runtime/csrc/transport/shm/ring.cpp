@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t capacity = RingMemory::capacity;
 // Longer copies are shown to the other side in such steps, so that both sides copy at a time.
-constexpr std::size_t step = 16 << 10;
+constexpr std::size_t step = 32 << 10;
 
 void copy_in(std::byte* ring, std::uint64_t position, const std::byte* from, std::size_t bytes) {
   const std::size_t at = position % capacity;

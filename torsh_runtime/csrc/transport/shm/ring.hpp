@@ -37,6 +37,7 @@ class RingStream : public Stream {
   std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) override;
   std::size_t read(std::span<std::byte> room) override;
   int descriptor() const override { return -1; }
+  bool is_through() const override { return true; }
   int peer_cpu() const override;
 
  private:

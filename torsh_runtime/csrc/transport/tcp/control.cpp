@@ -18,8 +18,8 @@ constexpr std::size_t read_bytes = 4096;
 constexpr double look_seconds = 0.02;  // between two looks for answers
 
 Standing standing_after(int error) {
-  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN ? Standing::unreachable
-                                                                                                 : Standing::lost;
+  const auto silent = {ETIMEDOUT, EHOSTUNREACH, ENETUNREACH, EHOSTDOWN};
+  return std::find(silent.begin(), silent.end(), error) != silent.end() ? Standing::unreachable : Standing::lost;
 }
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }

@@ -31,7 +31,9 @@ bool is_valid(const Account& account, int ranks) {
 
 }  // namespace
 
-std::size_t account_limit(int ranks) { return sizeof(Account) + static_cast<std::size_t>(ranks) * sizeof(std::int32_t); }
+std::size_t account_limit(int ranks) {
+  return sizeof(Account) + static_cast<std::size_t>(ranks) * sizeof(std::int32_t);
+}
 
 std::vector<std::byte> write_account(const Failure& failure) {
   const Account account{failure.kind,     failure.rank,    failure.reporter, failure.op, {},

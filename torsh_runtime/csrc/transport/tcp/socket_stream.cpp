@@ -1,8 +1,10 @@
 #include "transport/tcp/socket_stream.hpp"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -46,7 +48,9 @@ void prepare(int descriptor, double heartbeat, Use use) {
   set(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, interval);
   set(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, interval);
   set(descriptor, IPPROTO_TCP, TCP_KEEPCNT, probes);
-  if (use == Use::control) set(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::clamp(heartbeat, 1.0, 3600.0) * 1000));
+  if (use == Use::data) return;
+  const double silence = std::clamp(heartbeat, 1.0, 3600.0);
+  set(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(silence * 1000));
 }
 
 std::size_t SocketStream::write(std::span<const std::byte> first, std::span<const std::byte> second) {
@@ -62,6 +66,13 @@ std::size_t SocketStream::read(std::span<std::byte> room) {
   const ssize_t bytes = recv(descriptor(), room.data(), room.size(), MSG_DONTWAIT);
   if (bytes == 0) throw StreamEnded("it has closed the connection");
   return moved(bytes);
+}
+
+// A socket that is closed with bytes unread resets the connection, and what the peer has not
+// acknowledged by then is lost (RFC 1122, 4.2.2.13).
+bool SocketStream::is_through() const {
+  int unacknowledged = 0;
+  return ioctl(descriptor(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0;
 }
 
 }  // namespace torsh::tcp

@@ -21,6 +21,7 @@ class SocketStream : public Stream {
   std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) override;
   std::size_t read(std::span<std::byte> room) override;
   int descriptor() const override { return socket_.number(); }
+  bool is_through() const override;
 
  private:
   Descriptor socket_;

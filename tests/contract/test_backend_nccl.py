@@ -1,0 +1,149 @@
+"""NCCL on one GPU: a group of one, and what happens on which stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from torsh_runtime.backends import nccl
+from torsh_runtime.backends.base import PremulSum, ReduceOp
+from torsh_runtime.backends.nccl import NcclBackend
+from torsh_runtime.errors import BackendUnavailable, CommAborted
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
+
+LONG = 60.0
+WITHOUT = "needs an NVIDIA GPU, its driver and nccl4py"
+needs_gpu = pytest.mark.skipif(not nccl.is_available(), reason=WITHOUT)
+
+
+@pytest.fixture
+def store() -> Iterator[StoreClient]:
+    hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
+    with StoreClient.connect(hosted.endpoint, b"", 30) as client:
+        yield client
+    hosted.close()
+
+
+@pytest.fixture
+def backend(store: StoreClient) -> Iterator[NcclBackend]:
+    backend = NcclBackend.connect(store, 0, 1, LONG)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(params=["torch", "cupy"])
+def arrays(request: pytest.FixtureRequest) -> Any:
+    """torch or cupy, where it can use the GPU."""
+    library = pytest.importorskip(request.param)
+    if request.param == "torch" and not library.cuda.is_available():
+        pytest.skip("this torch cannot use the GPU")
+    return library
+
+
+def ones(library: Any, *shape: int, dtype: str = "float32") -> Any:
+    place = {"device": "cuda"} if library.__name__ == "torch" else {}
+    return library.ones(shape, dtype=getattr(library, dtype), **place)
+
+
+@pytest.mark.skipif(nccl.is_available(), reason="there may be a GPU here")
+def test_without_cuda_it_is_unavailable(store: StoreClient) -> None:
+    with pytest.raises(BackendUnavailable, match=r"pip install torshrun\[cuda12\]"):
+        NcclBackend.connect(store, 0, 1, 5)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", ["bool", "int16", "int64", "float16", "float32", "complex64"])
+def test_every_operation_in_a_group_of_one(backend: NcclBackend, arrays: Any, dtype: str) -> None:
+    source = ones(arrays, 40, 6, dtype=dtype)[:, ::2]
+    outputs = [ones(arrays, 40, 3, dtype=dtype) * 0 for _ in range(6)]
+    backend.all_reduce(source, ReduceOp.SUM, LONG)
+    backend.reduce(source, 0, ReduceOp.SUM, LONG)
+    backend.broadcast(source, 0, LONG)
+    backend.all_gather(outputs[0], source, LONG)
+    backend.all_gather_list([outputs[1]], source, LONG)
+    backend.gather([outputs[2]], source, 0, LONG)
+    backend.scatter(outputs[3], [source], 0, LONG)
+    backend.reduce_scatter(outputs[4], source, ReduceOp.SUM, LONG)
+    backend.all_to_all(outputs[5], source, LONG)
+    backend.barrier(LONG)
+    for output in outputs:
+        assert bool((output == source).all())
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_scaled_sums(backend: NcclBackend, arrays: Any) -> None:
+    array = ones(arrays, 1000)
+    backend.all_reduce(array, PremulSum(2.5), LONG)
+    backend.all_reduce(array, ReduceOp.AVG, LONG)
+    assert bool((array == 2.5).all())
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_nccl_cannot_do_is_refused(backend: NcclBackend, arrays: Any) -> None:
+    with pytest.raises(TypeError, match="BOR"):
+        backend.all_reduce(ones(arrays, 3, dtype="int32"), ReduceOp.BOR, LONG)
+    with pytest.raises(TypeError, match="list"):
+        backend.all_reduce([1.0], ReduceOp.SUM, LONG)
+    with pytest.raises(ValueError, match="from anyone"):
+        backend.recv(ones(arrays, 3), None, 0, LONG)
+    backend.barrier(LONG)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_operations_follow_the_work_on_the_current_stream(
+    backend: NcclBackend, arrays: Any
+) -> None:
+    array, output = ones(arrays, 4000, 4000), ones(arrays, 4000, 4000) * 0
+    for _ in range(20):
+        array = array @ array / 4000  # keeps the stream busy when the operation is begun
+    work = backend.all_gather(output, array, LONG, async_op=True)
+    work.wait()
+    assert bool((output == 1).all())
+    assert work.wait(LONG)
+    assert work.done()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_operations_that_go_together(backend: NcclBackend, arrays: Any) -> None:
+    first, second = ones(arrays, 100, 2)[:, 0], ones(arrays, 50)
+    with backend.coalescing():
+        works = [
+            backend.all_reduce(first, PremulSum(2.0), LONG, async_op=True),
+            backend.all_reduce(second, PremulSum(3.0), LONG, async_op=True),
+        ]
+        with pytest.raises(RuntimeError, match="block"):
+            works[0].wait()
+    for work in works:
+        work.wait()
+    assert bool((first == 2).all())
+    assert bool((second == 3).all())
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_callbacks_come_without_anyone_waiting(backend: NcclBackend, arrays: Any) -> None:
+    seen: list[Any] = []
+    work = backend.all_reduce(ones(arrays, 10), ReduceOp.SUM, LONG, async_op=True)
+    work.add_done_callback(seen.append)
+    limit = time.monotonic() + LONG
+    while not seen and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert seen == [work]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_aborted_group_says_so(backend: NcclBackend, arrays: Any) -> None:
+    backend.abort()
+    with pytest.raises(CommAborted, match="rank 0 aborted"):
+        backend.all_reduce(ones(arrays, 3), ReduceOp.SUM, LONG)

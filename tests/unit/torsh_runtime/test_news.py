@@ -1,0 +1,112 @@
+"""What ranks tell each other through the store."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from torsh_runtime.backends.news import Call, Cause, News
+from torsh_runtime.errors import CommAborted, CommTimeout, PeerLost
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
+
+CALL = Call("all_reduce", 3)
+
+
+@pytest.fixture
+def store() -> Iterator[StoreClient]:
+    hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
+    with StoreClient.connect(hosted.endpoint, b"", 30) as client:
+        yield client
+    hosted.close()
+
+
+@pytest.fixture
+def pair(store: StoreClient) -> tuple[News, News]:
+    first, second = News(store, 0, 2), News(store, 1, 2)
+    with pytest.raises(CommTimeout):
+        first.meet(0, b"first")
+    assert second.meet(5, b"second") == [b"first", b"second"]
+    assert first.meet(5, b"first") == [b"first", b"second"]
+    return first, second
+
+
+def test_those_who_did_not_come_are_named(store: StoreClient) -> None:
+    with pytest.raises(CommTimeout) as caught:
+        News(store, 1, 4).meet(0.1)
+    assert caught.value.missing == (0, 2, 3)
+
+
+def test_the_first_cause_stands(pair: tuple[News, News]) -> None:
+    first, second = pair
+    cause = Cause("CommTimeout", ("barrier", 3, 1.5, (0,)))
+    assert first.look(CALL) is None
+    assert second.report(cause) == cause
+    assert first.report(Cause("CommAborted", ("later",))).kind == "CommTimeout"
+    found = first.look(CALL)
+    assert found is not None
+    error = found.error()
+    assert isinstance(error, CommTimeout)
+    assert (error.op, error.sequence, error.missing) == ("barrier", 3, (0,))
+
+
+def test_who_waits_elsewhere_is_missing(pair: tuple[News, News]) -> None:
+    first, second = pair
+    assert first.missing(CALL) == [1]
+    second.look(Call("barrier", 2))
+    assert first.missing(CALL) == [1]
+    second.look(CALL)
+    assert first.missing(CALL) == []
+    assert first.missing(Call("recv", 3, 1, True)) == [1]
+
+
+def test_who_left_is_lost_to_later_operations_only(pair: tuple[News, News]) -> None:
+    first, second = pair
+    second.leave(3)
+    assert first.look(CALL) is None
+    lost = first.look(Call("barrier", 4))
+    assert lost is not None
+    assert isinstance(lost.error(), PeerLost)
+    assert lost.arguments[:3] == (1, "barrier", 4)
+
+
+def test_messages_of_who_left_may_still_be_under_way(pair: tuple[News, News]) -> None:
+    first, second = pair
+    second.leave(3)
+    call = Call("recv", 3, 1, True)
+    assert first.look(call) is None
+    lost = first.look(call)
+    assert lost is not None
+    assert lost.arguments[0] == 1
+
+
+def test_a_process_that_ended_is_lost(store: StoreClient) -> None:
+    program = (
+        "import sys; from torsh_runtime.backends.news import News; "
+        "from torsh_runtime.store.client import StoreClient; "
+        "News(StoreClient.connect(sys.argv[1], b'', 30), 1, 2).meet(30)"
+    )
+    command = [sys.executable, "-P", "-c", program, store.endpoint]
+    with subprocess.Popen(command, env=dict(os.environ)) as peer:
+        news = News(store, 0, 2)
+        news.meet(30)
+        assert peer.wait(30) == 0
+    assert news.look(CALL) is None
+    lost = news.look(CALL)
+    assert lost is not None
+    assert "process has ended" in str(lost.error())
+
+
+def test_without_a_store_nothing_is_known(pair: tuple[News, News], store: StoreClient) -> None:
+    store.close()
+    first, _ = pair
+    cause = Cause("CommAborted", ("why",))
+    assert first.look(CALL) is None
+    assert first.report(cause) == cause
+    assert isinstance(cause.error(), CommAborted)
+    first.leave(4)

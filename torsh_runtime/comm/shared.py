@@ -1,0 +1,37 @@
+"""Arrays in memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from torsh_runtime.comm.default import default_group
+from torsh_runtime.comm.group import ProcessGroup
+
+
+def empty_shared(
+    shape: int | Sequence[int], dtype: DTypeLike = "float32", group: ProcessGroup | None = None
+) -> NDArray[Any]:
+    """An uninitialised array of this rank, on which the group's collectives work in place.
+
+    Within a node the ranks read and write each other's shared arrays directly, which saves the
+    copies through buffers between them: large collectives of such arrays, and of contiguous parts
+    of them, are about as fast as one memcpy. All ranks of the group must call this at the same
+    time, with the same number of bytes. Elsewhere it is an array like any other;
+    torch.from_numpy() makes a tensor of it. Its memory goes when the array and its views are gone.
+
+    After a collective has failed the contents of the arrays are undefined, also those that were
+    only its input.
+
+    Raises CommTimeout naming ranks that did not come within the group's timeout,
+    BackendUnavailable without enough memory.
+    """
+    members = group or default_group()
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = np.dtype(dtype)
+    memory = members.shared_memory(math.prod(sizes) * kind.itemsize)
+    return np.frombuffer(memory, kind).reshape(sizes)
