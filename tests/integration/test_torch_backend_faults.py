@@ -222,7 +222,7 @@ def test_the_allocator_is_tuned_unless_told_otherwise(environ: dict[str, str], t
         "print(tune_allocator())"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True
+        [sys.executable, "-P", "-c", code], env=os.environ | environ, capture_output=True, text=True
     )
     assert said.stdout == f"{tuned}\n", said.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -187,6 +188,8 @@ def older_spellings(rank: int, ranks: int) -> None:
     same(output, own(rank, torch.float32) * ranks)
     group.alltoall_base(torch.empty(ranks), torch.ones(ranks), [], []).wait()
     group.barrier(timeout=timedelta(seconds=9)).wait()
+    with pytest.raises(TypeError, match="root, timeout or opts"):
+        group.broadcast([output], source=0)
     lists = [[torch.empty(6), torch.empty(2)] for _ in range(ranks)]
     group.allgather_coalesced(lists, [own(rank, torch.float32), torch.ones(2) * rank]).wait()
     same(lists[1][1], torch.ones(2))

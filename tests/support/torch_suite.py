@@ -35,6 +35,8 @@ KNOWN = {
 }
 """Tests that torsh need not pass, and why."""
 Outcomes = dict[str, list[Any]]
+_LIMIT = 3600.0
+"""Seconds for one run of the whole suite."""
 
 
 class Results(unittest.TextTestResult):
@@ -152,14 +154,14 @@ def _run_mode(mode: str, ranks: int, patterns: list[str], report: Path) -> Outco
             "OMP_NUM_THREADS": "1",
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "100",
         }
-        with Path(f"{report}.log").open("w") as log:
+        command = [sys.executable, "-P", "-m", "support.torch_suite", "--run", str(report)]
+        log = Path(f"{report}.log")
+        with log.open("w") as out:
             subprocess.run(
-                [sys.executable, "-m", "support.torch_suite", "--run", str(report), *patterns],
-                env=environ,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                check=False,
+                [*command, *patterns], env=environ, stdout=out, stderr=out, timeout=_LIMIT
             )
+    if not report.exists():
+        raise SystemExit(f"the suite for {mode} ended early:\n{log.read_text()[-2000:]}")
     outcomes: Outcomes = json.loads(report.read_text())
     return outcomes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torsh_runtime.status import DTYPES
 
 Finish = Callable[[], None]
-_REQUIRED = ("C_CONTIGUOUS", "ALIGNED")
+_REQUIRED: tuple[Literal["C_CONTIGUOUS"], Literal["ALIGNED"]] = ("C_CONTIGUOUS", "ALIGNED")
 
 
 def stage(array: object, writable: bool) -> tuple[NDArray[Any], Finish | None]:

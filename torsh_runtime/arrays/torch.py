@@ -40,4 +40,5 @@ def _bfloat16() -> np.dtype[Any]:
         raise BackendUnavailable(
             "a bfloat16 tensor that is not contiguous", "Install it with `pip install ml_dtypes`."
         ) from None
-    return np.dtype(ml_dtypes.bfloat16)
+    kind: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return kind

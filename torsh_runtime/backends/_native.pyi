@@ -23,12 +23,15 @@ class Tuning:
     block_bytes: int
 
 class Limits:
+    leader: int
     tree: int
+    segment: int
+    block: int
 
 class Pending:
     def wait(self, timeout: float | None) -> bool: ...
     def done(self) -> bool: ...
-    def error(self) -> BaseException | None: ...
+    def check(self) -> None: ...
     def source(self) -> int: ...
 
 class Group:

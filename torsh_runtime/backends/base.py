@@ -93,9 +93,7 @@ class Backend(ABC):
         """Whether an operation of this rank has failed: the group is of no more use."""
 
     @abstractmethod
-    def all_reduce(
-        self, array: object, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
+    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
         """Reduce in place; all ranks get identical bits, also from run to run."""
 
     @abstractmethod

@@ -8,6 +8,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -91,9 +92,7 @@ class NativeBackend(Backend):
     def failed(self) -> bool:
         return self._group.failed
 
-    def all_reduce(
-        self, array: object, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
+    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
         pending = self._group.all_reduce(array, op, timeout, async_op)
         return COMPLETED if pending is None else NativeWork(pending)
 
@@ -172,6 +171,9 @@ class NativeBackend(Backend):
     def recv(
         self, array: object, src: int | None, tag: int, timeout: float, async_op: bool = False
     ) -> Work:
+        if src is not None and src not in range(self._world_size):
+            last = self._world_size - 1
+            raise ValueError(f"src={src!r} is not a rank of the group (0 to {last})")
         peer = _native.ANY_SOURCE if src is None else src
         return _message(self._group.recv(array, peer, tag & _TAGS, timeout, async_op))
 
@@ -213,7 +215,12 @@ class NativeWork(Work):
         return self._pending.done()
 
     def exception(self) -> BaseException | None:
-        return self._pending.error()
+        if self._pending.done():
+            try:
+                self._pending.check()
+            except CommError as error:
+                return error
+        return None
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
         if self.done():
@@ -224,10 +231,8 @@ class NativeWork(Work):
         ).start()
 
     def _call_when_over(self, callback: Callable[[Work], None]) -> None:
-        try:
+        with suppress(CommError):  # callback(self) can ask for it
             self._pending.wait(None)
-        except CommError:
-            pass  # callback(self) can ask for it
         callback(self)
 
     @property
@@ -298,7 +303,5 @@ def _work(pending: _native.Pending | None) -> Work:
 
 
 def _message(pending: _native.Pending) -> Work:
-    if not pending.done() or pending.error() is not None:
-        return NativeWork(pending)
     rank = pending.source()
-    return CompletedWork(None if rank == _native.ANY_SOURCE else rank)
+    return NativeWork(pending) if rank == _native.ANY_SOURCE else CompletedWork(rank)

@@ -1,7 +1,10 @@
 """Where one algorithm of the native backend gives way to the next: built-in values, or what
 `benchmarks/tune.py` measured on this machine.
 
-The file is JSON: {"version": 1, "shm": {"2": {"whole_limit": 4096, ...}, ...}, "tcp": {"tree": 65536}}.
+The file is JSON:
+
+    {"version": 1, "shm": {"2": {"whole_limit": 4096, ...}, ...}, "tcp": {"tree": 65536, ...}}
+
 Under "shm" stand the numbers of ranks in a node for which it was measured; others take the nearest
 lower one. All values are bytes. It is named by TORSH_TUNING, or ~/.config/torsh/tuning.json. All
 ranks of a job must read the same values.
@@ -22,6 +25,7 @@ VARIABLE = "TORSH_TUNING"
 _DEFAULT_PATH = "~/.config/torsh/tuning.json"
 _VERSION = 1
 _PAGE = 4096
+_LINE = 64
 _BLOCKS_BYTES = 1 << 20
 """Bytes of all ranks' blocks together: what passes through the slots at a time should stay in
 the processors' own caches. Measured with blocks of 128 KiB to 4 MiB, 2 and 4 ranks."""
@@ -78,6 +82,14 @@ class TuningFile:
         """Between nodes."""
         limits = _native.Limits()
         _apply(limits, self._tcp)
+        least = {"leader": 0, "tree": 0, "segment": _PAGE, "block": _PAGE}
+        for name, smallest in least.items():
+            value = getattr(limits, name)
+            if value % _LINE or value < smallest:
+                raise ConfigError(
+                    f"tuning: {name} ({value}) must be a multiple of {_LINE} and at least "
+                    f"{smallest}"
+                )
         return limits
 
 

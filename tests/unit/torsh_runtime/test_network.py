@@ -60,7 +60,7 @@ def test_interfaces_that_do_not_exist_are_named_with_those_that_do() -> None:
 
 def test_an_interface_without_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"tun0": []})
-    with pytest.raises(ConfigError, match="tun0 .* has no IPv4 address"):
+    with pytest.raises(ConfigError, match=r"tun0 .* has no IPv4 address"):
         Network(interfaces=("tun0",)).addresses()
 
 

@@ -49,5 +49,5 @@ def test_a_place_survives_the_store() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x01", b"\x80", b"\x81\xa3pid\x01", b"\x91\x01"])
 def test_words_that_are_no_place_name_the_rank(data: bytes) -> None:
-    with pytest.raises(CommError, match="rank 7 .* same version"):
+    with pytest.raises(CommError, match=r"rank 7 .* same version"):
         Place.unpack(7, data)

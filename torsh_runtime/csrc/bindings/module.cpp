@@ -65,7 +65,12 @@ void bind_tuning(nb::module_& m) {
       .def(nb::init<>())
       .def_rw("whole_limit", &Tuning::whole_limit)
       .def_rw("block_bytes", &Tuning::block_bytes);
-  nb::class_<Limits>(m, "Limits").def(nb::init<>()).def_rw("tree", &Limits::tree);
+  nb::class_<Limits>(m, "Limits")
+      .def(nb::init<>())
+      .def_rw("leader", &Limits::leader)
+      .def_rw("tree", &Limits::tree)
+      .def_rw("segment", &Limits::segment)
+      .def_rw("block", &Limits::block);
 }
 
 void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, int segment, const Tuning& tuning,
@@ -141,7 +146,7 @@ NB_MODULE(_native, m) {
   nb::class_<Pending>(m, "Pending")
       .def("wait", &Pending::wait, "timeout"_a.none())
       .def("done", &Pending::done)
-      .def("error", &Pending::error)
+      .def("check", &Pending::check)
       .def("source", &Pending::source);
   bind_group(m);
 }

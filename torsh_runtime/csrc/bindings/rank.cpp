@@ -359,11 +359,12 @@ bool Pending::wait(std::optional<double> timeout) {
   const double until = timeout ? now() + std::max(*timeout, 0.0) : std::numeric_limits<double>::infinity();
   if (kept_ && !is_over() && !rank_.guarded([&] { return wait_until(until); })) return false;
   settle();
-  if (error_.is_valid()) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error_.ptr())), error_.ptr());
-    throw nb::python_error();
-  }
+  check();
   return true;
+}
+
+void Pending::check() {
+  if (failure_) rank_.guarded([&] { std::rethrow_exception(failure_); });
 }
 
 bool Pending::wait_until(double until) {
@@ -381,11 +382,6 @@ bool Pending::done() {
   return true;
 }
 
-nb::object Pending::error() {
-  const bool ended_badly = done() && error_.is_valid();
-  return ended_badly ? error_ : nb::none();
-}
-
 bool Pending::is_over() const { return job_ ? job_->over() : transfer_->over(); }
 
 // Once it is over: results go where they belong, and what it held is let go.
@@ -394,13 +390,17 @@ void Pending::settle() {
   const std::shared_ptr<Kept> kept = std::move(kept_);
   kept_.reset();
   try {
-    rank_.guarded([&] { job_ ? job_->result() : rank_.group().wait(transfer_, deadline_, timeout_); });
-    kept->finish();
-  } catch (nb::python_error& error) {
-    error_ = nb::borrow(error.value());
+    job_ ? job_->result() : rank_.group().wait(transfer_, deadline_, timeout_);
+  } catch (...) {
+    failure_ = std::current_exception();
+    return;
   }
+  kept->finish();
 }
 
-int Pending::source() const { return transfer_ && transfer_->done() ? transfer_->peer() : -1; }
+int Pending::source() const {
+  const bool has_come = transfer_ && !transfer_->sending() && transfer_->done();
+  return has_come ? transfer_->peer() : any_source;
+}
 
 }  // namespace torsh::python

@@ -48,8 +48,8 @@ class Pending {
   bool done();
   // Sees to it that a message gets done though nobody waits for it.
   void go_on();
-  // What it ended with; None if well, or if it is not over.
-  nb::object error();
+  // Raises what it ended with, if it is over and ended badly.
+  void check();
   // The rank a message came from; -1 of other operations.
   int source() const;
 
@@ -63,7 +63,7 @@ class Pending {
   JobPtr job_;
   TransferPtr transfer_;
   std::shared_ptr<Kept> kept_;
-  nb::object error_;
+  std::exception_ptr failure_;  // the Python error is made anew each time: it would keep its frames, and they this
   double timeout_ = 0, deadline_ = 0;
 };
 

@@ -42,7 +42,7 @@ struct Limits {
   std::size_t leader = 8 << 10;     // all_reduce: up to here one rank speaks for its whole node
   std::size_t tree = 64 << 10;      // up to here a tree, above it rings and chains
   std::size_t segment = 512 << 10;  // what travels as one message, so that the next does meanwhile
-  std::size_t block = 1 << 20;      // all_reduce: how much a rank and node's part of a block holds
+  std::size_t block = 1 << 20;      // all_reduce: for each node and shard in what is reduced at a time
 };
 
 struct Team {

@@ -256,7 +256,7 @@ TORSH_INLINE void prefetch_step(const std::byte* target) {
 }
 
 TORSH_INLINE std::byte* copied(std::byte* to, const std::byte* from, std::size_t bytes) {
-  std::memcpy(to, from, bytes);
+  if (bytes != 0) std::memcpy(to, from, bytes);
   return to + bytes;
 }
 

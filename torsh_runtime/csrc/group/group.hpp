@@ -36,6 +36,8 @@ class Group {
   int ranks() const { return ranks_; }
   bool in_node() const { return layout_.nodes.size() == 1; }
   shm::Channel& channel() { return channel_; }
+  // Memory for the operation under way.
+  Scratch& scratch() { return scratch_; }
   // For the operation under way, in a group of several nodes.
   across::Team& team();
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -68,18 +68,20 @@ def spellings(
             arguments = given[:tensors]
             if wrapped and any(isinstance(argument, torch.Tensor) for argument in arguments):
                 arguments = tuple([argument] for argument in arguments)
-            values = dict(zip(fields, given[tensors:], strict=False)) | named
-            return method(self, *arguments, _options(options, values))
+            return method(self, *arguments, _options(options, fields, given[tensors:], named))
 
         return cast(Method, call)
 
     return decorate
 
 
-def _options(kind: Any, values: dict[str, Any]) -> Any:
-    """Options of that kind: `values["opts"]`, or new ones with the values."""
-    if "opts" in values:
-        return values["opts"]
+def _options(kind: Any, fields: Sequence[str], given: Sequence[Any], named: dict[str, Any]) -> Any:
+    """Options of that kind, from what was given in their place."""
+    if named.get("opts") is not None:
+        return named["opts"]
+    values = dict(zip(fields, given, strict=False)) | named
+    if len(given) > len(fields) or not values.keys() <= {*fields, "opts"}:
+        raise TypeError(f"after the tensors, this operation takes {', '.join(fields)} or opts")
     made = kind()
     for name, value in values.items():
         if value is not None:
