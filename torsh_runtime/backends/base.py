@@ -200,8 +200,8 @@ class Backend(ABC):
 
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
         """This rank's own `num_bytes` bytes of memory that collectives use in place, without
-        copies through buffers between them. All ranks must ask for as many at the same time.
-        Backends that have no such thing give ordinary memory.
+        copies through buffers between them, until the group is closed. All ranks must ask for as
+        many at the same time. Backends that have no such thing give ordinary memory.
         """
         return memoryview(bytearray(num_bytes))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
-import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -50,7 +50,7 @@ class NativeBackend(Backend):
         self._local = local
         self._world_size = world_size
         self._store = store
-        self._num_shared = 0
+        self._shared: list[mmap.mmap] = []
 
     @classmethod
     def connect(
@@ -181,12 +181,11 @@ class NativeBackend(Backend):
         return _work(self._group.barrier(timeout, async_op))
 
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
-        self._num_shared += 1
         stride = -(-max(num_bytes, 1) // PAGE) * PAGE
-        store = self._store.scoped(f"shared/{self._num_shared}/")
+        store = self._store.scoped(f"shared/{len(self._shared)}/")
         memory = map_shared(store, self._rank, self._local, stride, timeout)
-        region = self._group.add_region(memory, stride, num_bytes, timeout)
-        weakref.finalize(memory, self._group.remove_region, region)
+        self._group.add_region(memory, stride, num_bytes, timeout)
+        self._shared.append(memory)
         start = list(self._local).index(self._rank) * stride
         return memoryview(memory)[start : start + num_bytes]
 
@@ -195,6 +194,7 @@ class NativeBackend(Backend):
 
     def close(self) -> None:
         self._group.close()
+        self._shared.clear()
 
 
 class NativeWork(Work):

@@ -122,7 +122,6 @@ void bind_group(nb::module_& m) {
       .def("recv", &Rank::recv)
       .def("barrier", &Rank::barrier)
       .def("add_region", &Rank::add_region)
-      .def("remove_region", &Rank::remove_region)
       .def("abort", &Rank::abort)
       .def("close", &Rank::close);
 }

@@ -313,13 +313,13 @@ nb::object Rank::message(TransferPtr transfer, View view, double timeout, bool a
   return nb::cast(std::move(pending));
 }
 
-std::uint64_t Rank::add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout) {
+void Rank::add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout) {
   const View view(memory, true, stage_);
   const auto ranks = static_cast<std::size_t>(group_->channel().ranks());
   if (view.bytes() != stride * ranks || bytes > stride) {
     throw nb::value_error("the memory must hold stride bytes for each rank of the node");
   }
-  return guarded([&] { return group_->add_region(view.data(), stride, bytes, timeout); });
+  guarded([&] { group_->add_region(view.data(), stride, bytes, timeout); });
 }
 
 void Rank::close() {

@@ -96,8 +96,7 @@ class Rank {
   nb::object recv(nb::handle array, int src, std::uint64_t tag, double timeout, bool async_op);
 
   // `memory`: a writable buffer of `stride` bytes for each rank of the node, of which `bytes` count.
-  std::uint64_t add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout);
-  void remove_region(std::uint64_t region) { group_->remove_region(region); }
+  void add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout);
 
   void abort() { group_->abort(); }
   void close();

@@ -84,7 +84,7 @@ void Group::meet(double timeout) {
   execute(Call{.kind = OpKind::barrier}, meeting, timeout, false);
 }
 
-std::uint64_t Group::add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout) {
+void Group::add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout) {
   const std::uint64_t number = ++regions_;
   const auto add = [=](Group& group) {
     shm::Channel& channel = group.channel();
@@ -94,7 +94,6 @@ std::uint64_t Group::add_region(std::byte* base, std::size_t stride, std::size_t
     Barrier()(group);
   };
   perform(Call{.kind = OpKind::barrier}, add, timeout);
-  return number;
 }
 
 TransferPtr Group::send(int peer, std::uint64_t tag, const Call& call, Piece data) {

@@ -63,11 +63,10 @@ class Group {
     return queue_.submit([this, call, operation, timeout] { execute(call, operation, timeout, true); });
   }
 
-  // Makes memory that all ranks of the node have mapped known to the collectives: `bytes` of each
-  // rank, `stride` apart, from `base` on. All ranks must do so at the same time; the region's number.
-  std::uint64_t add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout);
-  // Before this rank unmaps the region.
-  void remove_region(std::uint64_t region) { channel_.regions().remove(region); }
+  // Makes memory that all ranks of the node have mapped known to the collectives, as long as the
+  // group lives: `bytes` of each rank, `stride` apart, from `base` on. All ranks must do so at the
+  // same time.
+  void add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout);
 
   // A message to or from one rank (from any: any_source); tag is the user's.
   TransferPtr send(int peer, std::uint64_t tag, const Call& call, Piece data);

@@ -11,10 +11,6 @@ void Regions::add(std::uint64_t region, int rank, std::size_t bytes, std::vector
   regions_.insert(place, {region, own, bytes, std::move(bases)});
 }
 
-void Regions::remove(std::uint64_t region) {
-  std::erase_if(regions_, [&](const Region& r) { return r.number == region; });
-}
-
 std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t bytes) const {
   const auto after = std::upper_bound(regions_.begin(), regions_.end(), data,
                                       [](const std::byte* wanted, const Region& r) { return wanted < r.own; });

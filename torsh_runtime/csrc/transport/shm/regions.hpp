@@ -15,10 +15,9 @@ class Regions {
     std::uint64_t region, offset;
   };
 
-  // Every rank gives `bytes` bytes; bases[r] is where rank r's are mapped in this process. All
-  // ranks add and remove the same regions between the same operations.
+  // Every rank gives `bytes` bytes; bases[r] is where rank r's are mapped in this process, as long
+  // as the group lives. All ranks add the same regions between the same operations.
   void add(std::uint64_t region, int rank, std::size_t bytes, std::vector<std::byte*> bases);
-  void remove(std::uint64_t region);
   bool empty() const { return regions_.empty(); }
 
   // Where these bytes lie in this rank's own part of a region, if they do.
