@@ -21,7 +21,7 @@ import torsh_runtime as tr
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 
-ROUNDS, ROUNDS_IN_FULL = 75, 1000
+ROUNDS, ROUNDS_IN_FULL = 20, 1000
 PATIENCE = 30.0
 BRIEFLY = 0.3
 """Seconds, of groups that are to miss a deadline."""

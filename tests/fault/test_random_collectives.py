@@ -45,11 +45,20 @@ def verdicts_of(
     return victim, run_struck(world, ranks, program, seed, strike)
 
 
+def each(verdicts: dict[int, list[Verdict]]) -> Iterator[tuple[int, Verdict]]:
+    for rank, found in verdicts.items():
+        for verdict in found:
+            yield rank, verdict
+
+
+def account(verdicts: dict[int, list[Verdict]]) -> str:
+    return "\n".join(f"rank {rank}: {verdict.text}" for rank, verdict in each(verdicts))
+
+
 def check_killed(world: World, ranks: int, choose: random.Random) -> None:
     victim, verdicts = verdicts_of(world, ranks, choose, signal.SIGKILL)
-    for found in verdicts.values():
-        for verdict in found:
-            assert (verdict.kind, verdict.culprits) == ("PeerLost", (victim,)), verdict.text
+    for _, verdict in each(verdicts):
+        assert (verdict.kind, verdict.culprits) == ("PeerLost", (victim,)), account(verdicts)
 
 
 def check_stopped(
@@ -57,12 +66,11 @@ def check_stopped(
 ) -> None:
     """Ranks that wait for a rank that waits for the stopped one may be named with that."""
     victim, verdicts = verdicts_of(world, ranks, choose, signal.SIGSTOP)
-    for rank, found in verdicts.items():
-        for verdict in found:
-            assert verdict.kind == "CommTimeout", verdict.text
-            assert victim in verdict.culprits, verdict.text
-            if nodes is None or nodes[rank] is nodes[victim]:
-                assert "stopped" in verdict.text, verdict.text
+    for rank, verdict in each(verdicts):
+        assert verdict.kind == "CommTimeout", account(verdicts)
+        assert victim in verdict.culprits, account(verdicts)
+        if nodes is None or nodes[rank] is nodes[victim]:
+            assert "stopped" in verdict.text, account(verdicts)
 
 
 # --- in a node ---
@@ -95,9 +103,9 @@ def test_a_rank_killed_while_groups_are_made_is_named(
         strike = Strike(act, [victim], choose.uniform(0.0, 0.3))
         seed = choose.randrange(1 << 32)
         verdicts = run_struck(node_of(ranks, SHORT), ranks, in_ever_new_groups, seed, strike)
-        for verdict in (each for found in verdicts.values() for each in found):
-            assert verdict.kind in ("PeerLost", "CommTimeout"), verdict.text
-            assert verdict.culprits == (victim,), verdict.text
+        for _, verdict in each(verdicts):
+            assert verdict.kind in ("PeerLost", "CommTimeout"), account(verdicts)
+            assert verdict.culprits == (victim,), account(verdicts)
 
 
 # --- between nodes ---
@@ -175,7 +183,6 @@ def test_both_sides_of_a_cut_name_the_other(
             verdicts = run_struck(on_hosts(places, LONG), len(places), program, seed, strike)
         finally:
             plug_in_again(hosts[1])
-        for rank, found in verdicts.items():
-            for verdict in found:
-                assert verdict.kind == "PeerLost", verdict.text
-                assert all(places[each] is not places[rank] for each in verdict.culprits)
+        for rank, verdict in each(verdicts):
+            assert verdict.kind == "PeerLost", account(verdicts)
+            assert places[verdict.culprits[0]] is not places[rank], account(verdicts)

@@ -21,6 +21,7 @@ OPERATIONS = (
     "strided",
     "coalesced",
     "older_spellings",
+    "functional",
     "messages",
     "objects",
     "asynchronous",

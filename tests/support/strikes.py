@@ -111,17 +111,21 @@ def in_two_groups_at_once(seed: int, begin: Callable[[], None]) -> list[Verdict]
 
 
 def in_sub_groups(seed: int, begin: Callable[[], None]) -> list[Verdict]:
-    """Now in sub-groups of every second rank, as far as there is one, and now all together."""
+    """Now in sub-groups of every second rank, as far as there is one, and now all together, where
+    the members of a sub-group that has failed go on.
+    """
     choose, part = random.Random(seed), tr.split(tr.get_rank() % 2)
     assert part is not None
     begin()
-    while True:
+    found: list[Verdict] = []
+    while not found:
         for group in (part, default_group()):
             own, count = random.Random(choose.random()), choose.randrange(1, 5)
             try:
                 take_steps(group, own, count if group.world_size > 1 else 0)
             except BaseException as error:
-                return [_judged(group, error)]
+                found.append(_judged(group, error))
+    return found
 
 
 def in_ever_new_groups(seed: int, begin: Callable[[], None]) -> list[Verdict]:

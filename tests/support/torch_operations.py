@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -193,6 +194,28 @@ def older_spellings(rank: int, ranks: int) -> None:
     lists = [[torch.empty(6), torch.empty(2)] for _ in range(ranks)]
     group.allgather_coalesced(lists, [own(rank, torch.float32), torch.ones(2) * rank]).wait()
     same(lists[1][1], torch.ones(2))
+
+
+def functional(rank: int, ranks: int) -> None:
+    """As DTensor and torch.compile call: through C++, which finds the group by its name."""
+    group, tensor = dist.group.WORLD, own(rank, torch.float32, 4)
+    wanted = total(ranks, torch.float32, 4)
+    same(funcol.all_reduce(tensor, "sum", group) + 0, wanted)
+    same(funcol.all_reduce(tensor, "avg", group) + 0, wanted / ranks)
+    everyone = torch.cat([own(peer, torch.float32, 4) for peer in range(ranks)])
+    same(funcol.all_gather_tensor(tensor, 0, group) + 0, everyone)
+    same(funcol.reduce_scatter_tensor(everyone, "sum", 0, group) + 0, tensor * ranks)
+    same(funcol.broadcast(tensor, 1, group) + 0, own(1, torch.float32, 4))
+    exchanged = funcol.all_to_all_single(tensor, None, None, group) + 0
+    part = slice(4 // ranks * rank, 4 // ranks * (rank + 1))
+    same(exchanged, torch.cat([own(peer, torch.float32, 4)[part] for peer in range(ranks)]))
+    for reduced in funcol.all_reduce_coalesced([tensor, tensor], "sum", group):
+        same(reduced + 0, wanted)
+    for gathered in funcol.all_gather_into_tensor_coalesced([tensor, tensor], group):
+        same(gathered + 0, everyone)
+    pair, sizes = [everyone, everyone], [0, 0]
+    for scattered in funcol.reduce_scatter_tensor_coalesced(pair, "sum", sizes, group):
+        same(scattered + 0, tensor * ranks)
 
 
 def messages(rank: int, ranks: int) -> None:

@@ -198,8 +198,8 @@ void Group::close() {
   if (is_fork()) return;
   if (!queue_.idle()) abort();
   queue_.close();
+  if (control_) control_->goodbye();  // before the sockets end, so that the peers know why
   messages_->close();
-  if (control_) control_->goodbye();
   channel_.close();
 }
 

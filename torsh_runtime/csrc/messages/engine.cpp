@@ -181,7 +181,7 @@ void Engine::background() {
   }
 }
 
-// What check() throws has been noted as the group's failure.
+// There is nobody to throw to: whatever goes wrong ends what is pending.
 void Engine::drive_unattended(Lock& lock) {
   const auto is_over = [](const Unattended& each) { return each.transfer->over(); };
   const auto finished = [&] { return std::all_of(unattended_.begin(), unattended_.end(), is_over); };
@@ -189,7 +189,7 @@ void Engine::drive_unattended(Lock& lock) {
     Turn turn(*this, true);
     drive(lock, turn, now() + nap, finished);
   } catch (const std::exception&) {
-    return;
+    die(failure(FailureKind::aborted, rank_, nullptr));
   }
 }
 

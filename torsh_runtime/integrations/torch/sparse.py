@@ -16,7 +16,7 @@ def all_reduce(backend: Backend, tensor: torch.Tensor, op: Reduce, timeout: floa
     if tensor.layout is not torch.sparse_coo or op is not ReduceOp.SUM:
         raise NotImplementedError(
             f"the torsh backend sums sparse COO tensors; it cannot reduce a {tensor.layout} one "
-            f"by {op}. Use tensor.to_dense()."
+            f"by {op!r}. Use tensor.to_dense()."
         )
     own = tensor.coalesce()
     counts = torch.empty(backend.world_size, dtype=torch.int64)

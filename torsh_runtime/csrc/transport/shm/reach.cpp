@@ -13,6 +13,7 @@ namespace {
 
 // So much at a time: what one call has looked up of the peer's pages is then still in the cache.
 constexpr std::size_t piece_bytes = 256 << 10;
+constexpr std::size_t room_bytes = 512 << 10;
 
 using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
@@ -55,6 +56,11 @@ bool Reach::write(int peer, std::uint64_t to, const std::byte* from, std::size_t
   const pid_t pid = pids_[static_cast<std::size_t>(peer)];
   if (pid <= 0) return errno = EPERM, false;
   return transfer(process_vm_writev, pid, from, to, bytes);
+}
+
+std::span<std::byte> Reach::room() {
+  if (room_.empty()) room_.resize(room_bytes / sizeof(Line));
+  return {room_.data()->bytes, room_bytes};
 }
 
 bool Reach::is_stopped(int peer) const {

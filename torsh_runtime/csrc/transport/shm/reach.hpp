@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace torsh::shm {
@@ -30,12 +31,21 @@ class Reach {
   bool read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes);
   bool write(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes);
 
+  // Memory for what is read only to be used at once: of a size that stays in the processor's cache.
+  // Aligned to cache lines; the same for every call.
+  std::span<std::byte> room();
+
   // Whether a signal has stopped the peer's process.
   bool is_stopped(int peer) const;
 
  private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+
   const std::vector<int> pids_;
   const std::uint64_t word_;
+  std::vector<Line> room_;  // none before it is used
   bool allowed_ = false;
 };
 

@@ -70,6 +70,9 @@ void prepare(int descriptor, double heartbeat, Use use) {
   set(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(silence * 1000));
 }
 
+SocketStream::SocketStream(Descriptor socket)
+    : socket_(std::move(socket)), within_machine_(is_within_machine(socket_.number())) {}
+
 std::size_t SocketStream::write(std::span<const std::byte> first, std::span<const std::byte> second) {
   iovec parts[] = {part(first), part(second)};
   msghdr message{};
@@ -90,6 +93,14 @@ std::size_t SocketStream::read(std::span<std::byte> room) {
 bool SocketStream::is_through() const {
   int unacknowledged = 0;
   return ioctl(descriptor(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0;
+}
+
+// Within a machine it is the sender that puts its packets into this socket.
+int SocketStream::peer_cpu() const {
+  int cpu = -1;
+  socklen_t length = sizeof cpu;
+  if (!within_machine_ || getsockopt(descriptor(), SOL_SOCKET, SO_INCOMING_CPU, &cpu, &length) != 0) return -1;
+  return cpu;
 }
 
 }  // namespace torsh::tcp

@@ -16,15 +16,17 @@ void prepare(int descriptor, double heartbeat, Use use);
 
 class SocketStream : public Stream {
  public:
-  explicit SocketStream(Descriptor socket) : socket_(std::move(socket)) {}
+  explicit SocketStream(Descriptor socket);
 
   std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) override;
   std::size_t read(std::span<std::byte> room) override;
   int descriptor() const override { return socket_.number(); }
   bool is_through() const override;
+  int peer_cpu() const override;
 
  private:
   Descriptor socket_;
+  const bool within_machine_;
 };
 
 }  // namespace torsh::tcp
