@@ -1,10 +1,12 @@
-"""How long the survivors of a SIGKILLed rank stay in a collective.
+"""How long the survivors of a rank that is killed, stopped or cut off stay in what they do.
 
-    python benchmarks/faults.py --ranks 4 --kills 50
+    python benchmarks/faults.py --ranks 4 --times 20
 
-Kills a random rank at a random moment of an endless run of all_reduce and prints, per size, the
-distribution of the time from the kill until the last survivor has raised PeerLost naming that rank,
-in ms. Ends with status 1 if a survivor raised anything else.
+A random rank is struck at a random moment of endless work, and the time is taken from then until
+the last survivor has raised the error that names it. Work is all_reduce of several sizes, the same
+asynchronously, or messages in a ring. Prints the distributions, in ms; of stops how much later than
+the deadline. Ranks are in one node and, as root, in two network namespaces. Ends with status 1 if a
+survivor raised anything else.
 """
 
 from __future__ import annotations
@@ -13,35 +15,211 @@ import argparse
 import json
 import os
 import random
+import select
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
 import torsh_runtime as tr
 
+PATIENCE = 60.0
+"""Seconds after which a survivor counts as hanging."""
+HEARTBEAT = 1.0
+"""Seconds, of TORSH_HEARTBEAT."""
+DEADLINE = 1.0
+"""Seconds that an operation may take where ranks are stopped."""
+PORT = 29500
 SIZES = {"8 B": 2, "1 MiB": 1 << 18, "64 MiB": 1 << 24}
-Account = tuple[int, float, str]
-"""A survivor's rank, when it raised (monotonic seconds), and what."""
+
+Place = list[str]
+"""What stands before a command that is to run there."""
+Work = Callable[[int, int, np.ndarray], None]
 
 
-def be_rank(rank: int, ranks: int, address: str, count: int, pipe: int) -> None:
-    """Reduce until it fails, and say when and how."""
-    tr.init_process_group("native", address, rank, ranks, 30.0)
+def reduce(rank: int, ranks: int, array: np.ndarray) -> None:
+    """One step of the work."""
+    tr.all_reduce(array)
+
+
+def reduce_asynchronously(rank: int, ranks: int, array: np.ndarray) -> None:
+    """One step of the work."""
+    for work in [tr.all_reduce(array, async_op=True) for _ in range(2)]:
+        assert work is not None
+        work.wait()
+
+
+def pass_on(rank: int, ranks: int, array: np.ndarray) -> None:
+    """One step of the work."""
+    sending = tr.isend(array, (rank + 1) % ranks)
+    tr.recv(np.empty_like(array), (rank - 1) % ranks)
+    sending.wait()
+
+
+WORKS: dict[str, Work] = {
+    "all_reduce": reduce,
+    "asynchronous": reduce_asynchronously,
+    "messages": pass_on,
+}
+
+
+class Account(NamedTuple):
+    """What a survivor has to say."""
+
+    raised: float
+    """Seconds of the monotonic clock."""
+    kind: str
+    blamed: list[int]
+    text: str
+
+
+def be_rank(work: str, rank: int, ranks: int, address: str, count: int, timeout: float) -> None:
+    """Work until it fails; standard output says when that begins, and how it ended."""
+    tr.init_process_group("native", address, rank, ranks, timeout)
     array = np.zeros(count, np.float32)
-    os.write(pipe, b"r")
+    WORKS[work](rank, ranks, array)
+    print("ready", flush=True)
     try:
         while True:
-            tr.all_reduce(array)
+            WORKS[work](rank, ranks, array)
     except tr.CommError as error:
-        raised = time.monotonic()
-        culprit = getattr(error, "rank", "?")
-        account: Account = (rank, raised, f"{type(error).__name__}({culprit})")
-        os.write(pipe, json.dumps(account).encode())
+        blamed = getattr(error, "missing", None) or [getattr(error, "rank", -1)]
+        account = Account(time.monotonic(), type(error).__name__, list(blamed), str(error))
+        print(json.dumps(account), flush=True)
+    sys.stdin.read()  # nobody leaves before all have told
     os._exit(0)
+
+
+class Rank:
+    """One of the processes."""
+
+    def __init__(self, place: Place, *arguments: object) -> None:
+        command = [*place, sys.executable, "-P", __file__, "--rank", *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def line(self) -> str:
+        """What it prints next. TimeoutError if that takes too long."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
+            raise TimeoutError("a rank hangs")
+        return self.process.stdout.readline().decode()
+
+    def account(self) -> Account:
+        """How its work ended."""
+        return Account(*json.loads(self.line()))
+
+    def end(self) -> None:
+        """Whatever it does."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def started(
+    work: str, places: list[Place], address: str, count: int, timeout: float
+) -> Iterator[list[Rank]]:
+    """Ranks that have begun to work."""
+    given = (len(places), address, count, timeout)
+    ranks = [Rank(place, work, number, *given) for number, place in enumerate(places)]
+    try:
+        for rank in ranks:
+            if rank.line() != "ready\n":
+                raise SystemExit("a rank did not come to work; see above")
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+class Outcome(NamedTuple):
+    """Of one strike."""
+
+    seconds: float
+    """Until the last survivor had raised."""
+    wrong: list[str]
+    """Accounts that are not as they should be."""
+
+
+def strike(
+    work: str, places: list[Place], address: str, count: int, number: signal.Signals
+) -> Outcome:
+    """Kill or stop a random rank at a random moment."""
+    is_stop = number is signal.SIGSTOP
+    with started(work, places, address, count, DEADLINE if is_stop else PATIENCE) as ranks:
+        time.sleep(random.random() * 0.3)
+        victim = random.randrange(len(ranks))
+        struck = time.monotonic()
+        ranks[victim].process.send_signal(number)
+        told = {each: rank.account() for each, rank in enumerate(ranks) if each != victim}
+    due = struck + (DEADLINE if is_stop else 0)
+    kind = "CommTimeout" if is_stop else "PeerLost"
+    wrong = [
+        account.text
+        for each, account in told.items()
+        if account.kind != kind
+        or victim not in account.blamed
+        or (is_stop and places[each] == places[victim] and "stopped" not in account.text)
+    ]
+    return Outcome(max(account.raised for account in told.values()) - due, wrong)
+
+
+def cut(work: str, places: list[Place], address: str, count: int, links: list[Place]) -> Outcome:
+    """Take one of two nodes off the network; both sides have to name the other."""
+    with started(work, places, address, count, PATIENCE) as ranks:
+        time.sleep(random.random() * 0.3)
+        struck = time.monotonic()
+        subprocess.run([*links[1], "ip", "link", "set", "plug", "down"], check=True)
+        told = [rank.account() for rank in ranks]
+    subprocess.run([*links[1], "ip", "link", "set", "plug", "up"], check=True)
+    wrong = [
+        account.text
+        for place, account in zip(places, told, strict=True)
+        if account.kind != "PeerLost" or places[account.blamed[0]] == place
+    ]
+    return Outcome(max(account.raised for account in told) - struck, wrong)
+
+
+@contextmanager
+def two_nodes() -> Iterator[list[Place]]:
+    """Two network namespaces with a cable between them, that end with this process."""
+    holders = [
+        subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        places = [["nsenter", f"--net=/proc/{holder.pid}/ns/net"] for holder in holders]
+        time.sleep(0.5)
+        peer = f"peer name plug netns {holders[1].pid}".split()
+        subprocess.run(
+            [*places[0], *["ip", "link", "add", "plug", "type", "veth"], *peer], check=True
+        )
+        for number, place in enumerate(places, 1):
+            address = f"ip address add 10.78.0.{number}/24 dev plug"
+            for line in (address, "ip link set lo up", "ip link set plug up"):
+                subprocess.run([*place, *line.split()], check=True)
+        yield places
+    finally:
+        for holder in holders:
+            holder.communicate()
+
+
+def report(name: str, outcomes: list[Outcome]) -> bool:
+    """Print them; whether all is well."""
+    times = sorted(outcome.seconds * 1e3 for outcome in outcomes)
+    wrong = [text for outcome in outcomes for text in outcome.wrong]
+    print(
+        f"{name:<46} median {statistics.median(times):7.1f} ms, "
+        f"95 % {times[len(times) * 95 // 100]:7.1f}, most {times[-1]:7.1f}; "
+        f"{len(times)} times, {len(wrong)} wrong accounts {wrong[:2]}",
+        flush=True,
+    )
+    return not wrong
 
 
 def free_address() -> str:
@@ -50,59 +228,56 @@ def free_address() -> str:
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def one_kill(ranks: int, count: int) -> tuple[float, list[str]]:
-    """Seconds until the last survivor raised, and what was not as it should be."""
-    address, pipes, children = free_address(), [], []
-    for rank in range(ranks):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            be_rank(rank, ranks, address, count, writing)
-        os.close(writing)
-        pipes.append(reading)
-        children.append(child)
-    for pipe in pipes:
-        os.read(pipe, 1)
-    time.sleep(random.random() * 0.3)
-    victim = random.randrange(ranks)
-    killed = time.monotonic()
-    os.kill(children[victim], signal.SIGKILL)
-    accounts = [read_account(pipe) for number, pipe in enumerate(pipes) if number != victim]
-    for child in children:
-        os.waitpid(child, 0)
-    os.close(pipes[victim])
-    wrong = [text for _, _, text in accounts if text != f"PeerLost({victim})"]
-    return max(raised for _, raised, _ in accounts) - killed, wrong
+def in_a_node(ranks: int, times: int) -> Iterator[tuple[str, list[Outcome]]]:
+    """Each row of the table."""
+    places: list[Place] = [[]] * ranks
+    rows = [("all_reduce", size) for size in SIZES] + [("asynchronous", "1 MiB")]
+    for work, size in [*rows, ("messages", "1 MiB")]:
+        outcomes = [
+            strike(work, places, free_address(), SIZES[size], signal.SIGKILL) for _ in range(times)
+        ]
+        yield f"node, {ranks} ranks, {work} {size}: kill", outcomes
+    few = max(times // 4, 1)
+    stops = [
+        strike("all_reduce", places, free_address(), SIZES["8 B"], signal.SIGSTOP)
+        for _ in range(few)
+    ]
+    yield f"node, {ranks} ranks, all_reduce 8 B: stop", stops
 
 
-def read_account(pipe: int) -> Account:
-    with os.fdopen(pipe) as file:
-        rank, raised, text = json.load(file)
-    return rank, raised, text
+def between_nodes(ranks: int, times: int) -> Iterator[tuple[str, list[Outcome]]]:
+    """Each row of the table."""
+    with two_nodes() as nodes:
+        places = [nodes[rank * 2 // ranks] for rank in range(ranks)]
+        address = f"tcp://10.78.0.1:{PORT}"
+        for work in WORKS:
+            name = f"two nodes, {ranks} ranks, {work} 1 MiB"
+            given = (work, places, address, SIZES["1 MiB"])
+            yield f"{name}: kill", [strike(*given, signal.SIGKILL) for _ in range(times)]
+            few = range(max(times // 4, 1))
+            yield f"{name}: stop", [strike(*given, signal.SIGSTOP) for _ in few]
+            yield f"{name}: cut", [cut(*given, nodes) for _ in few]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--kills", type=int, default=50, help="per size")
-    parser.add_argument("--quick", action="store_true", help="two kills: shows that it works")
+    parser.add_argument("--times", type=int, default=20, help="kills of each kind")
+    parser.add_argument("--quick", action="store_true", help="one each: shows that it works")
     options = parser.parse_args()
-    if options.quick:
-        options.kills = 2
-    failed = False
-    for name, count in SIZES.items():
-        outcomes = [one_kill(options.ranks, count) for _ in range(options.kills)]
-        times = sorted(seconds * 1e3 for seconds, _ in outcomes)
-        wrong = [text for _, texts in outcomes for text in texts]
-        failed |= bool(wrong)
-        print(
-            f"{name:>7}: median {statistics.median(times):6.1f} ms, "
-            f"95 % {times[len(times) * 95 // 100]:6.1f}, most {times[-1]:6.1f}; "
-            f"{len(times)} kills, {len(wrong)} wrong accounts {wrong[:3]}",
-            flush=True,
-        )
-    sys.exit(failed)
+    times = 1 if options.quick else options.times
+    os.environ["TORSH_HEARTBEAT"] = str(HEARTBEAT)
+    os.environ["TORSH_SECRET"] = os.urandom(16).hex()
+    well = [report(*row) for row in in_a_node(options.ranks, times)]
+    if os.geteuid() == 0:
+        well += [report(*row) for row in between_nodes(options.ranks, times)]
+    else:
+        print("between nodes: needs root", file=sys.stderr)
+    sys.exit(not all(well))
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        name, rank, ranks, address, count, timeout = sys.argv[2:]
+        be_rank(name, int(rank), int(ranks), address, int(count), float(timeout))
     main()

@@ -17,7 +17,7 @@ from typing import Self
 
 from torsh_runtime.backends.place import Place
 from torsh_runtime.backends.talks import Conversation, Refused, Talks
-from torsh_runtime.errors import CommError, CommTimeout, PeerLost
+from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, PeerLost
 
 _TOKEN_BYTES = 32
 _LOOK_AROUND = 0.1
@@ -69,9 +69,11 @@ def _create(num_bytes: int) -> int:
     descriptor = os.memfd_create("torsh-segment", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)
-    except BaseException:
+    except OSError as error:  # of a limit on the size of files (ulimit -f), say
         os.close(descriptor)
-        raise
+        raise BackendUnavailable(
+            "the native backend", f"The system refused {num_bytes} bytes of shared memory: {error}."
+        ) from error
     return descriptor
 
 

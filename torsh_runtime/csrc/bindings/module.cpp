@@ -77,6 +77,10 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
                 const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
                 double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure) {
   GroupSetup setup;
+  for (const std::vector<int>& sockets : links) {
+    std::vector<torsh::Descriptor>& owned = setup.links.emplace_back();
+    for (const int socket : sockets) owned.emplace_back(socket);
+  }
   setup.layout.rank = rank;
   setup.layout.nodes = nodes;
   for (std::size_t node = 0; node < nodes.size(); ++node) {
@@ -93,7 +97,6 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
   setup.node.group = number;
   setup.node.world = static_cast<std::uint32_t>(setup.layout.ranks());
   setup.node.neighbours = neighbours;
-  setup.links = links;
   setup.heartbeat = heartbeat;
   setup.strategy = static_cast<Strategy>(strategy);
   setup.limits = limits;

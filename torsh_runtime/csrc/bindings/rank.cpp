@@ -1,6 +1,7 @@
 #include "bindings/rank.hpp"
 
 #include <nanobind/stl/vector.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -148,12 +149,16 @@ nb::object Rank::perform(const Call& call, Operation operation, double timeout, 
   }
   auto kept = std::make_shared<KeptViews<Views...>>(std::move(views)...);
   const JobPtr job = guarded([&] { return group_->start(call, operation, timeout); });
-  keep([job] { return job->over(); }, kept);
   return nb::cast(Pending(*this, job, std::move(kept)));
 }
 
 void Rank::keep(std::function<bool()> over, std::shared_ptr<Kept> kept) {
-  std::erase_if(under_way_, [](const auto& each) { return each.first(); });
+  std::vector<std::shared_ptr<Kept>> done;  // let go when the list is whole again: that may run Python code
+  std::erase_if(under_way_, [&done](auto& each) {
+    const bool is_over = each.first();
+    if (is_over) done.push_back(std::move(each.second));
+    return is_over;
+  });
   under_way_.emplace_back(std::move(over), std::move(kept));
 }
 
@@ -207,10 +212,8 @@ nb::object Rank::gather(nb::handle outputs, nb::handle array, int root, double t
   View from(array, false, stage_);
   std::vector<View> to = views(outputs, true, stage_);
   if (root == group_->rank()) check_list("outputs", to, from.dtype());
-  const Call call = from.call(OpKind::gather, ReduceOp::sum, root);
-  for (const View& view : to) {
-    if (view.count() != from.count()) throw nb::value_error("all outputs must be of the size of the array");
-  }
+  check_own("outputs", to, root, from);
+  const Call call{.kind = OpKind::gather, .dtype = from.dtype(), .root = root};  // each rank has its own size
   const Gather operation{Parts(pieces(to)), from.piece(), root};
   return perform(call, operation, timeout, async_op, std::move(to), std::move(from));
 }
@@ -220,10 +223,8 @@ nb::object Rank::scatter(nb::handle array, nb::handle inputs, int root, double t
   View to(array, true, stage_);
   std::vector<View> from = views(inputs, false, stage_);
   if (root == group_->rank()) check_list("inputs", from, to.dtype());
-  const Call call = to.call(OpKind::scatter, ReduceOp::sum, root);
-  for (const View& view : from) {
-    if (view.count() != to.count()) throw nb::value_error("all inputs must be of the size of the array");
-  }
+  check_own("inputs", from, root, to);
+  const Call call{.kind = OpKind::scatter, .dtype = to.dtype(), .root = root};  // each rank has its own size
   const Scatter operation{to.piece(), Parts(pieces(from)), root};
   return perform(call, operation, timeout, async_op, std::move(to), std::move(from));
 }
@@ -307,7 +308,6 @@ nb::object Rank::message(TransferPtr transfer, View view, double timeout, bool a
   if (!async_op) {
     pending.wait(std::nullopt);
   } else if (!pending.done()) {
-    keep([transfer] { return transfer->over(); }, std::move(kept));
     pending.go_on();
   }
   return nb::cast(std::move(pending));
@@ -338,6 +338,11 @@ void Rank::check_parts(const View& all, const View& part) const {
   if (all.count() != part.count() * static_cast<std::uint64_t>(group_->ranks())) {
     throw nb::value_error("the larger array must hold exactly world_size times the elements of the smaller");
   }
+}
+
+void Rank::check_own(const char* name, const std::vector<View>& list, int root, const View& own) const {
+  if (root != group_->rank() || list[static_cast<std::size_t>(root)].count() == own.count()) return;
+  throw nb::value_error((std::string(name) + "[rank] must be of the size of this rank's array").c_str());
 }
 
 void Rank::check_list(const char* name, const std::vector<View>& list, DType dtype) const {
@@ -374,7 +379,18 @@ bool Pending::wait_until(double until) {
   return true;
 }
 
-void Pending::go_on() { rank_.group().go_on(transfer_, deadline_, timeout_); }
+Pending::~Pending() {
+  if (!kept_ || is_over()) return;
+  if (job_) {
+    rank_.keep([job = job_] { return job->over(); }, std::move(kept_));
+  } else {
+    rank_.keep([transfer = transfer_] { return transfer->over(); }, std::move(kept_));
+  }
+}
+
+void Pending::go_on() {
+  rank_.guarded([&] { rank_.group().go_on(transfer_, deadline_, timeout_); });
+}
 
 bool Pending::done() {
   if (kept_ && !is_over()) return false;
@@ -384,23 +400,35 @@ bool Pending::done() {
 
 bool Pending::is_over() const { return job_ ? job_->over() : transfer_->over(); }
 
-// Once it is over: results go where they belong, and what it held is let go.
+// Once it is over: results go where they belong, and what it held is let go. Another thread that
+// comes meanwhile waits until they are there.
 void Pending::settle() {
+  while (settling_) {
+    const WithoutGil unlocked;
+    sched_yield();
+  }
   if (!kept_) return;
+  settling_ = true;
   const std::shared_ptr<Kept> kept = std::move(kept_);
   kept_.reset();
   try {
+    const WithoutGil unlocked;
     job_ ? job_->result() : rank_.group().wait(transfer_, deadline_, timeout_);
   } catch (...) {
     failure_ = std::current_exception();
-    return;
   }
-  kept->finish();
+  try {
+    if (!failure_) kept->finish();
+  } catch (...) {
+    settling_ = false;
+    throw;
+  }
+  settling_ = false;
 }
 
-int Pending::source() const {
-  const bool has_come = transfer_ && !transfer_->sending() && transfer_->done();
-  return has_come ? transfer_->peer() : any_source;
+int Pending::source() {
+  if (!transfer_ || transfer_->sending() || !done() || failure_) return any_source;
+  return transfer_->peer();
 }
 
 }  // namespace torsh::python

@@ -40,6 +40,9 @@ class Pending {
  public:
   Pending(Rank& rank, JobPtr job, std::shared_ptr<Kept> kept);
   Pending(Rank& rank, TransferPtr transfer, std::shared_ptr<Kept> kept, double timeout);
+  ~Pending();  // the buffers of what is still under way stay
+  Pending(Pending&&) = default;
+  Pending& operator=(Pending&&) = delete;
 
   // Whether it was over within so many seconds (none: however long it takes). Raises what it ended
   // with.
@@ -50,8 +53,8 @@ class Pending {
   void go_on();
   // Raises what it ended with, if it is over and ended badly.
   void check();
-  // The rank a message came from; -1 of other operations.
-  int source() const;
+  // The rank a message came from; -1 of other operations, and before it has come.
+  int source();
 
  private:
   bool is_over() const;
@@ -63,6 +66,7 @@ class Pending {
   JobPtr job_;
   TransferPtr transfer_;
   std::shared_ptr<Kept> kept_;
+  bool settling_ = false;
   std::exception_ptr failure_;  // the Python error is made anew each time: it would keep its frames, and they this
   double timeout_ = 0, deadline_ = 0;
 };
@@ -100,6 +104,8 @@ class Rank {
 
   void abort() { group_->abort(); }
   void close();
+  // Keeps what an operation under way holds on to, of which Python has let go.
+  void keep(std::function<bool()> over, std::shared_ptr<Kept> kept);
 
   Group& group() { return *group_; }
   // Runs the body without the GIL and turns what it throws into Python errors.
@@ -110,15 +116,15 @@ class Rank {
   template <class Operation, class... Views>
   nb::object perform(const Call& call, Operation operation, double timeout, bool async_op, Views... views);
   nb::object message(TransferPtr transfer, View view, double timeout, bool async_op);
-  void keep(std::function<bool()> over, std::shared_ptr<Kept> kept);
   void check_rank(const char* name, int rank) const;
   void check_parts(const View& all, const View& part) const;
+  void check_own(const char* name, const std::vector<View>& list, int root, const View& own) const;
   void check_list(const char* name, const std::vector<View>& list, DType dtype) const;
 
   const Record record_;
   const nb::object stage_, failure_;
   std::unique_ptr<Group> group_;
-  // What is still under way although Python may have let go of it; looked through now and then.
+  // Looked through now and then for what is over.
   std::deque<std::pair<std::function<bool()>, std::shared_ptr<Kept>>> under_way_;
 };
 

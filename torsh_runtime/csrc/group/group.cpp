@@ -31,7 +31,7 @@ Group::Group(GroupSetup setup)
 std::unique_ptr<tcp::Control> Group::control(GroupSetup& setup) {
   std::vector<std::pair<int, Descriptor>> sockets;
   for (std::size_t peer = 0; peer < setup.links.size(); ++peer) {
-    if (!setup.links[peer].empty()) sockets.emplace_back(static_cast<int>(peer), Descriptor(setup.links[peer].front()));
+    if (!setup.links[peer].empty()) sockets.emplace_back(static_cast<int>(peer), std::move(setup.links[peer].front()));
   }
   if (sockets.empty()) return nullptr;
   return std::make_unique<tcp::Control>(ranks_, std::move(sockets), setup.heartbeat, [this] { return channel_.sequence(); });
@@ -57,15 +57,17 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
   }
   for (std::size_t peer = 0; peer < setup.links.size(); ++peer) {
     for (std::size_t lane = 1; lane < setup.links[peer].size(); ++lane) {
-      tcp::prepare(setup.links[peer][lane], setup.heartbeat, tcp::Use::data);
-      made.streams[peer].push_back(std::make_unique<tcp::SocketStream>(Descriptor(setup.links[peer][lane])));
+      tcp::prepare(setup.links[peer][lane].number(), setup.heartbeat, tcp::Use::data);
+      made.streams[peer].push_back(std::make_unique<tcp::SocketStream>(std::move(setup.links[peer][lane])));
     }
   }
   made.spin = channel_.is_roomy();
   made.alarm = control_ ? control_->descriptor() : -1;
   made.check = [this] { check(); };
   made.standing = [this](int peer) { return standing(peer); };
-  made.failed = [this](const Failure& failure) { channel_.end(judge(failure)); };
+  made.failed = [this](const Failure& failure) {
+    if (!channel_.failed()) channel_.end(judge(failure));
+  };
   return std::make_unique<Messenger>(std::move(made));
 }
 
@@ -85,15 +87,16 @@ void Group::meet(double timeout) {
 }
 
 void Group::add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout) {
-  const std::uint64_t number = ++regions_;
-  const auto add = [=](Group& group) {
+  const auto add = [=, this](Group& group) {
     shm::Channel& channel = group.channel();
     std::vector<std::byte*> bases;
     for (int peer = 0; peer < channel.ranks(); ++peer) bases.push_back(base + stride * static_cast<std::size_t>(peer));
-    channel.regions().add(number, channel.rank(), bytes, std::move(bases));
+    channel.regions().add(++regions_, channel.rank(), bytes, std::move(bases));
     Barrier()(group);
   };
-  perform(Call{.kind = OpKind::barrier}, add, timeout);
+  // So that ranks which want different sizes disagree.
+  const Call call{.kind = OpKind::barrier, .dtype = DType::uint8, .dims = 1, .count = bytes, .shape = {bytes}};
+  perform(call, add, timeout);
 }
 
 TransferPtr Group::send(int peer, std::uint64_t tag, const Call& call, Piece data) {
@@ -107,10 +110,12 @@ TransferPtr Group::receive(int peer, std::uint64_t tag, const Call& call, Piece 
 }
 
 void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
+  channel_.check_fork();
   guarded([&] { messages_->wait({&transfer, 1}, deadline, timeout); });
 }
 
 bool Group::wait_for(const TransferPtr& transfer, double until) {
+  channel_.check_fork();
   bool is_done = false;
   guarded([&] { is_done = messages_->wait_until({&transfer, 1}, until); });
   return is_done;
@@ -121,6 +126,7 @@ void Group::go_on(const TransferPtr& transfer, double deadline, double timeout) 
 }
 
 bool Group::wait_for(const JobPtr& job, double until) {
+  channel_.check_fork();
   while (!job->wait_until(std::min(until, now() + nap))) {
     if (interrupted_()) throw Interrupted();
     if (now() >= until) return false;
@@ -134,9 +140,16 @@ void Group::finish(const JobPtr& job) {
     wait_for(job, std::numeric_limits<double>::infinity());
   } catch (const Interrupted&) {
     channel_.abort();
+    let_end(job);
     throw;
   }
   job->result();
+}
+
+// Of an aborted group: until the job's buffers are the caller's again, which is soon.
+void Group::let_end(const JobPtr& job) {
+  while (!job->wait_until(now() + nap)) {
+  }
 }
 
 void Group::take_news() {
@@ -158,6 +171,10 @@ void Group::check_neighbours() {
     const int peer = layout_.local()[static_cast<std::size_t>(index)];
     if (!contains(messages_->awaited(!is_dead), peer)) continue;
     Failure found = channel_.failure(is_dead ? FailureKind::peer_lost : FailureKind::peer_left, index);
+    if (const std::optional<Label> label = messages_->awaits(peer)) {
+      found.op = label->call.kind;
+      found.sequence = label->sequence();
+    }
     channel_.fail(found);
   }
 }

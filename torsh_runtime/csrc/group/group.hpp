@@ -18,7 +18,7 @@ namespace torsh {
 struct GroupSetup {
   Layout layout;
   shm::Setup node;                      // the ranks of this node
-  std::vector<std::vector<int>> links;  // for each rank of another node its sockets: control, then data
+  std::vector<std::vector<Descriptor>> links;  // for each rank of another node its sockets: control, then data
   double heartbeat = 10;                // seconds after which a silent machine counts as lost
   across::Strategy strategy{};
   across::Limits limits;
@@ -92,16 +92,20 @@ class Group {
     guarded([&] { operation(*this); });
   }
 
-  // What goes wrong anywhere ends the group on every rank, which all get the first cause.
+  // What goes wrong anywhere ends the group on every rank, which all get the first cause. Messages
+  // under way let go of their buffers, which are the caller's again.
   template <class Body>
   void guarded(Body body) {
     try {
       body();
-    } catch (const Failure&) {
+    } catch (const Failure& failure) {
+      if (failure.kind >= FailureKind::closed) throw;  // it concerns this call alone
+      messages_->fail(failure);
       channel_.check_abort();
       throw;
-    } catch (const Interrupted&) {
+    } catch (...) {  // interrupted, or out of memory
       channel_.abort();
+      messages_->fail(channel_.failure(FailureKind::aborted, channel_.rank()));
       throw;
     }
   }
@@ -110,6 +114,7 @@ class Group {
   std::unique_ptr<tcp::Control> control(GroupSetup& setup);
   std::unique_ptr<Messenger> messenger(GroupSetup& setup);
   void finish(const JobPtr& job);
+  void let_end(const JobPtr& job);
   void take_news();
   void check();
   void check_neighbours();

@@ -41,9 +41,9 @@ JobPtr Queue::submit(std::function<void()> body) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!closing_) {
+      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
       ++pending_;
       jobs_.push_back(job);
-      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
       changed_.notify_one();
       return job;
     }
@@ -54,12 +54,14 @@ JobPtr Queue::submit(std::function<void()> body) {
 }
 
 void Queue::close() {
+  std::thread thread;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;
+    thread = std::move(thread_);
     changed_.notify_one();
   }
-  if (thread_.joinable()) thread_.join();
+  if (thread.joinable()) thread.join();
 }
 
 void Queue::work() {

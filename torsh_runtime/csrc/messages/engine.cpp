@@ -211,10 +211,11 @@ std::vector<int> Engine::awaited(bool by_name) {
   return peers;
 }
 
-std::string Engine::end_of(int peer) {
+std::optional<Label> Engine::awaits(int peer) {
   const Lock lock = access();
-  const std::string* end = link_to(peer).end();
-  return end != nullptr ? *end : "";
+  const Link& link = link_to(peer);
+  const Transfer* pending = link.pending() != nullptr ? link.pending() : box_.waiting_for(peer);
+  return pending != nullptr ? std::optional(pending->label()) : std::nullopt;
 }
 
 void Engine::fail(const Failure& failure) {

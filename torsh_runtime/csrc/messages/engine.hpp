@@ -29,7 +29,7 @@ class Engine {
   bool wait_until(Transfers transfers, double until);
   void progress_in_background(Transfers transfers, double deadline, double timeout);
   std::vector<int> awaited(bool by_name);
-  std::string end_of(int peer);
+  std::optional<Label> awaits(int peer);
   void fail(const Failure& failure);
   void close();
 

@@ -30,7 +30,7 @@ void Messenger::progress_in_background(std::span<const TransferPtr> transfers, d
 
 std::vector<int> Messenger::awaited(bool by_name) { return engine_->awaited(by_name); }
 
-std::string Messenger::end_of(int peer) { return engine_->end_of(peer); }
+std::optional<Label> Messenger::awaits(int peer) { return engine_->awaits(peer); }
 
 void Messenger::fail(const Failure& failure) { engine_->fail(failure); }
 

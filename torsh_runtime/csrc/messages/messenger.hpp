@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "common/failure.hpp"
@@ -69,8 +69,8 @@ class Messenger {
   // after a peer has died, the answer is final. Who receives from any source waits for all peers,
   // unless only those meant by name are asked for.
   std::vector<int> awaited(bool by_name = false);
-  // Why the streams of a peer have ended, as far as the system has said; empty if they have not.
-  std::string end_of(int peer);
+  // What one of the unfinished transfers that wait for the peer is part of.
+  std::optional<Label> awaits(int peer);
 
   // Ends everything that is pending, on this rank.
   void fail(const Failure& failure);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "common/clock.hpp"
 #include "common/prefetch.hpp"
@@ -19,6 +20,7 @@ constexpr int yield_limit = 100;
 constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
+constexpr std::size_t least_share = 128;  // bytes of a block for each rank
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
 // How often this process has been forked off from one that used this library: a fork is no rank.
@@ -47,15 +49,19 @@ Channel::Channel(const Setup& setup, Hooks hooks)
       ranks_(static_cast<int>(setup.names.size())),
       names_(setup.names),
       tuning_(setup.tuning),
-      segment_(std::in_place, setup.descriptor, rank_, ranks_, slot_bytes(tuning_)),
-      peers_(std::in_place, setup.pids),
+      segment_(setup.descriptor, rank_, ranks_, slot_bytes(tuning_)),
+      peers_(setup.pids),
       reach_(rank_, setup.pids),
       hooks_(std::move(hooks)),
       progress_(setup.progress != nullptr ? setup.progress : &unseen_),
       group_(setup.group),
       world_(setup.world),
       cpus_(allowed_cpus()),
-      neighbours_(std::max(setup.neighbours, ranks_)) {}
+      neighbours_(std::max(setup.neighbours, ranks_)) {
+  if (tuning_.block_bytes < least_share * static_cast<std::size_t>(ranks_)) {
+    throw std::invalid_argument("block_bytes is too small for so many ranks");
+  }
+}
 
 Channel::Operation::Operation(Channel& channel, const Call& call, double timeout, bool background)
     : channel_(channel) {
@@ -90,13 +96,13 @@ void Channel::Operation::acquire(double timeout) {
 }
 
 void Channel::begin(const Call& call, double timeout) {
-  if (!segment_) throw bare(FailureKind::closed);
+  if (closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
   check_abort();
-  segment_->area(rank_).own.call = call;
+  segment_.area(rank_).own.call = call;
   fingerprint_ = call.fingerprint();
   op_.store(call.kind, std::memory_order_relaxed);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  segment_->area(rank_).own.sequence.store(sequence, std::memory_order_release);
+  segment_.area(rank_).own.sequence.store(sequence, std::memory_order_release);
   progress_->enter(sequence, call, group_, world_);
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
@@ -117,11 +123,17 @@ void Channel::round(const void* payload, std::size_t bytes) {
   }
   // Ask for the next round's line now: the peers have read it, and the round after this one then
   // begins without waiting for it.
-  prefetch_for_write(reinterpret_cast<const std::byte*>(&segment_->area(rank_).flags[(round_ & 1) ^ 1]));
+  prefetch_for_write(reinterpret_cast<const std::byte*>(&segment_.area(rank_).flags[(round_ & 1) ^ 1]));
+}
+
+void Channel::close_round() {
+  round();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  check_abort();
 }
 
 void Channel::post(const void* payload, std::size_t bytes) {
-  Flag& flag = segment_->area(rank_).flags[round_ & 1];
+  Flag& flag = segment_.area(rank_).flags[round_ & 1];
   flag.cpu.store(static_cast<std::uint16_t>(current_cpu() + 1), std::memory_order_relaxed);
   flag.fingerprint = fingerprint_;
   if (bytes != 0) std::memcpy(flag.payload, payload, bytes);
@@ -129,11 +141,11 @@ void Channel::post(const void* payload, std::size_t bytes) {
   // The flag must be out before the sleepers are counted. A fence and not an exchange: that would
   // ask for the line a second time if a spinning peer took it after the stores above.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (segment_->area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(flag.round);
+  if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(flag.round);
 }
 
 bool Channel::posted(int peer) {
-  const std::uint32_t seen = segment_->area(peer).flags[round_ & 1].round.load(std::memory_order_acquire);
+  const std::uint32_t seen = segment_.area(peer).flags[round_ & 1].round.load(std::memory_order_acquire);
   return static_cast<std::int32_t>(seen - round_) >= 0;
 }
 
@@ -147,7 +159,7 @@ bool Channel::spin(int peer) {
 }
 
 int Channel::last_cpu(int peer) {
-  return segment_->area(peer).flags[(round_ & 1) ^ 1].cpu.load(std::memory_order_relaxed) - 1;
+  return segment_.area(peer).flags[(round_ & 1) ^ 1].cpu.load(std::memory_order_relaxed) - 1;
 }
 
 // A peer that last ran on this CPU cannot go on while it is spun on.
@@ -188,11 +200,11 @@ void Channel::await(int peer) {
 }
 
 void Channel::sleep(int peer) {
-  RankArea& area = segment_->area(peer);
+  RankArea& area = segment_.area(peer);
   Flag& flag = area.flags[round_ & 1];
   area.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t seen = flag.round.load(std::memory_order_seq_cst);
-  const bool aborted = segment_->header().aborted_by.load(std::memory_order_seq_cst) != 0;
+  const bool aborted = segment_.header().aborted_by.load(std::memory_order_seq_cst) != 0;
   if (static_cast<std::int32_t>(seen - round_) < 0 && !aborted) {
     futex_wait(flag.round, seen, std::min(nap, deadline_ - now()));
   }
@@ -224,7 +236,7 @@ std::vector<int> Channel::absent() {
   const std::uint64_t current = sequence();
   std::vector<int> found;
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (segment_->area(peer).own.sequence.load(std::memory_order_acquire) < current) {
+    if (segment_.area(peer).own.sequence.load(std::memory_order_acquire) < current) {
       found.push_back(names_[static_cast<std::size_t>(peer)]);
     }
   }
@@ -242,7 +254,7 @@ void Channel::check_wait() {
   throw Interrupted();
 }
 
-std::vector<int> Channel::dead() const { return peers_->find_dead(); }
+std::vector<int> Channel::dead() const { return peers_.find_dead(); }
 
 std::optional<Failure> Channel::gone(const std::vector<int>& peers) {
   const std::vector<int> ended = dead();
@@ -279,13 +291,13 @@ std::vector<int> Channel::not_posted() {
 }
 
 void Channel::compare(int peer) {
-  if (segment_->area(peer).flags[round_ & 1].fingerprint != fingerprint_) disagree(peer);
+  if (segment_.area(peer).flags[round_ & 1].fingerprint != fingerprint_) disagree(peer);
 }
 
 void Channel::disagree(int peer) {
   Failure found = failure(FailureKind::mismatch, peer);
-  found.own = segment_->area(rank_).own.call;
-  found.other = segment_->area(peer).own.call;
+  found.own = segment_.area(rank_).own.call;
+  found.other = segment_.area(peer).own.call;
   fail(found);
 }
 
@@ -303,7 +315,7 @@ void Channel::end(const Failure& found) {
   bool first = false;
   {
     const std::lock_guard<std::mutex> stay(life_);
-    first = segment_ && !is_fork() && record(found);
+    first = !closed_ && !is_fork() && record(found);
   }
   if (first && hooks_.announce) hooks_.announce(found);
 }
@@ -316,14 +328,14 @@ void Channel::fail(const Failure& found) {
 
 void Channel::adopt(const Failure& found) {
   const std::lock_guard<std::mutex> stay(life_);
-  if (segment_) record(found);
+  if (!closed_) record(found);
 }
 
 // Whether this is the first failure of the group on this node.
 bool Channel::record(const Failure& found) {
-  std::atomic<std::uint32_t>& aborted_by = segment_->header().aborted_by;
+  std::atomic<std::uint32_t>& aborted_by = segment_.header().aborted_by;
   if (aborted_by.load(std::memory_order_acquire) != 0) return false;
-  AbortRecord& account = segment_->area(rank_).abort;
+  AbortRecord& account = segment_.area(rank_).abort;
   account.kind = found.kind;
   account.rank = found.rank;
   account.reporter = found.reporter;
@@ -342,13 +354,14 @@ bool Channel::record(const Failure& found) {
 }
 
 void Channel::wake(int peer) {
-  for (Flag& flag : segment_->area(peer).flags) futex_wake(flag.round);
+  for (Flag& flag : segment_.area(peer).flags) futex_wake(flag.round);
 }
 
 void Channel::check_abort() {
-  const std::uint32_t by = segment_->header().aborted_by.load(std::memory_order_acquire);
+  const std::uint32_t by = segment_.header().aborted_by.load(std::memory_order_acquire);
+  if (by == 0 && closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
   if (by == 0) return;
-  const AbortRecord& account = segment_->area(static_cast<int>(by) - 1).abort;
+  const AbortRecord& account = segment_.area(static_cast<int>(by) - 1).abort;
   Failure found;
   found.kind = account.kind;
   found.rank = account.rank;
@@ -379,17 +392,15 @@ void Channel::close() {
     idle.lock();
   }
   const std::lock_guard<std::mutex> alone(life_);
-  if (!segment_) return;
-  segment_->area(rank_).own.left.store(1, std::memory_order_seq_cst);
+  if (closed_.exchange(true)) return;
+  segment_.area(rank_).own.left.store(1, std::memory_order_seq_cst);
   wake(rank_);
-  failed_ = segment_->header().aborted_by.load(std::memory_order_acquire) != 0;
-  segment_.reset();
-  peers_.reset();
+  failed_ = segment_.header().aborted_by.load(std::memory_order_acquire) != 0;
 }
 
 bool Channel::failed() {
   const std::lock_guard<std::mutex> stay(life_);
-  return segment_ ? segment_->header().aborted_by.load(std::memory_order_acquire) != 0 : failed_;
+  return closed_ ? failed_ : segment_.header().aborted_by.load(std::memory_order_acquire) != 0;
 }
 
 }  // namespace torsh::shm

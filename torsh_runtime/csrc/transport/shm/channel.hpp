@@ -21,8 +21,8 @@ namespace torsh::shm {
 
 // Where one algorithm gives way to the next, in bytes; the same on all ranks.
 struct Tuning {
-  std::size_t whole_limit;  // all_reduce: up to here every rank reduces everything in one round
-  std::size_t block_bytes;  // larger buffers go through the slots in blocks of this size
+  std::size_t whole_limit = 4 << 10;  // all_reduce: up to here every rank reduces everything in one round
+  std::size_t block_bytes = 512 << 10;  // larger buffers go through the slots in blocks of this size
 };
 std::size_t slot_bytes(const Tuning& tuning);
 
@@ -59,7 +59,7 @@ class Channel {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   const Tuning& tuning() const { return tuning_; }
-  Segment& segment() { return *segment_; }
+  Segment& segment() { return segment_; }
   // Whether each rank of this machine can have a processor for itself.
   bool is_roomy() const { return neighbours_ <= cpus_; }
   Reach& reach() { return reach_; }
@@ -90,11 +90,14 @@ class Channel {
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
   // Interrupted, after which the group is dead on all ranks.
   void round(const void* payload = nullptr, std::size_t bytes = 0);
+  // A round after which a rank may change what others read in place. Throws as well if one of them
+  // failed after it had posted: then it may have changed its own already.
+  void close_round();
   // What a peer posted with the round that has just ended.
-  const std::byte* payload(int peer) { return segment_->area(peer).flags[round_ & 1].payload; }
+  const std::byte* payload(int peer) { return segment_.area(peer).flags[round_ & 1].payload; }
 
   void next_block() { ++block_; }
-  std::byte* slot(int peer) { return segment_->slot(peer, block_ & 1); }
+  std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1); }
 
   // For waits elsewhere: throws if the group is dead or the caller interrupted.
   void check_wait();
@@ -103,7 +106,7 @@ class Channel {
   // Says if one of these peers has ended or left.
   std::optional<Failure> gone(const std::vector<int>& peers);
   // Whether a peer has closed the group.
-  bool has_left(int peer) { return segment_->area(peer).own.left.load(std::memory_order_acquire) != 0; }
+  bool has_left(int peer) { return segment_.area(peer).own.left.load(std::memory_order_acquire) != 0; }
   // A failure of the operation under way; `culprit` is a channel rank.
   Failure failure(FailureKind kind, int culprit) const;
   // The ranks, of all nodes, that have not begun the operation that this one is in.
@@ -126,8 +129,8 @@ class Channel {
   void check_fork() const;
   // Ends every rank's pending and later operations with FailureKind::aborted.
   void abort();
-  // Tells the peers that this rank takes part no more and lets go of the memory. An operation
-  // that is under way, in another thread or interrupted by the caller's signal handler, is aborted.
+  // Tells the peers that this rank takes part no more. An operation that is under way, in another
+  // thread or interrupted by the caller's signal handler, is aborted.
   void close();
 
  private:
@@ -152,8 +155,8 @@ class Channel {
   const int rank_, ranks_;
   const std::vector<int> names_;
   const Tuning tuning_;
-  std::optional<Segment> segment_;  // none once closed
-  std::optional<Peers> peers_;
+  Segment segment_;  // stays until the end: other threads may be looking at it
+  Peers peers_;
   Reach reach_;
   Regions regions_;
   const Hooks hooks_;
@@ -163,6 +166,7 @@ class Channel {
   std::timed_mutex busy_;  // held by the operation under way
   std::atomic<std::thread::id> owner_{};  // the thread of that operation
   std::mutex life_;        // abort() comes from any thread, and the segment must stay for it
+  std::atomic<bool> closed_{false};
   bool failed_ = false;  // when it was closed
   const int cpus_, neighbours_;  // processors that this process may use, and ranks that share them
   int spins_ = 0;   // in a wait of the operation under way

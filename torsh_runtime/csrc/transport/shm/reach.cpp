@@ -37,13 +37,25 @@ std::uint64_t random_word() {
 
 }  // namespace
 
-Reach::Reach([[maybe_unused]] int rank, const std::vector<int>& pids) : pids_(pids), word_(random_word()) {}
+Reach::Reach(int rank, const std::vector<int>& pids) : rank_(rank), pids_(pids), word_(random_word()) {}
 
 Reach::Probe Reach::probe() const { return {reinterpret_cast<std::uint64_t>(&word_), word_}; }
 
 bool Reach::finds(int peer, const Probe& probe) {
   std::uint64_t found = 0;
   return read(peer, reinterpret_cast<std::byte*>(&found), probe.address, sizeof found) && found == probe.word;
+}
+
+// The first and the last byte stand for all: a buffer lies in one mapping.
+bool Reach::shows(const std::byte* data, std::size_t bytes) {
+  if (bytes == 0) return true;
+  Shown& known = shown_[reinterpret_cast<std::uintptr_t>(data) / 64 % shown_.size()];
+  if (known.data == data && known.bytes == bytes) return true;
+  std::byte found;
+  const std::uint64_t first = reinterpret_cast<std::uint64_t>(data);
+  if (!read(rank_, &found, first, 1) || !read(rank_, &found, first + bytes - 1, 1)) return false;
+  known = {data, bytes};
+  return true;
 }
 
 bool Reach::read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes) {

@@ -2,6 +2,7 @@
 // system may forbid it, so the ranks try it when they meet.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -26,6 +27,9 @@ class Reach {
   void allow(bool allowed) { allowed_ = allowed; }
   bool allowed() const { return allowed_; }
 
+  // Whether the peers can get at this memory of this process: they cannot where it is a device's.
+  bool shows(const std::byte* data, std::size_t bytes);
+
   // Copies from or to an address of the peer. False with errno set if that fails: ESRCH if its
   // process has ended.
   bool read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes);
@@ -43,9 +47,16 @@ class Reach {
     std::byte bytes[64];
   };
 
+  struct Shown {
+    const std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  const int rank_;
   const std::vector<int> pids_;
   const std::uint64_t word_;
   std::vector<Line> room_;  // none before it is used
+  std::array<Shown, 64> shown_;  // what was found to be good, by address
   bool allowed_ = false;
 };
 
