@@ -90,21 +90,27 @@ class AllReduce {
     });
   }
 
-  // The whole buffer at once, without slots, if every rank can get at all others' buffers.
+  // Without the slots, if every rank can get at all others' buffers.
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
     Direct direct(channel_);
-    if (!direct.meet({data, bytes}, bytes / 2 / static_cast<std::size_t>(channel_.ranks()))) return false;
+    if (!direct.reduction_pays(bytes) || !direct.meet({data, bytes}, bytes)) return false;
     const Parts parts(count, reduce_.element(), channel_.ranks());
     if (direct.all_mapped()) {
       for (int peer = 0; peer < channel_.ranks(); ++peer) {
         sources_[peer] = (peer == own_ ? data : direct.mapped(peer, direct.of(peer))) + parts.offset(own_);
       }
       reduce_where_they_are(parts.count(own_));
-    } else {
+    } else if (root_ == everyone) {
       reduce_fetched(direct, data, parts);
+      channel_.round();
+      for_peers(channel_, [&](int peer) {
+        direct.pull(peer, data + parts.offset(peer), direct.of(peer), parts.offset(peer), parts.bytes(peer));
+      });
+    } else {
+      return false;
     }
-    channel_.round();  // from here on the buffers are their owners' again
+    channel_.close_round();  // from here on the buffers are their owners' again
     return true;
   }
 
@@ -116,8 +122,9 @@ class AllReduce {
     reduce_({targets_.data(), wanted}, sources_.data(), count);
   }
 
-  // Pieces of the others' buffers come to the slot, which is this rank's own for so long; the results
-  // go out while they are still in the processor's cache.
+  // Pieces of the others' buffers come to the slot, which is this rank's own for so long. Memory that
+  // is not mapped is only ever read: after an error a write might come when its owner uses it for
+  // something else.
   void reduce_fetched(Direct& direct, std::byte* data, const Parts& parts) {
     channel_.next_block();
     const std::size_t limit = share_of_slot(channel_);
@@ -128,12 +135,9 @@ class AllReduce {
         sources_[peer] = direct.fetch(peer, direct.of(peer), at, length, room);
         room += limit;
       });
-      sources_[own_] = data + at;
-      std::byte* result = receives_ ? data + at : room;
+      std::byte* result = data + at;
+      sources_[own_] = result;
       reduce_({&result, 1}, sources_.data(), length / reduce_.element());
-      const auto send = [&](int peer) { direct.push(peer, direct.of(peer), at, result, length); };
-      if (root_ == everyone) for_peers(channel_, send);
-      else if (!receives_) send(root_);
     });
   }
 

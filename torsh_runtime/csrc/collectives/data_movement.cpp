@@ -6,8 +6,6 @@
 namespace torsh::in_node {
 namespace {
 
-constexpr std::size_t page = 4096;
-
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
   const bool gives = channel.rank() == root;
   channel.round(data.data, gives ? data.bytes : 0);
@@ -24,18 +22,11 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   });
 }
 
-// The root gives each of the others so much that all have the same to do.
 bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
   Direct direct(channel);
-  const std::size_t share = data.bytes / static_cast<std::size_t>(channel.ranks());
-  if (!direct.meet(data, share)) return false;
-  const std::size_t given = share / page * page;
-  if (channel.rank() == root) {
-    for_peers(channel, [&](int peer) { direct.push(peer, direct.of(peer), 0, data.data, given); });
-  } else {
-    direct.pull(root, data.data + given, direct.of(root), given, data.bytes - given);
-  }
-  channel.round();
+  if (!direct.meet(data, data.bytes)) return false;
+  if (channel.rank() != root) direct.pull(root, data.data, direct.of(root), 0, data.bytes);
+  channel.close_round();  // from here on the root may change its data
   return true;
 }
 
@@ -84,7 +75,7 @@ bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
     direct.pull(peer, output.data, direct.of(peer), 0, output.bytes);
   });
   copy_own(of(outputs, channel.rank()).data, input.data, input.bytes);
-  channel.round();  // from here on the peers may change their inputs
+  channel.close_round();  // from here on the peers may change their inputs
   return true;
 }
 
@@ -118,16 +109,16 @@ void all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
 
 void gather(shm::Channel& channel, Pieces outputs, Piece input, int root) {
   OnePiece given(channel.ranks(), root, input), none(channel.ranks(), root, {});
-  exchange(channel, channel.rank() == root ? outputs : none.all(), given.all(), 1);
+  exchange(channel, channel.rank() == root ? outputs : none.all(), given.all());
 }
 
 void scatter(shm::Channel& channel, Piece output, Pieces inputs, int root) {
   OnePiece taken(channel.ranks(), root, output), none(channel.ranks(), root, {});
-  exchange(channel, taken.all(), channel.rank() == root ? inputs : none.all(), channel.ranks() - 1);
+  exchange(channel, taken.all(), channel.rank() == root ? inputs : none.all());
 }
 
 void all_to_all(shm::Channel& channel, Pieces outputs, Pieces inputs) {
-  exchange(channel, outputs, inputs, channel.ranks());
+  exchange(channel, outputs, inputs);
 }
 
 }  // namespace torsh::in_node

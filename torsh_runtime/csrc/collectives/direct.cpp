@@ -11,17 +11,25 @@
 namespace torsh::in_node {
 namespace {
 
-// From so many bytes of each peer on.
-constexpr std::size_t reach_limit = 8 << 10, region_limit = 4 << 10;
+// From so many bytes of each peer on: with a processor for each rank, and without, where a round
+// costs more because ranks have to take turns.
+constexpr std::size_t reach_limit = 8 << 10, crowded_reach_limit = 32 << 10;
+constexpr std::size_t region_limit = 1 << 10, crowded_region_limit = 4 << 10;
+constexpr std::size_t reduction_limit = 32 << 10;  // of the whole buffer
 
 }  // namespace
 
 bool Direct::reach_pays(std::size_t bytes) const {
-  return bytes >= reach_limit && channel_.reach().allowed();
+  return channel_.reach().allowed() && bytes >= (channel_.is_roomy() ? reach_limit : crowded_reach_limit);
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
-  return bytes >= region_limit && !channel_.regions().empty();
+  return !channel_.regions().empty() && bytes >= (channel_.is_roomy() ? region_limit : crowded_region_limit);
+}
+
+bool Direct::reduction_pays(std::size_t bytes) const {
+  const bool reach = channel_.reach().allowed() && channel_.is_roomy() && bytes >= reduction_limit;
+  return reach || regions_pay(bytes);
 }
 
 Place Direct::place(const Piece& buffer, std::size_t bytes) const {
@@ -29,7 +37,7 @@ Place Direct::place(const Piece& buffer, std::size_t bytes) const {
     const auto spot = channel_.regions().find(buffer.data, buffer.bytes);
     if (spot) return {Place::Kind::region, spot->offset, spot->region};
   }
-  if (!reach_pays(bytes)) return {};
+  if (!reach_pays(bytes) || !channel_.reach().shows(buffer.data, buffer.bytes)) return {};
   return {Place::Kind::process, reinterpret_cast<std::uint64_t>(buffer.data), 0};
 }
 
@@ -60,11 +68,6 @@ const std::byte* Direct::fetch(int peer, const Place& from, std::size_t at, std:
 void Direct::pull(int peer, std::byte* to, const Place& from, std::size_t at, std::size_t bytes) {
   if (const std::byte* data = mapped(peer, from)) return copy_shared(to, data + at, bytes);
   if (!channel_.reach().read(peer, to, from.at + at, bytes)) lose(peer);
-}
-
-void Direct::push(int peer, const Place& to, std::size_t at, const std::byte* from, std::size_t bytes) {
-  if (std::byte* data = mapped(peer, to)) return copy_shared(data + at, from, bytes);
-  if (!channel_.reach().write(peer, to.at + at, from, bytes)) lose(peer);
 }
 
 // A process loses its memory a moment before it is seen to have ended. One that lives on has no

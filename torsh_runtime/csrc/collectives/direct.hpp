@@ -25,6 +25,8 @@ class Direct {
   // Whether there may be a better way than the slots where each rank takes about `bytes` from each
   // other one.
   bool pays(std::size_t bytes) const { return reach_pays(bytes) || regions_pay(bytes); }
+  // The same for a reduction of buffers of so many bytes, which the slots do well.
+  bool reduction_pays(std::size_t bytes) const;
   // How the peers can get at a buffer then.
   Place place(const Piece& buffer, std::size_t bytes) const;
   // If it pays, one round, in which every rank tells where its buffer lies. True if all can be got
@@ -38,9 +40,8 @@ class Direct {
   std::byte* mapped(int peer, const Place& place) const;
   // These bytes of a peer's buffer, where they are or else copied to `room`.
   const std::byte* fetch(int peer, const Place& from, std::size_t at, std::size_t bytes, std::byte* room);
-  // Copies from or to offset `at` of a peer's buffer.
+  // Copies from offset `at` of a peer's buffer.
   void pull(int peer, std::byte* to, const Place& from, std::size_t at, std::size_t bytes);
-  void push(int peer, const Place& to, std::size_t at, const std::byte* from, std::size_t bytes);
 
  private:
   bool reach_pays(std::size_t bytes) const;

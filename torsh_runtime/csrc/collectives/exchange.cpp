@@ -18,10 +18,7 @@ struct Head {
 struct Entry {
   std::uint64_t start, bytes;  // in the stream
   Place place;                 // if it is not in the stream
-  Place room;                  // where the other one's piece for this rank is to go
 };
-
-constexpr std::size_t page = 4096;
 
 constexpr std::size_t lines(std::size_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
 
@@ -29,12 +26,11 @@ constexpr std::size_t lines(std::size_t bytes) { return (bytes + cache_line - 1)
 // through its slot in blocks. Large pieces are not in it if their receivers can get at them.
 class Exchange {
  public:
-  Exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled)
+  Exchange(shm::Channel& channel, Pieces taken, Pieces given)
       : channel_(channel),
         direct_(channel),
         taken_(taken),
         given_(given),
-        pulled_(static_cast<std::size_t>(pulled)),
         others_(static_cast<std::size_t>(channel.ranks()) - 1),
         table_(lines((others_ + 1) * sizeof(Entry))),
         room_(shm::slot_bytes(channel.tuning()) - table_),
@@ -64,16 +60,14 @@ class Exchange {
  private:
   void lay_out() {
     std::uint64_t end = 0;
-    bool rooms = false;
     for_peers(channel_, [&](int peer) {
-      const Piece &piece = of(given_, peer), &room = of(taken_, peer);
-      offers_[peer] = {end, piece.bytes, direct_.place(piece, piece.bytes), direct_.place(room, room.bytes)};
+      const Piece& piece = of(given_, peer);
+      offers_[peer] = {end, piece.bytes, direct_.place(piece, piece.bytes)};
       if (offers_[peer].place.kind == Place::Kind::nowhere) end += piece.bytes;
       else head_.direct = true;
-      rooms = rooms || offers_[peer].room.kind != Place::Kind::nowhere;
     });
     head_.blocks = static_cast<std::uint32_t>((end + room_ - 1) / room_);
-    head_.tiny = !head_.direct && !rooms && sizeof head_ + others_ + end <= shm::tiny_bytes;
+    head_.tiny = !head_.direct && sizeof head_ + others_ + end <= shm::tiny_bytes;
   }
 
   void post_tiny() {
@@ -132,7 +126,7 @@ class Exchange {
     const std::byte* sizes = channel_.payload(peer) + sizeof(Head);
     const std::size_t ranks = others_ + 1;
     const std::size_t own = static_cast<std::size_t>(channel_.rank() - peer) + (channel_.rank() < peer ? ranks : 0) - 1;
-    found_[peer] = {0, static_cast<std::uint64_t>(sizes[own]), {}, {}};
+    found_[peer] = {0, static_cast<std::uint64_t>(sizes[own]), {}};
     for (std::size_t before = 0; before < own; ++before) found_[peer].start += static_cast<std::uint64_t>(sizes[before]);
     streams_[peer] = sizes + others_;
   }
@@ -152,34 +146,18 @@ class Exchange {
   }
 
   void copy_in_place() {
-    for_peers(channel_, [&](int peer) { push(peer); });
-    for_peers(channel_, [&](int peer) { pull(peer); });
-    channel_.round();  // from here on the pieces are their owners' again
-  }
-
-  void pull(int peer) {
-    const Entry &theirs = found_[peer], &own = offers_[peer];
-    if (theirs.place.kind == Place::Kind::nowhere) return;
-    const std::size_t first = given_part(theirs.bytes, own.room);
-    direct_.pull(peer, of(taken_, peer).data + first, theirs.place, first, theirs.bytes - first);
-  }
-
-  void push(int peer) {
-    const Entry &theirs = found_[peer], &own = offers_[peer];
-    if (own.place.kind == Place::Kind::nowhere) return;
-    direct_.push(peer, theirs.room, 0, of(given_, peer).data, given_part(own.bytes, theirs.room));
-  }
-
-  // How much of a piece its giver copies, if it can.
-  std::size_t given_part(std::size_t bytes, const Place& room) const {
-    const std::size_t ranks = others_ + 1;
-    return room.kind == Place::Kind::nowhere ? 0 : bytes / ranks * (ranks - pulled_) / page * page;
+    for_peers(channel_, [&](int peer) {
+      const Entry& theirs = found_[peer];
+      if (theirs.place.kind == Place::Kind::nowhere) return;
+      direct_.pull(peer, of(taken_, peer).data, theirs.place, 0, theirs.bytes);
+    });
+    channel_.close_round();  // from here on the pieces are their owners' again
   }
 
   shm::Channel& channel_;
   Direct direct_;
   const Pieces taken_, given_;
-  const std::size_t pulled_, others_, table_, room_;
+  const std::size_t others_, table_, room_;
   Head head_;
   PerRank<Entry> offers_, found_;         // to and from each peer
   PerRank<const std::byte*> streams_;     // the present block of each peer's
@@ -189,8 +167,8 @@ class Exchange {
 
 }  // namespace
 
-void exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled) {
-  Exchange(channel, taken, given, pulled).run();
+void exchange(shm::Channel& channel, Pieces taken, Pieces given) {
+  Exchange(channel, taken, given).run();
 }
 
 }  // namespace torsh::in_node

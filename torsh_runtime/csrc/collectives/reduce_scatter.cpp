@@ -72,7 +72,7 @@ class ReduceScatter {
       sources_[own_] = of(inputs_, own_).data + at;
       reduce_sources(at, length);
     });
-    channel_.round();  // from here on the peers may change their inputs
+    channel_.close_round();  // from here on the peers may change their inputs
     return true;
   }
 

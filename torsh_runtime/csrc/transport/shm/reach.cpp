@@ -4,31 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <random>
-#include <string>
 
 namespace torsh::shm {
 namespace {
 
 // So much at a time: what one call has looked up of the peer's pages is then still in the cache.
 constexpr std::size_t piece_bytes = 256 << 10;
-constexpr std::size_t room_bytes = 512 << 10;
-
-using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
-
-bool transfer(Transfer run, pid_t pid, const std::byte* here, std::uint64_t there, std::size_t bytes) {
-  std::size_t at = 0;
-  while (at < bytes) {
-    const std::size_t length = std::min(bytes - at, piece_bytes);
-    const iovec own{const_cast<std::byte*>(here) + at, length};
-    const iovec other{reinterpret_cast<void*>(there + at), length};
-    const ssize_t done = run(pid, &own, 1, &other, 1, 0);
-    if (done <= 0) return false;
-    at += static_cast<std::size_t>(done);
-  }
-  return true;
-}
 
 std::uint64_t random_word() {
   std::random_device source;
@@ -61,26 +43,15 @@ bool Reach::shows(const std::byte* data, std::size_t bytes) {
 bool Reach::read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes) {
   const pid_t pid = pids_[static_cast<std::size_t>(peer)];
   if (pid <= 0) return errno = EPERM, false;
-  return transfer(process_vm_readv, pid, to, from, bytes);
-}
-
-bool Reach::write(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes) {
-  const pid_t pid = pids_[static_cast<std::size_t>(peer)];
-  if (pid <= 0) return errno = EPERM, false;
-  return transfer(process_vm_writev, pid, from, to, bytes);
-}
-
-std::span<std::byte> Reach::room() {
-  if (room_.empty()) room_.resize(room_bytes / sizeof(Line));
-  return {room_.data()->bytes, room_bytes};
-}
-
-bool Reach::is_stopped(int peer) const {
-  std::ifstream file("/proc/" + std::to_string(pids_[static_cast<std::size_t>(peer)]) + "/stat");
-  std::string text;
-  std::getline(file, text);
-  const std::size_t state = text.rfind(") ") + 2;  // a process's name may hold anything
-  return state < text.size() && (text[state] == 'T' || text[state] == 't');
+  for (std::size_t at = 0; at < bytes;) {
+    const std::size_t length = std::min(bytes - at, piece_bytes);
+    const iovec own{to + at, length};
+    const iovec other{reinterpret_cast<void*>(from + at), length};
+    const ssize_t done = process_vm_readv(pid, &own, 1, &other, 1, 0);
+    if (done <= 0) return false;
+    at += static_cast<std::size_t>(done);
+  }
+  return true;
 }
 
 }  // namespace torsh::shm

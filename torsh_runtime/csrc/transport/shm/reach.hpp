@@ -1,11 +1,10 @@
-// Reading and writing the memory of the other ranks' processes: one copy where slots take two. The
-// system may forbid it, so the ranks try it when they meet.
+// Reading the memory of the other ranks' processes: one copy where slots take two. The system may
+// forbid it, so the ranks try it when they meet.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace torsh::shm {
@@ -30,23 +29,11 @@ class Reach {
   // Whether the peers can get at this memory of this process: they cannot where it is a device's.
   bool shows(const std::byte* data, std::size_t bytes);
 
-  // Copies from or to an address of the peer. False with errno set if that fails: ESRCH if its
-  // process has ended.
+  // Copies from an address of the peer. False with errno set if that fails: ESRCH if its process has
+  // ended.
   bool read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes);
-  bool write(int peer, std::uint64_t to, const std::byte* from, std::size_t bytes);
-
-  // Memory for what is read only to be used at once: of a size that stays in the processor's cache.
-  // Aligned to cache lines; the same for every call.
-  std::span<std::byte> room();
-
-  // Whether a signal has stopped the peer's process.
-  bool is_stopped(int peer) const;
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
-
   struct Shown {
     const std::byte* data = nullptr;
     std::size_t bytes = 0;
@@ -55,7 +42,6 @@ class Reach {
   const int rank_;
   const std::vector<int> pids_;
   const std::uint64_t word_;
-  std::vector<Line> room_;  // none before it is used
   std::array<Shown, 64> shown_;  // what was found to be good, by address
   bool allowed_ = false;
 };
