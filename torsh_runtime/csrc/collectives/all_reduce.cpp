@@ -90,26 +90,18 @@ class AllReduce {
     });
   }
 
-  // Without the slots, if every rank can get at all others' buffers.
+  // Without the slots, if all buffers are mapped. Fetching what is not by the system's copying takes
+  // twice as long as the slots; writing results to it takes less, but after an error a write might come
+  // when its owner uses the memory for something else.
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
     Direct direct(channel_);
-    if (!direct.reduction_pays(bytes) || !direct.meet({data, bytes}, bytes)) return false;
+    if (!direct.regions_pay(bytes) || !direct.meet({data, bytes}, bytes) || !direct.all_mapped()) return false;
     const Parts parts(count, reduce_.element(), channel_.ranks());
-    if (direct.all_mapped()) {
-      for (int peer = 0; peer < channel_.ranks(); ++peer) {
-        sources_[peer] = (peer == own_ ? data : direct.mapped(peer, direct.of(peer))) + parts.offset(own_);
-      }
-      reduce_where_they_are(parts.count(own_));
-    } else if (root_ == everyone) {
-      reduce_fetched(direct, data, parts);
-      channel_.round();
-      for_peers(channel_, [&](int peer) {
-        direct.pull(peer, data + parts.offset(peer), direct.of(peer), parts.offset(peer), parts.bytes(peer));
-      });
-    } else {
-      return false;
+    for (int peer = 0; peer < channel_.ranks(); ++peer) {
+      sources_[peer] = (peer == own_ ? data : direct.mapped(peer, direct.of(peer))) + parts.offset(own_);
     }
+    reduce_where_they_are(parts.count(own_));
     channel_.close_round();  // from here on the buffers are their owners' again
     return true;
   }
@@ -120,25 +112,6 @@ class AllReduce {
     add(root_ == everyone ? own_ : root_);
     if (root_ == everyone) for_peers(channel_, add);
     reduce_({targets_.data(), wanted}, sources_.data(), count);
-  }
-
-  // Pieces of the others' buffers come to the slot, which is this rank's own for so long. Memory that
-  // is not mapped is only ever read: after an error a write might come when its owner uses it for
-  // something else.
-  void reduce_fetched(Direct& direct, std::byte* data, const Parts& parts) {
-    channel_.next_block();
-    const std::size_t limit = share_of_slot(channel_);
-    for_blocks(parts.bytes(own_), limit, [&](std::size_t first, std::size_t length) {
-      const std::size_t at = parts.offset(own_) + first;
-      std::byte* room = channel_.slot(own_);
-      for_peers(channel_, [&](int peer) {
-        sources_[peer] = direct.fetch(peer, direct.of(peer), at, length, room);
-        room += limit;
-      });
-      std::byte* result = data + at;
-      sources_[own_] = result;
-      reduce_({&result, 1}, sources_.data(), length / reduce_.element());
-    });
   }
 
   shm::Channel& channel_;

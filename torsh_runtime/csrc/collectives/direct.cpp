@@ -15,7 +15,6 @@ namespace {
 // costs more because ranks have to take turns.
 constexpr std::size_t reach_limit = 8 << 10, crowded_reach_limit = 32 << 10;
 constexpr std::size_t region_limit = 1 << 10, crowded_region_limit = 4 << 10;
-constexpr std::size_t reduction_limit = 32 << 10;  // of the whole buffer
 
 }  // namespace
 
@@ -25,11 +24,6 @@ bool Direct::reach_pays(std::size_t bytes) const {
 
 bool Direct::regions_pay(std::size_t bytes) const {
   return !channel_.regions().empty() && bytes >= (channel_.is_roomy() ? region_limit : crowded_region_limit);
-}
-
-bool Direct::reduction_pays(std::size_t bytes) const {
-  const bool reach = channel_.reach().allowed() && channel_.is_roomy() && bytes >= reduction_limit;
-  return reach || regions_pay(bytes);
 }
 
 Place Direct::place(const Piece& buffer, std::size_t bytes) const {

@@ -25,8 +25,8 @@ class Direct {
   // Whether there may be a better way than the slots where each rank takes about `bytes` from each
   // other one.
   bool pays(std::size_t bytes) const { return reach_pays(bytes) || regions_pay(bytes); }
-  // The same for a reduction of buffers of so many bytes, which the slots do well.
-  bool reduction_pays(std::size_t bytes) const;
+  // The same if there are mapped buffers.
+  bool regions_pay(std::size_t bytes) const;
   // How the peers can get at a buffer then.
   Place place(const Piece& buffer, std::size_t bytes) const;
   // If it pays, one round, in which every rank tells where its buffer lies. True if all can be got
@@ -45,7 +45,6 @@ class Direct {
 
  private:
   bool reach_pays(std::size_t bytes) const;
-  bool regions_pay(std::size_t bytes) const;
   [[noreturn]] void lose(int peer);
 
   shm::Channel& channel_;
