@@ -179,6 +179,7 @@ def test_ranks_that_disagree_are_both_named(
     def body(backend: Backend) -> None:
         backend.barrier(LONG)
         call(backend, backend.rank == 1)
+        backend.barrier(LONG)  # who only gives does not wait, and finds out here
 
     for result in thread_world(ranks, body):
         error = result.error

@@ -6,19 +6,26 @@
 namespace torsh::in_node {
 namespace {
 
+constexpr std::size_t broadcast_block = 64 << 10;
+
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
-  const bool gives = channel.rank() == root;
-  channel.round(data.data, gives ? data.bytes : 0);
-  if (!gives) std::memcpy(data.data, channel.payload(root), data.bytes);
+  if (channel.rank() == root) return channel.tell(data.data, data.bytes);
+  channel.listen(root);
+  std::memcpy(data.data, channel.payload(root), data.bytes);
 }
 
+// In blocks so small that the root fills the next one while the others empty the last.
 void staged_broadcast(shm::Channel& channel, Piece data, int root) {
-  const bool gives = channel.rank() == root;
-  for_blocks(data.bytes, channel.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
+  const std::size_t limit = std::min(channel.tuning().block_bytes, broadcast_block);
+  for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_block();
-    if (gives) copy_shared(channel.slot(root), data.data + at, length);
-    channel.round();
-    if (!gives) copy_shared(data.data + at, channel.slot(root), length);
+    if (channel.rank() == root) {
+      copy_shared(channel.slot(root), data.data + at, length);
+      channel.tell();
+    } else {
+      channel.listen(root);
+      copy_shared(data.data + at, channel.slot(root), length);
+    }
   });
 }
 

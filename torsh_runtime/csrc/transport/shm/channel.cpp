@@ -98,14 +98,15 @@ void Channel::Operation::acquire(double timeout) {
 void Channel::begin(const Call& call, double timeout) {
   if (closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
   check_abort();
+  timeout_ = timeout;
+  deadline_ = 0;  // the clock is read when there is something to wait for
+  if (owing_) catch_up();
   segment_.area(rank_).own.call = call;
   fingerprint_ = call.fingerprint();
   op_.store(call.kind, std::memory_order_relaxed);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   segment_.area(rank_).own.sequence.store(sequence, std::memory_order_release);
   progress_->enter(sequence, call, group_, world_);
-  timeout_ = timeout;
-  deadline_ = 0;  // the clock is read when there is something to wait for
 }
 
 double Channel::deadline() {
@@ -114,16 +115,36 @@ double Channel::deadline() {
 }
 
 void Channel::round(const void* payload, std::size_t bytes) {
-  progress_->met(++round_);
   post(payload, bytes);
-  for (int step = 1; step < ranks_; ++step) {
-    const int peer = rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_;
-    if (!posted(peer) && !spin(peer)) await(peer);
-    compare(peer);
-  }
+  meet_all();
+}
+
+void Channel::tell(const void* payload, std::size_t bytes) {
+  post(payload, bytes);
+  owing_ = true;
+}
+
+void Channel::listen(int teller) {
+  post(nullptr, 0);
+  meet(teller);
+  owing_ = ranks_ > 2;
+}
+
+void Channel::catch_up() {
+  owing_ = false;
+  meet_all();
+}
+
+void Channel::meet_all() {
+  for (int step = 1; step < ranks_; ++step) meet(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
   // Ask for the next round's line now: the peers have read it, and the round after this one then
   // begins without waiting for it.
   prefetch_for_write(reinterpret_cast<const std::byte*>(&segment_.area(rank_).flags[(round_ & 1) ^ 1]));
+}
+
+void Channel::meet(int peer) {
+  if (!posted(peer) && !spin(peer)) await(peer);
+  compare(peer);
 }
 
 void Channel::close_round() {
@@ -133,6 +154,8 @@ void Channel::close_round() {
 }
 
 void Channel::post(const void* payload, std::size_t bytes) {
+  if (owing_) catch_up();
+  progress_->met(++round_);
   Flag& flag = segment_.area(rank_).flags[round_ & 1];
   flag.cpu.store(static_cast<std::uint16_t>(current_cpu() + 1), std::memory_order_relaxed);
   flag.fingerprint = fingerprint_;

@@ -90,13 +90,21 @@ class Channel {
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
   // Interrupted, after which the group is dead on all ranks.
   void round(const void* payload = nullptr, std::size_t bytes = 0);
+  // A round in which one rank tells and the others listen to it alone: it posts and goes on, they wait
+  // for it. What each of them has not waited for it waits for before it begins the next block or
+  // operation, so that nobody gets two rounds ahead.
+  void tell(const void* payload = nullptr, std::size_t bytes = 0);
+  void listen(int teller);
   // A round after which a rank may change what others read in place. Throws as well if one of them
   // failed after it had posted: then it may have changed its own already.
   void close_round();
   // What a peer posted with the round that has just ended.
   const std::byte* payload(int peer) { return segment_.area(peer).flags[round_ & 1].payload; }
 
-  void next_block() { ++block_; }
+  void next_block() {
+    if (owing_) catch_up();
+    ++block_;
+  }
   std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1); }
 
   // For waits elsewhere: throws if the group is dead or the caller interrupted.
@@ -136,6 +144,9 @@ class Channel {
  private:
   void begin(const Call& call, double timeout);
   void post(const void* payload, std::size_t bytes);
+  void meet(int peer);
+  void meet_all();
+  void catch_up();
   void await(int peer);
   bool posted(int peer);
   bool spin(int peer);
@@ -173,6 +184,7 @@ class Channel {
   int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
   double moved_ = 0;      // when this thread last moved
   std::uint32_t round_ = 0;
+  bool owing_ = false;  // whether somebody's flag of the round has not been waited for
   std::uint64_t block_ = 0;
   // This and the next are also read by abort() on another thread.
   std::atomic<std::uint64_t> sequence_{~std::uint64_t{0}};
