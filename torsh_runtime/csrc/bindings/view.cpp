@@ -71,6 +71,28 @@ const dlpack::Exchange* exchange_of(nb::handle type) {
   return usable ? exchange : nullptr;
 }
 
+// exchange_of a type, remembered for the few that come: torch.Tensor, torch.nn.Parameter.
+const dlpack::Exchange* known_exchange(PyTypeObject* type) {
+  struct Known {
+    PyTypeObject* type;
+    const dlpack::Exchange* exchange;
+  };
+  static std::array<Known, 8> known{};
+  for (Known& each : known) {
+    if (each.type == type) return each.exchange;
+    if (each.type != nullptr) continue;
+    Py_INCREF(type);  // so that no other type can come to lie there
+    each = {type, exchange_of(nb::handle(reinterpret_cast<PyObject*>(type)))};
+    return each.exchange;
+  }
+  return exchange_of(nb::handle(reinterpret_cast<PyObject*>(type)));
+}
+
+// Whether the memory holds the conjugates of the tensor's values, as torch may leave it.
+bool is_lazy(nb::handle object, const dlpack::Tensor& tensor) {
+  return tensor.code == dlpack::complex && nb::hasattr(object, "is_conj") && nb::cast<bool>(object.attr("is_conj")());
+}
+
 bool is_aligned(const void* data, DType type) {
   const std::size_t element = std::min<std::size_t>(size_of(type), 8);
   return reinterpret_cast<std::uintptr_t>(data) % element == 0;
@@ -129,14 +151,7 @@ bool View::take_buffer(PyObject* object, bool writable) {
 }
 
 bool View::take_tensor(nb::handle object) {
-  // The last type that was asked for its interface: there is one in practice.
-  static PyTypeObject* known_type = nullptr;
-  static const dlpack::Exchange* known = nullptr;
-  if (Py_TYPE(object.ptr()) != known_type) {
-    known = exchange_of(object.type());
-    known_type = Py_TYPE(object.ptr());
-    Py_INCREF(known_type);  // so that no other type can come to lie there
-  }
+  const dlpack::Exchange* known = known_exchange(Py_TYPE(object.ptr()));
   dlpack::Tensor tensor{};
   if (known == nullptr) return false;
   if (known->look(object.ptr(), &tensor) != 0) {
@@ -145,7 +160,7 @@ bool View::take_tensor(nb::handle object) {
   }
   data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   const bool direct = tensor.device_type == dlpack::on_cpu && tensor_format(tensor, dtype_) && is_contiguous(tensor) &&
-                      is_aligned(data_, dtype_);
+                      is_aligned(data_, dtype_) && !is_lazy(object, tensor);
   if (!direct) return false;
   if (!kept_.is_valid()) kept_ = nb::borrow(object);
   count_ = 1;
