@@ -82,7 +82,7 @@ class Account(NamedTuple):
 
 def be_rank(work: str, rank: int, ranks: int, address: str, count: int, timeout: float) -> None:
     """Work until it fails; standard output says when that begins, and how it ended."""
-    tr.init_process_group("native", address, rank, ranks, timeout)
+    tr.init_process_group("native", address, timeout, ranks, rank)
     array = np.zeros(count, np.float32)
     WORKS[work](rank, ranks, array)
     print("ready", flush=True)

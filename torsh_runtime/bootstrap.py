@@ -25,6 +25,7 @@ from torsh_runtime.comm.timeouts import DEFAULT_TIMEOUT, Timeout, seconds
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import (
     BackendUnavailable,
+    CommError,
     CommTimeout,
     ConfigError,
     StoreError,
@@ -53,17 +54,17 @@ _log = logging.getLogger("torsh_runtime")
 
 def init_process_group(
     backend: str | BackendType | None = None,
-    init_method: str = "env://",
-    rank: int = -1,
-    world_size: int = -1,
+    init_method: str | None = None,
     timeout: Timeout = None,
+    world_size: int = -1,
+    rank: int = -1,
 ) -> ProcessGroup:
-    """Make the default group, and return it.
+    """Make the default group, and return it. The arguments stand in torch.distributed's order.
 
     backend: "native", "nccl", "mpi", "gloo" or "single"; None is single with one rank, else
         native, or where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is
         logged under "torsh_runtime".
-    init_method: "env://" reads what torshrun set, or RANK, WORLD_SIZE, MASTER_ADDR and
+    init_method: None or "env://" reads what torshrun set, or RANK, WORLD_SIZE, MASTER_ADDR and
         MASTER_PORT set by hand; "tcp://host:port" needs rank and world_size given here. Without
         torshrun rank 0 serves the store on that address.
     timeout: seconds (or a timedelta) for each operation and for meeting the others; default 1800.
@@ -74,7 +75,7 @@ def init_process_group(
     """
     if has_default_group():
         raise ConfigError("the process group exists already: call destroy_process_group() first")
-    env = _worker_env(init_method, rank, world_size)
+    env = _worker_env(init_method or "env://", rank, world_size)
     kind = None if backend is None else backend_type(backend)
     if kind is BackendType.SINGLE and env.world_size != 1:
         raise ConfigError(f"backend 'single' is for one rank; world_size is {env.world_size}")
@@ -109,8 +110,11 @@ def _open(kind: BackendType | None, env: WorkerEnv, timeout: float) -> ProcessGr
         backend = job.make_backend(kind, job.name, env.rank, range(env.world_size), timeout)
         session = Session(env.rank, env.world_size, job.make_backend, job.seal)
         return _DefaultGroup(backend, timeout, session, job)
-    except BaseException:
-        job.close(wait_for_peers=False)
+    except ConfigError:
+        job.close(wait_for_peers=True)  # who comes later should hear of it before the store goes
+        raise
+    except BaseException as error:
+        job.close(wait_for_peers=env.rank != 0 and isinstance(error, CommError))
         raise
 
 

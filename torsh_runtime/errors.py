@@ -63,13 +63,13 @@ class PeerLost(CommError):
     """Another rank died or left the group while this one needed it.
 
     Attributes: rank (who was lost), op (what this rank was doing), sequence (which operation of
-    the group it was, counted from 1).
+    the group it was, counted from 1; 0 for messages and while the group is made).
     """
 
     def __init__(self, rank: int, op: str, sequence: int, detail: str = "") -> None:
         what = detail or "its process has ended"
         super().__init__(
-            f"rank {rank} was lost during {op} (operation {sequence} of the group): {what}. "
+            f"rank {rank} was lost during {named_operation(op, sequence)}: {what}. "
             f"Look at rank {rank}'s own output for the cause."
         )
         self.rank = rank
@@ -88,7 +88,7 @@ class CommTimeout(CommError, TimeoutError):
     ) -> None:
         ranks = ", ".join(map(str, missing)) or "none"
         super().__init__(
-            f"{op} (operation {sequence} of the group) timed out after {seconds:g} s waiting for "
+            f"{named_operation(op, sequence)} timed out after {seconds:g} s waiting for "
             f"rank(s) {ranks}{detail}. Either they never called it, or they are slow: raise the "
             f"group's timeout if they are."
         )
@@ -111,8 +111,9 @@ class CommMismatch(CommError):
     def __init__(
         self, sequence: int, rank: int, call: str, other_rank: int, other_call: str
     ) -> None:
+        where = f" in operation {sequence} of the group" if sequence else ""
         super().__init__(
-            f"ranks disagree in operation {sequence} of the group: rank {rank} called {call}, "
+            f"ranks disagree{where}: rank {rank} called {call}, "
             f"rank {other_rank} called {other_call}. Every rank must make the same calls in the "
             f"same order."
         )
@@ -121,3 +122,8 @@ class CommMismatch(CommError):
         self.call = call
         self.other_rank = other_rank
         self.other_call = other_call
+
+
+def named_operation(op: str, sequence: int) -> str:
+    """How errors name an operation; `sequence` as in PeerLost."""
+    return f"{op} (operation {sequence} of the group)" if sequence else op

@@ -36,6 +36,7 @@ NAMES = {
     "broadcast_object_list",
     "coalesce",
     "destroy_process_group",
+    "empty_shared",
     "gather",
     "gather_object",
     "get_backend",

@@ -111,7 +111,7 @@ def test_ctrl_c_ends_a_wait_and_tells_the_peers(process_world: Any) -> None:
 def test_ranks_that_never_come_are_named(process_world: Any) -> None:
     def body(rank: int) -> None:
         tr.destroy_process_group()
-        tr.init_process_group("native", free_address(), 0, 3, 0.5)
+        tr.init_process_group("native", free_address(), 0.5, 3, 0)
 
     error = process_world(1, body)[0].error
     assert error.kind == "CommTimeout"
@@ -125,11 +125,11 @@ def test_groups_made_again_and_again_leave_nothing(process_world: Any) -> None:
         tr.destroy_process_group()
         before = held()
         for turn in range(30):
-            tr.init_process_group("native", addresses[turn % 2], rank, 2, 20.0)
+            tr.init_process_group("native", addresses[turn % 2], 20.0, 2, rank)
             tr.all_reduce(np.ones(10))
             tr.destroy_process_group()
         left = held() - before
-        tr.init_process_group("native", addresses[2], rank, 2, 20.0)
+        tr.init_process_group("native", addresses[2], 20.0, 2, rank)
         return left
 
     assert process_world(2, body, 20.0) == [set(), set()]

@@ -63,13 +63,16 @@ def abort(group: ProcessGroup) -> None:
 
 
 def abort_messages(group: ProcessGroup) -> None:
-    right = (group.rank + 1) % group.world_size
-    with pytest.raises(tr.CommAborted):  # a peer may be quicker
-        work = group.recv(np.zeros(5), None, async_op=True)
-        group.send(np.zeros(100_000), right, 7, async_op=True)
-        if group.rank == 1:
-            group.abort()
-        work.wait()
+    with pytest.raises(tr.CommAborted):  # from any of them: a peer may be quicker
+        send_and_abort(group)
+
+
+def send_and_abort(group: ProcessGroup) -> None:
+    work = group.recv(np.zeros(5), None, async_op=True)
+    group.send(np.zeros(100_000), (group.rank + 1) % group.world_size, 7, async_op=True)
+    if group.rank == 1:
+        group.abort()
+    work.wait()
 
 
 def abandon(group: ProcessGroup) -> None:
@@ -114,7 +117,7 @@ BREAKS_OF_PARTS: list[Break] = [*BREAKS, abandon, leave]
 
 
 def one_round(address: str, rank: int, ranks: int, choose: random.Random) -> None:
-    tr.init_process_group("native", address, rank, ranks, PATIENCE)
+    tr.init_process_group("native", address, PATIENCE, ranks, rank)
     late = tr.new_group(timeout=BRIEFLY) if choose.random() < 0.1 else None
     if late is not None:
         be_late(late)
@@ -143,7 +146,7 @@ def make_and_break(rank: int, ranks: int, addresses: list[str], rounds: int) -> 
             half = private_bytes()
     grown = private_bytes() - half
     left = held() - before
-    tr.init_process_group("native", addresses[0], rank, ranks, PATIENCE)
+    tr.init_process_group("native", addresses[0], PATIENCE, ranks, rank)
     return left, grown
 
 

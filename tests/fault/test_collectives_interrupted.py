@@ -1,4 +1,4 @@
-"""Signals, forks, threads and strangers in the midst of collectives, in a node and between nodes."""
+"""Signals, forks, threads and strangers in the midst of collectives, in and between nodes."""
 
 from __future__ import annotations
 
@@ -383,9 +383,9 @@ def test_a_lack_of_memory_is_a_clear_error(limit: int) -> None:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(limit, (used + (1 << 20), resource.RLIM_INFINITY))
         with pytest.raises((tr.BackendUnavailable, tr.CommError)) as caught:
-            tr.init_process_group("native", addresses[0], rank, 2, LATE)
+            tr.init_process_group("native", addresses[0], LATE, 2, rank)
         resource.setrlimit(limit, (resource.RLIM_INFINITY,) * 2)
-        tr.init_process_group("native", addresses[1], rank, 2, PATIENCE)
+        tr.init_process_group("native", addresses[1], PATIENCE, 2, rank)
         tr.barrier()
         return str(caught.value)
 

@@ -254,7 +254,7 @@ def test_a_sub_group_outlives_no_default_group(process_world: World) -> None:
         tr.destroy_process_group()
         with pytest.raises(tr.CommAborted):
             tr.barrier(first)
-        tr.init_process_group("native", address, rank, 2, 20.0)
+        tr.init_process_group("native", address, 20.0, 2, rank)
         second = tr.new_group()
         array = np.ones(1)
         tr.all_reduce(array, group=second)
@@ -361,7 +361,7 @@ def test_several_ranks_are_native_and_the_reason_is_logged(
         assert default_group().backend == "native"
         logging.basicConfig(level=logging.INFO, force=True)
         tr.destroy_process_group()
-        tr.init_process_group(None, address, rank, 2, 20.0)
+        tr.init_process_group(None, address, 20.0, 2, rank)
         return tr.get_backend()
 
     assert process_world(2, body, 30.0) == ["native", "native"]

@@ -21,7 +21,7 @@ from support.processes import soon
 from torsh_runtime.backends import links, talks
 from torsh_runtime.backends.links import ANSWER, GREETING, Doors, Keys, connect_all
 from torsh_runtime.backends.network import Network
-from torsh_runtime.backends.place import Place
+from torsh_runtime.backends.place import Place, Terms
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
@@ -182,7 +182,7 @@ def test_a_rank_that_is_killed_on_the_way_is_named(store: HostedStore) -> None:
     """It has come, and its node's first rank waits for it to fetch the segment."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with StoreClient.connect(store.endpoint, SECRET, GUARD) as client:
-        place = replace(Place.here("nobody", b""), pid=child.pid)
+        place = replace(Place.here("nobody", b"", Terms()), pid=child.pid)
         client.put("group/member/1", place.pack())
         first = start([], 0, 2, store.endpoint)
         soon(lambda: client.get("group/member/0") is not None, GUARD)

@@ -60,6 +60,16 @@ def test_a_killed_rank_ends_the_step_of_the_others_with_its_name(culprit: int) -
             assert f"rank {culprit} was lost during all_reduce" in result.text
 
 
+def test_a_killed_rank_ends_a_step_whose_operations_overlap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)  # as on two nodes
+    first, _ = run_ranks(2, lambda rank: train(rank, lambda r: killed(r) if r == 1 else None))
+    assert first.kind in ("RuntimeError", "PeerLost")
+    assert "rank 1 was lost during all_reduce" in first.text
+
+
 def test_a_lost_rank_fails_the_futures_of_an_asynchronous_operation() -> None:
     def body(rank: int) -> str:
         import torch

@@ -50,6 +50,18 @@ def test_two_ranks_get_the_same_bits_as_on_gloo(name: str) -> None:
             assert torch.equal(value, theirs[key]), key
 
 
+@pytest.mark.parametrize("name", ["ddp", "ddp_views", "ddp_hook"])
+def test_operations_that_overlap_with_the_backward_pass_change_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = train(name, 2)
+    for variable, value in {"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(variable, value)  # as on two nodes
+    for mine, other in zip(train(name, 2), alone, strict=True):
+        for key, tensor in mine.items():
+            assert tensor.equal(other[key]), key
+
+
 @pytest.mark.parametrize("name", ["ddp", "hybrid", "tensor_parallel"])
 def test_four_ranks_train_as_on_gloo(name: str) -> None:
     import torch

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from torsh_runtime.backends.meeting import Meeting, meet
 from torsh_runtime.backends.network import Network
+from torsh_runtime.backends.place import Terms
 from torsh_runtime.errors import TorshError
 from torsh_runtime.store.base import Entry
 from torsh_runtime.store.client import StoreClient
@@ -27,9 +28,6 @@ class Stopping:
     def __init__(self, store: StoreClient) -> None:
         self._store = store
         self.endpoint = store.endpoint
-
-    def scoped(self, prefix: str) -> Stopping:
-        return Stopping(self._store.scoped(prefix))
 
     def put(self, key: str, value: bytes) -> object:
         if key.startswith("link/") and os.environ.get("MEETING_STOPS"):
@@ -54,6 +52,7 @@ def main(rank: int, ranks: int, endpoint: str, timeout: float) -> dict[str, obje
                 timeout,
                 segment_bytes=lambda local: 4096 * local,
                 network=network,
+                terms=Terms(),
                 name="test",
             ) as meeting:
                 found = account(meeting)

@@ -29,6 +29,7 @@ World = Callable[[Callable[[int], Any], Callable[[list[int]], None]], list[Any]]
 class Verdict(NamedTuple):
     """How work in a group ended. Ranks are those of the default group."""
 
+    members: tuple[int, ...]
     kind: str
     culprits: tuple[int, ...]
     """Whom it blames."""
@@ -111,8 +112,8 @@ def in_two_groups_at_once(seed: int, begin: Callable[[], None]) -> list[Verdict]
 
 
 def in_sub_groups(seed: int, begin: Callable[[], None]) -> list[Verdict]:
-    """Now in sub-groups of every second rank, as far as there is one, and now all together, where
-    the members of a sub-group that has failed go on.
+    """Now in sub-groups of every second rank, and now all together, where the members of a
+    sub-group that has failed go on. Who has seen the whole fail leaves its sub-group.
     """
     choose, part = random.Random(seed), tr.split(tr.get_rank() % 2)
     assert part is not None
@@ -127,6 +128,7 @@ def in_sub_groups(seed: int, begin: Callable[[], None]) -> list[Verdict]:
             except BaseException as error:
                 found.append(_judged(group, error))
                 if group is not part:
+                    part.close()
                     return found
 
 
@@ -163,4 +165,5 @@ def _judged(group: ProcessGroup, error: BaseException) -> Verdict:
         case _:
             culprits = []
     text = "".join(traceback.format_exception(error))
-    return Verdict(type(error).__name__, tuple(map(group.global_rank, culprits)), text)
+    blamed = tuple(map(group.global_rank, culprits))
+    return Verdict(tuple(group.ranks), type(error).__name__, blamed, text)

@@ -6,8 +6,11 @@ import gc
 import os
 import pickle
 import secrets
+import select
+import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing
@@ -21,6 +24,8 @@ from torsh_runtime.store.hosted import HostedStore
 
 PATIENCE = 120.0
 """Seconds after which a test that hangs is given up."""
+_HANGS = 600.0
+"""Seconds after which a rank that is a process is killed; whole suites run in some."""
 
 
 class Raised(NamedTuple):
@@ -49,12 +54,14 @@ def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
             results[rank] = Raised(error)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), "a rank hangs"
-    hosted.close()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "a rank hangs"
+    finally:
+        hosted.close()
     gc.collect(1)  # errors that a body caught make cycles, and groups in them hold descriptors
     return results
 
@@ -94,7 +101,7 @@ def _be_rank(
     rank: int, ranks: int, body: Callable[[int], Any], address: str, timeout: float, writer: int
 ) -> None:
     try:
-        tr.init_process_group("native", address, rank, ranks, timeout)
+        tr.init_process_group("native", address, timeout, ranks, rank)
         result = body(rank)
         tr.destroy_process_group()
     except BaseException as error:
@@ -114,7 +121,16 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def _result(reader: int, child: int) -> Any:
-    with os.fdopen(reader, "rb") as pipe:
-        data = pipe.read()
+    deadline = time.monotonic() + _HANGS
+    data = b""
+    with os.fdopen(reader, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+            piece = pipe.read(1 << 16)
+            if not piece:
+                break
+            data += piece
+        else:
+            os.kill(child, signal.SIGKILL)
+            data = pickle.dumps(Raised(_portable(TimeoutError(f"it hung for {_HANGS:g} s"))))
     os.waitpid(child, 0)
     return pickle.loads(data) if data else None  # noqa: S301  (our own child)

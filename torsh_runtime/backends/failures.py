@@ -7,7 +7,14 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from torsh_runtime.errors import CommAborted, CommError, CommMismatch, CommTimeout, PeerLost
+from torsh_runtime.errors import (
+    CommAborted,
+    CommError,
+    CommMismatch,
+    CommTimeout,
+    PeerLost,
+    named_operation,
+)
 from torsh_runtime.status import DTYPES, OPERATIONS, REDUCTIONS
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -52,7 +59,9 @@ def comm_error(
     other: tuple[Any, ...],
 ) -> CommError:
     """The error for a Failure. `processes`: pids of the ranks of this node, by rank."""
-    op = OPERATIONS[operation] if sequence else "init_process_group"
+    op = OPERATIONS[operation]
+    if op == "barrier" and not sequence:  # the ranks' first meeting; messages have no sequence
+        op = "init_process_group"
     match kind:
         case Kind.PEER_LOST:
             return PeerLost(rank, op, sequence)
@@ -64,8 +73,8 @@ def comm_error(
             return CommMismatch(sequence, reporter, _call(own), rank, _call(other))
         case Kind.ABORTED:
             return CommAborted(
-                f"rank {rank} aborted the group during {op} (operation {sequence}). Destroy the "
-                f"process group and make a new one."
+                f"rank {rank} aborted the group during {named_operation(op, sequence)}. Destroy "
+                f"the process group and make a new one."
             )
         case _:
             return CommAborted(_REFUSALS[Kind(kind)].format(seconds=seconds))

@@ -23,7 +23,7 @@ import msgpack
 from torsh_runtime.backends import links, segment
 from torsh_runtime.backends.links import Contact, Doors, Keys
 from torsh_runtime.backends.network import Network, is_loopback
-from torsh_runtime.backends.place import Place, layout
+from torsh_runtime.backends.place import Place, Terms, check_terms, layout
 from torsh_runtime.errors import CommError, CommTimeout, PeerLost, StoreError, StoreTimeout
 from torsh_runtime.store.base import Entry
 
@@ -37,7 +37,6 @@ class Store(Protocol):
     def put(self, key: str, value: bytes) -> object: ...
     def get(self, key: str) -> Entry | None: ...
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]: ...
-    def scoped(self, prefix: str) -> Store: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +86,26 @@ def meet(
     *,
     segment_bytes: Callable[[int], int],
     network: Network,
+    terms: Terms,
     name: str = "",
 ) -> Meeting:
     """Meet the group's other ranks through the store, whose keys must be fresh, and link up.
 
     segment_bytes: how many bytes so many ranks of a node share; the same on all of them.
+    terms: this rank's, to be compared with the others'.
     name: the group's; links of groups of different names do not mix.
 
     Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
-    CommError with the words of a rank that gave up, ConfigError for what this machine lacks.
+    CommError with the words of a rank that gave up, ConfigError for what this machine lacks and
+    for terms that differ.
     """
     board = _Board(store, rank, timeout)
     try:
         with ExitStack() as holding, segment.Offer() as offer:
-            own = Place.here(offer.name, offer.token)
+            own = Place.here(offer.name, offer.token, terms)
             members = board.exchange("member", own.pack(), range(world_size))
             places = {peer: Place.unpack(peer, data) for peer, data in members.items()}
+            check_terms(places)
             nodes = layout(places)
             local = {peer: places[peer] for node in nodes if rank in node for peer in node}
             memory = segment.share(offer, rank, local, segment_bytes(len(local)), board.remaining())

@@ -7,8 +7,9 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,22 +19,15 @@ from torsh_runtime.arrays import stage
 from torsh_runtime.backends.base import Backend, BackendType, Reduce
 from torsh_runtime.backends.failures import comm_error
 from torsh_runtime.backends.library import _native
-from torsh_runtime.backends.meeting import Meeting, Store, meet
-from torsh_runtime.backends.network import Network
-from torsh_runtime.backends.shared import PAGE, map_shared
-from torsh_runtime.backends.tuning import TuningFile, read_tuning
-from torsh_runtime.backends.work import COMPLETED, CompletedWork, Work
+from torsh_runtime.backends.meeting import Meeting, Store, give_up, meet
+from torsh_runtime.backends.settings import STRATEGIES, Settings
+from torsh_runtime.backends.shared import Sharing
+from torsh_runtime.backends.work import COMPLETED, CompletedWork, Work, in_seconds
 from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, ConfigError
 from torsh_runtime.status import DTYPES, own_page
 
 _BFLOAT16 = DTYPES.index("bfloat16")
 _TAGS = (1 << 64) - 1
-
-HEARTBEAT_VARIABLE = "TORSH_HEARTBEAT"
-_DEFAULT_HEARTBEAT = 10.0
-STRATEGY_VARIABLE = "TORSH_ALGORITHM"
-STRATEGIES = ("adaptive", "standard", "ring", "tree", "hierarchical")
-"""The first is the default."""
 
 
 class NativeBackend(Backend):
@@ -42,14 +36,13 @@ class NativeBackend(Backend):
     type: ClassVar[BackendType] = BackendType.NATIVE
 
     def __init__(
-        self, group: _native.Group, rank: int, local: Sequence[int], world_size: int, store: Store
+        self, group: _native.Group, rank: int, local: Sequence[int], world_size: int
     ) -> None:
-        """`local`: the ranks of this rank's node; the store's keys are the group's own."""
+        """`local`: the ranks of this rank's node."""
         self._group = group
         self._rank = rank
         self._local = local
         self._world_size = world_size
-        self._store = store
         self._shared: list[mmap.mmap] = []
 
     @classmethod
@@ -60,23 +53,25 @@ class NativeBackend(Backend):
 
         name: the group's, the same on all its ranks and different from other groups' of the job.
         Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
-        ConfigError for an environment or tuning file that is wrong, BackendUnavailable when the
-        system refuses what a group needs.
+        ConfigError for an environment or tuning file that is wrong or differs from rank to rank,
+        BackendUnavailable when the system refuses what a group needs.
         """
         deadline = time.monotonic() + timeout
-        tuning = read_tuning()
+        settings = _settings(store, rank)
+        tuning = settings.tuning.tuning
         with meet(
             store,
             rank,
             world_size,
             timeout,
-            segment_bytes=lambda ranks: _native.segment_bytes(ranks, tuning.tuning(ranks)),
-            network=Network.from_environ(os.environ),
+            segment_bytes=lambda ranks: _native.segment_bytes(ranks, tuning(ranks)),
+            network=settings.network,
+            terms=settings.terms,
             name=name,
         ) as meeting:
             local = next(node for node in meeting.nodes if rank in node)
-            group = _group(meeting, local, world_size, tuning, name)
-        backend = cls(group, rank, local, world_size, store)
+            group = _group(meeting, local, world_size, settings, name)
+        backend = cls(group, rank, local, world_size)
         group.meet(max(deadline - time.monotonic(), 0.001))
         return backend
 
@@ -181,13 +176,17 @@ class NativeBackend(Backend):
         return _work(self._group.barrier(timeout, async_op))
 
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
-        stride = -(-max(num_bytes, 1) // PAGE) * PAGE
-        store = self._store.scoped(f"shared/{len(self._shared)}/")
-        memory = map_shared(store, self._rank, self._local, stride, timeout)
-        self._group.add_region(memory, stride, num_bytes, timeout)
+        sharing = Sharing(self, self._local, num_bytes, timeout)
+        try:
+            memory = sharing.map()
+        except (BackendUnavailable, CommError, ConfigError):
+            raise  # and on all ranks
+        except BaseException:
+            self.abort()  # the others wait
+            raise
+        self._group.add_region(memory, sharing.stride, num_bytes, sharing.remaining())
         self._shared.append(memory)
-        start = list(self._local).index(self._rank) * stride
-        return memoryview(memory)[start : start + num_bytes]
+        return memoryview(memory)[sharing.start : sharing.start + num_bytes]
 
     def abort(self) -> None:
         self._group.abort()
@@ -203,11 +202,12 @@ class NativeWork(Work):
     def __init__(self, pending: _native.Pending) -> None:
         self._pending = pending
 
-    def wait(self, timeout: float | None = None) -> bool:
-        if not self._pending.wait(timeout):
-            assert timeout is not None
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        seconds = in_seconds(timeout)
+        if not self._pending.wait(seconds):
+            assert seconds is not None
             raise CommTimeout(
-                "Work.wait", 0, timeout, (), "; the operation is still under way, wait again"
+                "Work.wait", 0, seconds, (), "; the operation is still under way, wait again"
             )
         return True
 
@@ -249,8 +249,17 @@ def stage_native(array: object, writable: bool) -> tuple[Any, Callable[[], None]
     return copy, finish
 
 
+def _settings(store: Store, rank: int) -> Settings:
+    """This process's; the others are told if there is something wrong with them."""
+    try:
+        return Settings.from_environ(os.environ)
+    except ConfigError as error:
+        give_up(store, rank, error)
+        raise
+
+
 def _group(
-    meeting: Meeting, local: Sequence[int], world_size: int, tuning: TuningFile, name: str
+    meeting: Meeting, local: Sequence[int], world_size: int, settings: Settings, name: str
 ) -> _native.Group:
     number = zlib.crc32(name.encode()) & 0x7FFFFFFF
     page = own_page()
@@ -260,13 +269,13 @@ def _group(
             rank=meeting.rank,
             nodes=meeting.nodes,
             segment=meeting.segment,
-            tuning=tuning.tuning(len(local)),
+            tuning=settings.tuning.tuning(len(local)),
             pids=meeting.pids,
             neighbours=meeting.neighbours,
             links=[links.get(peer, ()) for peer in range(world_size)],
-            heartbeat=_heartbeat(os.environ),
-            strategy=_strategy(os.environ),
-            limits=tuning.limits(),
+            heartbeat=settings.heartbeat,
+            strategy=STRATEGIES.index(settings.strategy),
+            limits=settings.tuning.limits(),
             record=page.next_record(number) if page is not None else None,
             number=number,
             stage=stage_native,
@@ -276,26 +285,6 @@ def _group(
         raise BackendUnavailable(
             f"the native backend on rank {meeting.rank}", f"The system refused: {error}"
         ) from error
-
-
-def _heartbeat(environ: Mapping[str, str]) -> float:
-    """Seconds after which a silent node counts as lost."""
-    text = environ.get(HEARTBEAT_VARIABLE, str(_DEFAULT_HEARTBEAT))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= 3600:
-        raise ConfigError(f"{HEARTBEAT_VARIABLE}={text!r} is no number of seconds from 1 to 3600")
-    return seconds
-
-
-def _strategy(environ: Mapping[str, str]) -> int:
-    """Which algorithms groups of several nodes use, as a number of across::Strategy."""
-    name = environ.get(STRATEGY_VARIABLE, STRATEGIES[0])
-    if name not in STRATEGIES:
-        raise ConfigError(f"{STRATEGY_VARIABLE}={name!r} is none of {', '.join(STRATEGIES)}")
-    return STRATEGIES.index(name)
 
 
 def _work(pending: _native.Pending | None) -> Work:

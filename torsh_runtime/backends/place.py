@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import msgpack
 
-from torsh_runtime.errors import CommError
+from torsh_runtime.errors import CommError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Settings that ranks must have in common, by name."""
+
+    everywhere: Mapping[str, int | str] = field(default_factory=dict)
+    """Those of all ranks."""
+    in_node: Mapping[str, int | str] = field(default_factory=dict)
+    """Those of the ranks of a node."""
 
 
 class Node(NamedTuple):
@@ -43,9 +53,10 @@ class Place:
     """Name of the abstract socket where it would hand out the node's segment."""
     token: bytes
     """What has to be shown there."""
+    terms: Terms
 
     @classmethod
-    def here(cls, offer: str, token: bytes) -> Place:
+    def here(cls, offer: str, token: bytes, terms: Terms) -> Place:
         """This process's."""
         return cls(
             pid=os.getpid(),
@@ -55,6 +66,7 @@ class Place:
             host=socket.gethostname(),
             offer=offer,
             token=token,
+            terms=terms,
         )
 
     @property
@@ -70,8 +82,9 @@ class Place:
     def unpack(cls, rank: int, data: bytes) -> Place:
         """The counterpart of pack. CommError if rank wrote something else."""
         try:
-            return cls(**msgpack.unpackb(data))
-        except (TypeError, ValueError, msgpack.UnpackException):
+            facts = msgpack.unpackb(data)
+            return cls(**{**facts, "terms": Terms(**facts["terms"])})
+        except (TypeError, ValueError, KeyError, msgpack.UnpackException):
             raise CommError(
                 f"rank {rank} introduced itself with words that this rank does not understand. "
                 f"Install the same version of torsh_runtime on all nodes."
@@ -84,3 +97,29 @@ def layout(places: Mapping[int, Place]) -> list[list[int]]:
     for rank, place in sorted(places.items(), key=itemgetter(0)):
         nodes.setdefault(place.node, []).append(rank)
     return list(nodes.values())
+
+
+def check_terms(places: Mapping[int, Place]) -> None:
+    """ConfigError, the same on all ranks, naming two that do not have the same settings."""
+    firsts: dict[Node, int] = {}
+    for rank, place in sorted(places.items(), key=itemgetter(0)):
+        first, of_node = min(places), firsts.setdefault(place.node, rank)
+        _compare(first, places[first].terms.everywhere, rank, place.terms.everywhere)
+        _compare(of_node, places[of_node].terms.in_node, rank, place.terms.in_node)
+
+
+def _compare(
+    first: int, ones: Mapping[str, int | str], second: int, others: Mapping[str, int | str]
+) -> None:
+    differing = [name for name in {**ones, **others} if ones.get(name) != others.get(name)]
+    if not differing:
+        return
+    accounts = "; ".join(
+        f"{name} is {ones.get(name, 'not given')} on rank {first} and "
+        f"{others.get(name, 'not given')} on rank {second}"
+        for name in differing
+    )
+    raise ConfigError(
+        f"ranks {first} and {second} have different settings: {accounts}. Give all ranks the same "
+        f"environment and the same tuning file."
+    )

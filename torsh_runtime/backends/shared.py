@@ -5,48 +5,129 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import struct
+import time
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+import msgpack
+import numpy as np
 
 from torsh_runtime.backends import segment
-from torsh_runtime.backends.meeting import Store
-from torsh_runtime.backends.place import Place
-from torsh_runtime.errors import BackendUnavailable, CommTimeout, StoreTimeout
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.place import Place, Terms
+from torsh_runtime.errors import BackendUnavailable, CommError, ConfigError
 
-PAGE = mmap.PAGESIZE
+_PAGE = mmap.PAGESIZE
+_LENGTH = struct.Struct("H")
+_CARD_BYTES = 1024
+"""What a rank tells the others, padded: all say as much."""
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
-def map_shared(
-    store: Store, rank: int, ranks: Sequence[int], stride: int, timeout: float
-) -> mmap.mmap:
-    """`stride` bytes for each of the ranks, which are those of this rank's node, in their order.
+class _State(IntEnum):
+    """How far a rank has come; the worst is to blame."""
 
-    This rank's own part is touched here first, so that it lies on this rank's NUMA node. The
-    store's keys must be fresh. Raises CommTimeout naming the ranks that did not come within
-    `timeout` seconds, BackendUnavailable without enough memory.
-    """
-    with segment.Offer() as offer:
-        places = _exchange(store, rank, ranks, Place.here(offer.name, offer.token), timeout)
-        descriptor = segment.share(offer, rank, places, stride * len(ranks), timeout)
-    try:
-        memory = mmap.mmap(descriptor, stride * len(ranks))
-    finally:
-        os.close(descriptor)
-    _populate(memory, list(ranks).index(rank) * stride, stride)
-    return memory
+    READY = 0
+    MISSED = 1
+    """Another rank could not hand it the memory."""
+    REFUSED = 2
+    """The system did not give it the memory."""
 
 
-def _exchange(
-    store: Store, rank: int, ranks: Sequence[int], own: Place, timeout: float
-) -> Mapping[int, Place]:
-    keys = {f"place/{peer}": peer for peer in ranks}
-    store.put(f"place/{rank}", own.pack())
-    try:
-        found = store.wait(list(keys), timeout)
-    except StoreTimeout:
-        missing = [peer for key, peer in keys.items() if store.get(key) is None]
-        raise CommTimeout("empty_shared", 0, timeout, missing) from None
-    return {peer: Place.unpack(peer, found[key].value) for key, peer in keys.items()}
+class Sharing:
+    """One agreement of a group's ranks on memory, which takes collectives of the group."""
+
+    def __init__(
+        self, backend: Backend, local: Sequence[int], num_bytes: int, timeout: float
+    ) -> None:
+        """`local`: the ranks of this rank's node, ascending, which get `num_bytes` bytes each;
+        all that this does takes at most `timeout` seconds.
+        """
+        self._backend = backend
+        self._local = local
+        self._num_bytes = num_bytes
+        self._deadline = time.monotonic() + timeout
+        self.stride = -(-max(num_bytes, 1) // _PAGE) * _PAGE
+        """Bytes from one rank's memory to the next one's."""
+        self.start = list(local).index(backend.rank) * self.stride
+        """Where this rank's begins."""
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, more than 0."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def map(self) -> mmap.mmap:
+        """`stride` bytes for each of the node's ranks, in their order.
+
+        This rank's own part is touched here first, so that it lies on this rank's NUMA node.
+        Raises on all ranks of the group, if on any: CommError, BackendUnavailable naming ranks
+        without enough memory, ConfigError if they do not want the same number of bytes.
+        """
+        try:
+            with segment.Offer() as offer:
+                memory = self._get(offer, self._meet(offer))
+        except BackendUnavailable:
+            self._tell(_State.REFUSED)
+            raise
+        except CommError:
+            self._tell(_State.MISSED)
+            raise
+        self._tell(_State.READY)
+        return memory
+
+    def _meet(self, offer: segment.Offer) -> Mapping[int, Place]:
+        own = Place.here(offer.name, offer.token, Terms())
+        card = msgpack.packb([self._num_bytes, own.pack()])
+        told = [
+            msgpack.unpackb(each[_LENGTH.size :][: _LENGTH.unpack_from(each)[0]])
+            for each in self._gather((_LENGTH.pack(len(card)) + card).ljust(_CARD_BYTES, b"\0"))
+        ]
+        for rank, (num_bytes, _) in enumerate(told):
+            if num_bytes != told[0][0]:
+                raise ConfigError(
+                    f"rank {rank} asked for {num_bytes} bytes of shared memory and rank 0 for "
+                    f"{told[0][0]}: all ranks of a group must ask for as many at the same time"
+                )
+        return {rank: Place.unpack(rank, told[rank][1]) for rank in self._local}
+
+    def _get(self, offer: segment.Offer, places: Mapping[int, Place]) -> mmap.mmap:
+        total = self.stride * len(self._local)
+        if total > os.sysconf("SC_PHYS_PAGES") * _PAGE:  # or the kernel would kill for it
+            raise _refused(total, "this machine does not have so much memory")
+        try:
+            descriptor = segment.share(offer, self._backend.rank, places, total, self.remaining())
+            try:
+                memory = mmap.mmap(descriptor, total)
+            finally:
+                os.close(descriptor)
+            _populate(memory, self.start, self.stride)
+        except CommError:
+            raise
+        except (OSError, ValueError) as error:
+            raise _refused(total, str(error)) from error
+        return memory
+
+    def _tell(self, own: _State) -> None:
+        """Tell the others how far this rank has come; return unless one of them is worse off."""
+        states = [said[0] for said in self._gather(bytes([own]))]
+        worst = max(states)
+        if worst > own:
+            ranks = ", ".join(str(rank) for rank, state in enumerate(states) if state == worst)
+            raise BackendUnavailable(
+                f"shared memory of {self._num_bytes} bytes on rank(s) {ranks}",
+                "Their own errors say why.",
+            )
+
+    def _gather(self, own: bytes) -> list[bytes]:
+        """What each rank of the group has to say: equally many bytes."""
+        said = np.empty(len(own) * self._backend.world_size, np.uint8)
+        self._backend.all_gather(said, np.frombuffer(own, np.uint8), self.remaining())
+        return [bytes(part) for part in np.split(said, self._backend.world_size)]
+
+
+def _refused(num_bytes: int, why: str) -> BackendUnavailable:
+    return BackendUnavailable(f"shared memory of {num_bytes} bytes", f"The system refused: {why}.")
 
 
 def _populate(memory: mmap.mmap, start: int, length: int) -> None:
@@ -55,8 +136,6 @@ def _populate(memory: mmap.mmap, start: int, length: int) -> None:
         memory.madvise(_MADV_POPULATE_WRITE, start, length)
     except OSError as error:
         if error.errno != errno.EINVAL:
-            raise BackendUnavailable(
-                f"shared memory of {length} bytes", f"The system refused: {error}"
-            ) from None
-        for at in range(start, start + length, PAGE):
+            raise
+        for at in range(start, start + length, _PAGE):
             memory[at] = 0

@@ -10,10 +10,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from datetime import timedelta
 from typing import Protocol
 
 from torsh_runtime.backends.news import Call, Cause
-from torsh_runtime.backends.work import Work
+from torsh_runtime.backends.work import Work, in_seconds
 from torsh_runtime.errors import CommError, CommTimeout
 
 _REST = 0.02
@@ -81,9 +82,10 @@ class StepWork(Work):
         self._source: int | None = None
         self._callbacks: list[Callable[[Work], None]] = []
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         began = time.monotonic()
-        limit = math.inf if timeout is None else began + timeout
+        seconds = in_seconds(timeout)
+        limit = math.inf if seconds is None else began + seconds
         while not self.done():
             now = time.monotonic()
             if now >= limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torsh_runtime.backends.device import Operand
@@ -61,7 +62,7 @@ class StreamWork(StepWork):
     of a barrier, the processor. Callbacks are called by the thread that watches.
     """
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         if timeout is not None or self.call.op == "barrier":
             return super().wait(timeout)
         with self._lock:

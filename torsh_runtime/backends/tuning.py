@@ -6,14 +6,15 @@ The file is JSON:
     {"version": 1, "shm": {"2": {"whole_limit": 4096, ...}, ...}, "tcp": {"tree": 65536, ...}}
 
 Under "shm" stand the numbers of ranks in a node for which it was measured; others take the nearest
-lower one. All values are bytes. It is named by TORSH_TUNING, or ~/.config/torsh/tuning.json. All
-ranks of a job must read the same values.
+lower one. All values are bytes. It is named by TORSH_TUNING, or ~/.config/torsh/tuning.json.
+
+Ranks of a job must read the same values: "tcp" all of them, "shm" those of a node. With different
+ones the ranks would take different steps; they compare them when they meet.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,19 @@ _DEFAULT_PATH = "~/.config/torsh/tuning.json"
 _VERSION = 1
 _PAGE = 4096
 _LINE = 64
+_WHOLE_LIMITS = (1 << 10, 4 << 10)
+"""Bytes up to which every rank reduces everything: of two ranks, and of more. Measured with a CPU
+per rank, where a round is cheap, and with two ranks per CPU, where it is not."""
+_LEAST_SHARE = 2 * _LINE
+"""Bytes that a block must have for each rank of the node, which works on its own part."""
 _BLOCKS_BYTES = 1 << 20
 """Bytes of all ranks' blocks together: what passes through the slots at a time should stay in
 the processors' own caches. Measured with blocks of 128 KiB to 4 MiB, 2 and 4 ranks."""
 _BLOCK_LIMITS = (64 << 10, 512 << 10)
 """The least and the most bytes of one rank's block."""
 _LARGEST = 64 << 20
+_LEAST_LIMITS = {"leader": 0, "tree": 0, "segment": _PAGE, "block": _PAGE}
+"""Bytes, of the values between nodes."""
 
 
 class TuningFile:
@@ -68,13 +76,15 @@ class TuningFile:
     def tuning(self, ranks: int) -> _native.Tuning:
         """For so many ranks of one node."""
         tuning = _native.Tuning()
+        tuning.whole_limit = _WHOLE_LIMITS[ranks > 2]
         tuning.block_bytes = _default_block(ranks)
         measured = max((known for known in self._shm if known <= ranks), default=None)
         _apply(tuning, self._shm.get(measured, {}) if measured is not None else {})
-        if tuning.block_bytes % _PAGE or tuning.whole_limit > tuning.block_bytes:
+        least = max(_least_block(ranks), tuning.whole_limit)
+        if tuning.block_bytes % _PAGE or tuning.block_bytes < least:
             raise ConfigError(
-                f"tuning: block_bytes ({tuning.block_bytes}) must be a multiple of {_PAGE} and at "
-                f"least whole_limit ({tuning.whole_limit})"
+                f"tuning: block_bytes ({tuning.block_bytes}) must be a multiple of {_PAGE} and, "
+                f"with {ranks} ranks and a whole_limit of {tuning.whole_limit}, at least {least}"
             )
         return tuning
 
@@ -82,8 +92,7 @@ class TuningFile:
         """Between nodes."""
         limits = _native.Limits()
         _apply(limits, self._tcp)
-        least = {"leader": 0, "tree": 0, "segment": _PAGE, "block": _PAGE}
-        for name, smallest in least.items():
+        for name, smallest in _LEAST_LIMITS.items():
             value = getattr(limits, name)
             if value % _LINE or value < smallest:
                 raise ConfigError(
@@ -92,15 +101,28 @@ class TuningFile:
                 )
         return limits
 
+    def between_nodes(self) -> dict[str, int]:
+        """What limits() gives, by name."""
+        limits = self.limits()
+        return {f"tcp.{name}": getattr(limits, name) for name in _LEAST_LIMITS}
 
-def read_tuning() -> TuningFile:
-    """As this process's environment says."""
-    return TuningFile.read(os.environ)
+    def in_nodes(self) -> dict[str, int]:
+        """What tuning() draws on, by name."""
+        return {
+            f"shm.{ranks}.{name}": value
+            for ranks, values in self._shm.items()
+            for name, value in values.items()
+        }
 
 
 def _default_block(ranks: int) -> int:
     least, most = _BLOCK_LIMITS
-    return min(most, max(least, _BLOCKS_BYTES // ranks // _PAGE * _PAGE))
+    fitting = min(most, max(least, _BLOCKS_BYTES // ranks // _PAGE * _PAGE))
+    return max(fitting, _least_block(ranks))
+
+
+def _least_block(ranks: int) -> int:
+    return -(-_LEAST_SHARE * ranks // _PAGE) * _PAGE
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, int]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from datetime import timedelta
 
 
 class Work(ABC):
     """A collective that was started; `wait` before using its buffers."""
 
     @abstractmethod
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is complete, at most `timeout` seconds (None: as long as the operation's
-        own timeout lets it run).
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait until it is complete, at most `timeout`, in seconds or a timedelta (None: as long
+        as the operation's own timeout lets it run).
 
         True when it is complete. Raises the CommError it ended with, or CommTimeout when
         `timeout` has passed: the operation is then still under way.
@@ -42,7 +43,7 @@ class CompletedWork(Work):
     def __init__(self, source: int | None = None) -> None:
         self._source = source
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         return True
 
     def done(self) -> bool:
@@ -60,3 +61,8 @@ class CompletedWork(Work):
 
 
 COMPLETED = CompletedWork()
+
+
+def in_seconds(timeout: float | timedelta | None) -> float | None:
+    """The timeout of a wait as a number."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.work import Work
+from torsh_runtime.backends.work import Work, in_seconds
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.status import OPERATIONS
@@ -79,8 +80,9 @@ class _Batch(Work):
         ]
         self._calls.clear()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        end = None if timeout is None else time.monotonic() + timeout
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        seconds = in_seconds(timeout)
+        end = None if seconds is None else time.monotonic() + seconds
         for work in self._launched():
             work.wait(None if end is None else max(end - time.monotonic(), 0.0))
         return True

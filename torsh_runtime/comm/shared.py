@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +29,14 @@ def empty_shared(
     After a collective has failed the contents of the arrays are undefined, also those that were
     only its input.
 
-    Raises CommTimeout naming ranks that did not come within the group's timeout,
-    BackendUnavailable without enough memory.
+    Raises ValueError for what cannot be an array, and on all ranks of the group: CommError (see
+    ProcessGroup), ConfigError if they do not ask for as many bytes, BackendUnavailable naming those
+    without enough memory.
     """
     members = group or default_group()
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = np.dtype(dtype)
-    memory = members.shared_memory(math.prod(sizes) * kind.itemsize)
-    return np.frombuffer(memory, kind).reshape(sizes)
+    num_bytes = math.prod(sizes) * kind.itemsize
+    if min(sizes, default=0) < 0 or num_bytes > sys.maxsize or kind.hasobject:
+        raise ValueError(f"an array of shape {sizes} and dtype {kind} cannot be in shared memory")
+    return np.ndarray(sizes, kind, members.shared_memory(num_bytes))

@@ -26,7 +26,7 @@ from torsh_runtime.comm.timeouts import seconds
 @pytest.fixture
 def group() -> Iterator[ProcessGroup]:
     """A default group of one."""
-    made = tr.init_process_group("single", "tcp://127.0.0.1:1", 0, 1, 10.0)
+    made = tr.init_process_group("single", "tcp://127.0.0.1:1", 10.0, 1, 0)
     yield made
     tr.destroy_process_group()
 
@@ -335,7 +335,7 @@ def test_new_groups_of_a_single_rank(group: ProcessGroup) -> None:
 
 
 def test_groups_are_closed_with_the_default_group() -> None:
-    tr.init_process_group("single", "tcp://127.0.0.1:1", 0, 1, 10.0)
+    tr.init_process_group("single", "tcp://127.0.0.1:1", 10.0, 1, 0)
     sub = tr.new_group()
     tr.destroy_process_group()
     with pytest.raises(tr.CommAborted):

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from torsh_runtime.backends.place import Place, layout
-from torsh_runtime.errors import CommError
+from torsh_runtime.backends.place import Place, Terms, check_terms, layout
+from torsh_runtime.errors import CommError, ConfigError
 
 HERE = Place(
     pid=1,
@@ -18,6 +18,7 @@ HERE = Place(
     host="alpha",
     offer="offer",
     token=b"token",
+    terms=Terms(),
 )
 
 
@@ -42,7 +43,7 @@ def test_the_host_name_tells_no_nodes_apart() -> None:
 
 
 def test_a_place_survives_the_store() -> None:
-    own = Place.here("offer", b"\0\xff")
+    own = Place.here("offer", b"\0\xff", Terms({"algorithm": "ring"}, {"block": 4096}))
     assert own.pid == os.getpid()
     assert Place.unpack(0, own.pack()) == own
 
@@ -51,3 +52,25 @@ def test_a_place_survives_the_store() -> None:
 def test_words_that_are_no_place_name_the_rank(data: bytes) -> None:
     with pytest.raises(CommError, match=r"rank 7 .* same version"):
         Place.unpack(7, data)
+
+
+def on(machine: str, everywhere: int, in_node: int) -> Place:
+    return replace(HERE, machine=machine, terms=Terms({"a": everywhere}, {"b": in_node}))
+
+
+def test_nodes_may_have_terms_of_their_own() -> None:
+    check_terms({0: on("x", 1, 1), 1: on("y", 1, 2), 2: on("x", 1, 1), 3: on("y", 1, 2)})
+
+
+def test_other_terms_than_the_first_ranks_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"ranks 0 and 2 .* a is 1 on rank 0 and 5 on rank 2"):
+        check_terms({2: on("y", 5, 1), 0: on("x", 1, 1), 1: on("x", 1, 1)})
+
+
+def test_other_terms_within_a_node_are_named() -> None:
+    places = {0: on("x", 1, 1), 1: on("y", 1, 2), 3: on("y", 1, 3)}
+    with pytest.raises(ConfigError, match=r"ranks 1 and 3 .* b is 2 on rank 1 and 3 on rank 3"):
+        check_terms(places)
+    bare = replace(HERE, terms=Terms({"a": 1}, {}))
+    with pytest.raises(ConfigError, match="b is not given on rank 0 and 1 on rank 1"):
+        check_terms({0: bare, 1: replace(HERE, terms=Terms({"a": 1}, {"b": 1}))})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torsh_runtime.backends.base import Backend
+from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
 from torsh_runtime.integrations.torch.store import TorchStore
@@ -27,7 +30,15 @@ def create(given: Any, options: object) -> TorshProcessGroup:
     page = own_page()
     if page is not None:
         page.note_initialised()
-    return TorshProcessGroup(given.store, backend, seconds)
+    return TorshProcessGroup(given.store, backend, seconds, overlap_backward=_on_several_nodes())
+
+
+def _on_several_nodes() -> bool:
+    """Whether the job is, which may wait for the network; not if nobody says so."""
+    try:
+        return WorkerEnv.from_environ(os.environ).num_nodes > 1
+    except ConfigError:
+        return False
 
 
 def _connect(given: Any, seconds: float) -> Backend:

@@ -31,9 +31,17 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     NotImplementedError for arguments, before anything was communicated.
     """
 
-    def __init__(self, store: Any, backend: Backend, timeout: float) -> None:
-        """`timeout`: seconds that an operation may take which says nothing else."""
+    def __init__(
+        self, store: Any, backend: Backend, timeout: float, *, overlap_backward: bool = False
+    ) -> None:
+        """timeout: seconds that an operation may take which says nothing else.
+        overlap_backward: whether asynchronous operations of a backward pass, where DDP's reducer
+            is the caller, go on beside it. Otherwise they are complete when their calls return:
+            the pass needs the processors, and all ranks make the same calls in the same order, so
+            that nobody waits in vain.
+        """
         super().__init__(backend.rank, backend.world_size)
+        self._overlap_backward = overlap_backward
         self._store = store
         self._torsh = backend
         self._timeout = timeout
@@ -50,7 +58,8 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not asynchronous(opts):
             self._torsh.all_reduce(tensor, op, limit)
             return DONE
-        return TorshWork((self._torsh.all_reduce(tensor, op, limit, _may_overlap()),), tensors)
+        work = self._torsh.all_reduce(tensor, op, limit, self._may_overlap())
+        return TorshWork((work,), tensors)
 
     @spellings(c10d.AllreduceCoalescedOptions, "op", "timeout")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> TorshWork:
@@ -266,7 +275,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     ) -> TorshWork:
         asked = asynchronous(opts)
         limit = seconds(opts, self._timeout)
-        work = operation(*arguments, limit, asked and _may_overlap())
+        work = operation(*arguments, limit, asked and self._may_overlap())
         return TorshWork((work,), outputs) if asked else DONE
 
     def _begin_all(
@@ -277,9 +286,12 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         calls: Iterable[tuple[object, ...]],
     ) -> TorshWork:
         asked = asynchronous(opts)
-        limit, background = seconds(opts, self._timeout), asked and _may_overlap()
+        limit, background = seconds(opts, self._timeout), asked and self._may_overlap()
         works = [operation(*arguments, limit, background) for arguments in calls]
         return TorshWork(works, outputs) if asked else DONE
+
+    def _may_overlap(self) -> bool:
+        return self._overlap_backward or bool(_current_graph_task_id() == -1)
 
     def _of_root(self, lists: Sequence[Tensors], root: int) -> Tensors | None:
         """The root's list of tensors; None on the other ranks, which may have none."""
@@ -288,15 +300,6 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if any(len(given) for given in lists):
             raise ValueError(f"rank {self.rank()} is not the root, {root}: it gives no list")
         return None
-
-
-def _may_overlap() -> bool:
-    """Whether an asynchronous operation should go on beside the caller.
-
-    Not in a backward pass, where DDP's reducer is the caller: the pass needs the processors, and
-    all ranks make the same calls in the same order, so that nobody waits in vain.
-    """
-    return bool(_current_graph_task_id() == -1)
 
 
 def _one_list(lists: Sequence[Tensors]) -> Tensors:

@@ -1,0 +1,59 @@
+"""What the native backend's tuning file may say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torsh_runtime.backends._native")
+from torsh_runtime.backends.tuning import TuningFile
+from torsh_runtime.errors import ConfigError
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    """The file with these sections."""
+
+    def write(**sections: object) -> TuningFile:
+        path = tmp_path / "tuning.json"
+        path.write_text(json.dumps({"version": 1, **sections}))
+        return TuningFile.read({"TORSH_TUNING": str(path)})
+
+    return write
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16, 100, 1024, 4000])
+def test_without_a_file_every_rank_has_its_part_of_a_block(ranks: int) -> None:
+    tuning = TuningFile({}, {}).tuning(ranks)
+    assert 0 < tuning.whole_limit <= tuning.block_bytes
+    assert tuning.block_bytes % 4096 == 0
+    assert tuning.block_bytes >= max(128 * ranks, 65536)
+
+
+@pytest.mark.parametrize(("ranks", "block"), [(1, 0), (2, 0), (40, 4096), (1024, 65536), (2, 4160)])
+def test_blocks_too_small_for_the_ranks_are_refused(read: Any, ranks: int, block: int) -> None:
+    made = read(shm={str(ranks): {"block_bytes": block, "whole_limit": 0}})
+    with pytest.raises(ConfigError, match=f"block_bytes \\({block}\\) .* {ranks} ranks"):
+        made.tuning(ranks)
+
+
+def test_a_block_holds_what_all_reduce_at_once(read: Any) -> None:
+    made = read(shm={"2": {"block_bytes": 4096, "whole_limit": 8192}})
+    with pytest.raises(ConfigError, match="at least 8192"):
+        made.tuning(2)
+
+
+def test_the_nearest_lower_number_of_ranks_counts(read: Any) -> None:
+    made = read(shm={"2": {"block_bytes": 8192}, "8": {"block_bytes": 16384}})
+    assert [made.tuning(ranks).block_bytes for ranks in (2, 7, 8, 9)] == [8192, 8192, 16384, 16384]
+    assert made.tuning(1).block_bytes == 512 << 10
+
+
+def test_terms_name_every_value(read: Any) -> None:
+    made = read(shm={"2": {"block_bytes": 8192}}, tcp={"tree": 1024})
+    assert made.in_nodes() == {"shm.2.block_bytes": 8192}
+    assert made.between_nodes()["tcp.tree"] == 1024
+    assert set(made.between_nodes()) == {"tcp.leader", "tcp.tree", "tcp.segment", "tcp.block"}
