@@ -193,7 +193,7 @@ class _Job:
         store = self.client.scoped(f"group/{self.turn}/{name}/")
         try:
             agreed = _agree(store, kind, rank, ranks, timeout)
-        except ConfigError as error:
+        except BaseException as error:
             give_up(store, rank, error)
             raise
         left = max(deadline - time.monotonic(), 0.001)

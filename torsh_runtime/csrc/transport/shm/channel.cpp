@@ -266,6 +266,7 @@ std::vector<int> Channel::absent() {
   if (hooks_.absent) {
     const std::vector<int> elsewhere = hooks_.absent(current);
     found.insert(found.end(), elsewhere.begin(), elsewhere.end());
+    std::sort(found.begin(), found.end());
   }
   return found;
 }
