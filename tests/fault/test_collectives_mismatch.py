@@ -155,7 +155,7 @@ CASES = [
 
 MUTUAL = {
     "all_reduce: another operation", "reduce: root", "reduce: another root", "reduce, large: root",
-    "gather: root", "gather: another root",
+    "gather: root", "gather: another root", "broadcast: root", "broadcast: another root",
 }  # fmt: skip
 """Cases in which, between nodes, ranks may wait for each other."""
 

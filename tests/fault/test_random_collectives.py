@@ -73,11 +73,16 @@ def check_killed(world: World, ranks: int, choose: random.Random) -> None:
 def check_stopped(
     world: World, ranks: int, choose: random.Random, nodes: Sequence[object] | None = None
 ) -> None:
-    """Ranks that wait for a rank that waits for the stopped one may be named with that."""
+    """Some may wait for a rank that waits, in another group, for the stopped one, and name that."""
     victim, verdicts = verdicts_of(world, ranks, choose, signal.SIGSTOP)
-    for rank, verdict in on(victim, verdicts):
-        assert verdict.kind == "CommTimeout", account(verdicts)
-        assert victim in verdict.culprits, account(verdicts)
+    assert all(verdict.kind == "CommTimeout" for _, verdict in on(victim, verdicts)), account(
+        verdicts
+    )
+    told = [(rank, verdict) for rank, verdict in on(victim, verdicts) if victim in verdict.culprits]
+    assert told, account(verdicts)
+    if len({verdict.members for _, verdict in on(victim, verdicts)}) == 1:
+        assert len(told) == len(list(on(victim, verdicts))), account(verdicts)
+    for rank, verdict in told:
         if nodes is None or nodes[rank] is nodes[victim]:
             assert "stopped" in verdict.text, account(verdicts)
 

@@ -197,6 +197,7 @@ Failure Group::judge(Failure failure) {
 
 std::vector<int> Group::absent_elsewhere(std::uint64_t sequence) {
   const std::vector<int> present = control_->roll_call(sequence, roll_call);
+  take_news();  // a rank that has found out by itself need not have answered
   std::vector<int> absent;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (neighbour(peer) < 0 && !contains(present, peer)) absent.push_back(peer);

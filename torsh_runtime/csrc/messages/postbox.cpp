@@ -9,8 +9,11 @@ namespace {
 
 constexpr std::size_t buffered_limit = 16 << 20;  // bytes of one sender that nobody has asked for
 
+// Collectives run in the same order everywhere, so their messages match in order, whatever they say:
+// one of another operation shows that the ranks disagree.
 bool matches(const Transfer& receive, const Header& header) {
-  return receive.label().purpose == header.purpose && receive.label().tag == header.tag;
+  if (receive.label().purpose != header.purpose) return false;
+  return header.purpose == Purpose::collective || receive.label().tag == header.tag;
 }
 
 auto find(std::deque<TransferPtr>& posted, const Header& header) {
@@ -21,7 +24,7 @@ auto find(std::deque<TransferPtr>& posted, const Header& header) {
 bool is_same_call(const Transfer& receive, const Header& header) {
   const Call& own = receive.label().call;
   if (header.purpose == Purpose::user) return own.dtype == header.call.dtype;
-  return own.fingerprint() == header.call.fingerprint();
+  return receive.label().tag == header.tag && own.fingerprint() == header.call.fingerprint();
 }
 
 // Says how much a message holds, where the two calls are otherwise the same.
