@@ -153,13 +153,6 @@ CASES = [
 ]  # fmt: skip
 
 
-MUTUAL = {
-    "all_reduce: another operation", "reduce: root", "reduce: another root", "reduce, large: root",
-    "gather: root", "gather: another root", "broadcast: root", "broadcast: another root",
-}  # fmt: skip
-"""Cases in which, between nodes, ranks may wait for each other."""
-
-
 def disagree(rank: int) -> list[tuple[str, ...]]:
     """Each case in a group of its own; what came of it, the same on all ranks."""
     return [(case.name, *outcome(case, rank)) for case in CASES]
@@ -203,4 +196,5 @@ def test_between_nodes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
             results = run_on_hosts([hosts[0], hosts[0], hosts[1]], disagree)
         for found in wrong(results):
             assert {each[1] for each in found} <= {"CommTimeout", "mismatch"}, found
-            assert found[0][0] in MUTUAL, found
+            name = found[0][0]
+            assert "root" in name or name == "all_reduce: another operation", found

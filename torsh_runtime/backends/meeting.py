@@ -108,7 +108,7 @@ def meet(
             check_terms(places)
             nodes = layout(places)
             local = {peer: places[peer] for node in nodes if rank in node for peer in node}
-            memory = segment.share(offer, rank, local, segment_bytes(len(local)), board.remaining())
+            memory = _share(board, offer, local, segment_bytes(len(local)))
             holding.callback(os.close, memory)
             # Started by hand, the first rank serves the store: MASTER_ADDR need not be set.
             towards = network.towards(getattr(store, "endpoint", ""))
@@ -130,6 +130,17 @@ def give_up(store: Store, rank: int, error: BaseException) -> None:
         if store.get("failed") is None:
             kind, words = type(error).__name__, str(error)
             store.put("failed", msgpack.packb([rank, kind, _culprits(error), words or kind]))
+
+
+def _share(board: _Board, offer: segment.Offer, places: Mapping[int, Place], num_bytes: int) -> int:
+    """The descriptor of the node's memory."""
+    try:
+        return segment.share(offer, board.rank, places, num_bytes, board.remaining())
+    except (PeerLost, CommTimeout):
+        raise
+    except CommError:  # whoever was to hand it out has given up
+        board.hear_why()
+        raise
 
 
 def _link(
@@ -193,6 +204,12 @@ class _Board:
                 if remaining <= _SLICE:
                     missing = [peer for key, peer in keys.items() if self._store.get(key) is None]
                     raise self._too_late(missing) from None
+
+    def hear_why(self) -> None:
+        """Raise what another rank gave up for, if one tells that within a moment."""
+        with suppress(StoreTimeout):
+            self._store.wait(["failed"], min(self.remaining(), _SLICE))
+        self.look_around()
 
     def look_around(self) -> None:
         """Raise what another rank gave up for, if one has."""
