@@ -94,7 +94,7 @@ def be_late(group: ProcessGroup) -> None:
         default_group().barrier()
     with pytest.raises(tr.CommTimeout) as caught:
         group.barrier()
-    assert caught.value.missing == (0,)
+    assert 0 in caught.value.missing  # and who has left with the error, if deadlines coincide
     if group.rank != 0:
         default_group().barrier()
 

@@ -152,21 +152,6 @@ Standing Control::standing(int peer) {
   return line == nullptr ? Standing::present : line->standing;
 }
 
-std::vector<int> Control::gone() {
-  const Lock lock(mutex_);
-  std::vector<int> peers;
-  for (const Line& line : lines_) {
-    if (line.standing == Standing::lost || line.standing == Standing::unreachable) peers.push_back(line.peer);
-  }
-  return peers;
-}
-
-std::string Control::end_of(int peer) {
-  const Lock lock(mutex_);
-  const Line* line = line_to(peer);
-  return line == nullptr ? "" : line->end;
-}
-
 void Control::announce(const Failure& failure) {
   const std::vector<std::byte> account = write_account(failure);
   const Lock lock(mutex_);

@@ -34,10 +34,6 @@ class Control {
   std::optional<Failure> poll();
   // Of a peer that is not reached by a control lane: present.
   Standing standing(int peer);
-  // Those that are neither present nor have left.
-  std::vector<int> gone();
-  // What the system said when the lane to a peer ended; empty if it has not.
-  std::string end_of(int peer);
 
   // Tells all peers why the group is dead, as far as that can be done at once.
   void announce(const Failure& failure);
