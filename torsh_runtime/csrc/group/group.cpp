@@ -75,6 +75,7 @@ across::Team& Group::team() {
   team_.label = {.purpose = Purpose::collective, .tag = channel_.sequence(), .call = *call_};
   team_.deadline = channel_.deadline();
   team_.timeout = channel_.timeout();
+  messages_->begin(team_.label);
   return team_;
 }
 

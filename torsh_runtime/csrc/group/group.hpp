@@ -101,8 +101,10 @@ class Group {
     } catch (const Failure& failure) {
       if (failure.kind >= FailureKind::closed) throw;  // it concerns this call alone
       messages_->fail(failure);
+      // The thread that found it may not have told the ranks of this node yet, and what comes next
+      // must not begin before.
       channel_.check_abort();
-      throw;
+      channel_.fail(judge(failure));
     } catch (...) {  // interrupted, or out of memory
       channel_.abort();
       messages_->fail(channel_.failure(FailureKind::aborted, channel_.rank()));

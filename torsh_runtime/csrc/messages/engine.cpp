@@ -50,6 +50,17 @@ Engine::~Engine() {
   }
 }
 
+void Engine::begin(const Label& label) {
+  Lock lock = access();
+  demand_alive(lock);
+  try {
+    box_.begin(label);
+  } catch (const Failure& found) {
+    die(found);
+    demand_alive(lock);
+  }
+}
+
 TransferPtr Engine::send(int peer, const Label& label, std::span<const std::byte> data) {
   const auto transfer = std::make_shared<Transfer>(peer, label, data);
   Lock lock = access();

@@ -23,6 +23,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  void begin(const Label& label);
   TransferPtr send(int peer, const Label& label, std::span<const std::byte> data);
   TransferPtr receive(int peer, const Label& label, std::span<std::byte> room);
   void wait(Transfers transfers, double deadline, double timeout);

@@ -8,6 +8,8 @@ Messenger::Messenger(MessengerSetup setup) : engine_(std::make_unique<Engine>(st
 
 Messenger::~Messenger() = default;
 
+void Messenger::begin(const Label& label) { engine_->begin(label); }
+
 TransferPtr Messenger::send(int peer, const Label& label, std::span<const std::byte> data) {
   return engine_->send(peer, label, data);
 }

@@ -49,6 +49,9 @@ class Messenger {
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
+  // This rank is in a collective from now on, and takes its messages for disagreement if their call is
+  // another. Throws Failure.
+  void begin(const Label& label);
   // Both begin at once what can be begun, and never block. A send is done when all its bytes are
   // handed over; up to 64 KiB on their way to a peer that does not receive are. The receiver must
   // have room for exactly what is sent, and the same dtype (the user's) or call (a collective's).

@@ -27,6 +27,12 @@ bool is_same_call(const Transfer& receive, const Header& header) {
   return receive.label().tag == header.tag && own.fingerprint() == header.call.fingerprint();
 }
 
+// Whether the sender is in a later collective than the receiver, which it has left without a message.
+bool has_passed(const Header& header, const Transfer& receive) {
+  const Label& own = receive.label();
+  return header.purpose == Purpose::collective && own.purpose == Purpose::collective && own.tag < header.tag;
+}
+
 // Says how much a message holds, where the two calls are otherwise the same.
 void show_size(Call& call, std::size_t bytes) {
   call.count = bytes / size_of(call.dtype);
@@ -36,9 +42,17 @@ void show_size(Call& call, std::size_t bytes) {
 
 }  // namespace
 
+void Postbox::begin(const Label& label) {
+  begun_[label.tag % begun_.size()] = {label.tag, label.call};
+  for (const Box& each : boxes_) {
+    for (const ArrivalPtr& arrival : each.unexpected) compare(*arrival);
+  }
+}
+
 void Postbox::post(const TransferPtr& receive) {
   receive->order_ = ++posts_;
   if (const ArrivalPtr arrival = take_arrival(*receive)) return join(receive, *arrival);
+  demand_coming(*receive);
   const int peer = receive->peer();
   (peer == any_source ? any_ : box(peer).posted).push_back(receive);
   if (peer != any_source) return let_in(box(peer));
@@ -47,6 +61,7 @@ void Postbox::post(const TransferPtr& receive) {
 
 void Postbox::arrive(const ArrivalPtr& arrival) {
   arrival->order = ++arrivals_;
+  compare(*arrival);
   if (const TransferPtr receive = take_receiver(*arrival)) return join(receive, *arrival);
   Box& from = box(arrival->peer);
   from.unexpected.push_back(arrival);
@@ -125,15 +140,41 @@ void Postbox::let_in(Box& from) {
   if (last.buffer) from.buffered += bytes;
 }
 
-Failure Postbox::mismatch(const Transfer& receive, const Arrival& arrival) const {
+// A rank with another root, say, sends where nobody receives.
+void Postbox::compare(const Arrival& arrival) const {
+  const Header& header = arrival.header;
+  if (header.purpose != Purpose::collective) return;
+  const Begun& own = begun_[header.tag % begun_.size()];
+  if (own.sequence == header.tag && own.call.fingerprint() != header.call.fingerprint()) {
+    throw mismatch({Purpose::collective, own.sequence, own.call}, arrival);
+  }
+  for (const TransferPtr& receive : box(arrival.peer).posted) {
+    if (has_passed(header, *receive)) throw mismatch(receive->label(), arrival);
+  }
+}
+
+// Messages come in the order of the collectives they are of.
+void Postbox::demand_coming(const Transfer& receive) const {
+  if (receive.peer() == any_source) return;
+  for (const ArrivalPtr& arrival : box(receive.peer()).unexpected) {
+    if (has_passed(arrival->header, receive)) throw mismatch(receive.label(), *arrival);
+  }
+}
+
+Failure Postbox::mismatch(const Label& own, const Arrival& arrival) const {
   Failure found;
   found.kind = FailureKind::mismatch;
   found.rank = arrival.peer;
   found.reporter = rank_;
-  found.op = receive.label().call.kind;
-  found.sequence = receive.label().sequence();
-  found.own = receive.label().call;
+  found.op = own.call.kind;
+  found.sequence = own.sequence();
+  found.own = own.call;
   found.other = arrival.header.call;
+  return found;
+}
+
+Failure Postbox::mismatch(const Transfer& receive, const Arrival& arrival) const {
+  Failure found = mismatch(receive.label(), arrival);
   if (is_same_call(receive, arrival.header)) {
     show_size(found.own, receive.room_.size());
     show_size(found.other, arrival.header.bytes);

@@ -1,6 +1,7 @@
 // Which message goes to which receive.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -32,6 +33,8 @@ class Postbox {
  public:
   Postbox(int rank, int ranks) : rank_(rank), boxes_(static_cast<std::size_t>(ranks)) {}
 
+  // This rank is in a collective from now on: messages of this number must be of the same call.
+  void begin(const Label& label);
   // A receive: it takes a message that is there, or waits for one.
   void post(const TransferPtr& receive);
   // A message whose header was read: gives it a target, or not yet.
@@ -55,6 +58,12 @@ class Postbox {
     std::size_t buffered = 0;
   };
 
+  // One of this rank's last collectives.
+  struct Begun {
+    std::uint64_t sequence = ~std::uint64_t{0};
+    Call call{};
+  };
+
   const Box& box(int peer) const { return boxes_[static_cast<std::size_t>(peer)]; }
   Box& box(int peer) { return boxes_[static_cast<std::size_t>(peer)]; }
   TransferPtr take_receiver(const Arrival& arrival);
@@ -62,12 +71,16 @@ class Postbox {
   void join(const TransferPtr& receive, Arrival& arrival);
   void let_in(Box& box);
   void deliver(Arrival& arrival);
+  void compare(const Arrival& arrival) const;
+  void demand_coming(const Transfer& receive) const;
   Failure mismatch(const Transfer& receive, const Arrival& arrival) const;
+  Failure mismatch(const Label& own, const Arrival& arrival) const;
 
   const int rank_;
   std::vector<Box> boxes_;  // by peer
   std::deque<TransferPtr> any_;
   std::uint64_t posts_ = 0, arrivals_ = 0;
+  std::array<Begun, 64> begun_{};  // by number
 };
 
 }  // namespace torsh

@@ -259,7 +259,7 @@ std::vector<int> Channel::absent() {
   const std::uint64_t current = sequence();
   std::vector<int> found;
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (segment_.area(peer).own.sequence.load(std::memory_order_acquire) < current) {
+    if (segment_.area(peer).own.sequence.load(std::memory_order_acquire) < current || peers_.is_stopped(peer)) {
       found.push_back(names_[static_cast<std::size_t>(peer)]);
     }
   }
@@ -267,6 +267,7 @@ std::vector<int> Channel::absent() {
     const std::vector<int> elsewhere = hooks_.absent(current);
     found.insert(found.end(), elsewhere.begin(), elsewhere.end());
     std::sort(found.begin(), found.end());
+    hooks_.look_around();  // another node may have found out meanwhile, and then its account stands
   }
   return found;
 }

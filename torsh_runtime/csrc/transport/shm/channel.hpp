@@ -117,7 +117,8 @@ class Channel {
   bool has_left(int peer) { return segment_.area(peer).own.left.load(std::memory_order_acquire) != 0; }
   // A failure of the operation under way; `culprit` is a channel rank.
   Failure failure(FailureKind kind, int culprit) const;
-  // The ranks, of all nodes, that have not begun the operation that this one is in.
+  // The ranks, of all nodes, that have not begun the operation that this one is in, as far as they
+  // say so; and those of this node that are stopped in it.
   std::vector<int> absent();
   // The peer's call does not go with this rank's, as the fingerprints do not show: ends the group.
   [[noreturn]] void disagree(int peer);

@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <system_error>
 
 namespace torsh::shm {
 
-Peers::Peers(const std::vector<int>& pids) {
+Peers::Peers(const std::vector<int>& pids) : pids_(pids) {
   for (std::size_t rank = 0; rank < pids.size(); ++rank) {
     if (pids[rank] <= 0 || pids[rank] == getpid()) continue;
     const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, pids[rank], 0));
@@ -27,6 +30,15 @@ Peers::Peers(const std::vector<int>& pids) {
 
 Peers::~Peers() {
   for (const pollfd& entry : descriptors_) close(entry.fd);
+}
+
+// The state stands behind the name, which is in parentheses and may hold any others.
+bool Peers::is_stopped(int rank) const {
+  std::ifstream file("/proc/" + std::to_string(pids_[static_cast<std::size_t>(rank)]) + "/stat");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const std::size_t name = text.rfind(')');
+  if (name == std::string::npos || name + 2 >= text.size()) return false;
+  return text[name + 2] == 'T' || text[name + 2] == 't';
 }
 
 std::vector<int> Peers::find_dead() const {

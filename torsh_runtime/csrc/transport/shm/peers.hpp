@@ -17,8 +17,11 @@ class Peers {
 
   // The ranks whose process has ended. Any thread.
   std::vector<int> find_dead() const;
+  // Whether a rank's process is stopped, by SIGSTOP or a debugger. Any thread.
+  bool is_stopped(int rank) const;
 
  private:
+  const std::vector<int> pids_;
   std::vector<pollfd> descriptors_;  // a pidfd for each watched rank
   std::vector<int> ranks_;
   std::vector<int> dead_from_start_;
