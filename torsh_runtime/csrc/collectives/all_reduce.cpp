@@ -1,9 +1,12 @@
 #include "collectives/direct.hpp"
+#include "collectives/exposure.hpp"
 #include "collectives/in_node.hpp"
 #include "collectives/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
+
+constexpr std::size_t fetch_limit = 32 << 10;  // from here on others' memory is fetched; never if crowded
 
 // A buffer cut into a part for each rank, in whole cache lines.
 class Parts {
@@ -52,8 +55,8 @@ class AllReduce {
   void tiny(std::byte* data, std::size_t count) {
     std::byte own[shm::tiny_bytes];
     std::memcpy(own, data, count * reduce_.element());
+    if (!receives_) return channel_.tell(own, count * reduce_.element());
     channel_.round(own, count * reduce_.element());
-    if (!receives_) return;
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = peer == own_ ? own : channel_.payload(peer);
     reduce_({&data, 1}, sources_.data(), count);
   }
@@ -61,8 +64,8 @@ class AllReduce {
   void whole(std::byte* data, std::size_t count) {
     channel_.next_block();
     copy_shared(channel_.slot(own_), data, count * reduce_.element());
+    if (!receives_) return channel_.tell();
     channel_.round();
-    if (!receives_) return;
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
     reduce_({&data, 1}, sources_.data(), count);
   }
@@ -90,18 +93,25 @@ class AllReduce {
     });
   }
 
-  // Without the slots, if all buffers are mapped. Fetching what is not by the system's copying takes
-  // twice as long as the slots; writing results to it takes less, but after an error a write might come
-  // when its owner uses the memory for something else.
+  // The whole buffer at once, without slots, if every rank can get at all others' buffers.
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
-    Direct direct(channel_);
-    if (!direct.regions_pay(bytes) || !direct.meet({data, bytes}, bytes) || !direct.all_mapped()) return false;
+    Direct direct(channel_, 0);
+    const bool fetching_pays = channel_.all_roomy() && bytes >= fetch_limit;
+    const std::size_t each = bytes / static_cast<std::size_t>(channel_.ranks());
+    if (!fetching_pays && !direct.regions_pay(each)) return false;
+    const Exposed exposed(channel_);
+    if (!direct.meet({data, bytes}, each) || !(fetching_pays || direct.all_mapped())) return false;
     const Parts parts(count, reduce_.element(), channel_.ranks());
-    for (int peer = 0; peer < channel_.ranks(); ++peer) {
-      sources_[peer] = (peer == own_ ? data : direct.mapped(peer, direct.of(peer))) + parts.offset(own_);
+    if (direct.all_mapped()) {
+      for (int peer = 0; peer < channel_.ranks(); ++peer) {
+        sources_[peer] = (peer == own_ ? data : direct.mapped(peer, direct.of(peer))) + parts.offset(own_);
+      }
+      const Writing writing(channel_);
+      reduce_where_they_are(parts.count(own_));
+    } else {
+      reduce_fetched(direct, data, parts);
     }
-    reduce_where_they_are(parts.count(own_));
     channel_.close_round();  // from here on the buffers are their owners' again
     return true;
   }
@@ -112,6 +122,21 @@ class AllReduce {
     add(root_ == everyone ? own_ : root_);
     if (root_ == everyone) for_peers(channel_, add);
     reduce_({targets_.data(), wanted}, sources_.data(), count);
+  }
+
+  // Pieces of the others' buffers are fetched, and the results go out while they are still in the
+  // processor's cache.
+  void reduce_fetched(Direct& direct, std::byte* data, const Parts& parts) {
+    for_blocks(parts.bytes(own_), direct.piece_bytes(), [&](std::size_t first, std::size_t length) {
+      const std::size_t at = parts.offset(own_) + first;
+      for_peers(channel_, [&](int peer) { sources_[peer] = direct.fetch(peer, direct.of(peer), at, length); });
+      sources_[own_] = data + at;
+      std::byte* result = receives_ ? data + at : direct.room_of(own_);
+      reduce_({&result, 1}, sources_.data(), length / reduce_.element());
+      const auto send = [&](int peer) { direct.push(peer, direct.of(peer), at, result, length); };
+      if (root_ == everyone) for_peers(channel_, send);
+      else if (!receives_) send(root_);
+    });
   }
 
   shm::Channel& channel_;

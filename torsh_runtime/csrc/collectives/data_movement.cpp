@@ -1,17 +1,24 @@
 #include "collectives/direct.hpp"
 #include "collectives/exchange.hpp"
+#include "collectives/exposure.hpp"
 #include "collectives/in_node.hpp"
 #include "collectives/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
 
-constexpr std::size_t broadcast_block = 64 << 10;
+constexpr std::size_t page = 4096, broadcast_block = 64 << 10;
 
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
   if (channel.rank() == root) return channel.tell(data.data, data.bytes);
   channel.listen(root);
   std::memcpy(data.data, channel.payload(root), data.bytes);
+}
+
+void small_broadcast(shm::Channel& channel, Piece data, int root) {
+  if (channel.rank() == root) return channel.tell_at_length(data.data, data.bytes);
+  channel.listen(root);
+  copy_shared(data.data, channel.told(root), data.bytes);
 }
 
 // In blocks so small that the root fills the next one while the others empty the last.
@@ -29,11 +36,19 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   });
 }
 
+// The root gives each of the others so much that all have the same to do.
 bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
-  Direct direct(channel);
+  const Exposed exposed(channel);
+  const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
+  Direct direct(channel, data.bytes * (ranks - 1));
   if (!direct.meet(data, data.bytes)) return false;
-  if (channel.rank() != root) direct.pull(root, data.data, direct.of(root), 0, data.bytes);
-  channel.close_round();  // from here on the root may change its data
+  const std::size_t given = data.bytes / ranks / page * page;
+  if (channel.rank() == root) {
+    for_peers(channel, [&](int peer) { direct.push(peer, direct.of(peer), 0, data.data, given); });
+  } else {
+    direct.pull(root, data.data + given, direct.of(root), given, data.bytes - given);
+  }
+  channel.close_round();  // from here on everybody may change the data
   return true;
 }
 
@@ -75,37 +90,24 @@ class OnePiece {
 };
 
 bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
-  Direct direct(channel);
+  Direct direct(channel, total(outputs) * outputs.size());
   if (!direct.meet(input, longest(outputs))) return false;
   for_peers(channel, [&](int peer) {
     const Piece& output = of(outputs, peer);
     direct.pull(peer, output.data, direct.of(peer), 0, output.bytes);
   });
-  copy_own(of(outputs, channel.rank()).data, input.data, input.bytes);
+  direct.copy(of(outputs, channel.rank()).data, input.data, input.bytes);
   channel.close_round();  // from here on the peers may change their inputs
   return true;
 }
 
 }  // namespace
 
-void meet(shm::Channel& channel) {
-  const shm::Reach::Probe own = channel.reach().probe();
-  channel.round(&own, sizeof own);
-  bool reached = true;
-  for_peers(channel, [&](int peer) {
-    shm::Reach::Probe probe;
-    std::memcpy(&probe, channel.payload(peer), sizeof probe);
-    reached = reached && channel.reach().finds(peer, probe);
-  });
-  channel.round(&reached, sizeof reached);
-  for_peers(channel, [&](int peer) { reached = reached && *channel.payload(peer) != std::byte{0}; });
-  channel.reach().allow(reached);
-}
-
 void barrier(shm::Channel& channel) { channel.round(); }
 
 void broadcast(shm::Channel& channel, Piece data, int root) {
   if (data.bytes <= shm::tiny_bytes) return tiny_broadcast(channel, data, root);
+  if (data.bytes <= shm::told_bytes) return small_broadcast(channel, data, root);
   if (!direct_broadcast(channel, data, root)) staged_broadcast(channel, data, root);
 }
 
@@ -116,16 +118,16 @@ void all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
 
 void gather(shm::Channel& channel, Pieces outputs, Piece input, int root) {
   OnePiece given(channel.ranks(), root, input), none(channel.ranks(), root, {});
-  exchange(channel, channel.rank() == root ? outputs : none.all(), given.all());
+  exchange(channel, channel.rank() == root ? outputs : none.all(), given.all(), 1);
 }
 
 void scatter(shm::Channel& channel, Piece output, Pieces inputs, int root) {
   OnePiece taken(channel.ranks(), root, output), none(channel.ranks(), root, {});
-  exchange(channel, taken.all(), channel.rank() == root ? inputs : none.all());
+  exchange(channel, taken.all(), channel.rank() == root ? inputs : none.all(), channel.ranks() - 1);
 }
 
 void all_to_all(shm::Channel& channel, Pieces outputs, Pieces inputs) {
-  exchange(channel, outputs, inputs);
+  exchange(channel, outputs, inputs, channel.ranks());
 }
 
 }  // namespace torsh::in_node

@@ -20,7 +20,8 @@ struct Place {
 
 class Direct {
  public:
-  explicit Direct(shm::Channel& channel) : channel_(channel), places_(channel.ranks()) {}
+  // `written` is how much all ranks together are going to write, at least: see copy_streaming.
+  Direct(shm::Channel& channel, std::size_t written);
 
   // Whether there may be a better way than the slots where each rank takes about `bytes` from each
   // other one.
@@ -38,16 +39,23 @@ class Direct {
 
   // A peer's buffer, if it is mapped; else null.
   std::byte* mapped(int peer, const Place& place) const;
-  // These bytes of a peer's buffer, where they are or else copied to `room`.
-  const std::byte* fetch(int peer, const Place& from, std::size_t at, std::size_t bytes, std::byte* room);
-  // Copies from offset `at` of a peer's buffer.
+  // At most piece_bytes() of a peer's buffer, where they are or else in room_of(peer).
+  const std::byte* fetch(int peer, const Place& from, std::size_t at, std::size_t bytes);
+  std::size_t piece_bytes() const;
+  std::byte* room_of(int rank);
+  // Copies from or to offset `at` of a peer's buffer. The peer must be Exposed to be pushed to.
   void pull(int peer, std::byte* to, const Place& from, std::size_t at, std::size_t bytes);
+  void push(int peer, const Place& to, std::size_t at, const std::byte* from, std::size_t bytes);
+  // Copies between buffers of this process, which may be one and the same.
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
  private:
   bool reach_pays(std::size_t bytes) const;
+  void read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes);
   [[noreturn]] void lose(int peer);
 
   shm::Channel& channel_;
+  const bool streams_;
   PerRank<Place> places_;
   bool all_mapped_ = false;
 };

@@ -1,6 +1,7 @@
 #include "collectives/exchange.hpp"
 
 #include "collectives/direct.hpp"
+#include "collectives/exposure.hpp"
 #include "collectives/steps.hpp"
 #include "common/per_rank.hpp"
 
@@ -14,38 +15,46 @@ struct Head {
   bool direct = false;       // some pieces are not in the stream
 };
 
-// What one receiver has to know of its piece.
+// What a rank tells one other, of the piece for it and of the piece from it.
 struct Entry {
   std::uint64_t start, bytes;  // in the stream
   Place place;                 // if it is not in the stream
+  std::uint64_t wanted;        // bytes of the piece from it
+  Place room;                  // where that may be put
 };
 
-constexpr std::size_t lines(std::size_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
+constexpr std::size_t page = 4096;
+
+std::size_t table_bytes(int ranks) {
+  return (static_cast<std::size_t>(ranks) * sizeof(Entry) + cache_line - 1) / cache_line * cache_line;
+}
 
 // The pieces that a rank gives to others, that of the next rank first, are its stream, which goes
 // through its slot in blocks. Large pieces are not in it if their receivers can get at them.
 class Exchange {
  public:
-  Exchange(shm::Channel& channel, Pieces taken, Pieces given)
+  Exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled)
       : channel_(channel),
-        direct_(channel),
+        direct_(channel, total(taken) * taken.size()),
         taken_(taken),
         given_(given),
+        pulled_(static_cast<std::size_t>(pulled)),
         others_(static_cast<std::size_t>(channel.ranks()) - 1),
-        table_(lines((others_ + 1) * sizeof(Entry))),
+        table_(table_bytes(channel.ranks())),
         room_(shm::slot_bytes(channel.tuning()) - table_),
         offers_(channel.ranks()),
         found_(channel.ranks()),
         streams_(channel.ranks()) {}
 
   void run() {
+    const Exposed exposed(channel_);
     const int own = channel_.rank();
     lay_out();
     channel_.next_block();
     if (head_.tiny) post_tiny();
     else post_table();
     look_up();
-    copy_own(of(taken_, own).data, of(given_, own).data, of(given_, own).bytes);
+    direct_.copy(of(taken_, own).data, of(given_, own).data, of(given_, own).bytes);
     take(0);
     for (std::uint32_t block = 1; block < most_blocks_; ++block) {
       channel_.next_block();
@@ -60,14 +69,18 @@ class Exchange {
  private:
   void lay_out() {
     std::uint64_t end = 0;
+    bool rooms = false;
+    offers_[channel_.rank()] = {};
     for_peers(channel_, [&](int peer) {
-      const Piece& piece = of(given_, peer);
-      offers_[peer] = {end, piece.bytes, direct_.place(piece, piece.bytes)};
-      if (offers_[peer].place.kind == Place::Kind::nowhere) end += piece.bytes;
+      const Piece &piece = of(given_, peer), &room = of(taken_, peer);
+      const Place from = direct_.place(piece, piece.bytes), to = direct_.place(room, room.bytes);
+      offers_[peer] = {end, piece.bytes, from, room.bytes, to};
+      if (from.kind == Place::Kind::nowhere) end += piece.bytes;
       else head_.direct = true;
+      rooms = rooms || to.kind != Place::Kind::nowhere;
     });
     head_.blocks = static_cast<std::uint32_t>((end + room_ - 1) / room_);
-    head_.tiny = !head_.direct && sizeof head_ + others_ + end <= shm::tiny_bytes;
+    head_.tiny = !head_.direct && !rooms && sizeof head_ + others_ + end <= shm::tiny_bytes;
   }
 
   void post_tiny() {
@@ -118,16 +131,19 @@ class Exchange {
       any_direct_ = any_direct_ || head.direct;
       if (head.tiny) find_tiny(peer);
       else find_in_table(peer);
-      if (found_[peer].bytes != of(taken_, peer).bytes) channel_.disagree(peer);
+      const bool fits = found_[peer].bytes == of(taken_, peer).bytes && found_[peer].wanted == of(given_, peer).bytes;
+      if (!fits) channel_.disagree(peer);
     });
   }
 
+  // A rank that is so brief expects no large piece either, but says no more about that.
   void find_tiny(int peer) {
     const std::byte* sizes = channel_.payload(peer) + sizeof(Head);
-    const std::size_t ranks = others_ + 1;
-    const std::size_t own = static_cast<std::size_t>(channel_.rank() - peer) + (channel_.rank() < peer ? ranks : 0) - 1;
-    found_[peer] = {0, static_cast<std::uint64_t>(sizes[own]), {}};
-    for (std::size_t before = 0; before < own; ++before) found_[peer].start += static_cast<std::uint64_t>(sizes[before]);
+    const int ranks = channel_.ranks();
+    const int own = (channel_.rank() - peer + ranks) % ranks - 1;
+    std::uint64_t start = 0;
+    for (int before = 0; before < own; ++before) start += static_cast<std::uint64_t>(sizes[before]);
+    found_[peer] = {start, static_cast<std::uint64_t>(sizes[own]), {}, of(given_, peer).bytes, {}};
     streams_[peer] = sizes + others_;
   }
 
@@ -146,29 +162,45 @@ class Exchange {
   }
 
   void copy_in_place() {
-    for_peers(channel_, [&](int peer) {
-      const Entry& theirs = found_[peer];
-      if (theirs.place.kind == Place::Kind::nowhere) return;
-      direct_.pull(peer, of(taken_, peer).data, theirs.place, 0, theirs.bytes);
-    });
+    for_peers(channel_, [&](int peer) { push(peer); });
+    for_peers(channel_, [&](int peer) { pull(peer); });
     channel_.close_round();  // from here on the pieces are their owners' again
+  }
+
+  void pull(int peer) {
+    const Entry &theirs = found_[peer], &own = offers_[peer];
+    if (theirs.place.kind == Place::Kind::nowhere) return;
+    const std::size_t first = given_part(theirs.bytes, own.room);
+    direct_.pull(peer, of(taken_, peer).data + first, theirs.place, first, theirs.bytes - first);
+  }
+
+  void push(int peer) {
+    const Entry &theirs = found_[peer], &own = offers_[peer];
+    if (own.place.kind == Place::Kind::nowhere) return;
+    direct_.push(peer, theirs.room, 0, of(given_, peer).data, given_part(own.bytes, theirs.room));
+  }
+
+  // How much of a piece its giver copies, if it can.
+  std::size_t given_part(std::size_t bytes, const Place& room) const {
+    const std::size_t ranks = others_ + 1;
+    return room.kind == Place::Kind::nowhere ? 0 : bytes / ranks * (ranks - pulled_) / page * page;
   }
 
   shm::Channel& channel_;
   Direct direct_;
   const Pieces taken_, given_;
-  const std::size_t others_, table_, room_;
+  const std::size_t pulled_, others_, table_, room_;
   Head head_;
-  PerRank<Entry> offers_, found_;         // to and from each peer
-  PerRank<const std::byte*> streams_;     // the present block of each peer's
+  PerRank<Entry> offers_, found_;      // to and from each peer
+  PerRank<const std::byte*> streams_;  // the present block of each peer's
   std::uint32_t most_blocks_ = 0;
   bool any_direct_ = false;
 };
 
 }  // namespace
 
-void exchange(shm::Channel& channel, Pieces taken, Pieces given) {
-  Exchange(channel, taken, given).run();
+void exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled) {
+  Exchange(channel, taken, given, pulled).run();
 }
 
 }  // namespace torsh::in_node

@@ -8,6 +8,7 @@ namespace torsh::in_node {
 
 // given[q] goes to rank q's taken[r] of this rank r; empty where there is nothing to give. Those of
 // a rank to itself must be of one size; others that differ end the group with a mismatch.
-void exchange(shm::Channel& channel, Pieces taken, Pieces given);
+// Of large pieces, which are copied in place, the receiver copies `pulled`/ranks and the giver the rest.
+void exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled);
 
 }  // namespace torsh::in_node

@@ -9,8 +9,8 @@
 
 namespace torsh::in_node {
 
-// The ranks' first operation: a barrier in which they also find out whether they can reach each
-// other's memory.
+// The ranks' first operation: a barrier in which they also find out whether all have a processor each
+// and can reach each other's memory.
 void meet(shm::Channel& channel);
 // `reduce` has channel.ranks() sources.
 void all_reduce(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count);

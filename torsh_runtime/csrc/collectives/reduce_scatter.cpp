@@ -17,9 +17,7 @@ class ReduceScatter {
         places_(channel.ranks()) {}
 
   void run() {
-    std::size_t total = 0;
-    for (const Piece& input : inputs_) total += input.bytes;
-    if (total <= shm::tiny_bytes) return tiny();
+    if (total(inputs_) <= shm::tiny_bytes) return tiny();
     if (!in_place()) staged();
   }
 
@@ -57,18 +55,12 @@ class ReduceScatter {
     });
   }
 
-  // The others' inputs are reduced where they are, or fetched into the slot, piece by piece.
+  // The others' inputs are reduced where they are, or fetched piece by piece.
   bool in_place() {
-    Direct direct(channel_);
+    Direct direct(channel_, 0);
     if (!meet(direct)) return false;
-    channel_.next_block();
-    const std::size_t limit = share_of_slot(channel_);
-    for_blocks(output_.bytes, limit, [&](std::size_t at, std::size_t length) {
-      std::byte* room = channel_.slot(own_);
-      for_peers(channel_, [&](int peer) {
-        sources_[peer] = direct.fetch(peer, places_[peer], at, length, room);
-        room += limit;
-      });
+    for_blocks(output_.bytes, direct.piece_bytes(), [&](std::size_t at, std::size_t length) {
+      for_peers(channel_, [&](int peer) { sources_[peer] = direct.fetch(peer, places_[peer], at, length); });
       sources_[own_] = of(inputs_, own_).data + at;
       reduce_sources(at, length);
     });

@@ -39,6 +39,12 @@ inline std::size_t longest(Pieces pieces) {
   return bytes;
 }
 
+inline std::size_t total(Pieces pieces) {
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return bytes;
+}
+
 // How many of a piece's bytes lie in the block of `limit` bytes that begins at `at`.
 inline std::size_t within(std::size_t bytes, std::size_t at, std::size_t limit) {
   return std::min(bytes - std::min(bytes, at), limit);

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "common/clock.hpp"
+#include "common/kernels.hpp"
 #include "common/prefetch.hpp"
 #include "transport/shm/cpu.hpp"
 #include "transport/shm/futex.hpp"
@@ -100,9 +101,8 @@ void Channel::begin(const Call& call, double timeout) {
   check_abort();
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
-  if (owing_) catch_up();
   segment_.area(rank_).own.call = call;
-  fingerprint_ = call.fingerprint();
+  fingerprint_ = fingerprint_ * 0x9E3779B97F4A7C15ull + call.fingerprint();  // that of all calls so far
   op_.store(call.kind, std::memory_order_relaxed);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   segment_.area(rank_).own.sequence.store(sequence, std::memory_order_release);
@@ -115,34 +115,66 @@ double Channel::deadline() {
 }
 
 void Channel::round(const void* payload, std::size_t bytes) {
+  begin_round();
+  free_[block_ & 1] = round_ + 1;
   post(payload, bytes);
-  meet_all();
+  for (int step = 1; step < ranks_; ++step) meet(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
+  passed_ = round_;
+  // Ask for the next round's line now: the peers have read it, and the round after this one then
+  // begins without waiting for it.
+  prefetch_for_write(reinterpret_cast<const std::byte*>(&flag(rank_, round_ + 1)));
 }
 
 void Channel::tell(const void* payload, std::size_t bytes) {
+  note_unchecked();
+  begin_round();
+  free_[block_ & 1] = round_ + 1;
   post(payload, bytes);
-  owing_ = true;
+}
+
+void Channel::tell_at_length(const std::byte* data, std::size_t bytes) {
+  note_unchecked();
+  begin_round();
+  copy_shared(segment_.told(rank_, round_), data, bytes);
+  post(nullptr, 0);
 }
 
 void Channel::listen(int teller) {
+  note_unchecked();
+  begin_round();
   post(nullptr, 0);
   meet(teller);
-  owing_ = ranks_ > 2;
 }
 
-void Channel::catch_up() {
-  owing_ = false;
-  meet_all();
+void Channel::note_unchecked() {
+  auto& own = segment_.area(rank_).own;
+  own.unchecked = own.call;
+  own.unchecked_sequence = sequence();
 }
 
-void Channel::meet_all() {
-  for (int step = 1; step < ranks_; ++step) meet(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
-  // Ask for the next round's line now: the peers have read it, and the round after this one then
-  // begins without waiting for it.
-  prefetch_for_write(reinterpret_cast<const std::byte*>(&segment_.area(rank_).flags[(round_ & 1) ^ 1]));
+void Channel::next_block() {
+  ++block_;
+  catch_up(free_[block_ & 1]);
+}
+
+// The flag that is to be written now has been read by all who have posted the next one after it.
+void Channel::begin_round() {
+  progress_->met(++round_);
+  if (round_ - passed_ >= num_flags) catch_up(round_ - num_flags / 2);
+}
+
+// Until everybody has posted a round that this rank has posted itself.
+void Channel::catch_up(std::uint64_t round) {
+  if (round <= passed_) return;
+  awaited_ = round;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != rank_ && !posted(peer) && !spin(peer)) await(peer);
+  }
+  passed_ = round;
 }
 
 void Channel::meet(int peer) {
+  awaited_ = round_;
   if (!posted(peer) && !spin(peer)) await(peer);
   compare(peer);
 }
@@ -154,22 +186,15 @@ void Channel::close_round() {
 }
 
 void Channel::post(const void* payload, std::size_t bytes) {
-  if (owing_) catch_up();
-  progress_->met(++round_);
-  Flag& flag = segment_.area(rank_).flags[round_ & 1];
-  flag.cpu.store(static_cast<std::uint16_t>(current_cpu() + 1), std::memory_order_relaxed);
-  flag.fingerprint = fingerprint_;
-  if (bytes != 0) std::memcpy(flag.payload, payload, bytes);
-  flag.round.store(round_, std::memory_order_release);
+  Flag& own = flag(rank_, round_);
+  own.cpu.store(static_cast<std::uint16_t>(current_cpu() + 1), std::memory_order_relaxed);
+  own.fingerprint = fingerprint_;
+  if (bytes != 0) std::memcpy(own.payload, payload, bytes);
+  own.round.store(static_cast<std::uint32_t>(round_), std::memory_order_release);
   // The flag must be out before the sleepers are counted. A fence and not an exchange: that would
   // ask for the line a second time if a spinning peer took it after the stores above.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(flag.round);
-}
-
-bool Channel::posted(int peer) {
-  const std::uint32_t seen = segment_.area(peer).flags[round_ & 1].round.load(std::memory_order_acquire);
-  return static_cast<std::int32_t>(seen - round_) >= 0;
+  if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(own.round);
 }
 
 bool Channel::spin(int peer) {
@@ -182,7 +207,7 @@ bool Channel::spin(int peer) {
 }
 
 int Channel::last_cpu(int peer) {
-  return segment_.area(peer).flags[(round_ & 1) ^ 1].cpu.load(std::memory_order_relaxed) - 1;
+  return flag(peer, round_ - 1).cpu.load(std::memory_order_relaxed) - 1;
 }
 
 // A peer that last ran on this CPU cannot go on while it is spun on.
@@ -224,12 +249,12 @@ void Channel::await(int peer) {
 
 void Channel::sleep(int peer) {
   RankArea& area = segment_.area(peer);
-  Flag& flag = area.flags[round_ & 1];
+  std::atomic<std::uint32_t>& word = flag(peer, awaited_).round;
   area.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
-  const std::uint32_t seen = flag.round.load(std::memory_order_seq_cst);
+  const std::uint32_t seen = word.load(std::memory_order_seq_cst);
   const bool aborted = segment_.header().aborted_by.load(std::memory_order_seq_cst) != 0;
-  if (static_cast<std::int32_t>(seen - round_) < 0 && !aborted) {
-    futex_wait(flag.round, seen, std::min(nap, deadline_ - now()));
+  if (!has_come(seen) && !aborted) {
+    futex_wait(word, seen, std::min(nap, deadline_ - now()));
   }
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }
@@ -291,14 +316,16 @@ std::optional<Failure> Channel::gone(const std::vector<int>& peers) {
 }
 
 // A process may well end after its last collective. It is lost only if, after it was seen dead,
-// somebody's flag of this round is still missing: then it cannot have passed the round.
+// somebody's flag of this round is still missing: then it cannot have passed the round. Of an
+// earlier round its own must be.
 void Channel::check_peers() {
   const std::vector<int> ended = dead();
   const std::vector<int> missing = not_posted();
   if (missing.empty()) return;
-  if (!ended.empty()) {
+  for (const int peer : ended) {
+    if (awaited_ != round_ && posted(peer)) continue;
     check_abort();  // perhaps by a rank that then ended because of it
-    fail(failure(FailureKind::peer_lost, ended.front()));
+    fail(failure(FailureKind::peer_lost, peer));
   }
   for (const int peer : missing) {
     if (has_left(peer) && !posted(peer)) {
@@ -316,13 +343,19 @@ std::vector<int> Channel::not_posted() {
 }
 
 void Channel::compare(int peer) {
-  if (segment_.area(peer).flags[round_ & 1].fingerprint != fingerprint_) disagree(peer);
+  if (flag(peer, round_).fingerprint != fingerprint_) disagree(peer);
 }
 
+// If the present calls are alike, the ranks disagreed about an earlier one, in which they did not wait
+// for each other.
 void Channel::disagree(int peer) {
   Failure found = failure(FailureKind::mismatch, peer);
-  found.own = segment_.area(rank_).own.call;
-  found.other = segment_.area(peer).own.call;
+  const auto &own = segment_.area(rank_).own, &other = segment_.area(peer).own;
+  const bool earlier =
+      own.call.fingerprint() == other.call.fingerprint() && own.unchecked_sequence == other.unchecked_sequence;
+  found.own = earlier ? own.unchecked : own.call;
+  found.other = earlier ? other.unchecked : other.call;
+  if (earlier) found.sequence = own.unchecked_sequence;
   fail(found);
 }
 

@@ -1,8 +1,10 @@
 // Rounds over a shared segment: all that the collectives need to know about each other's progress.
 //
-// In a round every rank posts its flag and waits for all others'. Slots alternate with the blocks:
-// whoever begins block k + 2 has seen every flag of block k + 1, and those were posted after the
-// last read of block k; so two slots a rank are enough and no block needs a closing round.
+// In a round every rank posts its flag; most wait for all others' flags, some for one or for none.
+// Slots alternate with the blocks: whoever begins block k + 2 after a round of block k + 1 in which it
+// waited for all has seen flags that were posted after the last read of block k; so two slots a rank
+// are enough and no block needs a closing round. After other rounds it waits until they are there.
+// A flag's line is written again num_flags rounds later, when all have posted a flag after it.
 #pragma once
 
 #include <functional>
@@ -62,6 +64,9 @@ class Channel {
   Segment& segment() { return segment_; }
   // Whether each rank of this machine can have a processor for itself.
   bool is_roomy() const { return neighbours_ <= cpus_; }
+  // Whether all ranks say so, once they have met: for what they have to decide alike.
+  void settle(bool all_roomy) { all_roomy_ = all_roomy; }
+  bool all_roomy() const { return all_roomy_; }
   Reach& reach() { return reach_; }
   Regions& regions() { return regions_; }
   // The operation under way, or the last one, counted from 0, which is the barrier of the ranks'
@@ -90,27 +95,30 @@ class Channel {
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
   // Interrupted, after which the group is dead on all ranks.
   void round(const void* payload = nullptr, std::size_t bytes = 0);
-  // A round in which one rank tells and the others listen to it alone: it posts and goes on, they wait
-  // for it. What each of them has not waited for it waits for before it begins the next block or
-  // operation, so that nobody gets two rounds ahead.
+  // The same, but this rank waits for nobody, or for one peer alone. That others than that one have
+  // called something else is found in the next round that waits for them.
   void tell(const void* payload = nullptr, std::size_t bytes = 0);
   void listen(int teller);
+  // As tell, of up to told_bytes, which the others find as told().
+  void tell_at_length(const std::byte* data, std::size_t bytes);
+  const std::byte* told(int teller) { return segment_.told(teller, round_); }
   // A round after which a rank may change what others read in place. Throws as well if one of them
   // failed after it had posted: then it may have changed its own already.
   void close_round();
   // What a peer posted with the round that has just ended.
-  const std::byte* payload(int peer) { return segment_.area(peer).flags[round_ & 1].payload; }
+  const std::byte* payload(int peer) { return flag(peer, round_).payload; }
 
-  void next_block() {
-    if (owing_) catch_up();
-    ++block_;
-  }
+  // Waits until nobody reads the slot any more that this rank may write from now on. There must be a
+  // round between two blocks.
+  void next_block();
   std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1); }
 
   // For waits elsewhere: throws if the group is dead or the caller interrupted.
   void check_wait();
   // Peers, as channel ranks, whose process has ended. What they sent may still lie there.
   std::vector<int> dead() const;
+  // Whether a signal has stopped the peer's process.
+  bool is_stopped(int peer) const { return peers_.is_stopped(peer); }
   // Says if one of these peers has ended or left.
   std::optional<Failure> gone(const std::vector<int>& peers);
   // Whether a peer has closed the group.
@@ -144,12 +152,18 @@ class Channel {
 
  private:
   void begin(const Call& call, double timeout);
+  Flag& flag(int peer, std::uint64_t round) { return segment_.area(peer).flags[round % num_flags]; }
+  void begin_round();
+  void note_unchecked();
   void post(const void* payload, std::size_t bytes);
   void meet(int peer);
-  void meet_all();
-  void catch_up();
+  void catch_up(std::uint64_t round);
   void await(int peer);
-  bool posted(int peer);
+  bool posted(int peer) { return has_come(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
+  // Whether a flag that shows this shows the awaited round, or a later one.
+  bool has_come(std::uint32_t shown) const {
+    return static_cast<std::int32_t>(shown - static_cast<std::uint32_t>(awaited_)) >= 0;
+  }
   bool spin(int peer);
   int last_cpu(int peer);
   bool shares_cpu(int peer);
@@ -181,11 +195,15 @@ class Channel {
   std::atomic<bool> closed_{false};
   bool failed_ = false;  // when it was closed
   const int cpus_, neighbours_;  // processors that this process may use, and ranks that share them
+  bool all_roomy_ = false;
   int spins_ = 0;   // in a wait of the operation under way
   int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
   double moved_ = 0;      // when this thread last moved
-  std::uint32_t round_ = 0;
-  bool owing_ = false;  // whether somebody's flag of the round has not been waited for
+  // Rounds, of which flags hold the lower half.
+  std::uint64_t round_ = 0;
+  std::uint64_t awaited_ = 0;   // that of the flags that are waited for
+  std::uint64_t passed_ = 0;    // one that everybody has posted
+  std::uint64_t free_[2] = {};  // once posted by all, nobody reads this rank's slot any more
   std::uint64_t block_ = 0;
   // This and the next are also read by abort() on another thread.
   std::atomic<std::uint64_t> sequence_{~std::uint64_t{0}};

@@ -9,8 +9,7 @@
 namespace torsh::shm {
 namespace {
 
-// So much at a time: what one call has looked up of the peer's pages is then still in the cache.
-constexpr std::size_t piece_bytes = 256 << 10;
+constexpr std::size_t room_bytes = 512 << 10;
 
 std::uint64_t random_word() {
   std::random_device source;
@@ -52,6 +51,19 @@ bool Reach::read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes)
     at += static_cast<std::size_t>(done);
   }
   return true;
+}
+
+std::size_t Reach::write(int peer, const void* to, const std::byte* from) {
+  const pid_t pid = pids_[static_cast<std::size_t>(peer)];
+  if (pid <= 0) return 0;
+  const iovec own{const_cast<std::byte*>(from), piece_bytes};
+  const ssize_t done = process_vm_writev(pid, &own, 1, static_cast<const iovec*>(to), 1, 0);
+  return done > 0 ? static_cast<std::size_t>(done) : 0;
+}
+
+std::span<std::byte> Reach::room() {
+  if (room_.empty()) room_.resize(room_bytes / sizeof(Line));
+  return {room_.data()->bytes, room_bytes};
 }
 
 }  // namespace torsh::shm

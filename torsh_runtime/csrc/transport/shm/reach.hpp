@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace torsh::shm {
@@ -32,8 +33,20 @@ class Reach {
   // Copies from an address of the peer. False with errno set if that fails: ESRCH if its process has
   // ended.
   bool read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes);
+  // So much can be written at a time.
+  static constexpr std::size_t piece_bytes = 256 << 10;
+  // Copies as much as `to`, an iovec in shared memory, says when the system has got there; how many
+  // bytes, 0 if that fails. No signal that stops this process does so while the system copies.
+  std::size_t write(int peer, const void* to, const std::byte* from);
+
+  // Memory for what is read only to be used at once: of a size that stays in the processor's cache.
+  // Aligned to cache lines; the same for every call.
+  std::span<std::byte> room();
 
  private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
   struct Shown {
     const std::byte* data = nullptr;
     std::size_t bytes = 0;
@@ -43,6 +56,7 @@ class Reach {
   const std::vector<int> pids_;
   const std::uint64_t word_;
   std::array<Shown, 64> shown_;  // what was found to be good, by address
+  std::vector<Line> room_;       // none before it is used
   bool allowed_ = false;
 };
 

@@ -34,7 +34,8 @@ void populate(std::byte* from, std::size_t bytes) {
 
 std::size_t Segment::bytes_for(int ranks, std::size_t slot_bytes) {
   const std::size_t count = static_cast<std::size_t>(ranks);
-  return control_bytes(ranks) + count * 2 * slot_bytes + count * count * sizeof(RingMemory);
+  const std::size_t of_rank = 2 * slot_bytes + num_flags * told_bytes + count * sizeof(RingMemory);
+  return control_bytes(ranks) + count * of_rank;
 }
 
 Segment::Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes)
@@ -48,10 +49,12 @@ Segment::Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes)
   if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map the shared segment");
   base_ = static_cast<std::byte*>(mapped);
   slots_ = base_ + control_bytes(ranks);
-  rings_ = slots_ + ranks_ * 2 * slot_bytes;
+  told_ = slots_ + ranks_ * 2 * slot_bytes;
+  rings_ = told_ + ranks_ * num_flags * told_bytes;
   try {
     populate(base_, control_bytes(ranks));
     populate(slot(rank, 0), 2 * slot_bytes_);
+    populate(told(rank, 0), num_flags * told_bytes);
   } catch (...) {
     munmap(base_, length_);
     throw;

@@ -1,5 +1,5 @@
-// The memory that the ranks of one node share: flags and two slots for each rank, and a ring from
-// each rank to each other one.
+// The memory that the ranks of one node share: flags, two slots and room for what it tells for each
+// rank, and a ring from each rank to each other one.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,8 @@ namespace torsh::shm {
 
 constexpr std::size_t max_ranks = 1024;  // of a node
 constexpr std::size_t tiny_bytes = 48;
+constexpr std::uint32_t num_flags = 32;  // by so many rounds a rank can be ahead of others; a power of two
+constexpr std::size_t told_bytes = 8 << 10;
 
 // All of this lies in a file of zeros, so zero has to mean "nothing yet" everywhere.
 
@@ -40,17 +42,27 @@ struct AbortRecord {
   std::int32_t missing[most_missing];  // of more, the first
 };
 
+// Where a rank is about to write in the memory of another, while `active`. It begins like an iovec,
+// which the system reads when it begins to copy: until then peers can take it back.
+struct alignas(128) Announcement {
+  std::atomic<std::uint64_t> address, bytes;
+  std::atomic<std::uint32_t> active;
+};
+
 struct RankArea {
-  Flag flags[2];  // by the parity of the round: nobody can be two rounds ahead
+  Flag flags[num_flags];  // round r's is that of r % num_flags
   struct alignas(128) {
     std::atomic<std::uint32_t> count;
   } sleepers;  // ranks that wait in the kernel for this one's flag
   struct alignas(128) {
     Call call;
+    Call unchecked;  // the last one in which this rank did not wait for all others, and its number
+    std::uint64_t unchecked_sequence;
     std::atomic<std::uint64_t> sequence;  // the operation's number, counted from 1
     std::atomic<std::uint32_t> left;
   } own;
   BellSign bell;
+  Announcement writing;
   alignas(128) AbortRecord abort;
 };
 
@@ -58,7 +70,7 @@ struct alignas(128) Header {
   std::atomic<std::uint32_t> aborted_by;  // rank + 1 of who wrote the valid AbortRecord
 };
 
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // A mapping of the segment. The descriptor stays the caller's.
 class Segment {
@@ -76,6 +88,10 @@ class Segment {
   std::byte* slot(int rank, unsigned parity) {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + parity) * slot_bytes_;
   }
+  // What a rank tells in a round that others may read num_flags rounds later.
+  std::byte* told(int rank, std::uint64_t round) {
+    return told_ + (static_cast<std::size_t>(rank) * num_flags + round % num_flags) * told_bytes;
+  }
   // Memory of the ring that `from` writes and `to` reads. It becomes present when it is used.
   RingMemory& ring(int from, int to) {
     return reinterpret_cast<RingMemory*>(rings_)[static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to)];
@@ -87,6 +103,7 @@ class Segment {
   std::size_t length_;
   std::byte* base_;
   std::byte* slots_;
+  std::byte* told_;
   std::byte* rings_;
 };
 
