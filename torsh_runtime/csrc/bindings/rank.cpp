@@ -1,42 +1,12 @@
 #include "bindings/rank.hpp"
 
 #include <nanobind/stl/vector.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
-
-#include "common/clock.hpp"
 
 namespace torsh::python {
 namespace {
-
-// Without the GIL for as long as it lives. A thread that wants it back when the interpreter is being
-// taken down would be ended in the middle of C++ code, which ends the process badly: it stays here.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() {
-    while (is_finalizing()) pause();
-    PyEval_RestoreThread(state_);
-  }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  bool is_finalizing() const {
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing() && !is_main();
-#else
-    return _Py_IsFinalizing() && !is_main();
-#endif
-  }
-  static bool is_main() { return gettid() == getpid(); }
-
-  PyThreadState* state_;
-};
 
 template <class... Views>
 struct KeptViews final : Kept {
@@ -107,18 +77,10 @@ Record::Record(nb::handle object) {
   }
 }
 
-template <class Body>
-auto Rank::guarded(Body body) {
-  try {
-    const WithoutGil unlocked;
-    return body();
-  } catch (const Failure& failure) {
-    const nb::object error = failure_(*facts(failure));
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-    throw nb::python_error();
-  } catch (const Interrupted&) {
-    throw nb::python_error();  // PyErr_CheckSignals has set what the signal's handler raised
-  }
+void Rank::raise(const Failure& failure) const {
+  const nb::object error = failure_(*facts(failure));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
 }
 
 Rank::Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure)
@@ -352,83 +314,6 @@ void Rank::check_list(const char* name, const std::vector<View>& list, DType dty
   for (const View& view : list) {
     if (view.dtype() != dtype) throw nb::value_error("all arrays of a call must have the same dtype");
   }
-}
-
-Pending::Pending(Rank& rank, JobPtr job, std::shared_ptr<Kept> kept)
-    : rank_(rank), owner_(nb::find(rank)), job_(std::move(job)), kept_(std::move(kept)) {}
-
-Pending::Pending(Rank& rank, TransferPtr transfer, std::shared_ptr<Kept> kept, double timeout)
-    : rank_(rank), owner_(nb::find(rank)), transfer_(std::move(transfer)), kept_(std::move(kept)), timeout_(timeout), deadline_(now() + timeout) {}
-
-bool Pending::wait(std::optional<double> timeout) {
-  const double until = timeout ? now() + std::max(*timeout, 0.0) : std::numeric_limits<double>::infinity();
-  if (kept_ && !is_over() && !rank_.guarded([&] { return wait_until(until); })) return false;
-  settle();
-  check();
-  return true;
-}
-
-void Pending::check() {
-  if (failure_) rank_.guarded([&] { std::rethrow_exception(failure_); });
-}
-
-bool Pending::wait_until(double until) {
-  if (job_) return rank_.group().wait_for(job_, until);
-  if (until < deadline_) return rank_.group().wait_for(transfer_, until);
-  rank_.group().wait(transfer_, deadline_, timeout_);
-  return true;
-}
-
-Pending::~Pending() {
-  if (!kept_ || is_over()) return;
-  if (job_) {
-    rank_.keep([job = job_] { return job->over(); }, std::move(kept_));
-  } else {
-    rank_.keep([transfer = transfer_] { return transfer->over(); }, std::move(kept_));
-  }
-}
-
-void Pending::go_on() {
-  rank_.guarded([&] { rank_.group().go_on(transfer_, deadline_, timeout_); });
-}
-
-bool Pending::done() {
-  if (kept_ && !is_over()) return false;
-  settle();
-  return true;
-}
-
-bool Pending::is_over() const { return job_ ? job_->over() : transfer_->over(); }
-
-// Once it is over: results go where they belong, and what it held is let go. Another thread that
-// comes meanwhile waits until they are there.
-void Pending::settle() {
-  while (settling_) {
-    const WithoutGil unlocked;
-    sched_yield();
-  }
-  if (!kept_) return;
-  settling_ = true;
-  const std::shared_ptr<Kept> kept = std::move(kept_);
-  kept_.reset();
-  try {
-    const WithoutGil unlocked;
-    job_ ? job_->result() : rank_.group().wait(transfer_, deadline_, timeout_);
-  } catch (...) {
-    failure_ = std::current_exception();
-  }
-  try {
-    if (!failure_) kept->finish();
-  } catch (...) {
-    settling_ = false;
-    throw;
-  }
-  settling_ = false;
-}
-
-int Pending::source() {
-  if (!transfer_ || transfer_->sending() || !done() || failure_) return any_source;
-  return transfer_->peer();
 }
 
 }  // namespace torsh::python

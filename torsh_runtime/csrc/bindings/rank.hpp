@@ -3,9 +3,11 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
-#include <optional>
 
+#include "bindings/gil.hpp"
+#include "bindings/pending.hpp"
 #include "bindings/view.hpp"
 #include "common/progress.hpp"
 #include "group/group.hpp"
@@ -25,50 +27,6 @@ class Record {
 
  private:
   Py_buffer view_{};
-};
-
-// What an operation under way holds on to.
-struct Kept {
-  virtual ~Kept() = default;
-  virtual void finish() = 0;
-};
-
-class Rank;
-
-// An operation that was begun. Needs the GIL, which its waits release.
-class Pending {
- public:
-  Pending(Rank& rank, JobPtr job, std::shared_ptr<Kept> kept);
-  Pending(Rank& rank, TransferPtr transfer, std::shared_ptr<Kept> kept, double timeout);
-  ~Pending();  // the buffers of what is still under way stay
-  Pending(Pending&&) = default;
-  Pending& operator=(Pending&&) = delete;
-
-  // Whether it was over within so many seconds (none: however long it takes). Raises what it ended
-  // with.
-  bool wait(std::optional<double> timeout);
-  // Whether it is over, well or not.
-  bool done();
-  // Sees to it that a message gets done though nobody waits for it.
-  void go_on();
-  // Raises what it ended with, if it is over and ended badly.
-  void check();
-  // The rank a message came from; -1 of other operations, and before it has come.
-  int source();
-
- private:
-  bool is_over() const;
-  bool wait_until(double until);
-  void settle();
-
-  Rank& rank_;
-  nb::object owner_;  // rank_ as Python knows it, so that it stays
-  JobPtr job_;
-  TransferPtr transfer_;
-  std::shared_ptr<Kept> kept_;
-  bool settling_ = false;
-  std::exception_ptr failure_;  // the Python error is made anew each time: it would keep its frames, and they this
-  double timeout_ = 0, deadline_ = 0;
 };
 
 class Rank {
@@ -110,9 +68,19 @@ class Rank {
   Group& group() { return *group_; }
   // Runs the body without the GIL and turns what it throws into Python errors.
   template <class Body>
-  auto guarded(Body body);
+  auto guarded(Body body) {
+    try {
+      const WithoutGil unlocked;
+      return body();
+    } catch (const Failure& failure) {
+      raise(failure);
+    } catch (const Interrupted&) {
+      throw nb::python_error();  // PyErr_CheckSignals has set what the signal's handler raised
+    }
+  }
 
  private:
+  [[noreturn]] void raise(const Failure& failure) const;
   template <class Operation, class... Views>
   nb::object perform(const Call& call, Operation operation, double timeout, bool async_op, Views... views);
   nb::object message(TransferPtr transfer, View view, double timeout, bool async_op);

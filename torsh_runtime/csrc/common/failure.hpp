@@ -36,6 +36,14 @@ struct Failure : std::exception {
   const char* what() const noexcept override { return "collective failed"; }
 };
 
+// One that concerns the caller alone.
+inline Failure bare(FailureKind kind, double seconds = 0) {
+  Failure found;
+  found.kind = kind;
+  found.seconds = seconds;
+  return found;
+}
+
 // The caller's interrupt hook asked to stop; the hook's own error says why.
 struct Interrupted : std::exception {
   const char* what() const noexcept override { return "interrupted"; }

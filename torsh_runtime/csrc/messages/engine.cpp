@@ -10,16 +10,6 @@
 #include "messages/turn.hpp"
 
 namespace torsh {
-namespace {
-
-Failure bare(FailureKind kind) {
-  Failure found;
-  found.kind = kind;
-  return found;
-}
-
-}  // namespace
-
 Engine::Engine(MessengerSetup setup)
     : setup_(std::move(setup)),
       rank_(setup_.rank),

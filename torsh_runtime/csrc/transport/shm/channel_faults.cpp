@@ -1,0 +1,183 @@
+// Who is missing, dead or in disagreement, and how all ranks of the node come to know.
+#include <algorithm>
+
+#include "common/clock.hpp"
+#include "transport/shm/channel.hpp"
+#include "transport/shm/futex.hpp"
+
+namespace torsh::shm {
+
+void Channel::check() {
+  check_abort();
+  check_peers();
+  if (hooks_.look_around) hooks_.look_around();
+  check_wait();
+  if (now() >= deadline_) check_deadline();
+}
+
+// Who has not even begun this operation is to blame, and not those who wait for it themselves.
+void Channel::check_deadline() {
+  const std::vector<int> waited = not_posted();
+  if (waited.empty()) return;
+  Failure late = failure(FailureKind::timeout, rank_);
+  late.seconds = timeout_;
+  late.missing = absent();
+  if (late.missing.empty()) {
+    for (const int peer : waited) late.missing.push_back(names_[static_cast<std::size_t>(peer)]);
+  }
+  fail(late);
+}
+
+std::vector<int> Channel::absent() {
+  const std::uint64_t current = sequence();
+  std::vector<int> found;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (segment_.area(peer).own.sequence.load(std::memory_order_acquire) < current || peers_.is_stopped(peer)) {
+      found.push_back(names_[static_cast<std::size_t>(peer)]);
+    }
+  }
+  if (hooks_.absent) {
+    const std::vector<int> elsewhere = hooks_.absent(current);
+    found.insert(found.end(), elsewhere.begin(), elsewhere.end());
+    std::sort(found.begin(), found.end());
+  }
+  return found;
+}
+
+void Channel::check_wait() {
+  check_abort();
+  if (!hooks_.interrupted()) return;
+  abort();
+  throw Interrupted();
+}
+
+std::vector<int> Channel::dead() const { return peers_.find_dead(); }
+
+std::optional<Failure> Channel::gone(const std::vector<int>& peers) {
+  const std::vector<int> ended = dead();
+  for (const int peer : peers) {
+    if (std::find(ended.begin(), ended.end(), peer) != ended.end()) return failure(FailureKind::peer_lost, peer);
+    if (has_left(peer)) return failure(FailureKind::peer_left, peer);
+  }
+  return std::nullopt;
+}
+
+// A process may well end after its last collective. It is lost only if, after it was seen dead,
+// somebody's flag of this round is still missing: then it cannot have passed the round. Of an
+// earlier round its own must be.
+void Channel::check_peers() {
+  const std::vector<int> ended = dead();
+  const std::vector<int> missing = not_posted();
+  if (missing.empty()) return;
+  for (const int peer : ended) {
+    if (awaited_ != round_ && posted(peer)) continue;
+    check_abort();  // perhaps by a rank that then ended because of it
+    fail(failure(FailureKind::peer_lost, peer));
+  }
+  for (const int peer : missing) {
+    if (has_left(peer) && !posted(peer)) {
+      fail(failure(FailureKind::peer_left, peer));
+    }
+  }
+}
+
+std::vector<int> Channel::not_posted() {
+  std::vector<int> missing;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != rank_ && !posted(peer)) missing.push_back(peer);
+  }
+  return missing;
+}
+
+void Channel::compare(int peer) {
+  if (flag(peer, round_).fingerprint != fingerprint_) disagree(peer);
+}
+
+// If the present calls are alike, the ranks disagreed about an earlier one, in which they did not wait
+// for each other.
+void Channel::disagree(int peer) {
+  Failure found = failure(FailureKind::mismatch, peer);
+  const auto &own = segment_.area(rank_).own, &other = segment_.area(peer).own;
+  const bool earlier =
+      own.call.fingerprint() == other.call.fingerprint() && own.unchecked_sequence == other.unchecked_sequence;
+  found.own = earlier ? own.unchecked : own.call;
+  found.other = earlier ? other.unchecked : other.call;
+  if (earlier) found.sequence = own.unchecked_sequence;
+  fail(found);
+}
+
+Failure Channel::failure(FailureKind kind, int culprit) const {
+  Failure found;
+  found.kind = kind;
+  found.rank = names_[static_cast<std::size_t>(culprit)];
+  found.reporter = names_[static_cast<std::size_t>(rank_)];
+  found.op = op_.load(std::memory_order_relaxed);
+  found.sequence = sequence_.load(std::memory_order_relaxed);
+  return found;
+}
+
+void Channel::end(const Failure& found) {
+  bool first = false;
+  {
+    const std::lock_guard<std::mutex> stay(life_);
+    first = !closed_ && !is_fork() && record(found);
+  }
+  if (first && hooks_.announce) hooks_.announce(found);
+}
+
+void Channel::fail(const Failure& found) {
+  end(found);
+  check_abort();  // the first cause stands, whoever found it
+  throw found;
+}
+
+void Channel::adopt(const Failure& found) {
+  const std::lock_guard<std::mutex> stay(life_);
+  if (!closed_) record(found);
+}
+
+// Whether this is the first failure of the group on this node.
+bool Channel::record(const Failure& found) {
+  std::atomic<std::uint32_t>& aborted_by = segment_.header().aborted_by;
+  if (aborted_by.load(std::memory_order_acquire) != 0) return false;
+  AbortRecord& account = segment_.area(rank_).abort;
+  account.kind = found.kind;
+  account.rank = found.rank;
+  account.reporter = found.reporter;
+  account.op = found.op;
+  account.sequence = found.sequence;
+  account.seconds = found.seconds;
+  account.own = found.own;
+  account.other = found.other;
+  account.num_missing = static_cast<std::uint32_t>(std::min(found.missing.size(), AbortRecord::most_missing));
+  std::copy_n(found.missing.begin(), account.num_missing, account.missing);
+  std::uint32_t none = 0;
+  const bool first =
+      aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_seq_cst);
+  for (int peer = 0; peer < ranks_; ++peer) wake(peer);
+  return first;
+}
+
+void Channel::wake(int peer) {
+  for (Flag& flag : segment_.area(peer).flags) futex_wake(flag.round);
+}
+
+void Channel::check_abort() {
+  const std::uint32_t by = segment_.header().aborted_by.load(std::memory_order_acquire);
+  if (by == 0 && closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
+  if (by == 0) return;
+  const AbortRecord& account = segment_.area(static_cast<int>(by) - 1).abort;
+  Failure found;
+  found.kind = account.kind;
+  found.rank = account.rank;
+  found.reporter = account.reporter;
+  found.op = account.op;
+  found.sequence = account.sequence;
+  found.seconds = account.seconds;
+  found.own = account.own;
+  found.other = account.other;
+  found.missing.assign(account.missing, account.missing + account.num_missing);
+  throw found;
+}
+
+}  // namespace torsh::shm
