@@ -97,7 +97,8 @@ class NativeBackend(Backend):
         return _work(self._group.reduce(array, root, op, timeout, async_op))
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        return _work(self._group.broadcast(array, root, timeout, async_op))
+        pending = self._group.broadcast(array, root, timeout, async_op)
+        return COMPLETED if pending is None else NativeWork(pending)
 
     def all_gather(
         self, output: object, array: object, timeout: float, async_op: bool = False

@@ -38,7 +38,8 @@ class ProcessGroup:
         """
         self._backend = backend
         self._timeout = timeout
-        self._ranks = range(backend.world_size) if ranks is None else tuple(ranks)
+        self._members = range(backend.world_size)
+        self._ranks = self._members if ranks is None else tuple(ranks)
         self._name = name
         self._session = session
         self._intercepted = False
@@ -232,7 +233,7 @@ class ProcessGroup:
         self._backend.close()
 
     def _member(self, rank: int) -> int:
-        if rank not in range(self.world_size):
+        if rank not in self._members:
             raise ValueError(f"{rank!r} is not a rank of the group (0 to {self.world_size - 1})")
         return rank
 

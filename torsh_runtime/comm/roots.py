@@ -17,12 +17,12 @@ def root_rank(
     `name` is that of the first argument; `default`, in its place, is what neither of them means.
     Raises ValueError if both are given, neither is, or the rank is no member.
     """
-    if group_rank is not None:
-        if rank is not None:
-            raise ValueError(f"give either {name} or group_{name}, not both")
-        return group_rank
-    if rank is None:
-        rank = default
-    if rank is None:
-        raise ValueError(f"give {name}, a rank of the default group, or group_{name}")
-    return group.group_rank(rank)
+    if group_rank is None:
+        if rank is None:
+            rank = default
+        if rank is None:
+            raise ValueError(f"give {name}, a rank of the default group, or group_{name}")
+        return group.group_rank(rank)
+    if rank is not None:
+        raise ValueError(f"give either {name} or group_{name}, not both")
+    return group_rank

@@ -97,7 +97,7 @@ class AllReduce {
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
     Direct direct(channel_, 0);
-    const bool fetching_pays = channel_.all_roomy() && bytes >= fetch_limit;
+    const bool fetching_pays = channel_.is_roomy() && bytes >= fetch_limit;
     const std::size_t each = bytes / static_cast<std::size_t>(channel_.ranks());
     if (!fetching_pays && !direct.regions_pay(each)) return false;
     const Exposed exposed(channel_);

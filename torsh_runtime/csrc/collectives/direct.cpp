@@ -25,11 +25,11 @@ Direct::Direct(shm::Channel& channel, std::size_t written)
     : channel_(channel), streams_(written >= stream_limit), places_(channel.ranks()) {}
 
 bool Direct::reach_pays(std::size_t bytes) const {
-  return channel_.reach().allowed() && bytes >= (channel_.all_roomy() ? reach_limit : crowded_reach_limit);
+  return channel_.reach().allowed() && bytes >= (channel_.is_roomy() ? reach_limit : crowded_reach_limit);
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
-  return !channel_.regions().empty() && bytes >= (channel_.all_roomy() ? region_limit : crowded_region_limit);
+  return !channel_.regions().empty() && bytes >= (channel_.is_roomy() ? region_limit : crowded_region_limit);
 }
 
 Place Direct::place(const Piece& buffer, std::size_t bytes) const {

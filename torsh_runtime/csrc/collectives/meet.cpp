@@ -19,18 +19,11 @@ bool reaches_all(shm::Channel& channel) {
 }  // namespace
 
 void meet(shm::Channel& channel) {
-  struct Finding {
-    bool roomy, reached;
-  };
-  Finding all{channel.is_roomy(), reaches_all(channel)};
-  channel.round(&all, sizeof all);
-  for_peers(channel, [&](int peer) {
-    Finding found;
-    std::memcpy(&found, channel.payload(peer), sizeof found);
-    all = {all.roomy && found.roomy, all.reached && found.reached};
-  });
-  channel.settle(all.roomy);
-  channel.reach().allow(all.reached);
+  bool reached = reaches_all(channel);
+  channel.settle();
+  channel.round(&reached, sizeof reached);
+  for_peers(channel, [&](int peer) { reached = reached && *channel.payload(peer) != std::byte{0}; });
+  channel.reach().allow(reached);
 }
 
 }  // namespace torsh::in_node

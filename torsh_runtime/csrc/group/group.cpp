@@ -61,7 +61,7 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
       made.streams[peer].push_back(std::make_unique<tcp::SocketStream>(std::move(setup.links[peer][lane])));
     }
   }
-  made.spin = channel_.is_roomy();
+  made.spin = [this] { return channel_.is_roomy(); };
   made.alarm = control_ ? control_->descriptor() : -1;
   made.check = [this] { check(); };
   made.standing = [this](int peer) { return standing(peer); };

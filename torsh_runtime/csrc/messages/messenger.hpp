@@ -25,7 +25,7 @@ struct MessengerSetup {
   std::vector<std::vector<std::unique_ptr<Stream>>> streams;
   std::unique_ptr<shm::Bell> bell;
   // Whether to spin a while before sleeping: when there is a processor for each rank of the machine.
-  bool spin = false;
+  std::function<bool()> spin = [] { return false; };
   // When this is readable, `check` is called at once; -1 is none.
   int alarm = -1;
   // Called every 20 ms by whoever waits, without any lock held: throws Failure or Interrupted when

@@ -50,7 +50,7 @@ Channel::Channel(const Setup& setup, Hooks hooks)
       progress_(setup.progress != nullptr ? setup.progress : &unseen_),
       group_(setup.group),
       world_(setup.world),
-      cpus_(allowed_cpus()),
+      cpus_(allowed_cpus(segment_.area(rank_).own.cpus)),
       neighbours_(std::max(setup.neighbours, ranks_)) {
   if (tuning_.block_bytes < least_share * static_cast<std::size_t>(ranks_)) {
     throw std::invalid_argument("block_bytes is too small for so many ranks");
@@ -69,7 +69,7 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
   }
   channel.owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   const int busy_threads = background ? 2 * channel.neighbours_ : channel.neighbours_;
-  channel.spins_ = busy_threads <= channel.cpus_ ? spin_limit : 0;
+  channel.spins_ = busy_threads <= channel.cpus_.load(std::memory_order_relaxed) ? spin_limit : 0;
 }
 
 Channel::Operation::~Operation() {
@@ -87,6 +87,21 @@ void Channel::Operation::acquire(double timeout) {
     if (channel_.hooks_.interrupted()) throw Interrupted();
     if (now() > deadline) throw bare(FailureKind::busy, timeout);
   }
+}
+
+// Ranks that are bound each to their own processors have those; others share what all of them have.
+void Channel::settle() {
+  cpu_set_t any;
+  CPU_ZERO(&any);
+  int sum = 0, least = CPU_SETSIZE;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const cpu_set_t& cpus = segment_.area(rank).own.cpus;
+    CPU_OR(&any, &any, &cpus);
+    sum += CPU_COUNT(&cpus);
+    least = std::min(least, CPU_COUNT(&cpus));
+  }
+  const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
+  cpus_.store(bound ? least * neighbours_ : CPU_COUNT(&any), std::memory_order_relaxed);
 }
 
 void Channel::begin(const Call& call, double timeout) {

@@ -63,10 +63,9 @@ class Channel {
   const Tuning& tuning() const { return tuning_; }
   Segment& segment() { return segment_; }
   // Whether each rank of this machine can have a processor for itself.
-  bool is_roomy() const { return neighbours_ <= cpus_; }
-  // Whether all ranks say so, once they have met: for what they have to decide alike.
-  void settle(bool all_roomy) { all_roomy_ = all_roomy; }
-  bool all_roomy() const { return all_roomy_; }
+  // As far as this rank knows; once all have met, and called settle(), they agree.
+  bool is_roomy() const { return neighbours_ <= cpus_.load(std::memory_order_relaxed); }
+  void settle();
   Reach& reach() { return reach_; }
   Regions& regions() { return regions_; }
   // The operation under way, or the last one, counted from 0, which is the barrier of the ranks'
@@ -194,8 +193,8 @@ class Channel {
   std::mutex life_;        // abort() comes from any thread, and the segment must stay for it
   std::atomic<bool> closed_{false};
   bool failed_ = false;  // when it was closed
-  const int cpus_, neighbours_;  // processors that this process may use, and ranks that share them
-  bool all_roomy_ = false;
+  std::atomic<int> cpus_;  // processors of this machine for its ranks
+  const int neighbours_;   // that many of them
   int spins_ = 0;   // in a wait of the operation under way
   int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
   double moved_ = 0;      // when this thread last moved

@@ -6,9 +6,10 @@ namespace torsh::shm {
 
 int current_cpu() { return sched_getcpu(); }
 
-int allowed_cpus() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+int allowed_cpus(cpu_set_t& set) {
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_SET(current_cpu(), &set);
+  return CPU_COUNT(&set);
 }
 
 void leave_cpus(const std::vector<int>& occupied) {

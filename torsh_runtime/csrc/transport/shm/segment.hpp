@@ -2,6 +2,8 @@
 // rank, and a ring from each rank to each other one.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -60,6 +62,7 @@ struct RankArea {
     std::uint64_t unchecked_sequence;
     std::atomic<std::uint64_t> sequence;  // the operation's number, counted from 1
     std::atomic<std::uint32_t> left;
+    cpu_set_t cpus;  // that this rank may run on
   } own;
   BellSign bell;
   Announcement writing;
