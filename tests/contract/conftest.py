@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from support.etcd_servers import VERSIONS, EtcdCluster, EtcdServer, binary_or_skip
 
 from torsh_runtime.errors import StoreTimeout
 from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Store, Write
 from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.etcd import EtcdConfig, EtcdStore
 from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
 from torsh_runtime.store.state import KeyValueState
 
@@ -136,6 +139,20 @@ class BlockingStore:
         self._loop.run(self._store.close())
 
 
+class ForgetfulEtcd(BlockingStore):
+    """An etcd that remembers only the last four puts."""
+
+    def __init__(self, loop: LoopThread, store: Store, server: EtcdServer) -> None:
+        super().__init__(loop, store)
+        self._server = server
+
+    def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        revision = super().put(key, value, lease)
+        if revision > 5:
+            self._server.post("kv/compaction", {"revision": str(revision - 4)})
+        return revision
+
+
 AnyStore = BlockingStore | StoreClient
 OpenStore = Callable[..., AnyStore]
 
@@ -174,12 +191,30 @@ def loop_thread(no_leaks: None) -> Iterator[LoopThread]:
     thread.close()
 
 
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def open_store(request: pytest.FixtureRequest, loop_thread: LoopThread) -> Iterator[OpenStore]:
+@pytest.fixture(
+    params=[
+        *("memory", "unix", "tcp", "remote"),
+        *(pytest.param(f"etcd-{version}", marks=pytest.mark.etcd) for version in VERSIONS),
+    ]
+)
+def open_store(
+    request: pytest.FixtureRequest, loop_thread: LoopThread, tmp_path: Path
+) -> Iterator[OpenStore]:
     """Opens stores of one kind: over a given state, closed after the test."""
     with ExitStack() as stack:
 
+        def open_etcd(version: str, *, forgetful: bool) -> AnyStore:
+            cluster = stack.enter_context(EtcdCluster(binary_or_skip(version), tmp_path))
+            etcd = EtcdStore(EtcdConfig(endpoints=cluster.endpoints, request_timeout=GUARD))
+            stack.callback(lambda: loop_thread.run(etcd.close()))
+            if forgetful:
+                return ForgetfulEtcd(loop_thread, etcd, cluster.members[0])
+            return BlockingStore(loop_thread, etcd)
+
         def open_one(state: KeyValueState | None = None) -> AnyStore:
+            if request.param.startswith("etcd"):
+                version = request.param.removeprefix("etcd-")
+                return open_etcd(version, forgetful=state is not None)
             backing = MemoryStore(state=state)
             stack.callback(lambda: loop_thread.run(backing.close()))
             if request.param == "memory":
@@ -189,6 +224,10 @@ def open_store(request: pytest.FixtureRequest, loop_thread: LoopThread) -> Itera
             listen = name if request.param == "unix" else "tcp:127.0.0.1:0"
             endpoint = loop_thread.run(server.start(listen))
             stack.callback(lambda: loop_thread.run(server.close()))
+            if request.param == "remote":
+                remote = RemoteStore(endpoint, SECRET, GUARD)
+                stack.callback(lambda: loop_thread.run(remote.close()))
+                return BlockingStore(loop_thread, remote)
             return stack.enter_context(StoreClient.connect(endpoint, SECRET, GUARD, GUARD))
 
         yield open_one

@@ -79,7 +79,7 @@ class MemoryStore(Store):
                     await self._arrival_of(missing)
         except TimeoutError:
             if missing := self._missing(wanted):
-                raise _missed(missing, timeout) from None
+                raise missed(missing, timeout) from None
         found = (self._state.get(key) for key in wanted)
         return {entry.key: entry for entry in found if entry}
 
@@ -204,7 +204,8 @@ def _discard(index: dict[str, set[T]], name: str, member: T) -> None:
             del index[name]
 
 
-def _missed(missing: Sequence[str], timeout: float) -> StoreTimeout:
+def missed(missing: Sequence[str], timeout: float) -> StoreTimeout:
+    """What a wait ends with when these keys have not come."""
     shown = ", ".join(map(repr, missing[:8]))
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return StoreTimeout(

@@ -74,7 +74,7 @@ class KeyValueState:
 
         StoreError when a key is written twice or a lease is unknown.
         """
-        _check_writes(writes)
+        check_writes(writes)
         if not all(self._holds(compare) for compare in compares):
             return Applied(Outcome(False, self.revision), ())
         for write in writes:
@@ -86,9 +86,7 @@ class KeyValueState:
     def add(self, key: str, amount: int) -> Applied[int]:
         """Add to a counter of decimal text within 64 bits; the key keeps its lease."""
         entry = self.get(key)
-        total = _counter(entry) + amount
-        if abs(total) > MAX_COUNTER:
-            raise StoreError(f"add to {key!r}: {total} does not fit a 64-bit counter")
+        total = counted(key, entry, amount)
         lease = entry.lease if entry else 0
         return Applied(total, self._commit([Put(key, str(total).encode(), lease)]))
 
@@ -200,7 +198,8 @@ def check_key(key: str) -> str:
     return key
 
 
-def _check_writes(writes: Sequence[Write]) -> None:
+def check_writes(writes: Sequence[Write]) -> None:
+    """StoreError when a key is impossible or written twice, or a value is not bytes."""
     seen: set[str] = set()
     for write in writes:
         if check_key(write.key) in seen:
@@ -210,6 +209,14 @@ def _check_writes(writes: Sequence[Write]) -> None:
             raise StoreError(
                 f"the value of {write.key!r} must be bytes, got {type(write.value).__name__}"
             )
+
+
+def counted(key: str, entry: Entry | None, amount: int) -> int:
+    """The counter's value after adding. StoreError when it is no number or leaves 64 bits."""
+    total = _counter(entry) + amount
+    if abs(total) > MAX_COUNTER:
+        raise StoreError(f"add to {key!r}: {total} does not fit a 64-bit counter")
+    return total
 
 
 def _counter(entry: Entry | None) -> int:

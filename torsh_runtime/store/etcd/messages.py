@@ -1,0 +1,118 @@
+"""The JSON of etcd's gateway: bytes are base64, 64-bit numbers text, and zeros left out."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torsh_runtime.store.base import Compare, Entry, Event, Put, Write
+
+Message = dict[str, Any]
+
+
+class KeyRange(NamedTuple):
+    """Either one key, or all with one prefix."""
+
+    text: str
+    is_prefix: bool
+
+    def message(self) -> Message:
+        """The fields that name the range in a request."""
+        if not self.is_prefix:
+            return {"key": encode(self.text.encode())}
+        if not self.text:
+            return {"key": "AA==", "range_end": "AA=="}  # from "\0" on
+        start = self.text.encode()
+        end = start[:-1] + bytes((start[-1] + 1,))  # UTF-8 has no byte 0xff
+        return {"key": encode(start), "range_end": encode(end)}
+
+    def __str__(self) -> str:
+        return repr(self.text)
+
+
+def encode(value: bytes) -> str:
+    """Bytes as they stand in a message."""
+    return b64encode(value).decode()
+
+
+def transaction(
+    compares: Sequence[Compare], writes: Sequence[Write], otherwise: Sequence[KeyRange] = ()
+) -> Message:
+    """A transaction that reads the ranges `otherwise`, when a condition does not hold."""
+    return {
+        "compare": [_compare(compare) for compare in compares],
+        "success": [_write(write) for write in writes],
+        "failure": [{"request_range": keys.message()} for keys in otherwise],
+    }
+
+
+def put(write: Put) -> Message:
+    """One write."""
+    return {
+        "key": encode(write.key.encode()),
+        "value": encode(write.value),
+        "lease": str(write.lease),
+    }
+
+
+def reads(ranges: Sequence[KeyRange]) -> Message:
+    """A transaction that only reads."""
+    return {"success": [{"request_range": keys.message()} for keys in ranges]}
+
+
+def entries(answer: Message) -> tuple[Entry, ...]:
+    """The keys that a range request found."""
+    return tuple(map(_entry, answer.get("kvs", ())))
+
+
+def entries_read(answer: Message) -> tuple[Entry, ...]:
+    """The keys that a transaction's range requests found."""
+    found = (part.get("response_range", {}) for part in answer.get("responses", ()))
+    return tuple(entry for part in found for entry in entries(part))
+
+
+def events(answer: Message) -> tuple[Event, ...]:
+    """The changes in one message of a watch."""
+    return tuple(map(_event, answer.get("events", ())))
+
+
+def revision(answer: Message) -> int:
+    """The store's revision when it answered; 0 if the answer has none."""
+    return int(answer.get("header", {}).get("revision", 0))
+
+
+def cluster(answer: Message) -> int:
+    """The id of the cluster that answered; 0 if the answer has none."""
+    return int(answer.get("header", {}).get("cluster_id", 0))
+
+
+def _compare(compare: Compare) -> Message:
+    return {
+        "key": encode(compare.key.encode()),
+        "target": "MOD",
+        "mod_revision": str(compare.revision),
+    }
+
+
+def _write(write: Write) -> Message:
+    if isinstance(write, Put):
+        return {"request_put": put(write)}
+    return {"request_delete_range": {"key": encode(write.key.encode())}}
+
+
+def _entry(kv: Message) -> Entry:
+    return Entry(
+        b64decode(kv["key"]).decode(errors="surrogateescape"),
+        b64decode(kv.get("value", "")),
+        int(kv["mod_revision"]),
+        int(kv.get("lease", 0)),
+    )
+
+
+def _event(event: Message) -> Event:
+    kv = event["kv"]
+    key = b64decode(kv["key"]).decode(errors="surrogateescape")
+    if event.get("type") == "DELETE":
+        return Event("delete", key, b"", int(kv["mod_revision"]))
+    return Event("put", key, b64decode(kv.get("value", "")), int(kv["mod_revision"]))

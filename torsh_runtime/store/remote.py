@@ -1,0 +1,329 @@
+"""The asyncio client of a StoreServer, for agents: a store that another process serves."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.store import wire
+from torsh_runtime.store.base import (
+    Compare,
+    Entry,
+    Event,
+    Listing,
+    Outcome,
+    Store,
+    Write,
+)
+from torsh_runtime.store.endpoint import Endpoint, TcpEndpoint, UnixEndpoint, parse_endpoint
+from torsh_runtime.store.sockets import tune
+
+REQUEST_SECONDS = 10.0
+_BUSY = 512
+"""Requests under way from which on a connection takes no more: the server takes twice as many."""
+_CHUNK = 256 << 10
+
+
+class RemoteStore(Store):
+    """The Store port over a StoreServer. Use it from one event loop only, and close it.
+
+    Every call ends within `request_timeout` seconds (`wait`: that much after its own timeout) with
+    StoreTimeout at the latest. A request is never sent twice: after an error it may or may not
+    have been carried out. The next call connects anew, by one attempt; a StoreError that comes
+    from a ConnectionRefusedError tells that nobody listens there. Requests share connections; a
+    watch has one of its own.
+    """
+
+    def __init__(
+        self, endpoint: str, secret: bytes, request_timeout: float = REQUEST_SECONDS
+    ) -> None:
+        """Connects to nothing yet. ConfigError when the endpoint is malformed."""
+        self._endpoint = parse_endpoint(endpoint)
+        self._secret = secret
+        self._timeout = request_timeout
+        self._lanes: list[_Lane] = []
+        self._opening = asyncio.Lock()
+        self._watching: set[_Lane] = set()
+        self._closed = False
+
+    async def get(self, key: str) -> Entry | None:
+        entry: Entry | None = await self._call("get", key)
+        return entry
+
+    async def list(self, prefix: str) -> Listing:
+        listing: Listing = await self._call("list", prefix)
+        return listing
+
+    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        revision: int = await self._call("put", key, value, lease)
+        return revision
+
+    async def delete(self, key: str) -> bool:
+        deleted: bool = await self._call("delete", key)
+        return deleted
+
+    async def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
+        outcome: Outcome = await self._call("transact", [*compares], [*writes])
+        return outcome
+
+    async def add(self, key: str, amount: int) -> int:
+        total: int = await self._call("add", key, amount)
+        return total
+
+    async def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
+        if not 0 <= timeout < math.inf:
+            raise StoreError(f"a timeout must be a finite number of seconds >= 0, got {timeout}")
+        limit = timeout + self._timeout
+        found: Mapping[str, Entry] = await self._call("wait", [*keys], float(timeout), limit=limit)
+        return found
+
+    async def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
+        request = wire.Request(1, "watch", (prefix, after))
+        lane = await self._within(self._timeout, request, self._open())
+        self._watching.add(lane)
+        try:
+            await self._within(self._timeout, request, lane.send(request))
+            while True:
+                reply = await self._explained(request, lane.next_reply())
+                if reply.status != wire.EVENT:
+                    raise wire.decode_failure(reply.body)
+                yield wire.decode_event(reply.body)
+        finally:
+            self._watching.discard(lane)
+            lane.abort()
+
+    async def grant(self, ttl: float) -> int:
+        lease: int = await self._call("grant", float(ttl))
+        return lease
+
+    async def keep_alive(self, lease: int) -> None:
+        await self._call("keep_alive", lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self._call("revoke", lease)
+
+    async def close(self) -> None:
+        self._closed = True
+        lanes = [*self._lanes, *self._watching]
+        self._lanes.clear()
+        for lane in lanes:
+            lane.abort()
+        for lane in lanes:
+            await lane.closed()
+
+    async def _call(self, op: str, *args: object, limit: float | None = None) -> Any:
+        request = wire.Request(0, op, args)
+        seconds = self._timeout if limit is None else limit
+        reply = await self._within(seconds, request, self._ask(request))
+        if reply.status == wire.FAILURE:
+            raise wire.decode_failure(reply.body)
+        return wire.decode_result(op, reply.body)
+
+    async def _ask(self, request: wire.Request) -> wire.Reply:
+        lane = await self._lane()
+        try:
+            return await lane.ask(request)
+        except (OSError, EOFError):
+            self._drop(lane)
+            raise
+
+    async def _lane(self) -> _Lane:
+        """A connection with room for one more request."""
+        async with self._opening:
+            for lane in self._lanes:
+                if lane.is_open and lane.load < _BUSY:
+                    return lane
+            self._lanes = [lane for lane in self._lanes if lane.is_open]
+            lane = await self._open()
+            lane.read_replies()
+            self._lanes.append(lane)
+            return lane
+
+    def _drop(self, lane: _Lane) -> None:
+        lane.abort()
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+
+    async def _open(self) -> _Lane:
+        if self._closed:
+            raise StoreError("this client is closed; make another one")
+        lane = await _Lane.open(self._endpoint, self._secret)
+        if self._closed:
+            lane.abort()
+            raise StoreError("this client was closed meanwhile; make another one")
+        return lane
+
+    async def _within(self, seconds: float, request: wire.Request, work: Any) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._explained(request, work)
+        except StoreError:
+            raise
+        except TimeoutError:
+            if request.op != "wait":  # whose answers come late when all is well, too
+                self._suspect()
+            raise StoreTimeout(
+                f"{self._label(request)}: no answer within {seconds:g} s. The process that serves "
+                f"the store is overloaded, stopped or cut off; look at its output."
+            ) from None
+
+    def _suspect(self) -> None:
+        """What did not answer is not asked again on the same connection."""
+        for lane in [*self._lanes]:
+            self._drop(lane)
+
+    async def _explained(self, request: wire.Request, work: Any) -> Any:
+        try:
+            return await work
+        except (StoreError, TimeoutError):
+            raise
+        except (OSError, EOFError) as error:
+            raise StoreError(
+                f"{self._label(request)}: the connection failed ({error}). The process that serves "
+                f"the store has ended or cannot be reached; look at its output."
+            ) from error
+
+    def _label(self, request: wire.Request) -> str:
+        return f"{request.op} at {self._endpoint}"
+
+
+class _Lane:
+    """One connection, on which requests and replies of many calls pass each other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = wire.FrameDecoder(wire.MAX_HANDSHAKE_FRAME)
+        self._asked: dict[int, asyncio.Future[wire.Reply]] = {}
+        self._last_id = 0
+        self._replies: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, endpoint: Endpoint, secret: bytes) -> _Lane:
+        """Connect and prove to each other that both sides know the secret: one attempt."""
+        if isinstance(endpoint, UnixEndpoint):
+            reader, writer = await asyncio.open_unix_connection(endpoint.address)
+        else:
+            reader, writer = await _connect(endpoint)
+        lane = cls(reader, writer)
+        try:
+            sock = writer.get_extra_info("socket")
+            if isinstance(endpoint, TcpEndpoint) and sock.getsockname() == sock.getpeername():
+                # Nobody listens, and the kernel gave this socket the very port it connects to.
+                raise ConnectionRefusedError("the socket connected to itself")
+            tune(sock)
+            await lane._authenticate(secret)
+        except BaseException:
+            lane.abort()
+            raise
+        return lane
+
+    @property
+    def is_open(self) -> bool:
+        return not self._writer.is_closing() and not self._reader.at_eof()
+
+    @property
+    def load(self) -> int:
+        """Requests under way."""
+        return len(self._asked)
+
+    def read_replies(self) -> None:
+        """From now on replies go to those who ask()."""
+        self._replies = asyncio.get_running_loop().create_task(self._read_replies())
+
+    async def ask(self, request: wire.Request) -> wire.Reply:
+        """Send the request under a new id and wait for its reply."""
+        self._last_id += 1
+        request = request._replace(id=self._last_id)
+        reply: asyncio.Future[wire.Reply] = asyncio.get_running_loop().create_future()
+        self._asked[request.id] = reply
+        try:
+            await self.send(request)
+            return await reply
+        finally:
+            self._asked.pop(request.id, None)
+
+    async def send(self, request: wire.Request) -> None:
+        self._writer.write(wire.encode_request(request))
+        await self._writer.drain()
+
+    async def next_reply(self) -> wire.Reply:
+        return wire.decode_reply(await self._frame())
+
+    def abort(self) -> None:
+        """Cut the connection; what waits for a reply fails."""
+        self._writer.transport.abort()
+        if self._replies:
+            self._replies.cancel()
+        self._fail(EOFError("it was closed"))
+
+    async def closed(self) -> None:
+        """Until nothing of an aborted one is left."""
+        if self._replies:
+            await asyncio.wait([self._replies])
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _read_replies(self) -> None:
+        try:
+            while True:
+                reply = await self.next_reply()
+                asked = self._asked.pop(reply.id, None)
+                if asked and not asked.done():  # else nobody waits for it any more
+                    asked.set_result(reply)
+        except (OSError, EOFError, StoreError) as error:
+            self._writer.transport.abort()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
+        self._asked.clear()
+
+    async def _frame(self) -> bytes:
+        while (payload := self._decoder.take()) is None:
+            data = await self._reader.read(_CHUNK)
+            if not data:
+                raise EOFError("the store hung up")
+            self._decoder.feed(data)
+        return payload
+
+    async def _authenticate(self, secret: bytes) -> None:
+        server_nonce = wire.decode_greeting(await self._frame())
+        nonce = os.urandom(wire.NONCE_BYTES)
+        claim = wire.proof(secret, "client", server_nonce, nonce)
+        self._writer.write(wire.encode([nonce, claim]))
+        await self._writer.drain()
+        answer = wire.decode_verdict(await self._frame())
+        if not wire.is_proof(answer, secret, "server", server_nonce, nonce):
+            raise StoreError("what listens there does not know this job's secret")
+        self._decoder.limit = wire.MAX_FRAME
+
+
+async def _connect(endpoint: TcpEndpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """One attempt at each address of the host; OSError of the last one when all fail."""
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{endpoint.host} has no address")
+    found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    for family, _, _, _, address in found:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            return await asyncio.open_connection(sock=sock)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+    try:
+        raise failure
+    finally:
+        del failure  # else it and its traceback keep each other, and every frame below, alive
