@@ -225,7 +225,18 @@ SCHEMA: Mapping[str, Kind] = {
     ),
     "dead_man_fired": Kind(
         "The keeper killed all workers, since the agent gave no sign of life for so long.",
-        {"timeout_seconds": Fact("number", "--agent-timeout, in seconds.")},
+        {"timeout_seconds": Fact("number", "--agent-timeout, or ttl of several nodes, in seconds.")},
+    ),
+    "standing_by": Kind(
+        "This node has no place in a round yet, or no longer.",
+        {"reason": Fact("text", "Why, as on stderr.")},
+    ),
+    "round_closing": Kind(
+        "The round is about to end on all nodes, and another one to follow.",
+        {
+            "reason": Fact("text", "Why, as on stderr."),
+            "failed": Fact("boolean", "Whether workers failed; else nodes came or went."),
+        },
     ),
     "keeper_lost": Kind(
         "The keeper has died, so all workers were killed.",

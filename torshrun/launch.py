@@ -10,19 +10,29 @@ import re
 import resource
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent, Surroundings
 from torshrun.agent.outside import Outside
-from torshrun.agent.round import RoundStore
+from torshrun.agent.round import ServeStore
 from torshrun.config import LaunchConfig
+from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
+from torshrun.rendezvous.base import Rendezvous
+from torshrun.rendezvous.served import serve_fresh
 from torshrun.topology import allowed_cpus
 from torshrun.workers.keeper import Keeper, become_subreaper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
 from torshrun.workers.spec import WorkerSpec
 
+if TYPE_CHECKING:
+    from torshrun.rendezvous.together import Together
+
+OUTAGE = 120.0
+"""Seconds that a job goes on without etcd while its nodes hear each other."""
 LAST_WORDS = 1.0
 """Seconds that the account of a mistake of our own may take to get out."""
 
@@ -62,13 +72,13 @@ def _make_surroundings(
     keeper = Keeper.start(str(scratch), namespace=config.pid_namespace)
     undo.callback(keeper.close, KEEPER_BOUND)
     _make_directory(scratch)
-    _raise_descriptor_limit(config.nproc_per_node)
+    _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)
     pump = LogPump(config.output)
     undo.callback(pump.close)
     outside = Outside(config, pump, is_coloured(config.output, True, os.environ))
     undo.callback(outside.close)
     folder = _make_log_folder(config)
-    secret = os.urandom(32)
+    rendezvous, serve_store = _make_rendezvous(config)
     return Surroundings(
         spec=spec,
         keeper=keeper,
@@ -77,9 +87,44 @@ def _make_surroundings(
         scratch=str(scratch),
         folder=folder or str(scratch),
         keeps_output=bool(folder),
-        secret=secret.hex(),
-        serve_store=lambda: _serve_store(secret),
+        rendezvous=rendezvous,
+        serve_store=serve_store,
     )
+
+
+def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
+    if config.rendezvous is not None:
+        together = _together(config, config.rendezvous)
+        return together, together.serve_store
+    settings = AloneSettings(
+        workers=config.nproc_per_node,
+        max_restarts=config.max_restarts,
+        backoff=config.restart_backoff,
+        master_addr=config.master_addr,
+    )
+    secret = os.urandom(32)
+    alone = Alone(settings, lambda: Ports(choose_port(config.master_port), choose_port(0)))
+    return alone, lambda place: serve_fresh(secret)
+
+
+def _together(config: LaunchConfig, how: RendezvousConfig) -> Together:
+    from torshrun.rendezvous.settings import Settings
+    from torshrun.rendezvous.together import Together
+
+    settings = Settings(
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        restart_backoff=config.restart_backoff,
+        ttl=how.ttl,
+        join_timeout=how.join_timeout,
+        last_call_timeout=how.last_call_timeout,
+        close_timeout=how.close_timeout,
+        fixed_ranks=how.backend == "static",
+        outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
+    )
+    return Together(how, settings, config.nproc_per_node, lambda: (choose_port(0), choose_port(0)))
 
 
 async def _run(config: LaunchConfig, surroundings: Surroundings) -> int:
@@ -94,31 +139,6 @@ async def _run(config: LaunchConfig, surroundings: Surroundings) -> int:
         return exit_codes.LOST
 
 
-class _ServedStore:
-    """A store in this process and the server that offers it to the workers."""
-
-    def __init__(self, secret: bytes) -> None:
-        from torsh_runtime.store.memory import MemoryStore
-        from torsh_runtime.store.server import StoreServer
-
-        self._store = MemoryStore()
-        self._server = StoreServer(self._store, secret)
-        self.endpoint = ""
-
-    async def start(self) -> None:
-        self.endpoint = await self._server.start(f"unix:@torsh-{os.urandom(8).hex()}")
-
-    async def close(self) -> None:
-        await self._server.close()
-        await self._store.close()
-
-
-async def _serve_store(secret: bytes) -> RoundStore:
-    served = _ServedStore(secret)
-    await served.start()
-    return served
-
-
 def _open_standard_fds() -> None:
     """Keep 0, 1 and 2 from becoming something else, should this process lack them."""
     for fd in (0, 1, 2):
@@ -128,12 +148,13 @@ def _open_standard_fds() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _raise_descriptor_limit(workers: int) -> None:
-    """Each worker costs the agent up to four descriptors. The keeper, and with it the workers,
-    started with the limit as it was. Raises ConfigError when the limit cannot be high enough.
+def _raise_descriptor_limit(workers: int, nodes: int) -> None:
+    """Each worker costs the agent up to four descriptors, and each other node up to four
+    connections. The keeper, and with it the workers, started with the limit as it was. Raises
+    ConfigError when the limit cannot be high enough.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 4 * workers + 48
+    needed = 4 * (workers + nodes - 1) + 48
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"{workers} workers need {needed} open files, but the limit is {hard} (ulimit -Hn)"

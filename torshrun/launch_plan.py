@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from torshrun.config import LaunchConfig
+from torshrun.config.values import MOST_WORKERS
 from torshrun.topology import allowed_cpus
 from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, assign
 
@@ -29,19 +30,28 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
     workers = [_describe(one, other, environ) for one, other in pairs]
     common = {key: line for key, line in workers[0].items() if _same(key, workers)}
     blocks = [_block("Every worker", common) if len(workers) > 1 else ""]
+    title, where = ("Local rank", " here") if config.rendezvous else ("Rank", "")
     for rank, lines in enumerate(workers):
         own = {key: line for key, line in lines.items() if len(workers) == 1 or key not in common}
-        blocks.append(_block(f"Rank {rank}", own))
+        blocks.append(_block(f"{title} {rank}", own))
     plural = "s" if len(workers) > 1 else ""
-    return f"{len(workers)} worker{plural} would start; nothing has been started.\n" + "".join(
-        blocks
+    return (
+        f"{len(workers)} worker{plural} would start{where}; nothing has been started.\n"
+        + "".join(blocks)
     )
 
 
 def _facts(config: LaunchConfig, word: str, port: int) -> RoundFacts:
+    """What the rendezvous decides is told by `port`, too."""
+    alone = config.rendezvous is None
     return RoundFacts(
         number=0,
         restart_count=0,
+        node_rank=0 if alone else port,
+        num_nodes=1 if alone else port,
+        first_rank=0 if alone else port * config.nproc_per_node,
+        world_size=config.nproc_per_node if alone else port * MOST_WORKERS,
+        master_addr=config.master_addr if alone else word,
         master_port=config.master_port or port,
         jax_coordinator_port=port,
         store_endpoint=word,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.processes import marked, soon
@@ -46,10 +47,14 @@ class Launcher:
             file.write(textwrap.dedent(text))
         return str(path)
 
-    def start(self, *argv: str, **options: object) -> subprocess.Popen[str]:
-        """Start torshrun. Its directory, and the workers', is the test's."""
+    def start(
+        self, *argv: str, within: Sequence[str] = (), **options: object
+    ) -> subprocess.Popen[str]:
+        """Start torshrun, by a command that goes before it if one is given. Its directory, and the
+        workers', is the test's.
+        """
         process = subprocess.Popen(
-            [sys.executable, "-m", "torshrun", *argv],
+            [*within, sys.executable, "-m", "torshrun", *argv],
             **{  # type: ignore[call-overload]
                 "stdout": subprocess.PIPE,
                 "stderr": subprocess.PIPE,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import contextlib
+import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torsh_runtime.errors import TorshError
 from torshrun import failure
@@ -17,12 +18,22 @@ from torshrun.agent import machine, protocol
 from torshrun.agent.board import Board
 from torshrun.agent.diagnosis import Diagnosis
 from torshrun.agent.heart import Heart
-from torshrun.agent.narrator import Narrator
+from torshrun.agent.narrator import Narrator, summary
 from torshrun.agent.outside import Outside
 from torshrun.agent.round import Round, ServeStore
+from torshrun.agent.vigil import Finding, Vigil
 from torshrun.config import LaunchConfig
-from torshrun.health import HangWatch, Watched
+from torshrun.rendezvous.base import (
+    Granted,
+    JobOver,
+    Place,
+    Rendezvous,
+    RendezvousEvent,
+    RoundClosing,
+    StandingBy,
+)
 from torshrun.workers.events import (
+    DeadManFired,
     GroupStarted,
     GroupStopped,
     SpawnFailed,
@@ -33,17 +44,13 @@ from torshrun.workers.events import (
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper, kill_descendants
 from torshrun.workers.logs import LogPump
-from torshrun.workers.ports import choose_port
 from torshrun.workers.processes import Unkillable
 from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
 
-if TYPE_CHECKING:
-    from torshrun.health import Hang, StatusPages
-
 KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
-STACKS_BOUND = 20.0
-"""Seconds that finding out the stacks of workers that hang may take."""
+RENDEZVOUS_BOUND = 15.0
+"""Seconds that taking leave of the other nodes may take."""
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
 ONE_REQUEST = 0.1
@@ -65,10 +72,10 @@ class Surroundings:
     """Directory for the attempts' directories."""
     keeps_output: bool
     """Whether anything in that directory outlives the job."""
-    secret: str
-    """The job's secret in hexadecimal."""
+    rendezvous: Rendezvous
+    """Says which rounds this node takes part in."""
     serve_store: ServeStore
-    """Serves a fresh store."""
+    """Serves a round's store."""
     outside: Outside
     """What is shown to others."""
 
@@ -90,16 +97,20 @@ class Agent:
         surroundings.outside.board = self._board
         self._heart = Heart(self._loop, surroundings.keeper, config.agent_timeout, self._on_beat)
         self._diagnosis = Diagnosis(config.output)
-        self._watch = HangWatch(config.hang_timeout, self._loop, self._on_hang)
-        self._inquiry: asyncio.Task[None] | None = None
-        self._hang: tuple[Hang, Mapping[int, str], str] | None = None
+        self._vigil = Vigil(
+            config.hang_timeout,
+            self._loop,
+            surroundings.keeper,
+            surroundings.pump,
+            self._group,
+            self._events.put_nowait,
+        )
         self._last_signal, self._signalled = 0, 0.0
         self._complained_in = -1
         self._policy = protocol.Policy(
-            ranks=frozenset(range(config.nproc_per_node)),
-            max_restarts=config.max_restarts,
+            workers=config.nproc_per_node,
             grace=config.shutdown_timeout,
-            backoff=config.restart_backoff,
+            leased=config.rendezvous is not None,
         )
 
     async def run(self) -> int:
@@ -109,23 +120,33 @@ class Agent:
         self._tell.job_started(self._around.folder if self._around.keeps_output else "")
         self._around.outside.open()
         self._heart.beat()
-        state, instructions = machine.begin(self._policy)
-        while True:
-            for instruction in instructions:
-                await self._carry_out(instruction)
+        self._around.rendezvous.start(self._on_rendezvous)
+        state = machine.begin()
+        while not isinstance(state, protocol.Finished):
             self._board.follow(state)
-            if isinstance(state, protocol.Finished):
-                break
             event = await self._events.get()
             if isinstance(event, protocol.Diagnosed):
                 self._tell.round_ended(_cause_of(state), event)
+            if isinstance(event, RoundClosing | JobOver):
+                self._tell.decided(event)
             state, instructions = machine.handle(self._policy, state, event)
             if isinstance(event, protocol.Noticed):
                 self._tell.notice_handled(event.signo, bool(instructions))
+            for instruction in instructions:
+                await self._carry_out(instruction)
+        self._board.follow(state)
         await self._close(state)
         return state.code
 
     # ---- events
+
+    def _on_rendezvous(self, event: RendezvousEvent) -> None:
+        if isinstance(event, Granted):
+            self._heart.grant(event.until)
+        elif isinstance(event, StandingBy):
+            self._tell.standing_by(event.reason)
+        else:
+            self._events.put_nowait(event)
 
     def _listen_to_signals(self) -> None:
         stop = [signo for signo in self._config.signals_to_handle if signo not in NOTICES]
@@ -184,47 +205,7 @@ class Agent:
     def _on_started(self) -> None:
         self._tell.workers_started(self._group.workers())
         if self._round:
-            self._start_watch(self._round.pages)
-
-    def _start_watch(self, pages: StatusPages) -> None:
-        around = self._around
-        self._watch.start(self._watched, pages, around.keeper.pid, lambda: around.pump.stalled)
-
-    def _watched(self) -> list[Watched]:
-        return [Watched(**worker._asdict()) for worker in self._group.workers()]
-
-    def _on_hang(self, hang: Hang) -> None:
-        self._inquiry = self._loop.create_task(self._inquire(hang, self._tell.round))
-
-    async def _inquire(self, hang: Hang, number: int) -> None:
-        """Find out where the workers stand, while they still do."""
-        from torshrun.health import Stacks, collect
-
-        pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
-        before = self._progress()
-        try:
-            stacks = await collect(list(pids), STACKS_BOUND)
-        except Exception as error:  # the hang is to be ended all the same
-            stacks = Stacks({}, f"no stacks: {error!r}")
-        if self._progress() != before and self._round:  # it took its time, but goes on
-            self._start_watch(self._round.pages)
-            return
-        texts = {pids[pid]: text for pid, text in stacks.texts.items()}
-        self._hang = (hang, texts, stacks.hint)
-        # SIGABRT makes faulthandler write the stacks that could not be had.
-        signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
-        self._events.put_nowait(protocol.Hung(number, signo))
-
-    def _progress(self) -> object:
-        """What changes when workers get on."""
-        statuses = self._round.statuses() if self._round else ()
-        return statuses, [(worker.output, worker.alive) for worker in self._group.workers()]
-
-    def _end_watch(self) -> None:
-        self._watch.stop()
-        if self._inquiry:
-            self._inquiry.cancel()
-            self._inquiry = None
+            self._vigil.start(self._round)
 
     def _diagnose(self, event: GroupStopped) -> protocol.Diagnosed:
         exits = self._exits()
@@ -237,7 +218,8 @@ class Agent:
             startup=self._diagnosis.startup(cause, statuses),
             seconds=time.monotonic() - self._group.begun,
             unkillable=event.unkillable,
-            chance=random.random(),
+            cause=summary(cause) if cause else "",
+            follows=cause is not None and failure.kind(cause) == failure.Kind.PEER_LOST,
         )
 
     def _exits(self) -> list[failure.Exit]:
@@ -255,63 +237,63 @@ class Agent:
 
     async def _carry_out(self, instruction: protocol.Instruction) -> None:
         if isinstance(instruction, protocol.StartWorkers):
-            await self._start_workers(instruction)
+            await self._start_workers(instruction.place)
         elif isinstance(instruction, protocol.Settle):
-            self._post_later(instruction.seconds, protocol.SettleOver(instruction.round))
-        elif isinstance(instruction, protocol.Wait):
-            self._post_later(instruction.seconds, protocol.WaitOver(instruction.round))
+            over = protocol.SettleOver(instruction.round)
+            self._loop.call_later(instruction.seconds, self._events.put_nowait, over)
         elif isinstance(instruction, protocol.PassOn):
             self._group.send(instruction.signo)
         elif isinstance(instruction, protocol.StopWorkers):
             self._stop_workers(instruction)
+        elif isinstance(instruction, protocol.TellRendezvous):
+            self._around.rendezvous.report(instruction.report)
+        elif isinstance(instruction, protocol.Leave):
+            self._leave(instruction)
         elif isinstance(instruction, protocol.ReportFailure):
             self._report(instruction)
         elif isinstance(instruction, protocol.KillDescendants):
             self._kill_descendants()
 
-    def _post_later(self, seconds: float, event: protocol.Event) -> None:
-        self._loop.call_later(seconds, self._events.put_nowait, event)
+    def _leave(self, leave: protocol.Leave) -> None:
+        if self._policy.leased and not self._group.alive():
+            self._tell.leaving(leave.signo)
+        reason = f"{os.uname().nodename} got {failure.signal_name(leave.signo)}"
+        self._around.rendezvous.leave(leave.outcome, leave.code, reason)
 
-    async def _start_workers(self, instruction: protocol.StartWorkers) -> None:
+    async def _start_workers(self, place: Place) -> None:
         config, around = self._config, self._around
-        self._group.begin(instruction.round)
-        self._tell.round = instruction.round
-        self._diagnosis.hung, self._hang = {}, None
+        self._group.begin(place.round)
+        self._tell.begin_round(place)
+        self._board.begin_round(place)
+        self._diagnosis.hung = {}
+        if self._heart.expired:  # the keeper's timer has run out before there was any worker
+            self._events.put_nowait(DeadManFired(place.round))
+            return
         try:
             await self._close_round()
             self._round = await Round.open(
-                around.serve_store, around.scratch, instruction.round, config.nproc_per_node
+                around.serve_store, around.scratch, place, config.nproc_per_node
             )
-            facts = RoundFacts(
-                number=instruction.round,
-                restart_count=instruction.restarts,
-                master_port=choose_port(config.master_port),
-                jax_coordinator_port=choose_port(0),
-                store_endpoint=self._round.store.endpoint,
-                secret=around.secret,
-                scratch=around.scratch,
-                status_file=self._round.status_file,
-                folder=f"{around.folder}/attempt_{instruction.round}",
-            )
+            facts = _facts(place, self._round, around)
             self._tell.round_started(facts)
             self._group.start(assign(config, around.spec, facts))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._tell.start_failed(f"cannot start the workers: {error}")
-            self._events.put_nowait(protocol.StartFailed(instruction.round))
+            self._events.put_nowait(protocol.StartFailed(place.round))
 
     def _stop_workers(self, stop: protocol.StopWorkers) -> None:
-        self._end_watch()
-        if stop.cause == "hang" and self._hang:
-            self._tell_hang(*self._hang)
+        self._vigil.stop()
+        if stop.cause == "hang" and self._vigil.finding:
+            self._tell_hang(self._vigil.finding)
         cause = failure.root_cause(self._exits())
         self._tell.stopping(stop, self._group.alive(), cause)
         self._group.stop(stop.signo, stop.grace)
 
-    def _tell_hang(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
-        from torshrun.health import summary
+    def _tell_hang(self, finding: Finding) -> None:
+        from torshrun import health
 
-        self._diagnosis.hung = {hang.suspect: summary(hang)}
-        self._tell.hung(hang, stacks, hint)
+        self._diagnosis.hung = {finding.hang.suspect: health.summary(finding.hang)}
+        self._tell.hung(*finding)
 
     def _report(self, report: protocol.ReportFailure) -> None:
         exits = self._exits()
@@ -335,18 +317,24 @@ class Agent:
     # ---- the end
 
     async def _close(self, state: protocol.Finished) -> None:
-        self._end_watch()
+        self._vigil.stop()
         await self._close_round()
         self._heart.stop()
         self._group.close()
         if not self._around.keeper.close(KEEPER_BOUND):
             self._clean_up()
+        await self._leave_rendezvous()
         self._tell.job_finished(state)
         self._around.outside.close()
         self._around.pump.close()
         await self._wait_for_reader()
         # The exit code stands: nothing may change it while the interpreter ends.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+    async def _leave_rendezvous(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RENDEZVOUS_BOUND):
+                await self._around.rendezvous.close()
 
     async def _close_round(self) -> None:
         if self._round is not None:
@@ -369,3 +357,22 @@ class Agent:
 
 def _cause_of(state: protocol.State) -> protocol.Cause:
     return state.cause if isinstance(state, protocol.Stopping) else "failure"
+
+
+def _facts(place: Place, a_round: Round, around: Surroundings) -> RoundFacts:
+    return RoundFacts(
+        number=place.round,
+        restart_count=place.restarts,
+        node_rank=place.node_rank,
+        num_nodes=place.num_nodes,
+        first_rank=place.first_rank,
+        world_size=place.world_size,
+        master_addr=place.master_addr,
+        master_port=place.master_port,
+        jax_coordinator_port=place.jax_port,
+        store_endpoint=a_round.store.endpoint,
+        secret=a_round.store.secret,
+        scratch=around.scratch,
+        status_file=a_round.status_file,
+        folder=f"{around.folder}/attempt_{place.round}",
+    )

@@ -11,6 +11,7 @@ from torshrun.agent import protocol
 from torshrun.agent.narrator import summary
 from torshrun.config import LaunchConfig
 from torshrun.live import JobState, Snapshot
+from torshrun.rendezvous.base import Place
 
 
 class Board:
@@ -33,6 +34,7 @@ class Board:
         self._last_failure = ""
         self._state: JobState = "starting"
         self._attempt = protocol.Attempt()
+        self._place: Place | None = None
         self.latest = self._snapshot()
 
     def follow(self, state: protocol.State) -> None:
@@ -41,6 +43,10 @@ class Board:
         self._attempt, self._state = state.attempt, _name_of(state)
         if before != (self._attempt, self._state):  # a snapshot costs time for each worker
             self.refresh()
+
+    def begin_round(self, place: Place) -> None:
+        """This node has got a place."""
+        self._place = place
 
     def count_failure(self, cause: failure.Exit) -> None:
         """A round has failed."""
@@ -52,7 +58,7 @@ class Board:
         self.latest = self._snapshot()
 
     def _snapshot(self) -> Snapshot:
-        config = self._config
+        config, place = self._config, self._place
         return Snapshot(
             run_id=config.run_id,
             role=config.role,
@@ -61,6 +67,9 @@ class Board:
             state=self._state,
             pids=tuple(self._pids()),
             steps=tuple(self._steps()),
+            first_rank=place.first_rank if place else 0,
+            node_rank=place.node_rank if place else 0,
+            num_nodes=place.num_nodes if place else 1,
             round=self._attempt.round,
             restarts=self._attempt.restarts,
             max_restarts=config.max_restarts,
@@ -72,7 +81,7 @@ class Board:
 
 def _name_of(state: protocol.State) -> JobState:
     if isinstance(state, protocol.Waiting):
-        return "restarting"
+        return "restarting" if state.report else "starting"
     if isinstance(state, protocol.Finished):
         return "finished"
     return "running" if isinstance(state, protocol.Running) else "stopping"

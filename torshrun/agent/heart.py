@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -35,17 +36,38 @@ class Heart:
         self._keeper = keeper
         self._timeout = timeout
         self._on_beat = on_beat
+        self._granted: float | None = None
         self._next: asyncio.TimerHandle | None = None
 
     def beat(self) -> None:
-        """Begin, or begin again. Time in which the machine itself sleeps does not count."""
+        """Begin, or begin again."""
         self.stop()
-        pause = 1.0
-        if self._timeout:
-            self._keeper.arm(time.monotonic_ns() + int(self._timeout * 1e9), counts_suspend=False)
-            pause = min(pause, self._timeout / BEATS_PER_TIMEOUT)
+        pause = min(1.0, self._timeout / BEATS_PER_TIMEOUT) if self._timeout else 1.0
+        self._arm(time.monotonic() + self._timeout if self._timeout else math.inf)
         self._next = self._loop.call_later(pause, self.beat)
         self._on_beat()
+
+    def grant(self, until: float) -> None:
+        """Workers may run until then, on time.monotonic(), unless more is granted."""
+        self._granted = until
+        if self._next is not None:
+            self.beat()
+
+    @property
+    def expired(self) -> bool:
+        """Whether what was granted has run out."""
+        return self._granted is not None and time.monotonic() >= self._granted
+
+    def _arm(self, deadline: float) -> None:
+        """Time in which the machine itself sleeps counts against a grant, which others count too,
+        and not against signs of life.
+        """
+        if self._granted is not None:
+            left = min(deadline, self._granted) - time.monotonic()
+            now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self._keeper.arm(now + int(left * 1e9), counts_suspend=True)
+        elif deadline < math.inf:
+            self._keeper.arm(int(deadline * 1e9), counts_suspend=False)
 
     def stop(self) -> None:
         """Beat no more."""
@@ -58,7 +80,10 @@ class Heart:
         beating = self._next is not None  # at the end there is nobody to be woken by
         if beating:
             self.stop()
-            self._keeper.arm(0, counts_suspend=False)
+            if self._granted is None:
+                self._keeper.arm(0, counts_suspend=False)
+            else:
+                self._arm(math.inf)
             group.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         if beating:

@@ -1,7 +1,8 @@
 """What the agent decides. Pure: (state, event) -> (state, instructions); no clock, no I/O.
 
-A round is one start of the node's workers. It ends with Diagnosed, and only then may the next
-begin. Events of a round that is over change nothing.
+A round is one start of the node's workers. It begins when the rendezvous has formed it and ends
+with Diagnosed; the rendezvous is told and says what follows. Events of a round that is over change
+nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import signal
 from dataclasses import replace
+from typing import Literal
 
 from torshrun import exit_codes
 from torshrun.agent.protocol import (
@@ -19,15 +21,15 @@ from torshrun.agent.protocol import (
     Finish,
     Finished,
     Hung,
+    Instruction,
     InternalError,
     KillDescendants,
+    Leave,
     Noticed,
-    Outcome,
     PassOn,
     Policy,
     ReportFailure,
     Running,
-    Sequel,
     Settle,
     SettleOver,
     Settling,
@@ -38,11 +40,19 @@ from torshrun.agent.protocol import (
     Stopping,
     StopRequested,
     StopWorkers,
-    Wait,
+    TellRendezvous,
     Waiting,
-    WaitOver,
 )
-from torshrun.agent.restart import following, judge, pause
+from torshrun.rendezvous.base import (
+    JobOver,
+    Outcome,
+    Report,
+    ReportOutcome,
+    RoundClosing,
+    RoundFormed,
+    Sequel,
+    Verdict,
+)
 from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
 SETTLE_SECONDS = 0.2
@@ -53,9 +63,9 @@ _FIRST_CAUSES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, s
 """A worker that one of these killed did not fail because another one had: nothing to wait for."""
 
 
-def begin(policy: Policy) -> Step:
-    """The first round."""
-    return _start(policy, Attempt())
+def begin() -> State:
+    """Before the first round."""
+    return Waiting(attempt=Attempt())
 
 
 def handle(policy: Policy, state: State, event: Event) -> Step:
@@ -63,16 +73,15 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
     if isinstance(state, Finished):
         return state, ()
     if isinstance(event, KeeperLost):  # of whatever round: there is only one keeper
-        done = isinstance(state, Stopping) and state.cause == "done"
-        code = 0 if done else exit_codes.LOST
-        outcome: Outcome = "succeeded" if done else "lost"
-        return _finish(state.attempt, code, outcome, KillDescendants())
+        return _on_keeper_lost(policy, state)
     if getattr(event, "round", state.attempt.round) != state.attempt.round:
         return state, ()
     if isinstance(event, InternalError):  # the keeper, once let go, ends what runs
         return _finish(state.attempt, exit_codes.LOST, "lost")
     if isinstance(state, Waiting):
         return _waiting(policy, state, event)
+    if isinstance(event, RoundClosing | JobOver):
+        return _on_decision(policy, state, event)
     if isinstance(event, StopRequested):
         return _on_stop_requested(policy, state, event.signo)
     if isinstance(state, Stopping):
@@ -80,23 +89,75 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
     return _running(policy, state, event)
 
 
-def _start(policy: Policy, attempt: Attempt) -> Step:
-    state = Running(attempt=attempt, alive=policy.ranks)
-    return state, (StartWorkers(attempt.round, attempt.restarts),)
-
-
-def _finish(
-    attempt: Attempt, code: int, outcome: Outcome, *before: ReportFailure | KillDescendants
-) -> Step:
+def _finish(attempt: Attempt, code: int, outcome: Outcome, *before: Instruction) -> Step:
     return Finished(attempt=attempt, code=code, outcome=outcome), (*before, Finish(code))
 
 
+def _on_keeper_lost(policy: Policy, state: State) -> Step:
+    done = isinstance(state, Stopping) and state.cause == "done" and not policy.leased
+    code = 0 if done else exit_codes.LOST
+    outcome: Outcome = "succeeded" if done else "lost"
+    return _finish(state.attempt, code, outcome, KillDescendants())
+
+
+# ---- no worker runs
+
+
 def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
+    if isinstance(event, RoundFormed):
+        return _on_formed(policy, state, event)
+    if isinstance(event, RoundClosing):
+        told = _tell_failure(state, "restart", event.delay)
+        return replace(state, told=True, settled=True), told
+    if isinstance(event, JobOver):
+        return _end(state, event.verdict)
     if isinstance(event, StopRequested):
-        return _finish(state.attempt, *_end_of_stop(event.signo))
-    if isinstance(event, WaitOver):
-        return _start(policy, state.attempt)
+        if state.stopped_by:
+            return _finish(state.attempt, *_end_of_stop(event.signo))
+        return replace(state, stopped_by=event.signo), (_leave(event.signo),)
     return state, ()
+
+
+def _on_formed(policy: Policy, state: Waiting, event: RoundFormed) -> Step:
+    place = event.place
+    attempt = Attempt(round=place.round, restarts=place.restarts)
+    if state.stopped_by:  # too late: this node is leaving
+        report = Report(round=place.round, outcome="stopped")
+        return replace(state, attempt=attempt), (TellRendezvous(report),)
+    ranks = range(place.first_rank, place.first_rank + policy.workers)
+    return Running(attempt=attempt, alive=frozenset(ranks)), (StartWorkers(place),)
+
+
+def _end(state: Waiting, verdict: Verdict) -> Step:
+    """The job is over. The last signal gives the exit code of one that was asked to stop, but a
+    failure of this node's own does if it was asked to make room, since that did not end it.
+    """
+    code, outcome, own = verdict.code, verdict.outcome, state.report
+    if state.stopped_by and outcome in ("preempted", "stopped"):
+        code, outcome = _end_of_stop(state.stopped_by)
+    if own and own.code and state.stopped_by and not state.settled and outcome == "preempted":
+        code, outcome = own.code, own.ending
+    sequel: Sequel = verdict.sequel or "stopped"
+    return _finish(state.attempt, code, outcome, *_tell_failure(state, sequel))
+
+
+def _tell_failure(
+    state: Waiting, sequel: Sequel | Literal["undecided"], delay: float = 0.0
+) -> tuple[ReportFailure, ...]:
+    """What the user is told of a failure of this node, unless it has been."""
+    if state.told or state.report is None:
+        return ()
+    if state.report.outcome not in ("failed", "hung", "noticed") and not state.unkillable:
+        return ()
+    if state.unkillable:
+        sequel = "unkillable"
+    elif sequel != "restart" and (state.stopped_by or state.report.outcome == "noticed"):
+        sequel = "stopped"
+    attempt = state.attempt
+    return (ReportFailure(attempt.round, attempt.restarts, sequel, delay, state.unkillable),)
+
+
+# ---- workers run
 
 
 def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
@@ -154,6 +215,19 @@ def _stop(policy: Policy, state: Running | Settling, cause: Cause, *, code: int 
     return stopping, (StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause),)
 
 
+def _on_decision(
+    policy: Policy, state: Running | Settling | Stopping, event: RoundClosing | JobOver
+) -> Step:
+    """What follows is known before this node's workers have ended."""
+    if isinstance(state, Stopping):
+        return replace(state, decided=event), ()
+    cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"
+    asked = StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause)
+    if isinstance(state, Settling):
+        cause = "failure"
+    return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
+
+
 def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, signo: int) -> Step:
     """The first request stops, the second kills. Workers get the signal itself if it is SIGINT,
     which many scripts catch, else SIGTERM.
@@ -161,79 +235,82 @@ def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, sig
     if not isinstance(state, Stopping):
         cause: Cause = "failure" if isinstance(state, Settling) else "signal"
         state = Stopping(attempt=state.attempt, cause=cause)
+    first = not state.stopped_by
     state = replace(state, stopped_by=signo, requests=state.requests + 1)
     if state.cause == "done":
         return state, ()
     number = state.attempt.round
-    if state.requests > 1:
+    if not first:
         return state, (StopWorkers(number, signal.SIGKILL, 0, "signal"),)
     passed_on = signal.SIGINT if signo == signal.SIGINT else signal.SIGTERM
-    return state, (StopWorkers(number, passed_on, policy.grace, "signal"),)
+    return state, (StopWorkers(number, passed_on, policy.grace, "signal"), _leave(signo))
 
 
-def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
-    if not isinstance(event, Diagnosed):
-        return state, ()
-    if state.stopped_by and state.cause != "done":
-        return _after_request(state, event)
-    if state.cause == "hang" or (state.cause == "failure" and event.code):
-        return _after_failure(policy, state, event)
-    code = state.code if state.cause == "done" else state.code or event.code
-    if not event.unkillable:
-        return _finish(state.attempt, code, _outcome(state))
-    report = _report(state, event, "unkillable")
-    return _finish(state.attempt, code or exit_codes.LOST, "lost", report)
+def _leave(signo: int) -> Leave:
+    return Leave(
+        "preempted" if signo == signal.SIGTERM else "stopped", _end_of_stop(signo)[0], signo
+    )
 
 
-def _outcome(state: Stopping) -> Outcome:
-    if state.cause == "done":
-        return "succeeded"
-    if state.cause == "dead man" or state.code == exit_codes.LOST:
-        return "lost"
-    return "hung" if state.cause == "hang" else "failed"
-
-
-def _after_request(state: Stopping, event: Diagnosed) -> Step:
-    """Somebody asked for the stop. A failure that had come before is still reported; it gives the
-    exit code if the request was to make room, since making room was not what ended the job.
-    """
-    asked = state.stopped_by
-    code, outcome = _end_of_stop(asked)
-    expected = {asked, *state.attempt.noticed}  # one of these is no failure
-    failed = state.cause == "hang" or (state.cause == "failure" and event.signo not in expected)
-    own_code = state.code or (event.code if failed else 0)
-    if code == exit_codes.PREEMPTED and own_code:
-        code, outcome = own_code, _outcome(state)
-    if not failed and not event.unkillable:
-        return _finish(state.attempt, code, outcome)
-    sequel: Sequel = "unkillable" if event.unkillable else "stopped"
-    return _finish(state.attempt, code, outcome, _report(state, event, sequel))
-
-
-def _end_of_stop(signo: int) -> tuple[int, Outcome]:
+def _end_of_stop(signo: int) -> tuple[int, Literal["preempted", "stopped"]]:
     """The exit code and outcome of a job that was asked to stop."""
     if signo == signal.SIGTERM:
         return exit_codes.PREEMPTED, "preempted"
     return exit_codes.SIGNALLED + signo, "stopped"
 
 
-def _after_failure(policy: Policy, state: Stopping, event: Diagnosed) -> Step:
-    if event.signo in state.attempt.noticed:  # it did not handle the notice, which is no fault
-        report = _report(state, event, "stopped")
-        return _finish(state.attempt, exit_codes.PREEMPTED, "preempted", report)
-    sequel = judge(policy, state.attempt, event)
-    code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else state.code or event.code
-    if sequel != "restart":
-        return _finish(state.attempt, code, _outcome(state), _report(state, event, sequel))
-    attempt = following(state.attempt, event)
-    delay = pause(policy, attempt, event.chance)
-    report = _report(state, event, sequel, delay)
-    if delay:
-        return Waiting(attempt=attempt), (report, Wait(attempt.round, delay))
-    started, instructions = _start(policy, attempt)
-    return started, (report, *instructions)
+# ---- the end of a round
 
 
-def _report(state: Stopping, event: Diagnosed, sequel: Sequel, delay: float = 0.0) -> ReportFailure:
-    attempt = state.attempt
-    return ReportFailure(attempt.round, attempt.restarts, sequel, delay, event.unkillable)
+def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
+    if not isinstance(event, Diagnosed):
+        return state, ()
+    report = _report(policy, state, event)
+    waiting = Waiting(
+        attempt=state.attempt,
+        report=report,
+        unkillable=event.unkillable,
+        stopped_by=state.stopped_by,
+    )
+    if isinstance(state.decided, JobOver):
+        return _end(waiting, state.decided.verdict)
+    told: tuple[Instruction, ...] = (TellRendezvous(report),)
+    if state.cause == "done" and state.stopped_by:
+        told = (*told, _leave(state.stopped_by))
+    if policy.leased:
+        told = (*told, *_tell_failure(waiting, "undecided"))
+        waiting = replace(waiting, told=True, settled=state.decided is not None)
+    return waiting, told
+
+
+def _report(policy: Policy, state: Stopping, event: Diagnosed) -> Report:
+    outcome, code = _what_became(policy, state, event)
+    if event.unkillable:
+        outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
+    return Report(
+        round=event.round,
+        outcome=outcome,
+        code=code,
+        signo=event.signo,
+        startup=event.startup,
+        seconds=event.seconds,
+        cause=event.cause if outcome in ("failed", "hung") else "",
+        follows=event.follows and outcome == "failed",
+    )
+
+
+def _what_became(policy: Policy, state: Stopping, event: Diagnosed) -> tuple[ReportOutcome, int]:
+    """The outcome of the round here, and its exit code."""
+    if state.cause == "done":
+        return "succeeded", 0
+    if state.cause == "hang":
+        return "hung", exit_codes.HUNG
+    if state.cause == "no start" or (state.cause == "dead man" and not policy.leased):
+        return "lost", state.code
+    if state.cause != "failure":
+        return "stopped", 0
+    if event.signo in state.attempt.noticed and not state.stopped_by:
+        return "noticed", exit_codes.PREEMPTED  # it did not handle the notice, which is no fault
+    if state.stopped_by and event.signo in (state.stopped_by, *state.attempt.noticed):
+        return "stopped", 0
+    return "failed", event.code

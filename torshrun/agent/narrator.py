@@ -12,6 +12,7 @@ from torshrun import failure, health
 from torshrun.agent import protocol
 from torshrun.config import LaunchConfig
 from torshrun.live import Recorder
+from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
 from torshrun.workers.group import WorkerState
 from torshrun.workers.spec import RoundFacts
 
@@ -29,7 +30,7 @@ class Narrator:
         self._say = say
         self._recorder = recorder
         self._began = time.monotonic()
-        self._sequel: protocol.Sequel | None = None
+        self._sequel: Sequel | None = None
         self._last_signal = 0
         self._finished = False
         self.round = 0
@@ -70,6 +71,39 @@ class Narrator:
             seconds=time.monotonic() - self._began,
             restarts=end.attempt.restarts,
         )
+
+    # ---- the other nodes
+
+    def begin_round(self, place: Place) -> None:
+        """What is told from here on is of this round."""
+        self.round = place.round
+        self._recorder.node_rank = place.node_rank
+        if self._config.rendezvous is not None:
+            self.say(
+                f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
+                f"{place.world_size} workers in all"
+            )
+
+    def standing_by(self, reason: str) -> None:
+        """This node has no place yet."""
+        self.say(reason)
+        self.emit("standing_by", reason=reason)
+
+    def decided(self, event: RoundClosing | JobOver) -> None:
+        """What follows has been decided, here or elsewhere."""
+        alone = self._config.rendezvous is None
+        if isinstance(event, JobOver):
+            self._tell_verdict(event.verdict, alone)
+        elif not alone:
+            self.say(f"round {event.round} ends: {event.reason}")
+            self.emit("round_closing", reason=event.reason, failed=event.failed)
+
+    def _tell_verdict(self, verdict: Verdict, alone: bool) -> None:
+        if alone and verdict.outcome == "lost" and verdict.reason:
+            self.start_failed(verdict.reason)
+        elif not alone:
+            self._sequel = verdict.sequel
+            self.say(f"the job is over ({verdict.outcome}): {verdict.reason}")
 
     # ---- what goes on
 
@@ -137,12 +171,7 @@ class Narrator:
             who = f"rank {cause.rank} failed ({failure.how(cause)}): " if cause else ""
             self.say(f"{who}stopping the other {workers} {limit}")
         elif stop.cause == "dead man":
-            timeout = self._config.agent_timeout
-            self.say(
-                f"error: this process gave no sign of life for {timeout:g} s (--agent-timeout), "
-                f"so the keeper killed all workers. Was it stopped, or the machine overloaded?"
-            )
-            self.emit("dead_man_fired", timeout_seconds=timeout)
+            self._tell_dead_man()
         self.emit(
             "workers_stopping",
             cause=stop.cause,
@@ -150,6 +179,23 @@ class Narrator:
             grace_seconds=stop.grace,
             ranks=list(alive),
         )
+
+    def _tell_dead_man(self) -> None:
+        timeout, others = self._config.agent_timeout, self._config.rendezvous
+        if others is None:
+            said = f"error: this process gave no sign of life for {timeout:g} s (--agent-timeout), "
+        else:
+            timeout = others.ttl
+            said = f"the other nodes may have heard nothing of this one for {timeout:g} s (ttl), "
+        self.say(
+            f"{said}so the keeper killed all workers. Was this process stopped, or the machine "
+            f"overloaded?"
+        )
+        self.emit("dead_man_fired", timeout_seconds=timeout)
+
+    def leaving(self, signo: int) -> None:
+        """No worker runs here, and this node goes."""
+        self.say(f"got {failure.signal_name(signo)}: leaving the job")
 
     def keeper_lost(self, pid: int, left: Sequence[object]) -> None:
         """The keeper died; `left` are processes that could not be killed without it."""
@@ -175,7 +221,8 @@ class Narrator:
 
     def failed(self, report: protocol.ReportFailure, exits: Sequence[failure.Exit]) -> None:
         """The round failed; what led to it, and what follows."""
-        self._sequel = report.sequel if report.sequel != "restart" else None
+        sequel = report.sequel
+        self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel
         if report.unkillable:
             self.say(
                 f"error: processes that do not die of SIGKILL are left: "
@@ -201,6 +248,8 @@ class Narrator:
     def _outlook(self, report: protocol.ReportFailure) -> str:
         budget = self._config.max_restarts
         attempt = f"attempt {report.restarts + 1} of {budget + 1}"
+        if report.sequel == "undecided":
+            return f"{attempt}: the other nodes are told"
         if report.sequel == "restart":
             left = budget - report.restarts - 1
             when = f"in {report.delay:.1f} s" if report.delay else "now"

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torshrun.rendezvous.base import (
+    JobOver,
+    Outcome,
+    Place,
+    Report,
+    RoundClosing,
+    RoundFormed,
+    Sequel,
+)
 from torshrun.workers.events import (
     DeadManFired,
     KeeperLost,
@@ -17,14 +26,13 @@ from torshrun.workers.events import (
 class Policy:
     """What does not change during the job."""
 
-    ranks: frozenset[int]
-    """The workers of this node."""
-    max_restarts: int
-    """The budget."""
+    workers: int
+    """Of this node."""
     grace: float
     """Seconds between asking workers to stop and killing them."""
-    backoff: float = 0.0
-    """Seconds before the second restart in a row; 0: every restart comes at once."""
+    leased: bool = False
+    """Whether workers run only while a rendezvous grants it: then the dead man ends a round of
+    this node, and not the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +42,6 @@ class Attempt:
     round: int = 0
     restarts: int = 0
     """How often workers have been restarted so far."""
-    streak: int = 0
-    """How many rounds in a row failed soon, up to this one."""
-    startup: str = ""
-    """How the round before failed at its start; "" if it did not."""
     noticed: frozenset[int] = frozenset()
     """Signals that were passed on to the workers as a notice."""
 
@@ -61,7 +65,8 @@ class Settling:
     alive: frozenset[int]
 
 
-Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man"]
+Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "closing", "verdict"]
+"""closing: another round is to follow; verdict: the job is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +81,26 @@ class Stopping:
     """The last signal that asked for a stop; 0 if none did."""
     requests: int = 0
     """How often somebody asked for a stop."""
+    decided: RoundClosing | JobOver | None = None
+    """What the rendezvous has said meanwhile about what follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """No worker runs; the attempt begins after a pause."""
+    """No worker runs; the rendezvous says what follows."""
 
     attempt: Attempt
-
-
-Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
+    """The last one."""
+    report: Report | None = None
+    """What became of it; None before the first one."""
+    unkillable: tuple[str, ...] = ()
+    """Processes that it left."""
+    told: bool = False
+    """Whether the user knows of its failure."""
+    settled: bool = False
+    """Whether it is known that the job went on after it."""
+    stopped_by: int = 0
+    """The last signal that asked for a stop; 0 if none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +121,6 @@ State = Running | Settling | Stopping | Waiting | Finished
 @dataclass(frozen=True, slots=True)
 class SettleOver:
     """The seconds of the instruction Settle have passed."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitOver:
-    """The seconds of the instruction Wait have passed."""
 
     round: int
 
@@ -162,8 +170,10 @@ class Diagnosed:
     """How long the round lasted."""
     unkillable: tuple[str, ...] = ()
     """Processes that outlived SIGKILL, as a person would name them."""
-    chance: float = 0.5
-    """A random number, 0 <= chance < 1, that varies the pause before a restart."""
+    cause: str = ""
+    """The root cause in one line, for people on other nodes; "" if there is none."""
+    follows: bool = False
+    """Whether the workers failed because they lost one of another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +187,15 @@ Event = (
     | DeadManFired
     | KeeperLost
     | SettleOver
-    | WaitOver
     | StartFailed
     | StopRequested
     | Noticed
     | Hung
     | Diagnosed
     | InternalError
+    | RoundFormed
+    | RoundClosing
+    | JobOver
 )
 
 
@@ -194,21 +206,12 @@ Event = (
 class StartWorkers:
     """Begin a round with all workers of this node."""
 
-    round: int
-    restarts: int
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
     """Send SettleOver after so many seconds."""
-
-    round: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Send WaitOver after so many seconds."""
 
     round: int
     seconds: float
@@ -231,7 +234,20 @@ class PassOn:
     signo: int
 
 
-Sequel = Literal["restart", "no budget", "budget spent", "same start", "stopped", "unkillable"]
+@dataclass(frozen=True, slots=True)
+class TellRendezvous:
+    """Tell the rendezvous that the round is over here."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell the rendezvous that this node goes."""
+
+    outcome: Literal["preempted", "stopped"]
+    code: int
+    signo: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +256,8 @@ class ReportFailure:
 
     round: int
     restarts: int
-    sequel: Sequel
+    sequel: Sequel | Literal["undecided"]
+    """undecided: the nodes decide together, once the others have stopped their workers."""
     delay: float = 0.0
     """Seconds until the restart."""
     unkillable: tuple[str, ...] = ()
@@ -259,6 +276,14 @@ class Finish:
 
 
 Instruction = (
-    StartWorkers | Settle | Wait | StopWorkers | PassOn | ReportFailure | KillDescendants | Finish
+    StartWorkers
+    | Settle
+    | StopWorkers
+    | PassOn
+    | TellRendezvous
+    | Leave
+    | ReportFailure
+    | KillDescendants
+    | Finish
 )
 Step = tuple[State, tuple[Instruction, ...]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from torsh_runtime.errors import ConfigError
 from torshrun.failure import MemoryWatch
 from torshrun.health import StatusPages
+from torshrun.rendezvous.base import Place
 
 if TYPE_CHECKING:
     from torshrun.health import WorkerStatus
@@ -25,33 +26,41 @@ class RoundStore(Protocol):
     def endpoint(self) -> str:
         """Where workers reach it."""
 
+    @property
+    def secret(self) -> str:
+        """The job's secret in hexadecimal, which workers prove that they know."""
+
     async def close(self) -> None:
         """Stop serving it and forget its keys."""
 
 
-ServeStore = Callable[[], Awaitable[RoundStore]]
+ServeStore = Callable[[Place], Awaitable[RoundStore]]
+"""Gives the workers of a round here the round's store."""
 
 
 class Round:
     """A round's store, status pages and watch over memory."""
 
-    def __init__(self, store: RoundStore, pages: StatusPages, status_file: str) -> None:
+    def __init__(
+        self, number: int, store: RoundStore, pages: StatusPages, status_file: str
+    ) -> None:
+        self.number = number
         self.store = store
         self.pages = pages
         self.status_file = status_file
         self.memory = MemoryWatch()
 
     @classmethod
-    async def open(cls, serve_store: ServeStore, scratch: str, number: int, workers: int) -> Round:
+    async def open(cls, serve_store: ServeStore, scratch: str, place: Place, workers: int) -> Round:
         """Make what a round needs. Raises OSError or a TorshError when that cannot be done."""
-        status_file = f"{scratch}/status_{number}"
+        status_file = f"{scratch}/status_{place.round}"
         try:
             pages = StatusPages.create(status_file, workers)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(f"cannot write in {scratch} (TMPDIR says where): {reason}") from None
         try:
-            return cls(await serve_store(), pages, status_file)
+            return cls(place.round, await serve_store(place), pages, status_file)
         except BaseException:
             pages.close()
             raise

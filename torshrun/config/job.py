@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from torshrun.config.rendezvous import RendezvousConfig
+
 Kind = Literal["script", "module", "program", "path"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -86,15 +88,17 @@ class LaunchConfig:
     nproc_per_node: int = 1
     """Workers on this node, at least 1."""
     min_nodes: int = 1
-    """Nodes without which the job does not start. Only 1 in this version."""
+    """Nodes without which the job does not run."""
     max_nodes: int = 1
-    """Nodes that the job takes at most. Only 1 in this version."""
+    """Nodes that the job takes at most; others wait as spares."""
+    rendezvous: RendezvousConfig | None = None
+    """How its nodes find each other; None is a job of one node."""
     run_id: str = "none"
     """Names the job; the same on all nodes."""
     role: str = "default"
     """The workers' role, handed on as ROLE_NAME."""
     master_addr: str = "127.0.0.1"
-    """Host where rank 0's worker may bind master_port."""
+    """Host where rank 0's worker may bind master_port, in a job of one node."""
     master_port: int = 0
     """TCP port for rank 0's worker, 1 to 65535; 0 picks a free one for each round."""
     max_restarts: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torshrun.config.nodes import first_endpoint, is_alone
 from torshrun.config.options import OPTIONS
 from torshrun.config.setting import Settings
 from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint
@@ -28,7 +29,9 @@ def notes(settings: Settings, values: Mapping[str, Any], workers: int) -> Iterat
 
 
 def is_static(values: Mapping[str, Any]) -> bool:
-    """Whether rank 0's address and port are taken from the options."""
+    """Whether the workers' MASTER_ADDR and MASTER_PORT are taken from the options, or where nodes
+    meet.
+    """
     return values["rdzv_backend"] == "static" and not values["standalone"]
 
 
@@ -36,7 +39,17 @@ def _reasons(values: Mapping[str, Any]) -> dict[str, str]:
     """By option, why it does not count."""
     kinds = [key for key in ("module", "no_python") if values["run_path"] and values[key]]
     inert = {option.key: option.without_effect for option in OPTIONS if option.without_effect}
-    return {**dict.fromkeys(kinds, "--run-path wins"), **_overruled(values), **inert}
+    unused = _unused_by_nodes(values)
+    return {**dict.fromkeys(kinds, "--run-path wins"), **_overruled(values), **unused, **inert}
+
+
+def _unused_by_nodes(values: Mapping[str, Any]) -> dict[str, str]:
+    if is_alone(values):
+        why = "with one node nobody asks for it"
+        return dict.fromkeys(("local_addr", "secret_file"), why)
+    if is_static(values):
+        return {}
+    return {"node_rank": "only --rdzv-backend static has fixed ranks"}
 
 
 def _overruled(values: Mapping[str, Any]) -> dict[str, str]:
@@ -48,14 +61,14 @@ def _overruled(values: Mapping[str, Any]) -> dict[str, str]:
         different = _other_master(values, None)
         why = "only --rdzv-backend static uses it"
     else:
-        different = _other_master(values, values["rdzv_endpoint"])
+        different = _other_master(values, first_endpoint(values))
         why = "--rdzv-endpoint says where rank 0 listens"
     return {key: why for key, differs in different.items() if differs}
 
 
 def _not_alone(values: Mapping[str, Any]) -> dict[str, bool]:
     """Whether they say something else than --standalone does."""
-    endpoint: Endpoint | None = values["rdzv_endpoint"]
+    endpoint: Endpoint | None = first_endpoint(values)
     return {
         "nnodes": values["nnodes"] != (1, 1),
         "node_rank": values["node_rank"] != 0,

@@ -22,7 +22,7 @@ _SIZE = (
     Option(
         "nnodes",
         "N|MIN:MAX",
-        "Nodes of the job; this version runs on one.",
+        "Nodes of the job: a number, or at least MIN and at most MAX. Run torshrun once on each.",
         values.nodes,
         default="1:1",
     ),
@@ -225,8 +225,8 @@ _RENDEZVOUS = (
     Option(
         "rdzv_backend",
         "NAME",
-        "How nodes find each other: static, tcp (also called c10d) or etcd. One node needs only "
-        "static's choice of MASTER_ADDR and MASTER_PORT.",
+        "How nodes find each other: static (each has its --node-rank), tcp (also called c10d; the "
+        "endpoint's host serves the store) or etcd.",
         values.one_of(
             "static",
             "c10d",
@@ -238,39 +238,54 @@ _RENDEZVOUS = (
     ),
     Option(
         "rdzv_endpoint",
-        "HOST:PORT",
-        "Where nodes meet; with static the workers' MASTER_ADDR and MASTER_PORT.",
-        values.endpoint,
+        "HOST:PORT,...",
+        "Where nodes meet, several with etcd; with static and one node the workers' MASTER_ADDR "
+        "and MASTER_PORT.",
+        values.endpoints,
         is_list=True,
     ),
     Option(
         "rdzv_conf",
         "KEY=VALUE,...",
-        "join_timeout, last_call_timeout, close_timeout, keep_alive_interval, timeout (seconds), "
-        "keep_alive_max_attempt.",
+        "join_timeout, last_call_timeout, close_timeout, ttl, keep_alive_interval (seconds), "
+        "keep_alive_max_attempt; for etcd protocol, cacert, cert, key.",
         values.rdzv_conf,
         pairs="=",
     ),
     Option(
         "node_rank",
         "N",
-        "This node's rank among the nodes; with one node 0.",
+        "This node's rank among the nodes (static).",
         values.count,
         default="0",
     ),
     Option(
         "master_addr",
         "HOST",
-        "The workers' MASTER_ADDR (static).",
+        "The workers' MASTER_ADDR with one node, and with several where they meet (static).",
         values.host,
         default="127.0.0.1",
     ),
     Option(
         "master_port",
         "PORT",
-        "The workers' MASTER_PORT (static).",
+        "The workers' MASTER_PORT with one node, and with several where they meet (static).",
         values.port,
-        unset="a free one for each start",
+        unset="a free one for each start; to meet 29500",
+    ),
+    Option(
+        "local_addr",
+        "HOST",
+        "Where other nodes reach this one.",
+        values.host,
+        unset="the address on the way to where they meet",
+    ),
+    Option(
+        "secret_file",
+        "FILE",
+        "Agents prove to each other that they know what stands in FILE, or in TORSH_SECRET.",
+        values.readable,
+        unset="made up by the first agent and handed on by the store",
     ),
 )
 
@@ -289,7 +304,6 @@ _TORCHRUN = (
     ),
     inert("event_log_handler", "NAME", "--events writes the job's events"),
     inert("logs_specs", "NAME", "the options under Output do this"),
-    inert("local_addr", "HOST", "with one node nobody asks for its address", values.host),
 )
 
 _COMMAND = (

@@ -11,11 +11,12 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Kind, LaunchConfig, OutputConfig
+from torshrun.config.nodes import first_endpoint, is_alone, rendezvous
 from torshrun.config.notes import is_static, notes
 from torshrun.config.options import OPTIONS
 from torshrun.config.setting import Settings
 from torshrun.config.target import check_target
-from torshrun.config.values import Endpoint, worker_count
+from torshrun.config.values import Endpoint, Nodes, worker_count
 from torshrun.topology import allowed_cpus
 
 
@@ -63,10 +64,11 @@ def _check(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """LaunchConfig's fields but target, and the notes."""
     values = settings.values()
-    _one_node(settings, values)
     fields = {
         **_fields(LaunchConfig, values),
         **_master(settings, values),
+        **_size(values),
+        "rendezvous": rendezvous(settings, values, environ),
         "nproc_per_node": _workers(settings, values, environ),
         "arguments": tuple(argument.text for argument in settings.arguments),
         "environment": MappingProxyType(
@@ -91,28 +93,20 @@ def _fields(
     return {name: found[name] for name in names & found.keys() if found[name] is not None}
 
 
-def _one_node(settings: Settings, values: Mapping[str, Any]) -> None:
-    if values["standalone"]:
-        return
-    if values["nnodes"] != (1, 1):
-        raise ConfigError(
-            f"{settings['nnodes'].name}: {settings['nnodes'].text!r} is not possible: this "
-            f"version runs jobs on one node only, give 1"
-        )
-    if values["node_rank"] != 0:
-        raise ConfigError(
-            f"{settings['node_rank'].name}: {values['node_rank']} is not possible: the job has "
-            f"one node, whose rank is 0 (this version runs jobs on one node only)"
-        )
+def _size(values: Mapping[str, Any]) -> dict[str, int]:
+    if is_alone(values):
+        return {"min_nodes": 1, "max_nodes": 1}
+    nodes: Nodes = values["nnodes"]
+    return {"min_nodes": nodes.fewest, "max_nodes": nodes.most}
 
 
 def _master(settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """master_addr and master_port: those of the static endpoint, else those given. Without static
     torchrun takes neither, so that jobs whose scripts name the same port do not collide.
     """
-    if not is_static(values):
+    if not (is_static(values) and is_alone(values)):
         return {"master_addr": "127.0.0.1", "master_port": 0}
-    endpoint: Endpoint | None = values["rdzv_endpoint"]
+    endpoint: Endpoint | None = first_endpoint(values)
     if endpoint is None:
         return {"master_addr": values["master_addr"], "master_port": values["master_port"] or 0}
     if endpoint.port is None:

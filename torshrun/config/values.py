@@ -28,8 +28,10 @@ _CONF_SECONDS = (
     "last_call_timeout",
     "close_timeout",
     "keep_alive_interval",
+    "ttl",
     "timeout",
 )
+_CONF_TEXTS = ("protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key")
 CONF_WITHOUT_EFFECT = (
     "is_host",
     "store_type",
@@ -37,13 +39,6 @@ CONF_WITHOUT_EFFECT = (
     "heartbeat_timeout",
     "use_libuv",
     "etcd_prefix",
-    "protocol",
-    "cert",
-    "key",
-    "cacert",
-    "ssl_cert",
-    "ssl_cert_key",
-    "ca_cert",
     "rank",
 )
 """Keys of torchrun's --rdzv-conf that nothing here corresponds to."""
@@ -191,16 +186,16 @@ def host(text: str) -> str:
     return name
 
 
-def endpoint(text: str) -> Endpoint | None:
-    """HOST[:PORT], several separated by commas; the first one counts. "" is none."""
-    places = [_place(part) for part in text.split(",")] if text.strip() else [None]
-    return places[0]
+def endpoints(text: str) -> tuple[Endpoint, ...]:
+    """HOST[:PORT], several separated by commas. "" is none."""
+    return tuple(_place(part) for part in text.split(",")) if text.strip() else ()
 
 
 def _place(text: str) -> Endpoint:
-    name, colon, number = text.strip().removeprefix("http://").rpartition(":")
+    bare = text.strip().removeprefix("http://").removeprefix("https://")
+    name, colon, number = bare.rpartition(":")
     if not colon or number.endswith("]"):
-        return Endpoint(host(text), None)
+        return Endpoint(host(bare), None)
     try:
         return Endpoint(host(name), port(number))
     except ConfigError as error:
@@ -237,6 +232,14 @@ def one_of(*allowed: str, refused: Mapping[str, str] | None = None) -> Callable[
         return text
 
     return parse
+
+
+def readable(text: str) -> str:
+    """A file that is there."""
+    path = _looked_up(text)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    return str(path)
 
 
 def directory(text: str) -> str:
@@ -342,7 +345,7 @@ def rdzv_conf(text: str) -> Mapping[str, str]:
 
 
 def _check_conf(key: str, value: str) -> None:
-    known: Sequence[str] = (*_CONF_SECONDS, "keep_alive_max_attempt")
+    known: Sequence[str] = (*_CONF_SECONDS, "keep_alive_max_attempt", *_CONF_TEXTS)
     if key not in (*known, *CONF_WITHOUT_EFFECT):
         hint = nearest(key, known)
         raise ConfigError(f"there is no key {key!r}; the keys are {', '.join(known)}{hint}")
@@ -351,5 +354,7 @@ def _check_conf(key: str, value: str) -> None:
             seconds(value)
         elif key == "keep_alive_max_attempt":
             count(value)
+        elif key == "protocol":
+            one_of("http", "https")(value)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from None

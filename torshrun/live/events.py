@@ -22,7 +22,8 @@ class Recorder:
         """`clock` gives seconds since 1970."""
         self._sinks = tuple(sinks)
         self._run_id = run_id
-        self._node_rank = node_rank
+        self.node_rank = node_rank
+        """Rank of the node that tells."""
         self._clock = clock
 
     def record(self, name: str, round_number: int, /, **facts: object) -> None:
@@ -33,7 +34,7 @@ class Recorder:
             name=name,
             time=self._clock(),
             run_id=self._run_id,
-            node_rank=self._node_rank,
+            node_rank=self.node_rank,
             round=round_number,
             facts=facts,
         )

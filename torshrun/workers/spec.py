@@ -135,8 +135,18 @@ class RoundFacts:
     """The round's number."""
     restart_count: int
     """How often workers have been restarted after a failure."""
+    node_rank: int
+    """Rank of this node."""
+    num_nodes: int
+    """Number of nodes."""
+    first_rank: int
+    """The rank of this node's first worker; the others follow."""
+    world_size: int
+    """Number of workers of all nodes."""
+    master_addr: str
+    """Host of node rank 0, as workers reach it."""
     master_port: int
-    """A port that is free on this node now."""
+    """A port that was free there when the round was formed."""
     jax_coordinator_port: int
     """Another one, for JAX; 0 is none."""
     store_endpoint: str
@@ -187,12 +197,14 @@ def _assignment(
 
 def _place(config: LaunchConfig, facts: RoundFacts, local_rank: int) -> WorkerEnv:
     return WorkerEnv(
-        rank=local_rank,
-        world_size=config.nproc_per_node,
+        rank=facts.first_rank + local_rank,
+        world_size=facts.world_size,
         local_rank=local_rank,
         local_world_size=config.nproc_per_node,
+        node_rank=facts.node_rank,
+        num_nodes=facts.num_nodes,
         role_name=config.role,
-        master_addr=config.master_addr,
+        master_addr=facts.master_addr,
         master_port=facts.master_port,
         restart_count=facts.restart_count,
         max_restarts=config.max_restarts,

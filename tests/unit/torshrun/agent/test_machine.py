@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,33 +14,95 @@ from hypothesis import strategies as st
 from torshrun import exit_codes
 from torshrun.agent import machine
 from torshrun.agent import protocol as m
+from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
+from torshrun.rendezvous.base import (
+    Granted,
+    JobOver,
+    Place,
+    RendezvousEvent,
+    Report,
+    RoundClosing,
+    RoundFormed,
+    StandingBy,
+    Verdict,
+)
 from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
 FAIL = 3 << 8
 """The status of a process that exits with 3."""
-POLICY = m.Policy(ranks=frozenset({0, 1}), max_restarts=1, grace=30.0)
+POLICY = m.Policy(workers=2, grace=30.0)
+AMONG_OTHERS = m.Policy(workers=2, grace=30.0, leased=True)
+
+
+def place(number: int, restarts: int, workers: int = 2, first_rank: int = 0) -> Place:
+    return Place(
+        round=number,
+        restarts=restarts,
+        node_rank=0,
+        num_nodes=1,
+        first_rank=first_rank,
+        world_size=first_rank + workers,
+        master_addr="127.0.0.1",
+        master_port=1,
+        jax_port=2,
+        store_endpoint="",
+    )
+
+
+class Play:
+    """A node of its own: the machine, and the rendezvous that it talks to."""
+
+    def __init__(self, policy: m.Policy, budget: int) -> None:
+        settings = AloneSettings(
+            workers=policy.workers, max_restarts=budget, backoff=0, master_addr="127.0.0.1"
+        )
+        self._policy = policy
+        self._posted: deque[RendezvousEvent] = deque()
+        self._rendezvous = Alone(settings, lambda: Ports(1, 2))
+        self.state = machine.begin()
+        self.carried_out: list[m.Instruction] = []
+        self._rendezvous.start(self._posted.append)
+        self._settle()
+
+    def feed(self, event: m.Event) -> None:
+        self._step(event)
+        self._settle()
+
+    def _step(self, event: m.Event) -> None:
+        self.state, instructions = machine.handle(self._policy, self.state, event)
+        for instruction in instructions:
+            self.carried_out.append(instruction)
+            if isinstance(instruction, m.TellRendezvous):
+                self._rendezvous.report(instruction.report)
+            elif isinstance(instruction, m.Leave):
+                self._rendezvous.leave(instruction.outcome, instruction.code, "asked")
+
+    def _settle(self) -> None:
+        while self._posted:
+            event = self._posted.popleft()
+            assert not isinstance(event, StandingBy | Granted)
+            self._step(event)
 
 
 def play(
-    events: Sequence[m.Event], policy: m.Policy = POLICY
+    events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1
 ) -> tuple[m.State, list[m.Instruction]]:
-    state, instructions = machine.begin(policy)
-    carried_out = list(instructions)
+    node = Play(policy, budget)
     for event in events:
-        state, instructions = machine.handle(policy, state, event)
-        carried_out += instructions
-    return state, carried_out
+        node.feed(event)
+    shown = [i for i in node.carried_out if not isinstance(i, m.TellRendezvous | m.Leave)]
+    return node.state, shown
 
 
-def finish_code(events: Sequence[m.Event], policy: m.Policy = POLICY) -> int:
-    state, instructions = play(events, policy)
+def finish_code(events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1) -> int:
+    state, instructions = play(events, policy, budget)
     assert isinstance(state, m.Finished)
     assert instructions[-1] == m.Finish(state.code)
     return state.code
 
 
 def test_it_begins_with_all_workers() -> None:
-    assert play([])[1] == [m.StartWorkers(0, 0)]
+    assert play([])[1] == [m.StartWorkers(place(0, 0))]
 
 
 def test_success_of_all_sweeps_and_finishes_with_0() -> None:
@@ -72,7 +136,7 @@ FAILED = [WorkerExited(0, 1, FAIL), m.SettleOver(0), m.Diagnosed(0, 3)]
 
 def test_a_failure_restarts_in_a_new_round_while_the_budget_lasts() -> None:
     state, instructions = play(FAILED)
-    assert instructions[-2:] == [m.ReportFailure(0, 0, "restart"), m.StartWorkers(1, 1)]
+    assert instructions[-2:] == [m.ReportFailure(0, 0, "restart"), m.StartWorkers(place(1, 1))]
     assert isinstance(state, m.Running)
     again = [WorkerExited(1, 0, FAIL), m.SettleOver(1), m.Diagnosed(1, 9)]
     assert finish_code([*FAILED, *again]) == exit_codes.BUDGET_SPENT
@@ -82,7 +146,7 @@ def test_events_of_an_earlier_round_change_nothing() -> None:
     before, _ = play(FAILED)
     after, instructions = play([*FAILED, WorkerExited(0, 0, FAIL), m.SettleOver(0)])
     assert after == before
-    assert instructions[-1] == m.StartWorkers(1, 1)
+    assert instructions[-1] == m.StartWorkers(place(1, 1))
 
 
 def test_processes_that_cannot_be_killed_forbid_a_restart() -> None:
@@ -154,14 +218,12 @@ def any_event(number: int) -> st.SearchStrategy[m.Event]:
         st.builds(DeadManFired, st.just(number)),
         st.builds(m.Noticed, st.sampled_from([10, 12])),
         st.builds(m.Hung, st.just(number), st.just(6)),
-        st.builds(m.WaitOver, st.just(number)),
         st.builds(
             m.Diagnosed,
             st.just(number),
             st.integers(0, 255),
             st.sampled_from([0, 9, 10]),
             st.sampled_from(["", "a", "b"]),
-            chance=st.floats(0, 1, exclude_max=True),
         ),
     )
 
@@ -171,31 +233,30 @@ def any_event(number: int) -> st.SearchStrategy[m.Event]:
 def test_any_sequence_keeps_the_budget_and_the_rounds_and_can_end(
     data: st.DataObject, budget: int
 ) -> None:
-    policy = m.Policy(ranks=frozenset({0, 1, 2}), max_restarts=budget, grace=1.0, backoff=1.0)
-    state, instructions = machine.begin(policy)
-    starts = [i for i in instructions if isinstance(i, m.StartWorkers)]
+    node = Play(m.Policy(workers=3, grace=1.0), budget)
+    starts = 1
     for _ in range(data.draw(st.integers(0, 30))):
         late = data.draw(st.integers(0, 1))
-        event = data.draw(any_event(state.attempt.round - late))
-        before = state
-        state, instructions = machine.handle(policy, state, event)
-        new = [i for i in instructions if isinstance(i, m.StartWorkers)]
-        assert not new or isinstance(before, m.Stopping | m.Waiting)  # never beside a living round
-        starts += new
-    assert [start.round for start in starts] == list(range(len(starts)))
-    assert len(starts) <= budget + 1
-    assert_ends(policy, state)
+        event = data.draw(any_event(node.state.attempt.round - late))
+        before = node.state
+        node.feed(event)
+        number = sum(isinstance(i, m.StartWorkers) for i in node.carried_out)
+        assert number == starts or isinstance(before, m.Stopping)  # never beside a living round
+        starts = number
+    begun = [i.place.round for i in node.carried_out if isinstance(i, m.StartWorkers)]
+    assert begun == list(range(starts))
+    assert starts <= budget + 1
+    assert_ends(node, budget)
 
 
-def assert_ends(policy: m.Policy, state: m.State) -> None:
+def assert_ends(node: Play, budget: int) -> None:
     """Whatever came before, all workers' failing ends the job within the budget."""
-    for _ in range((policy.max_restarts + 1) * (len(policy.ranks) + 1)):
-        number = state.attempt.round
-        state, _ = machine.handle(policy, state, m.WaitOver(number))
-        for rank in policy.ranks:
-            state, _ = machine.handle(policy, state, WorkerExited(number, rank, FAIL))
-        state, _ = machine.handle(policy, state, m.Diagnosed(number, 1))
-    assert isinstance(state, m.Finished)
+    for _ in range(4 * (budget + 1)):
+        number = node.state.attempt.round
+        for rank in range(3):
+            node.feed(WorkerExited(number, rank, FAIL))
+        node.feed(m.Diagnosed(number, 1))
+    assert isinstance(node.state, m.Finished)
 
 
 def test_an_internal_error_ends_the_job_in_every_state() -> None:
@@ -219,15 +280,16 @@ def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
 
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
-    policy = m.Policy(ranks=frozenset({0, 1}), max_restarts=3, grace=9.0)
-    stopping = m.Stopping(attempt=m.Attempt(), cause="failure")
-    asked, (first,) = machine.handle(policy, stopping, m.StopRequested(15))
-    assert first == m.StopWorkers(0, 15, 9.0, "signal")
-    insisted, (second,) = machine.handle(policy, asked, m.StopRequested(15))
-    assert second == m.StopWorkers(0, 9, 0, "signal")
-    ended, instructions = machine.handle(policy, insisted, m.Diagnosed(0, 4))
+    failed = [WorkerExited(0, 1, FAIL), m.SettleOver(0)]
+    twice = [m.StopRequested(15), m.StopRequested(15)]
+    ended, instructions = play([*failed, *twice, m.Diagnosed(0, 4)], budget=3)
+    assert instructions[-4:] == [
+        m.StopWorkers(0, 15, 30.0, "signal"),
+        m.StopWorkers(0, 9, 0, "signal"),
+        m.ReportFailure(0, 0, "stopped"),
+        m.Finish(4),
+    ]
     assert ended == m.Finished(attempt=m.Attempt(), code=4, outcome="failed")
-    assert instructions == (m.ReportFailure(0, 0, "stopped"), m.Finish(4))
 
 
 def test_a_worker_that_was_killed_needs_no_settling() -> None:
@@ -257,31 +319,7 @@ def test_a_hang_is_stopped_soon_and_restarted() -> None:
     assert play(hung)[1][-1] == m.StopWorkers(0, signal.SIGABRT, machine.HUNG_GRACE, "hang")
     restarted, _ = play([*hung, m.Diagnosed(0, 134, signal.SIGABRT)])
     assert isinstance(restarted, m.Running)
-    once = m.Policy(ranks=POLICY.ranks, max_restarts=0, grace=1.0)
-    assert finish_code([*hung, m.Diagnosed(0, 134, signal.SIGABRT)], once) == exit_codes.HUNG
-
-
-def test_the_same_failure_at_the_start_is_not_tried_a_third_time() -> None:
-    policy = m.Policy(ranks=frozenset({0}), max_restarts=5, grace=1.0)
-    first = [WorkerExited(0, 0, FAIL), m.Diagnosed(0, 3, startup="a")]
-    again = [WorkerExited(1, 0, FAIL), m.Diagnosed(1, 3, startup="a")]
-    assert finish_code([*first, *again], policy) == 3
-    other = [WorkerExited(1, 0, FAIL), m.Diagnosed(1, 3, startup="b")]
-    assert isinstance(play([*first, *other], policy)[0], m.Running)
-    later = [WorkerExited(1, 0, FAIL), m.Diagnosed(1, 3)]
-    assert isinstance(play([*first, *later], policy)[0], m.Running)
-
-
-def test_the_second_restart_in_a_row_waits_and_a_stop_request_ends_the_wait() -> None:
-    policy = m.Policy(ranks=frozenset({0}), max_restarts=5, grace=1.0, backoff=2.0)
-    events: list[m.Event] = []
-    for number in range(2):
-        events += [WorkerExited(number, 0, FAIL), m.Diagnosed(number, 3)]
-    state, instructions = play(events, policy)
-    assert isinstance(state, m.Waiting)
-    assert instructions[-2:] == [m.ReportFailure(1, 1, "restart", 2.0), m.Wait(2, 2.0)]
-    assert play([*events, m.WaitOver(2)], policy)[1][-1] == m.StartWorkers(2, 2)
-    assert finish_code([*events, m.StopRequested(2)], policy) == 130
+    assert finish_code([*hung, m.Diagnosed(0, 134, signal.SIGABRT)], budget=0) == exit_codes.HUNG
 
 
 def test_a_notice_and_then_a_request_are_one_preemption() -> None:
@@ -319,6 +357,96 @@ def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
 
 def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
     code = exit_codes.PREEMPTED
-    alone = m.Policy(ranks=frozenset({0}), max_restarts=0, grace=1.0)
-    state, _ = play([WorkerExited(0, 0, code << 8), m.Diagnosed(0, code)], alone)
+    single = m.Policy(workers=1, grace=1.0)
+    state, _ = play([WorkerExited(0, 0, code << 8), m.Diagnosed(0, code)], single, budget=0)
     assert state == m.Finished(attempt=m.Attempt(), code=code, outcome="failed")
+
+
+# ---- among other nodes
+
+
+def among(events: Sequence[m.Event]) -> tuple[m.State, list[m.Instruction]]:
+    """The machine alone, whose workers are ranks 4 and 5 of round 0."""
+    state, carried_out = machine.begin(), []
+    for event in [RoundFormed(place(0, 0, first_rank=4)), *events]:
+        state, instructions = machine.handle(AMONG_OTHERS, state, event)
+        carried_out += instructions
+    return state, carried_out
+
+
+CLOSING = RoundClosing(round=0, reason="node b was lost", failed=False)
+OVER = JobOver(Verdict(outcome="failed", code=7, reason="rank 0 failed", sequel="no budget"))
+
+
+def told(instructions: Sequence[m.Instruction]) -> list[tuple[str, int]]:
+    reports = [i.report for i in instructions if isinstance(i, m.TellRendezvous)]
+    return [(report.outcome, report.code) for report in reports]
+
+
+def test_success_here_waits_for_the_others() -> None:
+    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), m.Diagnosed(0, 0)]
+    state, instructions = among(done)
+    assert told(instructions) == [("succeeded", 0)]
+    assert isinstance(state, m.Waiting)
+    state, instructions = among([*done, CLOSING, RoundFormed(place(1, 1))])
+    assert instructions[-1] == m.StartWorkers(place(1, 1))
+    state, _ = among([*done, OVER])
+    assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
+
+
+def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
+    assert among([CLOSING])[1][-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "closing")
+    state, instructions = among([CLOSING, m.Diagnosed(0, 143, 15)])
+    assert told(instructions) == [("stopped", 0)]
+    assert isinstance(state, m.Waiting)
+    assert among([replace(CLOSING, round=3)])[1] == among([])[1]
+
+
+def test_a_failure_of_ones_own_stays_one_when_the_round_closes() -> None:
+    closing = replace(CLOSING, failed=True, restarts=1)
+    failed = [WorkerExited(0, 4, FAIL), closing, m.Diagnosed(0, 3)]
+    _, instructions = among(failed)
+    assert told(instructions) == [("failed", 3)]
+    assert instructions[-1] == m.ReportFailure(0, 0, "undecided")
+    _, early = among([WorkerExited(0, 4, FAIL), m.SettleOver(0), m.Diagnosed(0, 3), closing])
+    assert early[-1] == m.ReportFailure(0, 0, "undecided")
+
+
+def test_a_verdict_stops_the_workers_and_ends() -> None:
+    state, instructions = among([OVER])
+    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "verdict")
+    state, instructions = among([OVER, m.Diagnosed(0, 143, 15)])
+    assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
+    assert told(instructions) == []
+
+
+def test_the_dead_man_ends_the_round_here_and_not_the_job() -> None:
+    state, instructions = among([DeadManFired(0), m.Diagnosed(0, 137, 9)])
+    assert told(instructions) == [("stopped", 0)]
+    assert isinstance(state, m.Waiting)
+
+
+def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> None:
+    leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
+    asked = [m.StopRequested(signal.SIGTERM)]
+    assert among(asked)[1][-1] == leave
+    state, instructions = among([*asked, m.Diagnosed(0, 143, 15)])
+    assert told(instructions) == [("stopped", 0)]
+    assert isinstance(state, m.Waiting)
+    impatient, _ = machine.handle(AMONG_OTHERS, state, m.StopRequested(signal.SIGINT))
+    assert isinstance(impatient, m.Finished)
+    assert impatient.code == 130
+
+
+def test_a_node_that_is_done_may_still_leave() -> None:
+    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), m.StopRequested(15), m.Diagnosed(0, 0)]
+    leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
+    assert among(done)[1][-1] == leave
+
+
+def test_a_round_that_comes_after_the_goodbye_has_no_workers() -> None:
+    state = machine.begin()
+    state, _ = machine.handle(AMONG_OTHERS, state, m.StopRequested(15))
+    state, instructions = machine.handle(AMONG_OTHERS, state, RoundFormed(place(0, 0)))
+    assert instructions == (m.TellRendezvous(Report(round=0, outcome="stopped")),)
+    assert isinstance(state, m.Waiting)

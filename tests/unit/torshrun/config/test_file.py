@@ -161,7 +161,7 @@ def test_an_empty_file_says_nothing(written: Written) -> None:
         ("environment: {A: }", 'A has no value; write ""'),
         ("environment: {A=B: 1}", "'A=B' cannot be a variable's name"),
         ("environment:\n  RANK: 3", "^job.yaml:2: RANK is set by torshrun"),
-        ("nnodes: 1:4", "^job.yaml:1: nnodes: '1:4' is not possible"),
+        ("nnodes: 1:4\nrdzv_backend: tcp", "^job.yaml:1: nnodes: with several nodes"),
         ("module: a\nno_python: true", "^job.yaml:1: module and job.yaml:2: no_python exclude"),
     ],
 )

@@ -46,6 +46,7 @@ def test_every_option_with_a_field_names_one() -> None:
 
 def test_every_field_can_be_set() -> None:
     by_others = {"target", "arguments", "environment", "kind", "min_nodes", "max_nodes"}
+    by_others |= {"rendezvous"}
     by_others |= {"scratch_place", "output", "error_file"}
     fields = {
         field.name for kind in (LaunchConfig, OutputConfig) for field in dataclasses.fields(kind)

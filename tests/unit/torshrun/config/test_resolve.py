@@ -81,7 +81,7 @@ def test_all_fields(made: Made, script: str) -> None:
         ("max_restarts", "1.5", "^--max-restarts: '1.5' is not a whole number"),
         ("run_id", "", "^--rdzv-id: must not be empty"),
         ("master_addr", "", "^--master-addr: must not be empty"),
-        ("nnodes", "1:4", "^--nnodes: '1:4' is not possible: .* one node only"),
+        ("nnodes", "1:4", "^--nnodes: with several nodes --rdzv-endpoint .* where they meet"),
         ("node_rank", "1", "^--node-rank: 1 is not possible: .* whose rank is 0"),
         ("rdzv_backend", "etcd-v2", "etcd's version 3"),
         ("rdzv_endpoint", "node1", "needs a port, like node1:29500"),

@@ -30,7 +30,7 @@ def test_every_value_and_its_origin(tmp_path: Path) -> None:
     assert origin("log_timestamps: true ") == "command line"
     assert origin("nnodes: '1:1' ") == "PET_NNODES"
     assert origin("tee: 0 ") == "default"
-    assert origin("master_port: null ") == "default: a free one for each start"
+    assert origin("master_port: null ") == "default: a free one for each start; to meet 29500"
     assert origin("script: train.py ") == "command line"
     assert origin("  - 'yes' ") == "command line"
     assert origin("  A: 'yes' ") == f"{file}:3"

@@ -19,6 +19,11 @@ HOOK = str(Path(startup.__file__).parent)
 FACTS = RoundFacts(
     number=2,
     restart_count=1,
+    node_rank=1,
+    num_nodes=2,
+    first_rank=4,
+    world_size=8,
+    master_addr="n0",
     master_port=1234,
     jax_coordinator_port=1235,
     store_endpoint="unix:@x",
@@ -97,7 +102,7 @@ def test_each_worker_reads_its_own_place() -> None:
     assignments = assigned(config, {"RANK": "99", "HOME": "/root"})
     places = [WorkerEnv.from_environ(a.environ) for a in assignments]
     assert places == [a.worker for a in assignments]
-    assert [(p.rank, p.local_rank, p.world_size) for p in places] == [(0, 0, 2), (1, 1, 2)]
+    assert [(p.rank, p.local_rank, p.world_size) for p in places] == [(4, 0, 8), (5, 1, 8)]
     last = places[1]
     assert (last.restart_count, last.max_restarts, last.round) == (1, 3, 2)
     assert (last.store_endpoint, last.secret, last.error_file) == (
@@ -113,7 +118,7 @@ def test_each_worker_reads_its_own_place() -> None:
 def test_the_jobs_environment_wins_over_what_is_inherited_but_not_over_the_place() -> None:
     config = LaunchConfig(target="t", environment={"A": "job", "PYTHONUNBUFFERED": "", "RANK": "5"})
     (worker,) = assigned(config, {"A": "shell", "B": "shell"})
-    expected = {"A": "job", "B": "shell", "PYTHONUNBUFFERED": "", "RANK": "0"}
+    expected = {"A": "job", "B": "shell", "PYTHONUNBUFFERED": "", "RANK": "4"}
     assert {name: worker.environ[name] for name in expected} == expected
 
 

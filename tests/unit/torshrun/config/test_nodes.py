@@ -1,0 +1,133 @@
+"""How the options of several nodes become one RendezvousConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torsh_runtime.errors import ConfigError
+from torshrun.config.rendezvous import Access, Address, RendezvousConfig
+
+from .conftest import Made
+
+
+def met(made: Made, environ: dict[str, str] | None = None, **options: str) -> RendezvousConfig:
+    rendezvous = made(environ, **options).job.rendezvous
+    assert rendezvous is not None
+    return rendezvous
+
+
+def test_one_node_meets_nobody(made: Made) -> None:
+    assert made().job.rendezvous is None
+    assert made(nnodes="1:1", rdzv_backend="c10d", rdzv_endpoint="n:1").job.rendezvous is None
+    standalone = made(nnodes="1:4", standalone="true").job
+    assert (standalone.rendezvous, standalone.max_nodes) == (None, 1)
+
+
+def test_the_defaults_are_torchruns(made: Made) -> None:
+    options = {"nnodes": "2:4", "rdzv_backend": "c10d", "rdzv_endpoint": "node0"}
+    resolution = made(**options)
+    assert resolution.job.rendezvous == RendezvousConfig(
+        backend="tcp",
+        endpoints=(Address("node0", 29400),),
+        join_timeout=600.0,
+        last_call_timeout=30.0,
+        close_timeout=30.0,
+        ttl=15.0,
+    )
+    assert (resolution.job.min_nodes, resolution.job.max_nodes) == (2, 4)
+    assert resolution.notes == ()
+
+
+def test_static(made: Made) -> None:
+    options = {"nnodes": "2", "node_rank": "1", "master_addr": "n0"}
+    expected = RendezvousConfig(
+        backend="static", endpoints=(Address("n0", 29500),), node_rank=1, join_timeout=60.0
+    )
+    assert met(made, **options, rdzv_conf="timeout=60") == expected
+    port = met(made, **options, master_port="1234").endpoints
+    assert port == (Address("n0", 1234),)
+    assert met(made, nnodes="2", rdzv_endpoint="n0:7").endpoints == (Address("n0", 7),)
+
+
+def test_etcd_takes_a_list_certificates_and_a_user(made: Made, tmp_path: Path) -> None:
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).touch()
+    conf = ",".join(f"{'ca' if n == 'ca' else ''}{n}={tmp_path / n}" for n in ("cert", "key"))
+    rendezvous = met(
+        made,
+        {"TORSH_ETCD_USER": "u", "TORSH_ETCD_PASSWORD": "p"},
+        nnodes="2",
+        rdzv_backend="etcd",
+        rdzv_endpoint="https://a:1,[::1]:2,c",
+        rdzv_conf=f"cacert={tmp_path / 'ca'},{conf}",
+    )
+    assert list(map(str, rendezvous.endpoints)) == ["a:1", "[::1]:2", "c:2379"]
+    assert rendezvous.access == Access(
+        tls=True,
+        cacert=str(tmp_path / "ca"),
+        cert=str(tmp_path / "cert"),
+        key=str(tmp_path / "key"),
+        user="u",
+        password="p",
+    )
+
+
+ETCD = {"nnodes": "2", "rdzv_backend": "etcd", "rdzv_endpoint": "e"}
+TCP = {"nnodes": "1:4", "rdzv_backend": "tcp", "rdzv_endpoint": "n0"}
+STATIC = {"nnodes": "2", "master_addr": "n0"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "ttl"),
+    [("ttl=5", 5.0), ("keep_alive_interval=2", 6.0), ("keep_alive_max_attempt=1,ttl=1m", 60.0)],
+)
+def test_how_long_a_node_may_be_silent(made: Made, conf: str, ttl: float) -> None:
+    assert met(made, **TCP, rdzv_conf=conf).ttl == ttl
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nnodes": "2", "rdzv_backend": "tcp"}, "where they meet, like node0:29400"),
+        ({"nnodes": "2"}, r"--rdzv-endpoint \(or --master-addr\) has to say"),
+        ({**TCP, "rdzv_endpoint": "a,b"}, "there is one place to meet"),
+        ({**TCP, "rdzv_endpoint": "a:0"}, "cannot know what port 0 becomes"),
+        ({**STATIC, "nnodes": "1:2"}, "their number is fixed"),
+        ({**STATIC, "node_rank": "2"}, "ranks end at 1"),
+        ({**TCP, "rdzv_conf": "ttl=0.5"}, "ttl .* is at least 1"),
+        ({**TCP, "rdzv_conf": "keep_alive_max_attempt=0"}, "is at least 1"),
+        ({**ETCD, "rdzv_conf": "cert=/nowhere"}, "cert and key go together"),
+        ({**ETCD, "rdzv_conf": "cacert=/nowhere/ca"}, "there is no file /nowhere/ca"),
+        ({**ETCD, "rdzv_conf": "protocol=ftp"}, "protocol: 'ftp' is not one of http, https"),
+        ({**TCP, "secret_file": "/nowhere/s"}, "--secret-file: there is no file"),
+    ],
+)
+def test_refusals(made: Made, options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made(**options)
+
+
+def test_protocol_and_certificates_contradict(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "ca").touch()
+    with pytest.raises(ConfigError, match="exclude each other"):
+        made(**ETCD, rdzv_conf=f"protocol=http,cacert={tmp_path / 'ca'}")
+
+
+def test_the_secret_comes_from_a_file_or_the_environment(made: Made, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("in a file\n")
+    environ = {"TORSH_SECRET": "around"}
+    assert met(made, environ, **TCP).secret == "around"
+    assert met(made, environ, **TCP, secret_file=str(file)).secret == "in a file"
+    assert met(made, {**environ, "TORCHELASTIC_RUN_ID": "outer"}, **TCP).secret == ""
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        made(**TCP, secret_file=str(file))
+
+
+def test_only_static_has_fixed_ranks(made: Made) -> None:
+    (note,) = made(**TCP, node_rank="1").notes
+    assert note == "--node-rank has no effect: only --rdzv-backend static has fixed ranks"
+    assert met(made, **TCP, node_rank="1").node_rank is None

@@ -1,0 +1,50 @@
+"""Records in the store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, VerdictRow, decode, encode
+
+ROW = NodeRow(node="a", sequence=3, state="inside", host="h", seconds=1.5, round=2)
+HEADER = Header(number=1, phase="open", token="t", fence=4, drained=("x", "y"))
+
+
+@pytest.mark.parametrize("record", [ROW, HEADER, PlaceRow(round=1, token="t")])
+def test_a_record_comes_back_as_it_was(record: Any) -> None:
+    assert decode(type(record), encode(record)) == record
+
+
+def test_unknown_fields_are_ignored() -> None:
+    content = json.loads(encode(ROW)) | {"mood": "good"}
+    assert decode(NodeRow, json.dumps(content).encode()) == ROW
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": "odd"},
+        {"nproc": "2"},
+        {"sequence": True},
+        {"node": None},
+        {"seconds": float("nan")},
+    ],
+)
+def test_a_wrong_type_makes_it_no_record(change: dict[str, Any]) -> None:
+    content = json.loads(encode(ROW)) | change
+    assert decode(NodeRow, json.dumps(content).encode()) is None
+
+
+def test_a_missing_field_makes_it_no_record() -> None:
+    assert decode(VerdictRow, b'{"outcome": "failed"}') is None
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_garbage_is_no_record_and_no_error(value: bytes) -> None:
+    assert decode(NodeRow, value) is None
+    assert decode(Header, b"[" * 5000 + value) is None

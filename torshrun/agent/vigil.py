@@ -1,0 +1,101 @@
+"""Watches whether the workers of a round hang, and finds out where they stand if they do."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from torshrun.agent import protocol
+from torshrun.agent.round import Round
+from torshrun.health import HangWatch, Watched
+from torshrun.workers.group import WorkerGroup
+from torshrun.workers.keeper import Keeper
+from torshrun.workers.logs import LogPump
+
+if TYPE_CHECKING:
+    from torshrun.health import Hang
+
+STACKS_BOUND = 20.0
+"""Seconds that finding out the stacks of workers that hang may take."""
+
+
+class Finding(NamedTuple):
+    """A hang, with the stacks of workers by rank and a hint at why some are missing."""
+
+    hang: Hang
+    stacks: Mapping[int, str]
+    hint: str
+
+
+class Vigil:
+    """Watches one round at a time. `post` takes the event that tells of a hang."""
+
+    def __init__(
+        self,
+        timeout: float,
+        loop: asyncio.AbstractEventLoop,
+        keeper: Keeper,
+        pump: LogPump,
+        group: WorkerGroup,
+        post: Callable[[protocol.Event], None],
+    ) -> None:
+        """`timeout`: seconds without progress that are a hang; 0 is never."""
+        self._loop = loop
+        self._keeper = keeper
+        self._pump = pump
+        self._group = group
+        self._post = post
+        self._watch = HangWatch(timeout, loop, self._on_hang)
+        self._inquiry: asyncio.Task[None] | None = None
+        self._round: Round | None = None
+        self.finding: Finding | None = None
+        """What was found in this round."""
+
+    def start(self, a_round: Round) -> None:
+        """Watch this round, whose pages stay open until stop()."""
+        self._round, self.finding = a_round, None
+        self._go_on(a_round)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._watch.stop()
+        if self._inquiry:
+            self._inquiry.cancel()
+            self._inquiry = None
+
+    def _go_on(self, a_round: Round) -> None:
+        pump = self._pump
+        self._watch.start(self._watched, a_round.pages, self._keeper.pid, lambda: pump.stalled)
+
+    def _watched(self) -> list[Watched]:
+        return [Watched(**worker._asdict()) for worker in self._group.workers()]
+
+    def _on_hang(self, hang: Hang) -> None:
+        if self._round:
+            self._inquiry = self._loop.create_task(self._inquire(hang, self._round))
+
+    async def _inquire(self, hang: Hang, a_round: Round) -> None:
+        """Find out where the workers stand, while they still do."""
+        from torshrun.health import Stacks, collect
+
+        pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
+        before = self._progress(a_round)
+        try:
+            stacks = await collect(list(pids), STACKS_BOUND)
+        except Exception as error:  # the hang is to be ended all the same
+            stacks = Stacks({}, f"no stacks: {error!r}")
+        if self._progress(a_round) != before:  # it took its time, but goes on
+            self._go_on(a_round)
+            return
+        texts = {pids[pid]: text for pid, text in stacks.texts.items()}
+        self.finding = Finding(hang, texts, stacks.hint)
+        # SIGABRT makes faulthandler write the stacks that could not be had.
+        signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
+        self._post(protocol.Hung(a_round.number, signo))
+
+    def _progress(self, a_round: Round) -> object:
+        """What changes when workers get on."""
+        workers = self._group.workers()
+        return a_round.statuses(), [(worker.output, worker.alive) for worker in workers]

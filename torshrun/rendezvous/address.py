@@ -1,0 +1,70 @@
+"""This host's address, as other nodes reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from torsh_runtime.errors import ConfigError
+
+_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses of documentation (RFC 5737, 3849): the way there is the way out. Nothing is sent."""
+
+Place = tuple[str, int]
+"""Host and port."""
+
+
+def routable(endpoints: Sequence[Place]) -> str:
+    """The address of this host on the way to the first endpoint that there is a way to.
+
+    IPv4 if the endpoint has both. Loopback only if the endpoint says so itself: a host may know its
+    own name as 127.0.1.1, which is no address for others. Looks names up, which may take as long
+    as the resolver takes. Raises ConfigError if there is no way to any.
+    """
+    for host, port in endpoints:
+        for family, address in sorted(resolve(host, port), key=_is_ipv6):
+            own = _source(family, address)
+            if own and (not _is_loopback(own) or _means_loopback(host)):
+                return own
+            if own:
+                return _source(family, (_ELSEWHERE[family], 9)) or own
+    names = ", ".join(host for host, _ in endpoints)
+    raise ConfigError(
+        f"there is no way from this host to {names}: see whether the name is right and the network "
+        f"is up, or give this host's own address with --local-addr"
+    )
+
+
+def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    """The addresses of a host that are of a known family, each once; none if it is unknown."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    known = ((family, address) for family, *_, address in found if family in _ELSEWHERE)
+    return [*dict.fromkeys((family, (str(address[0]), port)) for family, address in known)]
+
+
+def _is_ipv6(found: tuple[socket.AddressFamily, Place]) -> bool:
+    return found[0] == socket.AF_INET6
+
+
+def _source(family: int, address: Place) -> str:
+    """From where packets to the address would go; "" if there is no way."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+    return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _means_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or _is_loopback(host)
+    except ValueError:
+        return False

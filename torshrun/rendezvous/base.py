@@ -1,0 +1,167 @@
+"""The Rendezvous port: how an agent learns its place in each round, and how rounds and the job end.
+
+A rendezvous tells the agent of rounds by posting events, and the agent tells it what became of its
+workers by reports. Only one round exists at a time, and rounds never overlap on a node: the agent
+reports the end of all its workers of a round before it is told of the next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torshrun.exit_codes import LOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """This node's place in a round, and what its workers have to know of the round."""
+
+    round: int
+    """The round's number; grows, from 0."""
+    restarts: int
+    """How often workers have been restarted after a failure in the whole job."""
+    node_rank: int
+    """0 <= node_rank < num_nodes."""
+    num_nodes: int
+    first_rank: int
+    """The rank of this node's first worker; the others follow."""
+    world_size: int
+    """Number of workers of all nodes."""
+    master_addr: str
+    """Host of node rank 0, where its first worker may bind the two ports."""
+    master_port: int
+    jax_port: int
+    store_endpoint: str
+    """Where node rank 0's agent serves the round's store to the other agents, "tcp:host:port";
+    "" if there is no other agent."""
+
+
+ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of this node's workers of a round. None of them runs any more."""
+
+    round: int
+    outcome: ReportOutcome
+    """failed: by themselves; hung: they made no progress; noticed: of a signal that they were sent
+    as a notice of preemption; stopped: because the agent was told to stop them; lost: the agent
+    cannot run workers here any more (no keeper, no descriptors, unkillable processes)."""
+    code: int = 0
+    """The root cause's exit code; 0 if there is none."""
+    signo: int = 0
+    """The signal that the root cause was killed by; 0 if none."""
+    startup: str = ""
+    """How it failed, if it did at its start in a way that trying again may not change."""
+    seconds: float = 0.0
+    """How long the workers ran."""
+    cause: str = ""
+    """The root cause in one line, for people on other nodes; "" if there is none."""
+    follows: bool = False
+    """Whether the workers failed because they lost one of another node, whose failure it is."""
+
+    @property
+    def ending(self) -> Outcome:
+        """How the job ends if it ends by this."""
+        if self.outcome == "noticed":
+            return "preempted"
+        if self.outcome == "lost" and self.code != LOST:  # what could not be started has a code
+            return "failed"
+        return self.outcome
+
+
+Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
+Sequel = Literal["restart", "no budget", "budget spent", "same start", "stopped", "unkillable"]
+"""What follows from a failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the job ended: the same for all nodes that took part to the end."""
+
+    outcome: Outcome
+    """lost: this node could not learn how the job ended."""
+    code: int
+    """The exit code of torshrun."""
+    reason: str
+    """One line for a person; names the node and worker of the root cause if there is one."""
+    sequel: Sequel | None = None
+    """Why there was no restart, if a failure ended the job."""
+
+
+# ---- events for the agent
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFormed:
+    """Start the workers of a round."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundClosing:
+    """Stop the workers of this round if any still run, then report; another round will follow."""
+
+    round: int
+    reason: str
+    """Why, in one line for a person: "node b (10.0.0.2) was lost", "rank 3 on node b failed"."""
+    failed: bool
+    """Whether a failure of workers is the reason, and not a change of membership."""
+    restarts: int = 0
+    """How often workers have been restarted, this time included."""
+    delay: float = 0.0
+    """Seconds until the next round may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """Stop the workers if any still run, and end. Nothing follows."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StandingBy:
+    """No place yet; why, in one line for a person."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """This node may run workers until then, and not longer unless told so again."""
+
+    until: float
+    """Seconds of time.monotonic()."""
+
+
+RendezvousEvent = RoundFormed | RoundClosing | JobOver | StandingBy | Granted
+Post = Callable[[RendezvousEvent], None]
+"""Takes an event, in the loop's thread, without waiting."""
+
+
+class Rendezvous(ABC):
+    """Used in one asyncio loop. After JobOver it posts nothing."""
+
+    @abstractmethod
+    def start(self, post: Post) -> None:
+        """Begin to look for the other nodes. What goes wrong from here on ends in a JobOver."""
+
+    @abstractmethod
+    def report(self, report: Report) -> None:
+        """Tell that none of this node's workers of a round runs any more, and why."""
+
+    @abstractmethod
+    def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
+        """This node goes; the others may go on. JobOver follows, once the round's report is in if
+        this node has a part in one, with this outcome and code unless another verdict came first.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give everything back, within a few seconds; leases too, so that nobody waits for them."""

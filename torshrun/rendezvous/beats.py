@@ -1,0 +1,50 @@
+"""The Beats port: signs of life that agents send to the leader, past the store."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One sign of life."""
+
+    node: str
+    """The sender's node id."""
+    round: int
+    """The round whose workers it runs; -1 for none."""
+    token: str
+    """That round's token, or ""."""
+    number: int
+    """Counts the sender's beats to this leader."""
+    confirmed: int
+    """The last of them that the sender saw an answer to; 0 for none."""
+
+
+Answer = Literal["granted", "refused", "silent", "gone"]
+"""granted, refused: by the leader. silent: no answer in time, or no way there. gone: the host is
+there, but nobody serves that endpoint any more (the connection was refused)."""
+Judge = Callable[[Beat], bool]
+"""Whether to grant a beat; called in the loop's thread for each that comes in, and never waits."""
+
+
+class Beats(ABC):
+    """This agent's end of the heartbeats. Its endpoint is the one in NodeFacts."""
+
+    @abstractmethod
+    def serve(self, judge: Judge | None) -> None:
+        """Answer the beats that come in by this judge from now on; None refuses all."""
+
+    @abstractmethod
+    async def beat(self, endpoint: str, fence: int, beat: Beat, timeout: float) -> Answer:
+        """Send one beat and wait at most `timeout` seconds for its answer. Raises nothing.
+
+        `fence` tells the leaders that have been apart; a change may serve to connect anew.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give the connections back. What is under way ends with "silent"."""

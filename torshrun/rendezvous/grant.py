@@ -1,0 +1,91 @@
+"""Until when this node may run workers. Pure arithmetic on one node's monotonic clock."""
+
+from __future__ import annotations
+
+import math
+
+from torshrun.rendezvous.settings import GRANT, Settings
+from torshrun.rendezvous.view import View
+
+WARNING = 0.1
+"""Part of the ttl before a grant's end at which the workers are stopped in an orderly way."""
+
+
+class Hearing:
+    """What this node hears from leaders by beats, and so past the store."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, float] = {}
+        """When the leader of each fence last answered a beat, while this node's lease lived on."""
+        self.led: set[int] = set()
+        """Fences of this node's own terms."""
+        self.number = 0
+        """Counts the beats to the present leader."""
+        self.confirmed = 0
+        self._token = ""
+        self._until = -math.inf
+
+    def note(self, fence: int, number: int, now: float) -> None:
+        """The leader of this fence has answered the beat of this number."""
+        self.confirmed = number
+        self.answers.pop(fence, None)
+        self.answers[fence] = now
+        while len(self.answers) > 4:
+            del self.answers[next(iter(self.answers))]
+
+    def grant(self, token: str, until: float) -> None:
+        """It has granted this round until then."""
+        if token != self._token:
+            self._token, self._until = token, -math.inf
+        self._until = max(self._until, until)
+
+    def until(self, token: str) -> float:
+        return self._until if token == self._token else -math.inf
+
+    def turn(self) -> None:
+        """Another leader has been elected."""
+        self.number = self.confirmed = 0
+
+    def end_of(self, fence: int, now: float, ttl: float) -> float:
+        """When a leader who is none any more has acted as one at the latest; inf: not known.
+
+        It could not go on without this node if it knew this node, which its answers show.
+        """
+        if fence in self.led:
+            return now
+        answered = self.answers.get(fence, -math.inf)
+        return answered + ttl if now - answered < 8 * ttl else math.inf
+
+
+def leader_until(view: View, settings: Settings, lease_until: float, now: float) -> float:
+    """Until when a leader may act as one: by its lease, or while all nodes hear each other.
+
+    The latter for a bounded time only: somebody who never heard of these nodes waits for its end.
+    """
+    if lease_until - now > settings.ttl / 3:
+        return lease_until
+    contact = lease_until - GRANT * settings.ttl
+    heard = view.heard_all_since(now) + GRANT * settings.ttl
+    return max(lease_until, min(heard, contact + settings.outage_timeout))
+
+
+def inherited_until(
+    view: View, hearing: Hearing, last_fence: int, settings: Settings, now: float
+) -> tuple[float, float]:
+    """Until when nodes of the round that a new leader found may have grants from others.
+
+    The first is for nodes that nothing is known of, the second for those that vanish later.
+    `last_fence` is that of the leader before, who need not be the one who wrote the header.
+    """
+    header, ttl = view.header, settings.ttl
+    if header is None:
+        return now, now
+    fences = {header.fence, last_fence or header.fence}
+    end = max(hearing.end_of(fence, now, ttl) for fence in fences)
+    if end == math.inf:
+        end = now + settings.outage_timeout + ttl
+    end = max(now, end)
+    leader_missing = header.leader_inside and header.leader not in view.rows
+    if view.unaccounted == 1 and leader_missing and fences == {header.fence}:
+        return end, end + ttl
+    return end + ttl, end + ttl

@@ -1,0 +1,132 @@
+"""The agent's own server for other agents: stores of rounds, and signs of life."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgpack
+
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store.base import Delete, Store
+from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
+from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.remote import RemoteStore
+from torsh_runtime.store.scoped import ScopedStore
+from torsh_runtime.store.server import StoreServer
+from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.served import ServedStore
+
+_BEAT = "beat"
+"""What is put under this key is a sign of life; the answer is 1 or 0, for granted or refused."""
+
+
+class Hub(Beats):
+    """Answers to agents that know the job's secret. Make it with `open`, and close it.
+
+    If this node has rank 0 in a round, the round's store is here: its keys begin with the round's
+    prefix, and whoever still uses an earlier round's disturbs nobody.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._store = _HubStore()
+        self._server = StoreServer(self._store, secret)
+        self._leader: tuple[str, int, RemoteStore] | None = None
+        self.endpoint = ""
+        """Where other agents reach it."""
+
+    @classmethod
+    async def open(cls, address: str, secret: bytes) -> Hub:
+        """Serve on a free port of every address of this host; `address` is the one that others
+        use. StoreError when that cannot be done.
+        """
+        hub = cls(secret)
+        everywhere = "tcp:[::]:0" if ":" in address else "tcp:0.0.0.0:0"
+        bound = parse_endpoint(await hub._server.start(everywhere))
+        assert isinstance(bound, TcpEndpoint)
+        hub.endpoint = str(TcpEndpoint(address, bound.port))
+        return hub
+
+    # ---- stores of rounds
+
+    async def serve_round(self, number: int) -> ServedStore:
+        """The round's store, which is here, for this node's own workers."""
+        part = ScopedStore(self._store, _prefix(number))
+        return await ServedStore(part, self._secret, partial(_empty, part)).start()
+
+    async def forward_round(self, number: int, endpoint: str) -> ServedStore:
+        """The round's store, which is at another node's hub, for this node's workers."""
+        remote = RemoteStore(endpoint, self._secret)
+        part = ScopedStore(remote, _prefix(number))
+        return await ServedStore(part, self._secret, remote.close).start()
+
+    # ---- signs of life
+
+    def serve(self, judge: Judge | None) -> None:
+        self._store.judge = judge
+
+    async def beat(self, endpoint: str, fence: int, beat: Beat, timeout: float) -> Answer:
+        try:
+            leader = await self._reach(endpoint, fence, timeout)
+            granted = await leader.put(_BEAT, _encode(beat))
+        except StoreError as error:
+            await self._hang_up()
+            return "gone" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
+        return "granted" if granted else "refused"
+
+    async def close(self) -> None:
+        self.serve(None)
+        await self._hang_up()
+        await self._server.close()
+        await self._store.close()
+
+    async def _reach(self, endpoint: str, fence: int, timeout: float) -> RemoteStore:
+        if self._leader and self._leader[:2] == (endpoint, fence):
+            return self._leader[2]
+        await self._hang_up()
+        leader = RemoteStore(endpoint, self._secret, timeout)
+        self._leader = (endpoint, fence, leader)
+        return leader
+
+    async def _hang_up(self) -> None:
+        if self._leader:
+            leader, self._leader = self._leader[2], None
+            await leader.close()
+
+
+class _HubStore(MemoryStore):
+    """A store in which one key takes signs of life."""
+
+    judge: Judge | None = None
+
+    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        if key != _BEAT:
+            return await super().put(key, value, lease)
+        beat = _decode(value)
+        return int(self.judge is not None and self.judge(beat))
+
+
+def _prefix(number: int) -> str:
+    return f"round/{number}/"
+
+
+async def _empty(store: Store) -> None:
+    keys = [entry.key for entry in (await store.list("")).items]
+    await store.transact((), [Delete(key) for key in keys])
+
+
+def _encode(beat: Beat) -> bytes:
+    fields = (beat.node, beat.round, beat.token, beat.number, beat.confirmed)
+    return bytes(msgpack.packb(fields))
+
+
+def _decode(value: bytes) -> Beat:
+    """StoreError when it is none."""
+    try:
+        node, number, token, counter, confirmed = msgpack.unpackb(value)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise StoreError(f"this is no sign of life: {error!r}") from None
+    kinds = (str, int, str, int, int)
+    if not all(map(isinstance, (node, number, token, counter, confirmed), kinds)):
+        raise StoreError("this is no sign of life: its fields have the wrong types")
+    return Beat(node, number, token, counter, confirmed)

@@ -1,0 +1,286 @@
+"""The leader's work: watch the nodes, decide, write by transactions that its election fences."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store.base import Compare, Put, Write
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.mirror import Items, Mirror
+from torshrun.rendezvous.restart import following, pause
+from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted
+from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, decide
+from torshrun.rendezvous.view import View
+
+BATCH = 100
+"""Writes in one transaction; etcd takes 128 operations unless told otherwise."""
+SHORTEST_WAIT = 0.001
+"""Seconds between two decisions when nothing is heard: timers may fire a little early."""
+PLACES_KEPT = 120.0
+"""Seconds for which place rows are kept: nodes read them at once."""
+
+
+Fences = tuple[Compare, Compare]
+
+
+class Lead:
+    """One term as the leader. `run` ends when the job has ended, or by being cancelled."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        view: View,
+        endpoint: str,
+        header_revision: int,
+        on_first_listing: Callable[[], None],
+    ) -> None:
+        """`endpoint` is where this leader takes beats."""
+        self._asking = asking
+        self._view = view
+        self._on_first_listing = on_first_listing
+        self._endpoint = endpoint
+        self._header_revision = header_revision
+        self._news = asyncio.Event()
+        self._nodes = Mirror(asking.another(), rows.NODES, self._take_nodes, self._on_node)
+        self._wants = Mirror(asking.another(), rows.WANTS, self._take_wants, self._want)
+        self._loaded = False
+        self._over = False
+
+    async def run(self) -> None:
+        """Lead. The store may come and go meanwhile."""
+        async with asyncio.TaskGroup() as tasks:
+            watches = [
+                tasks.create_task(self._nodes.follow()),
+                tasks.create_task(self._wants.follow()),
+            ]
+            while not self._over:
+                await self._decide()
+            for watch in watches:
+                watch.cancel()
+
+    def take_header(self, header: Header | None, revision: int) -> None:
+        """The round as this node's own watch saw it."""
+        self._header_revision = revision
+        self._view.take_header(header, self._asking.clock())
+        self._news.set()
+
+    # ---- deciding
+
+    async def _decide(self) -> None:
+        """One decision, carried out, or the wait for news."""
+        if not (self._nodes.is_loaded and self._wants.is_loaded):
+            await self._wait_for_news(None)
+            return
+        now = self._asking.clock()
+        decision = decide(self._view, now)
+        if decision.action is None:
+            most = now + self._asking.settings.ttl
+            await self._wait_for_news(max(min(decision.wake, most) - now, SHORTEST_WAIT))
+            return
+        try:
+            await self._carry_out(decision.action)
+        except StoreError:
+            await self._asking.pause()
+
+    async def _wait_for_news(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
+
+    async def _carry_out(self, action: Action) -> None:
+        fences = self._fences()  # now: what is heard meanwhile was not decided by
+        if isinstance(action, Close):
+            done = await self._write_header(fences, self._closing(action))
+            if done:  # nobody enters the round from now on: see who has
+                await self._nodes.refresh()
+        elif isinstance(action, Form):
+            done = await self._form(fences, action)
+        elif isinstance(action, Adopt):
+            done = await self._write_header(fences, self._adopted())
+        else:
+            done = await self._conclude(fences, action)
+        if not done:  # no leader any more, or the header has changed: the watch will tell
+            await self._asking.pause()
+
+    # ---- headers
+
+    def _own(self, header: Header) -> Header:
+        view = self._view
+        drained = tuple(sorted(node for node in view.drained if node in view.rows))
+        return replace(
+            header,
+            fence=view.fence,
+            leader=view.node,
+            leader_endpoint=self._endpoint,
+            drained=drained,
+        )
+
+    def _adopted(self) -> Header:
+        view = self._view
+        assert view.header is not None
+        own = self._own(view.header)
+        if view.header.fence == view.fence:
+            return own
+        if view.unaccounted or view.apart:  # it stays the other leader's
+            return replace(view.header, drained=own.drained)
+        inside = view.node in view.placed | view.inside | view.reports.keys()
+        return replace(own, leader_inside=inside)
+
+    def _closing(self, close: Close) -> Header:
+        delay = self._pause_after_failure() if close.failed else 0.0
+        return replace(
+            self._adopted(), phase="closing", reason=close.reason, failed=close.failed, delay=delay
+        )
+
+    def _pause_after_failure(self) -> float:
+        view, settings = self._view, self._asking.settings
+        cause = view.reports[view.failures[0]]
+        history = following(view.history, cause.startup, cause.seconds)
+        return pause(settings.restart_backoff, history, self._asking.chance.random())
+
+    def _fences(self) -> Fences:
+        """This is still the leader, and the header is the one it decided by."""
+        key = self._asking.key
+        return (
+            Compare(key(rows.LEADER), self._view.fence),
+            Compare(key(rows.ROUND), self._header_revision),
+        )
+
+    async def _write_header(self, fences: Fences, header: Header, *beside: Write) -> bool:
+        asking = self._asking
+        put = Put(asking.key(rows.ROUND), rows.encode(header))
+        outcome = await asking.ask(asking.store.transact(fences, (put, *beside)))
+        if outcome.succeeded:
+            self.take_header(header, outcome.revision)
+        return outcome.succeeded
+
+    # ---- forming
+
+    async def _form(self, fences: Fences, form: Form) -> bool:
+        token = f"{self._asking.chance.getrandbits(64):016x}"
+        nodes = form.seating.nodes
+        self._view.forming[token] = tuple(row.node for row in nodes)
+        store = self._asking.store
+        lease = await self._asking.ask(store.grant(PLACES_KEPT))
+        places = [self._put(place, node, lease) for node, place in _places(form, token)]
+        *batches, last = [places[i : i + BATCH] for i in range(0, len(places), BATCH)]
+        for batch in batches:
+            outcome = await self._asking.ask(store.transact(fences, batch))
+            if not outcome.succeeded:
+                return False
+        return await self._write_header(fences, self._header(form, token), *last)
+
+    def _put(self, place: PlaceRow, node: str, lease: int) -> Put:
+        return Put(self._asking.key(rows.PLACES + node), rows.encode(place), lease)
+
+    def _header(self, form: Form, token: str) -> Header:
+        view, settings, first = self._view, self._asking.settings, form.seating.nodes[0]
+        least, most = view.limits
+        header = Header(
+            number=form.number,
+            phase="open",
+            token=token,
+            fence=view.fence,
+            leader_inside=view.node in view.forming[token],
+            size=len(form.seating.nodes),
+            world_size=form.seating.world_size,
+            master_addr=first.address,
+            master_port=first.master_port,
+            jax_port=first.jax_port,
+            store_endpoint=first.endpoint,
+            min_nodes=least,
+            max_nodes=most,
+            max_restarts=view.max_restarts if view.header else settings.max_restarts,
+            restarts=form.history.restarts,
+            streak=form.history.streak,
+            startup=form.history.startup,
+        )
+        return self._own(header)
+
+    # ---- the end
+
+    async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
+        """Write the verdict; the run id is free when its lease has ended, unless it is sticky."""
+        asking = self._asking
+        verdict = conclude.verdict
+        verdict = replace(verdict, sticky=verdict.sticky and asking.settings.sticky)
+        lease = 0
+        if not verdict.sticky:
+            lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
+        writes = [Put(asking.key(rows.VERDICT), rows.encode(verdict), lease)]
+        header = self._view.header
+        if header is not None:
+            writes.append(Put(asking.key(rows.ROUND), rows.encode(header), lease))
+        outcome = await asking.ask(asking.store.transact(fences, writes))
+        self._over = outcome.succeeded
+        return outcome.succeeded
+
+    # ---- watching
+
+    def _take_nodes(self, items: Items) -> None:
+        self._view.replace(_node_rows(items))
+        if not self._loaded:
+            self._loaded = True
+            self._on_first_listing()
+        self._news.set()
+
+    def _on_node(self, name: str, value: bytes | None, revision: int) -> None:
+        if value is None:
+            self._view.drop(name)
+        else:
+            for row, written in _node_rows([(name, value, revision)]):
+                self._view.put(row, written)
+        self._news.set()
+
+    def _take_wants(self, items: Items) -> None:
+        view = self._view
+        view.size_wanted, view.stop_wanted, view.holds = None, None, set()
+        for node in tuple(view.drained):
+            view.drain(node, wanted=False)
+        for name, value, revision in items:
+            self._want(name, value, revision)
+        self._news.set()
+
+    def _want(self, name: str, value: bytes | None, revision: int) -> None:
+        """A request, or (None) its end. Malformed ones count as none."""
+        view, key = self._view, rows.WANTS + name
+        if key == rows.WANT_SIZE:
+            wanted = rows.decode(SizeWanted, value) if value else None
+            view.size_wanted = wanted if wanted and _is_possible(wanted) else None
+        elif key == rows.WANT_STOP:
+            view.stop_wanted = rows.decode(StopWanted, value) if value else None
+        elif key.startswith(rows.WANT_DRAIN):
+            view.drain(key.removeprefix(rows.WANT_DRAIN), value is not None)
+        elif key.startswith(rows.WANT_HOLD):
+            change = view.holds.discard if value is None else view.holds.add
+            change(key.removeprefix(rows.WANT_HOLD))
+        self._news.set()
+
+
+def _is_possible(wanted: SizeWanted) -> bool:
+    return 1 <= wanted.min_nodes <= wanted.max_nodes
+
+
+def _node_rows(items: Items) -> Iterator[tuple[NodeRow, int]]:
+    """The rows that are rows, and of the nodes that their keys name."""
+    for name, value, revision in items:
+        row = rows.decode(NodeRow, value)
+        if row is not None and row.node == name and row.nproc >= 1:
+            yield row, revision
+
+
+def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
+    for rank, (row, first) in enumerate(
+        zip(form.seating.nodes, form.seating.first_ranks, strict=True)
+    ):
+        place = PlaceRow(round=form.number, token=token, node_rank=rank, first_rank=first)
+        yield row.node, place
+    for node, why in form.seating.waiting:
+        yield node, PlaceRow(round=form.number, token=token, why=why)

@@ -1,0 +1,224 @@
+"""The store where the nodes meet: etcd's, or one that the agent of one node serves."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from torsh_runtime.errors import RendezvousTimeout, StoreError
+from torsh_runtime.store.base import Compare, Entry, Put, Store
+from torsh_runtime.store.endpoint import TcpEndpoint
+from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.remote import RemoteStore
+from torsh_runtime.store.server import StoreServer
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.address import resolve
+
+if TYPE_CHECKING:
+    from torshrun.config.rendezvous import Address, RendezvousConfig
+
+T = TypeVar("T")
+
+LINGER = 5.0
+"""Seconds at most that a store is still served to nodes that have not read how the job ended."""
+_LONGEST_REQUEST = 5.0
+"""Seconds that one request to the store may take; less if nodes are to be found lost sooner."""
+_PAUSES = (0.05, 1.0)
+"""Seconds between two attempts, the first and the longest."""
+
+_A_WHILE = 0.5
+"""Seconds after which people are told what is waited for."""
+
+Say = Callable[[str], None]
+
+
+class Meeting:
+    """The store, for as long as this node needs it. Make it with `open`, and close it."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        undo: AsyncExitStack,
+        *,
+        is_host: bool = False,
+        is_mortal: bool = False,
+    ) -> None:
+        self.name = name
+        """What the store is called, for a person."""
+        self.store = store
+        self._undo = undo
+        self.is_host = is_host
+        """Whether it is served here: it ends with this agent."""
+        self.is_mortal = is_mortal
+        """Whether it ends with another agent."""
+
+    @classmethod
+    async def open(cls, config: RendezvousConfig, say: Say) -> Meeting:
+        """Reach the store, or serve it, within the join timeout. `say` is told what it waits for.
+
+        RendezvousTimeout when there was none; StoreError when it refused this node; ConfigError.
+        """
+        if config.backend == "etcd":
+            return await _open_etcd(config)
+        return await _open_tcp(config, say)
+
+    async def linger(self, run_id: str) -> None:
+        """If the store is served here, wait until no node is registered any more, LINGER seconds
+        at most.
+        """
+        if self.is_host:
+            with suppress(TimeoutError, StoreError):
+                async with asyncio.timeout(LINGER):
+                    await _until_left(self.store, rows.base(run_id) + rows.NODES)
+
+    async def close(self) -> None:
+        """Let go of the store; if it is served here it ends."""
+        await self._undo.aclose()
+
+
+async def agree_on_secret(store: Store, run_id: str, own: str) -> bytes:
+    """The job's secret: this node's own if it brings one, else what the first node made up. Then
+    it is as safe as the store is.
+    """
+    if own:
+        return own.encode()
+    key = f"{rows.base(run_id)}secret"
+    await store.transact([Compare(key, 0)], [Put(key, secrets.token_bytes(32))])
+    entry = await store.get(key)
+    if entry is None:
+        raise StoreError(f"the secret of job {run_id} vanished from the store; try again")
+    return entry.value
+
+
+async def patiently(what: str, attempt: Callable[[], Awaitable[T]], timeout: float, say: Say) -> T:
+    """Try until it works. RendezvousTimeout after `timeout` seconds, naming the last reason;
+    `say` is told one once it takes a while. A StoreError that has no OSError behind it is final.
+    """
+    clock = asyncio.get_running_loop().time
+    began, pause, told = clock(), _PAUSES[0], False
+    while True:
+        try:
+            return await attempt()
+        except (StoreError, OSError) as error:
+            if not _may_pass(error):
+                raise
+            if clock() + pause >= began + timeout:
+                raise RendezvousTimeout(f"{what} could not be reached in {timeout:g} s: {error}")
+            if not told and clock() - began > _A_WHILE:
+                told = True
+                say(f"waiting for {what}: {error}")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _PAUSES[1])
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether another attempt may have another end."""
+    return isinstance(error, OSError) or isinstance(error.__cause__, OSError | EOFError)
+
+
+async def _until_left(store: Store, prefix: str) -> None:
+    """Rows of nodes that have left stay for a while, for others to read."""
+    while True:
+        listing = await store.list(prefix)
+        if all(map(_has_left, listing.items)):
+            return
+        async with aclosing(store.watch(prefix, listing.revision)) as changes:
+            await anext(changes)
+
+
+def _request_timeout(config: RendezvousConfig) -> float:
+    return min(_LONGEST_REQUEST, config.ttl / 2)
+
+
+def _has_left(entry: Entry) -> bool:
+    row = rows.decode(rows.NodeRow, entry.value)
+    return row is not None and row.state == "left"
+
+
+async def _open_etcd(config: RendezvousConfig) -> Meeting:
+    from torsh_runtime.store.etcd import EtcdConfig, EtcdStore
+
+    access = config.access
+    scheme = "https" if access.tls else "http"
+    etcd = EtcdConfig(
+        endpoints=tuple(f"{scheme}://{endpoint}" for endpoint in config.endpoints),
+        ca=access.cacert or None,
+        cert=access.cert or None,
+        key=access.key or None,
+        user=access.user or None,
+        password=access.password or None,
+        request_timeout=_request_timeout(config),
+    )
+    store = EtcdStore(etcd)
+    undo = AsyncExitStack()
+    undo.push_async_callback(store.close)
+    return Meeting(f"etcd at {', '.join(etcd.endpoints)}", store, undo)
+
+
+# ---- the store that an agent serves
+
+
+async def _open_tcp(config: RendezvousConfig, say: Say) -> Meeting:
+    (address,) = config.endpoints
+    secret = config.secret.encode()
+    may_host = config.backend == "tcp" or config.node_rank == 0
+
+    async def attempt() -> Meeting:
+        hosted = await _host(address, secret) if may_host else None
+        return hosted or await _join(address, secret, _request_timeout(config))
+
+    host = "node rank 0" if config.backend == "static" else "the host of that name"
+    what = f"the store at {address}, which the agent on {host} serves,"
+    return await patiently(what, attempt, config.join_timeout, say)
+
+
+async def _host(address: Address, secret: bytes) -> Meeting | None:
+    """Serve the store, if the address is this host's and nobody serves there yet. It is served on
+    every address, for other hosts may know this one by another.
+    """
+    loop = asyncio.get_running_loop()
+    for family, place in await loop.run_in_executor(None, resolve, *address):
+        if not _can_bind(family, place):
+            continue
+        everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
+        for host in (everywhere, place[0]):
+            with suppress(StoreError):  # somebody was faster, or holds the port elsewhere
+                return await _serve(TcpEndpoint(host, place[1]), secret)
+    return None
+
+
+def _can_bind(family: int, place: tuple[str, int]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(place)
+        except OSError:
+            return False
+        return True
+
+
+async def _serve(endpoint: TcpEndpoint, secret: bytes) -> Meeting:
+    store = MemoryStore()
+    server = StoreServer(store, secret)
+    await server.start(str(endpoint))
+    undo = AsyncExitStack()
+    undo.push_async_callback(store.close)
+    undo.push_async_callback(server.close)
+    return Meeting("the store of this agent", store, undo, is_host=True)
+
+
+async def _join(address: Address, secret: bytes, timeout: float) -> Meeting:
+    store = RemoteStore(str(TcpEndpoint(*address)), secret, timeout)
+    try:
+        await store.get(rows.base(""))
+    except BaseException:
+        await store.close()
+        raise
+    undo = AsyncExitStack()
+    undo.push_async_callback(store.close)
+    return Meeting(f"the store at {address}", store, undo, is_mortal=True)

@@ -1,0 +1,296 @@
+"""One node's part in the rounds. Pure: no clock and no I/O.
+
+Each method takes what has happened, changes the row that this node wants in the store, and returns
+the events that its agent is to be told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from torshrun import exit_codes
+from torshrun.rendezvous.base import (
+    JobOver,
+    Outcome,
+    Place,
+    RendezvousEvent,
+    Report,
+    RoundClosing,
+    RoundFormed,
+    Sequel,
+    StandingBy,
+    Verdict,
+)
+from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, VerdictRow
+from torshrun.rendezvous.settings import NodeFacts, Settings
+
+Events = tuple[RendezvousEvent, ...]
+Status = Literal["waiting", "entering", "inside", "stopping", "reported", "over"]
+"""inside: workers run, or may. stopping: the agent was told to stop them, and is to report."""
+
+_UNKNOWN = (
+    "this node lost touch with the others, and the round it was in is over: how the job ended is "
+    "not known here. Look at the other nodes' output."
+)
+
+
+class Member:
+    """A node on its way through the rounds."""
+
+    def __init__(self, settings: Settings, facts: NodeFacts) -> None:
+        self._settings = settings
+        self._facts = facts
+        self.status: Status = "waiting"
+        self.header: Header | None = None
+        self.header_revision = 0
+        self.place: PlaceRow | None = None
+        self.dropped = False
+        """Whether its grant ran out in the last round it was in."""
+        self._told = ""
+        self._closed = ""
+        """Token of the last round that its agent was told is closing."""
+        self.row = self._fresh_row(1)
+        """What is to stand in the store. "inside" may be written only if the header still stands
+        at `header_revision`, and before the agent is told."""
+
+    @property
+    def wants_place(self) -> bool:
+        """Whether there is a round whose place row may be this node's."""
+        header = self.header
+        free = self.status in ("waiting", "reported") and not self.row.leaving
+        known = self.place is not None and header is not None and self.place.token == header.token
+        ours = header is not None and self.row.token == header.token
+        return free and header is not None and header.phase == "open" and not known and not ours
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether workers may run here."""
+        return self.status in ("inside", "stopping")
+
+    def _fresh_row(self, sequence: int, **changes: Any) -> NodeRow:
+        facts = self._facts
+        ports = (0, 0) if changes.get("leaving") else tuple(facts.ports())
+        return NodeRow(
+            node=facts.node,
+            sequence=sequence,
+            state="waiting",
+            host=facts.host,
+            address=facts.address,
+            endpoint=facts.endpoint,
+            nproc=facts.nproc,
+            fixed_rank=facts.fixed_rank,
+            master_port=ports[0],
+            jax_port=ports[1],
+            **changes,
+        )
+
+    def _change_row(self, **changes: Any) -> None:
+        self.row = replace(self.row, sequence=self.row.sequence + 1, **changes)
+
+    def _wait(self) -> None:
+        """Ask for a place as a node that has none."""
+        self.status = "waiting"
+        self.row = self._fresh_row(self.row.sequence + 1, round=self.row.round)
+
+    # ---- what others wrote
+
+    def take_header(self, header: Header | None, revision: int) -> Events:
+        """The round as it stands."""
+        self.header, self.header_revision = header, revision
+        if self.status == "over":
+            return ()
+        drained = header is not None and self._facts.node in header.drained
+        before = self._depart("preempted", exit_codes.PREEMPTED, "drained") if drained else ()
+        return before + self._follow_header()
+
+    def _follow_header(self) -> Events:
+        header = self.header
+        ours = header is not None and header.token == self.row.token
+        if self.status == "over":
+            return ()
+        if self.takes_part or (ours and self.status == "reported"):
+            return self._follow_own(header if ours else None)
+        if self.status == "entering" and not (ours and header and header.phase == "open"):
+            self._wait()
+        if header is None and self.dropped:
+            return self._end("lost", exit_codes.LOST, _UNKNOWN)
+        if self.status == "reported":
+            self.status = "waiting"
+        if self.status != "waiting" or self.wants_place:  # its place row may say more
+            return ()
+        return self._stand_by(self._why(header))
+
+    def _follow_own(self, header: Header | None) -> Events:
+        """Its own round goes on, or is closing, or (None) has been replaced by another."""
+        if header and header.phase == "open":
+            return ()
+        number = self.row.round
+        if header is None:
+            closing = RoundClosing(
+                round=number, reason="the others went on without this node", failed=False
+            )
+        else:
+            charged = header.failed and header.restarts < header.max_restarts
+            closing = RoundClosing(
+                round=number,
+                reason=header.reason,
+                failed=header.failed,
+                restarts=header.restarts + charged,
+                delay=header.delay,
+            )
+        return self._close(closing)
+
+    def _close(self, closing: RoundClosing) -> Events:
+        if self._closed == self.row.token:
+            return ()
+        self._closed = self.row.token
+        if self.status == "inside":
+            self.status = "stopping"
+        return (closing,)
+
+    def _why(self, header: Header | None) -> str:
+        """Why a node without a place has none."""
+        least, most = self._settings.min_nodes, self._settings.max_nodes
+        if header is None:
+            count = f"{least}" if least == most else f"{least} to {most}"
+            return f"waiting for the job's nodes ({count})"
+        if header.phase == "closing":
+            return f"round {header.number} is ending ({header.reason}); the next one is to come"
+        if header.size >= header.max_nodes:
+            most = header.max_nodes
+            return f"the job has its maximum of {most} node(s); this one waits in case one is lost"
+        return f"round {header.number} runs on {header.size} node(s), which will let this one in"
+
+    def take_place(self, token: str, place: PlaceRow | None) -> Events:
+        """What was found in the place row when the round with this token was open."""
+        if not self.header or self.header.token != token or not self.wants_place:
+            return ()
+        if place is None or place.token != token:
+            place = PlaceRow(round=self.header.number, token=token)
+        self.place = place
+        if place.node_rank < 0:
+            return self._stand_by(place.why or self._why(self.header))
+        self.status = "entering"
+        self.row = self._fresh_row(
+            self.row.sequence + 1,
+            round=place.round,
+            token=token,
+            node_rank=place.node_rank,
+            first_rank=place.first_rank,
+        )
+        self.row = replace(self.row, state="inside")
+        return ()
+
+    def entered(self) -> Events:
+        """The row that says "inside" stands, written while the round was open."""
+        header = self.header
+        if self.status != "entering" or header is None:
+            return ()
+        self.status, self.dropped, self._told = "inside", False, ""
+        place = Place(
+            round=self.row.round,
+            restarts=header.restarts,
+            node_rank=self.row.node_rank,
+            num_nodes=header.size,
+            first_rank=self.row.first_rank,
+            world_size=header.world_size,
+            master_addr=header.master_addr,
+            master_port=header.master_port,
+            jax_port=header.jax_port,
+            store_endpoint=header.store_endpoint if header.size > 1 else "",
+        )
+        return (RoundFormed(place), *self._follow_header())
+
+    def take_verdict(self, verdict: VerdictRow, *, late: bool) -> Events:
+        """How the job ended. `late`: this node had not come when that was written."""
+        if late and not verdict.sticky:
+            what = f"the last job of this run id has ended ({verdict.outcome})"
+            return self._stand_by(f"{what}; the run id will soon be free again")
+        sequel = cast("Sequel | None", verdict.sequel or None)
+        outcome = cast(Outcome, verdict.outcome)
+        return self._end(outcome, verdict.code, verdict.reason, sequel)
+
+    # ---- what happened here
+
+    def report(self, report: Report) -> Events:
+        """The workers of a round have ended."""
+        if not self.takes_part or report.round != self.row.round:
+            return ()
+        before: Events = ()
+        if report.outcome == "noticed":
+            before = self._depart("preempted", exit_codes.PREEMPTED, "noticed that it is to go")
+        elif report.outcome == "lost":
+            before = self._depart(
+                "lost", exit_codes.LOST, report.cause or "no workers can run here"
+            )
+        unexpected = report.outcome == "stopped" and self.status == "inside"
+        self.status = "reported"
+        self._change_row(
+            state="left" if self.row.leaving else "reported",
+            outcome=report.outcome,
+            code=report.code,
+            signo=report.signo,
+            startup=report.startup,
+            seconds=report.seconds,
+            cause=report.cause,
+        )
+        self._renew_ports()
+        alone = self.header is None or self.header.token != self.row.token
+        if not self.row.leaving and (self.dropped or alone or unexpected):
+            self._wait()
+        return before + self._follow_header()
+
+    def _renew_ports(self) -> None:
+        if not self.row.leaving:
+            master_port, jax_port = self._facts.ports()
+            self.row = replace(self.row, master_port=master_port, jax_port=jax_port)
+
+    def grant_over(self, seconds: float) -> Events:
+        """For so long neither the store nor the leader has granted anything."""
+        if self.status != "inside":
+            return ()
+        self.dropped = True
+        reason = f"this node could reach neither the store nor the leader for {seconds:.1f} s"
+        return self._close(RoundClosing(round=self.row.round, reason=reason, failed=False))
+
+    def leave(self, outcome: str, code: int, reason: str) -> Events:
+        """This node goes. It is over when its row "left" has been written, see `left`."""
+        return self._depart(outcome, code, reason)
+
+    def left(self) -> Events:
+        """The row that says so has been written, or could not be in time."""
+        if self.row.state != "left":
+            return ()
+        row = self.row
+        return self._end(cast(Outcome, row.leaving), row.leaving_code, row.leaving_reason)
+
+    def give_up(self, reason: str) -> Events:
+        """The store cannot be found."""
+        return self._end("lost", exit_codes.RENDEZVOUS, reason)
+
+    def _depart(self, outcome: str, code: int, reason: str) -> Events:
+        if self.row.leaving or self.status == "over":
+            return ()
+        resting = self.status in ("waiting", "reported")
+        if self.status == "entering":
+            self._wait()
+            resting = True
+        self._change_row(leaving=outcome, leaving_code=code, leaving_reason=reason)
+        if resting:
+            self._change_row(state="left")
+        return ()
+
+    def _end(
+        self, outcome: Outcome, code: int, reason: str, sequel: Sequel | None = None
+    ) -> Events:
+        if self.status == "over":
+            return ()
+        self.status = "over"
+        return (JobOver(Verdict(outcome=outcome, code=code, reason=reason, sequel=sequel)),)
+
+    def _stand_by(self, why: str) -> Events:
+        if why == self._told or self.status == "over" or self.row.leaving:
+            return ()
+        self._told = why
+        return (StandingBy(why),)

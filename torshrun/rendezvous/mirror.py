@@ -1,0 +1,73 @@
+"""A range of keys, listed and then watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store.base import Event
+from torshrun.rendezvous.asking import Asking
+
+Items = Sequence[tuple[str, bytes, int]]
+"""Names without the prefix, values, and the revisions that they were written at."""
+
+
+class Mirror:
+    """Keeps up with the keys under a prefix. Listings and changes are told in a sound order."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        prefix: str,
+        on_listing: Callable[[Items], None],
+        on_change: Callable[[str, bytes | None, int], None],
+    ) -> None:
+        """`on_change` gets the value None for a key that is gone."""
+        self._asking = asking
+        self._prefix = asking.key(prefix)
+        self._on_listing = on_listing
+        self._on_change = on_change
+        self._listed = -1
+        self._meanwhile: dict[object, list[Event]] = {}
+        """For each listing under way, what was heard since it was asked for."""
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._listed >= 0
+
+    async def follow(self) -> None:
+        """List, then watch; again after each break, for ever."""
+        while True:
+            try:
+                after = await self.refresh()
+                await self._asking.watch(self._prefix, after, self._take)
+            except StoreError:
+                await self._asking.pause()
+
+    async def refresh(self) -> int:
+        """List once more, and so hear of everything up to now. The listing's revision."""
+        this, heard = object(), list[Event]()
+        self._meanwhile[this] = heard
+        try:
+            listing = await self._asking.ask(self._asking.store.list(self._prefix))
+        finally:
+            del self._meanwhile[this]
+        if listing.revision >= self._listed:
+            self._listed = listing.revision
+            size = len(self._prefix)
+            self._on_listing(
+                [(item.key[size:], item.value, item.revision) for item in listing.items]
+            )
+            for event in heard:  # the listing may be older than they are
+                self._tell(event)
+        return listing.revision
+
+    def _take(self, event: Event) -> None:
+        for heard in self._meanwhile.values():
+            heard.append(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        if event.revision > self._listed:
+            value = event.value if event.kind == "put" else None
+            self._on_change(event.key.removeprefix(self._prefix), value, event.revision)

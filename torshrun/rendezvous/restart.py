@@ -1,0 +1,64 @@
+"""Whether, and when, workers are started again after a failure. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torshrun.rendezvous.base import Sequel
+
+LONGEST_PAUSE = 60.0
+"""Seconds; the pause doubles up to this."""
+STABLE_SECONDS = 300.0
+"""A round that lasted so long ends a streak of failures."""
+_VARIATION = 0.25
+"""How much longer or shorter than planned a pause may be, so that jobs that failed together of one
+cause do not all return in the same moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What a job has gone through, as far as it matters for the next restart."""
+
+    restarts: int = 0
+    """How often workers have been restarted after a failure."""
+    streak: int = 0
+    """How many rounds in a row failed soon."""
+    startup: str = ""
+    """How the last round failed at its start; "" if it did not."""
+
+
+def judge(
+    max_restarts: int, history: History, startup: str = "", *, unkillable: bool = False
+) -> Sequel:
+    """What follows from a failure that, if it was one at the start, looked like `startup`."""
+    if unkillable:
+        return "unkillable"
+    if not max_restarts:
+        return "no budget"
+    if history.restarts >= max_restarts:
+        return "budget spent"
+    return "same start" if startup and startup == history.startup else "restart"
+
+
+def following(history: History, startup: str, seconds: float) -> History:
+    """The history after a failure and the restart that it leads to.
+
+    `seconds` is how long the round lasted.
+    """
+    return History(
+        restarts=history.restarts + 1,
+        streak=0 if seconds >= STABLE_SECONDS else history.streak + 1,
+        startup=startup,
+    )
+
+
+def pause(backoff: float, history: History, chance: float) -> float:
+    """Seconds to wait before the round that follows this history.
+
+    None before the first of a streak, then exponentially more from `backoff` seconds on, varied by
+    `chance`, a random number with 0 <= chance < 1. A backoff of 0 is no pause ever.
+    """
+    if history.streak < 2 or not backoff:
+        return 0.0
+    planned = min(backoff * 2.0 ** min(history.streak - 2, 60), LONGEST_PAUSE)
+    return planned * (1 + _VARIATION * (2 * chance - 1))

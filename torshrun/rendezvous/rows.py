@@ -1,0 +1,238 @@
+"""What the nodes write to the store: records, their keys and their encoding.
+
+Records are JSON objects, for the sake of people who look with etcdctl. Unknown fields are ignored,
+so that newer agents may add some; a record that lacks a field or has a wrong type in one is
+decoded as None, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, get_type_hints
+
+T = TypeVar("T")
+VERSION = 1
+
+LEADER, ROUND, VERDICT = "ctl/leader", "ctl/round", "ctl/verdict"
+"""Under CONTROL, which all agents watch."""
+CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
+"""NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
+WANT_SIZE, WANT_STOP, WANT_DRAIN, WANT_HOLD = (
+    "want/size",
+    "want/stop",
+    "want/drain/",
+    "want/hold/",
+)
+
+
+def base(run_id: str) -> str:
+    """What all keys of a run begin with."""
+    return f"torsh/{run_id}/"
+
+
+NodeState = Literal["waiting", "inside", "reported", "left"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """A node, as it describes itself under `nodes/<node id>`, on its lease."""
+
+    node: str
+    sequence: int
+    """Counts the row's versions, so that no two are equal."""
+    state: NodeState
+    """waiting: has no part in a round. inside: in that round; none of its workers was started
+    before this was written. reported: none of them runs any more. left: likewise, and it goes."""
+    host: str = ""
+    address: str = ""
+    endpoint: str = ""
+    nproc: int = 1
+    fixed_rank: int = -1
+    master_port: int = 0
+    jax_port: int = 0
+    round: int = -1
+    """The round that it is in or was in last; -1: none."""
+    token: str = ""
+    node_rank: int = -1
+    first_rank: int = -1
+    leaving: str = ""
+    """The outcome with which it goes, or is about to; "" if it stays."""
+    leaving_code: int = 0
+    leaving_reason: str = ""
+    outcome: str = ""
+    """Of its report, and so on."""
+    code: int = 0
+    signo: int = 0
+    startup: str = ""
+    seconds: float = 0.0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRow:
+    """Who leads, under `ctl/leader`, on that node's lease. Its revision is the term's fence."""
+
+    node: str
+    endpoint: str
+    token: str
+    """Random, so that a lost answer to the election can be told from a lost election."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The round, under `ctl/round`, on no lease."""
+
+    number: int
+    phase: Literal["open", "closing"]
+    token: str
+    """Random: the same number may be used twice if the store loses its contents."""
+    fence: int
+    """Of the leader who wrote this, having accounted for all nodes of the round."""
+    leader: str = ""
+    """That leader's node id."""
+    leader_inside: bool = False
+    """Whether that node is in the round."""
+    leader_endpoint: str = ""
+    size: int = 0
+    """Number of nodes in the round."""
+    world_size: int = 0
+    master_addr: str = ""
+    master_port: int = 0
+    jax_port: int = 0
+    store_endpoint: str = ""
+    min_nodes: int = 1
+    max_nodes: int = 1
+    max_restarts: int = 0
+    restarts: int = 0
+    """Of the whole job; while closing, as it will be if this is a failure's restart."""
+    streak: int = 0
+    startup: str = ""
+    failed: bool = False
+    """Whether it is closing because of a failure of workers."""
+    reason: str = ""
+    """Why it is closing."""
+    delay: float = 0.0
+    """Seconds from closing to the next round."""
+    drained: tuple[str, ...] = ()
+    """Nodes that were asked to go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRow:
+    """A node's place in the round, under `place/<node id>`."""
+
+    round: int
+    token: str
+    node_rank: int = -1
+    """-1: it has none, and `why` says why."""
+    first_rank: int = -1
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRow:
+    """How the job ended, under `ctl/verdict`."""
+
+    outcome: str
+    code: int
+    reason: str
+    sequel: str = ""
+    sticky: bool = False
+    """Whether it holds for nodes that come later, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeWanted:
+    """`want/size`: the number of nodes asked for while the job runs."""
+
+    min_nodes: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWanted:
+    """`want/stop`: somebody asked for the end of the job."""
+
+    code: int
+    reason: str
+
+
+def encode(record: Any) -> bytes:
+    """A record as it is stored."""
+    content = {name: getattr(record, name) for name in _shape(type(record))}
+    return json.dumps({"v": VERSION, **content}, separators=(",", ":")).encode()
+
+
+def decode(kind: type[T], value: bytes) -> T | None:
+    """The record, or None if it is no such record."""
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    try:
+        read = _shape(kind)
+        known = {name: read[name](content[name]) for name in read.keys() & content.keys()}
+        return kind(**known)
+    except (TypeError, ValueError):
+        return None
+
+
+def _shape(kind: type[Any]) -> dict[str, Any]:
+    """How each field of a kind of record is read."""
+    if kind not in _SHAPES:
+        hints = get_type_hints(kind)
+        _SHAPES[kind] = {field.name: _READERS[hints[field.name]] for field in fields(kind)}
+    return _SHAPES[kind]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:
+        raise TypeError
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise TypeError
+    return float(value)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(_text, value))
+
+
+def _one_of(*allowed: str) -> Any:
+    def read(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError
+        return _text(value)
+
+    return read
+
+
+_READERS: dict[Any, Any] = {
+    str: _text,
+    int: _whole,
+    float: _number,
+    bool: _truth,
+    tuple[str, ...]: _texts,
+    NodeState: _one_of("waiting", "inside", "reported", "left"),
+    Literal["open", "closing"]: _one_of("open", "closing"),
+}
+_SHAPES: dict[type[Any], dict[str, Any]] = {}

@@ -1,0 +1,63 @@
+"""What a node brings to the rendezvous, and the rules of the job that all nodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+GRANT = 0.9
+"""Part of the ttl for which a sign of life that was answered lets workers run: they are to end
+before others count on it, though clocks run differently and killing takes its time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The job's rules. Equal on all nodes; where they differ the first leader's hold."""
+
+    run_id: str
+    """Names the job. Keys are under "torsh/<run id>/"."""
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int = 0
+    """How often all workers may be started again after a failure, in the whole job."""
+    restart_backoff: float = 1.0
+    """Seconds before the second restart in a row; see restart.pause."""
+    ttl: float = 15.0
+    """Seconds after which a node that nothing was heard of counts as lost."""
+    join_timeout: float = 600.0
+    """Seconds that the job waits for min_nodes nodes."""
+    last_call_timeout: float = 30.0
+    """Seconds that it waits for more once it could begin or grow, while there are < max_nodes."""
+    close_timeout: float = 30.0
+    """Seconds after the job's end for which its verdict can be read; then the run id is free."""
+    outage_timeout: float = 180.0
+    """Seconds that a round may go on without the store while its nodes hear each other."""
+    sticky: bool = False
+    """Whether a success stands for ever, so that a node started again does not train again."""
+    fixed_ranks: bool = False
+    """Whether every node brings its node rank."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between signs of life."""
+        return self.ttl / 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """This node, as the others see it."""
+
+    node: str
+    """Its id: unique in the job, and new for each agent's life."""
+    host: str
+    """Its name, for people."""
+    address: str
+    """Where other nodes reach it: the master address if it has node rank 0."""
+    endpoint: str
+    """Where its agent serves the round's store and takes heartbeats, "tcp:host:port"."""
+    nproc: int
+    """Workers, at least 1."""
+    fixed_rank: int = -1
+    """The node rank that it insists on; -1: none."""
+    ports: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """Two ports free now at the address, for MASTER_PORT and JAX; asked anew for each round."""

@@ -1,0 +1,170 @@
+"""The rendezvous of a job of several nodes, from finding the store to letting go of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Literal
+
+from torsh_runtime.errors import StoreError, TorshError
+from torshrun import exit_codes
+from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.address import routable
+from torshrun.rendezvous.base import (
+    JobOver,
+    Place,
+    Post,
+    Rendezvous,
+    Report,
+    StandingBy,
+    Verdict,
+)
+from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.hub import Hub
+from torshrun.rendezvous.meeting import Meeting, agree_on_secret, patiently
+from torshrun.rendezvous.served import ServedStore
+from torshrun.rendezvous.settings import NodeFacts, Settings
+
+_REFUSALS = 4
+"""How often in a row a host has to say, within a ttl, that nobody serves the store."""
+
+
+class Together(Rendezvous):
+    """This node's part in the job: its way to the store, its hub, and what NodeRendezvous makes of
+    them.
+    """
+
+    def __init__(
+        self,
+        config: RendezvousConfig,
+        settings: Settings,
+        nproc: int,
+        choose_ports: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._nproc = nproc
+        self._choose_ports = choose_ports
+        self._post: Post = lambda event: None
+        self._beginning: asyncio.Task[None] | None = None
+        self._meeting: Meeting | None = None
+        self._hub: Hub | None = None
+        self._inner: Rendezvous | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[int] | None = None
+        self._undo = AsyncExitStack()
+
+    def start(self, post: Post) -> None:
+        self._post = post
+        self._beginning = asyncio.get_running_loop().create_task(self._begin())
+
+    def report(self, report: Report) -> None:
+        if self._inner:
+            self._inner.report(report)
+
+    def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
+        if self._inner:
+            self._end_for_all(code, reason)
+            self._inner.leave(outcome, code, reason)
+            return
+        if self._beginning:
+            self._beginning.cancel()
+        self._post(JobOver(Verdict(outcome=outcome, code=code, reason=reason)))
+
+    def _end_for_all(self, code: int, reason: str) -> None:
+        """If the store is served here, the others cannot go on without it."""
+        if self._meeting and self._meeting.is_host:
+            wanted = rows.StopWanted(code=code, reason=f"{reason}, which serves the job's store")
+            key = rows.base(self._settings.run_id) + rows.WANT_STOP
+            write = self._meeting.store.put(key, rows.encode(wanted))
+            self._stopping = asyncio.get_running_loop().create_task(write)
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._beginning, self._watching) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._inner:
+            await self._inner.close()
+        if self._meeting:
+            await self._meeting.linger(self._settings.run_id)
+        await self._undo.aclose()
+
+    async def serve_store(self, place: Place) -> ServedStore:
+        """The round's store for this node's workers. StoreError when it cannot be served."""
+        assert self._hub is not None  # it is there before any place is
+        if place.node_rank == 0:
+            return await self._hub.serve_round(place.round)
+        return await self._hub.forward_round(place.round, place.store_endpoint)
+
+    async def _begin(self) -> None:
+        try:
+            self._inner = await self._join()
+        except (TorshError, OSError) as error:
+            self._end(exit_codes.RENDEZVOUS, f"cannot join the job: {error}")
+        except Exception as error:
+            self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
+        else:
+            self._inner.start(self._post)
+            if self._meeting and self._meeting.is_mortal:
+                watching = self._watch_host(self._meeting)
+                self._watching = asyncio.get_running_loop().create_task(watching)
+
+    async def _watch_host(self, meeting: Meeting) -> None:
+        """A store that an agent serves does not come back, so nobody waits for it when its host
+        says that nobody serves it any more.
+        """
+        ttl, refusals = self._settings.ttl, 0
+        while refusals < _REFUSALS:
+            await asyncio.sleep(ttl / _REFUSALS)
+            try:
+                await meeting.store.get(rows.base(self._settings.run_id))
+                refusals = 0
+            except StoreError as error:
+                refused = isinstance(error.__cause__, ConnectionRefusedError)
+                refusals = refusals + 1 if refused else 0
+        self._end(
+            exit_codes.LOST,
+            f"{meeting.name} is gone: the agent that served it has ended, and how the job ends "
+            f"cannot be known. With --rdzv-backend etcd no node is needed that much.",
+        )
+
+    def _end(self, code: int, reason: str) -> None:
+        self._post(JobOver(Verdict(outcome="lost", code=code, reason=reason)))
+
+    async def _join(self) -> Rendezvous:
+        config = self._config
+        self._meeting = await Meeting.open(config, self._say)
+        self._undo.push_async_callback(self._meeting.close)
+        store = self._meeting.store
+        if self._meeting.is_host:
+            self._say("this agent serves the job's store: without it the job cannot go on")
+        secret = await patiently(
+            self._meeting.name,
+            lambda: agree_on_secret(store, self._settings.run_id, config.secret),
+            config.join_timeout,
+            self._say,
+        )
+        address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
+        self._hub = await Hub.open(address, secret)
+        self._undo.push_async_callback(self._hub.close)
+        return NodeRendezvous(store, self._settings, self._facts(address, self._hub), self._hub)
+
+    def _facts(self, address: str, hub: Hub) -> NodeFacts:
+        host = os.uname().nodename
+        return NodeFacts(
+            node=f"{host}-{secrets.token_hex(4)}",
+            host=host,
+            address=address,
+            endpoint=hub.endpoint,
+            nproc=self._nproc,
+            fixed_rank=-1 if self._config.node_rank is None else self._config.node_rank,
+            ports=self._choose_ports,
+        )
+
+    def _say(self, text: str) -> None:
+        self._post(StandingBy(text))
