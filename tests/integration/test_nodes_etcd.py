@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,3 +138,40 @@ def test_the_same_name_can_be_used_again(torshrun: Launcher, etcd: EtcdCluster) 
                 "0",
                 "1",
             ]
+
+
+def signed(folder: Path) -> tuple[str, str, str]:
+    """An authority's certificate, and one that it has signed for this machine, with its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command to make certificates")
+    new = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    (folder / "san").write_text(
+        "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth"
+    )
+    for command in (
+        f"req -x509 {new} -keyout ca.key -out ca.pem -days 2 -subj /CN=test",
+        f"req {new} -keyout own.key -out own.csr -subj /CN=own",
+        "x509 -req -in own.csr -days 2 -CA ca.pem -CAkey ca.key -CAcreateserial -extfile san "
+        "-out own.pem",
+    ):
+        argv = ["openssl", *command.split()]
+        subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=60)
+    ca, cert, key = (str(folder / name) for name in ("ca.pem", "own.pem", "own.key"))
+    return ca, cert, key
+
+
+def test_certificates_and_a_secret_of_ones_own(torshrun: Launcher, tmp_path: Path) -> None:
+    ca, cert, key = signed(tmp_path)
+    served = (f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={ca}")
+    options = (*served, "--client-cert-auth")
+    secret = tmp_path / "secret"
+    secret.write_text("long and random\n")
+    script = torshrun.script(PLACE + "print(bytes.fromhex(os.environ['TORSH_SECRET']).decode())")
+    with EtcdCluster(binary_or_skip("3.5"), tmp_path, 1, *options, tls=True) as etcd:
+        conf = f"{QUICK},cacert={ca},cert={cert},key={key}"
+        meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint=https://{etcd.endpoints[0]}")
+        with Job(torshrun, "--nnodes=2", *meet, f"--rdzv-conf={conf}") as job:
+            nodes = [job.start(f"--secret-file={secret}", script) for _ in range(2)]
+            for node in nodes:
+                code, out = node.end()
+                assert (code, "long and random" in out) == (0, True), out

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Compare, Delete, Event, Put, Store
+from torsh_runtime.store.base import Compare, Delete, Put, Store
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import Granted, JobOver, Post, Rendezvous, RendezvousEvent, Report
@@ -19,6 +19,7 @@ from torshrun.rendezvous.beats import Beat, Beats
 from torshrun.rendezvous.grant import WARNING, Hearing, inherited_until, leader_until
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.member import Member
+from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, PlaceRow, VerdictRow
 from torshrun.rendezvous.settings import GRANT, NodeFacts, Settings
@@ -50,6 +51,9 @@ class NodeRendezvous(Rendezvous):
         self._asking = Asking(store, settings, clock, self._chance)
         self._member = Member(settings, facts)
         self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
+        self._control = Mirror(
+            self._asking.another(), rows.CONTROL, self._take_control, self._take_change
+        )
         self._hearing = Hearing()
         self._post: Post = lambda event: None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,7 +84,7 @@ class NodeRendezvous(Rendezvous):
     def start(self, post: Post) -> None:
         self._post = post
         self._started = self._clock()
-        for work in (self._follow, self._work, self._renew, self._beat):
+        for work in (self._control.follow, self._work, self._renew, self._beat):
             self._spawn(work())
 
     def report(self, report: Report) -> None:
@@ -105,7 +109,6 @@ class NodeRendezvous(Rendezvous):
         """Let the others elect another leader at once."""
         if self._leads():
             key, fence = self._asking.key(rows.LEADER), self._fence
-            self._leader, self._fence = None, 0
             with suppress(StoreError):
                 request = self._asking.store.transact((Compare(key, fence),), (Delete(key),))
                 await self._asking.ask(request, CLOSE_TIMEOUT)
@@ -149,31 +152,15 @@ class NodeRendezvous(Rendezvous):
 
     # ---- control: what all nodes watch
 
-    async def _follow(self) -> None:
-        """The control range, listed and then watched; again after each break."""
-        asking = self._asking.another()
-        prefix = asking.key(rows.CONTROL)
-        while not self._over:
-            try:
-                listing = await asking.ask(asking.store.list(prefix))
-                self._take_control({asking.name(item.key): item for item in listing.items})
-                await asking.watch(prefix, listing.revision, self._take_event)
-            except StoreError:
-                await asking.pause()
-
-    def _take_control(self, items: dict[str, Any]) -> None:
+    def _take_control(self, items: Items) -> None:
         late, self._seen_control = not self._seen_control, True
+        found = {rows.CONTROL + name: (value, revision) for name, value, revision in items}
         for name in (rows.VERDICT, rows.LEADER, rows.ROUND):
-            item = items.get(name)
-            if item is None:
-                self._take(name, None, 0, late=late)
-            else:
-                self._take(name, item.value, item.revision, late=late)
+            value, revision = found.get(name, (None, 0))
+            self._take(name, value, revision, late=late)
 
-    def _take_event(self, event: Event) -> None:
-        value = event.value if event.kind == "put" else None
-        name = self._asking.name(event.key)
-        self._take(name, value, event.revision if value is not None else 0, late=False)
+    def _take_change(self, name: str, value: bytes | None, revision: int) -> None:
+        self._take(rows.CONTROL + name, value, revision if value is not None else 0, late=False)
 
     def _take(self, name: str, value: bytes | None, revision: int, *, late: bool) -> None:
         if name == rows.LEADER:
@@ -333,7 +320,8 @@ class NodeRendezvous(Rendezvous):
     def _on_written(self) -> None:
         member = self._member
         if member.row.state == "left":
-            self._left()
+            if self._registration.written == member.row:  # and not the version before
+                self._left()
         elif member.status == "entering" and self._registration.until > self._clock():
             self._extend()
             self._tell(member.entered())

@@ -116,7 +116,10 @@ def test_variables(
         (["--standalone=1", "SCRIPT"], "does not take a value"),
         (["--master", "x", "SCRIPT"], "--master could be --master-addr, --master-port"),
         (["--config", "no-such-file.yaml", "SCRIPT"], "cannot read the configuration file"),
-        (["--print-config", "--nnodes", "2"], "--rdzv-endpoint (or --master-addr) has to say where"),
+        (
+            ["--print-config", "--nnodes", "2"],
+            "--rdzv-endpoint (or --master-addr) has to say where",
+        ),
         (["--print-config", "no-such-file.py"], "no-such-file.py does not exist"),
         (["--dry-run"], "SCRIPT is missing"),
         (["--nproc-per-node", "four", "SCRIPT"], "'four' is not a whole number"),

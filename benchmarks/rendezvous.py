@@ -1,0 +1,221 @@
+"""How long N agents take to form one round: `python -m benchmarks.rendezvous --agents 1000`.
+
+All agents are rendezvous handlers in this process, each with its own lease and its own watches.
+The clock runs from go until the last one holds its assignment. With --growth it runs for 16, 64,
+256 and so on agents; torch's c10d, if torch is there, for as many as --peers says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import resource
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Store, Write
+from torsh_runtime.store.memory import MemoryStore
+from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
+from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.settings import NodeFacts, Settings
+
+DEADLINE = 300.0
+"""Seconds for one measurement."""
+
+
+class Counted(Store):
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.requests = 0
+
+    def _count(self) -> Store:
+        self.requests += 1
+        return self._store
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._count().get(key)
+
+    async def list(self, prefix: str) -> Listing:
+        return await self._count().list(prefix)
+
+    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        return await self._count().put(key, value, lease)
+
+    async def delete(self, key: str) -> bool:
+        return await self._count().delete(key)
+
+    async def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
+        return await self._count().transact(compares, writes)
+
+    async def add(self, key: str, amount: int) -> int:
+        return await self._count().add(key, amount)
+
+    async def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
+        return await self._count().wait(keys, timeout)
+
+    def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
+        return self._count().watch(prefix, after)
+
+    async def grant(self, ttl: float) -> int:
+        return await self._count().grant(ttl)
+
+    async def keep_alive(self, lease: int) -> None:
+        await self._count().keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self._count().revoke(lease)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+class LocalBeats(Beats):
+    """Beats between agents of this process."""
+
+    ends: dict[str, Judge | None]
+
+    def __init__(self, ends: dict[str, Judge | None], end: str) -> None:
+        self.ends = ends
+        self._end = end
+
+    def serve(self, judge: Judge | None) -> None:
+        self.ends[self._end] = judge
+
+    async def beat(self, endpoint: str, fence: int, beat: Beat, timeout: float) -> Answer:
+        judge = self.ends.get(endpoint)
+        return "granted" if judge and judge(beat) else "refused"
+
+    async def close(self) -> None:
+        self.ends.pop(self._end, None)
+
+
+async def form(count: int, open_store: Callable[[], Store], run_id: str) -> tuple[float, int, int]:
+    """Seconds until all have their place, and the requests of an agent: at most and in all."""
+    settings = Settings(run_id=run_id, min_nodes=count, max_nodes=count, ttl=15.0)
+    stores = [Counted(open_store()) for _ in range(count)]
+    ends: dict[str, Judge | None] = {}
+    done, placed = asyncio.Event(), 0
+
+    def post(event: RendezvousEvent) -> None:
+        nonlocal placed
+        assert not isinstance(event, JobOver), event
+        placed += isinstance(event, RoundFormed)
+        if placed == count:
+            done.set()
+
+    agents = [
+        NodeRendezvous(store, settings, _facts(i), LocalBeats(ends, f"tcp:{i}"))
+        for i, store in enumerate(stores)
+    ]
+    begun = time.perf_counter()
+    for agent in agents:
+        agent.start(post)
+    async with asyncio.timeout(DEADLINE):
+        await done.wait()
+    seconds = time.perf_counter() - begun
+    requests = [store.requests for store in stores]
+    await asyncio.gather(*(agent.close() for agent in agents))
+    for store in stores:
+        await store.close()
+    return seconds, max(requests), sum(requests)
+
+
+def _facts(number: int) -> NodeFacts:
+    return NodeFacts(
+        node=f"n{number:05d}",
+        host=f"host{number}",
+        address=f"10.0.{number // 256}.{number % 256}",
+        endpoint=f"tcp:{number}",
+        nproc=8,
+    )
+
+
+class _Shared(Counted):
+    """One agent's end of a store that all share."""
+
+    async def close(self) -> None:
+        pass
+
+
+def opener(backend: str, endpoints: str) -> Callable[[], Store]:
+    """What opens a store for one agent."""
+    if backend == "etcd":
+        from torsh_runtime.store.etcd import EtcdConfig, EtcdStore
+
+        config = EtcdConfig.parse(endpoints)
+        return lambda: EtcdStore(config)
+    shared = MemoryStore()
+    return lambda: _Shared(shared)
+
+
+def measure_ours(count: int, backend: str, endpoints: str) -> str:
+    async def run() -> tuple[float, int, int]:
+        return await form(count, opener(backend, endpoints), f"bench-{time.time_ns()}")
+
+    gc.collect()
+    seconds, most, total = asyncio.run(run())
+    return (
+        f"torshrun {backend:6} {count:6} agents {seconds:8.2f} s   requests per agent: "
+        f"{total / count:.1f}, at most {most}"
+    )
+
+
+def measure_c10d(count: int) -> str:
+    """torch's dynamic rendezvous over its TCPStore, one thread per agent."""
+    try:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters
+        from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+        from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+    except ImportError:
+        return "torch is not installed: no c10d"
+    handlers: list[Any] = []
+    for number in range(count):
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint="127.0.0.1:29497",
+            run_id=f"bench{count}",
+            min_nodes=count,
+            max_nodes=count,
+            is_host=str(number == 0),
+        )
+        backend, store = create_backend(parameters)
+        handlers.append(create_handler(store, backend, parameters))
+    threads = [threading.Thread(target=one.next_rendezvous, daemon=True) for one in handlers]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    seconds = time.perf_counter() - begun
+    for handler in handlers:
+        with suppress(Exception):  # their clean-up is not what is measured
+            handler.shutdown()
+    return f"torch    c10d   {count:6} agents {seconds:8.2f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=1000)
+    parser.add_argument("--backend", choices=("etcd", "memory"), default="memory")
+    parser.add_argument("--endpoints", default="127.0.0.1:2379", help="of etcd")
+    parser.add_argument("--growth", action="store_true", help="16, 64, 256 and so on as well")
+    parser.add_argument("--peers", type=int, default=0, help="c10d up to so many; 128 take 25 s")
+    options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    sizes = [n for n in (16, 64, 256) if n < options.agents] if options.growth else []
+    for count in [*sizes, options.agents]:
+        print(measure_ours(count, options.backend, options.endpoints), flush=True)
+    for count in [n for n in (4, 16, 64, 128) if n <= options.peers]:
+        print(measure_c10d(count), flush=True)
+
+
+if __name__ == "__main__":
+    main()

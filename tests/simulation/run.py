@@ -1,0 +1,59 @@
+"""Simulated jobs: `python tests/simulation/run.py --seeds 1000 --agents 50`.
+
+A run that violates an invariant is run again with fewer and fewer faults, and the history of the
+smallest is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+
+from simulation.job import Plan, Result, play  # noqa: E402 - the path comes first
+
+
+def smallest(plan: Plan, result: Result) -> tuple[Plan, Result]:
+    """The same run with as few of its faults as still end in a violation."""
+    kept = set(result.happened)
+    for number in sorted(kept, reverse=True):
+        fewer = replace(plan, only=frozenset(kept - {number}))
+        again = play(fewer)
+        if again.violation:
+            kept.discard(number)
+            plan, result = fewer, again
+    return plan, result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--agents", type=int, default=50)
+    parser.add_argument("--faults", type=int, default=30)
+    options = parser.parse_args()
+    begun, rounds, requests = time.monotonic(), 0, 0
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        plan = Plan(seed=seed, agents=options.agents, faults=options.faults)
+        result = play(plan)
+        if result.violation:
+            plan, result = smallest(plan, result)
+            print(*result.history, sep="\n")
+            print(f"seed {seed}, faults {result.happened}: {result.violation}")
+            return 1
+        rounds += result.rounds
+        requests = max(requests, result.requests)
+    print(
+        f"{options.seeds} run(s) of {options.agents} agents, {rounds} rounds, no violation; "
+        f"{requests} requests at most of one agent until the first round; "
+        f"{time.monotonic() - begun:.1f} s"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
