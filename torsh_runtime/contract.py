@@ -14,6 +14,10 @@ from dataclasses import dataclass
 
 from torsh_runtime.errors import ConfigError
 
+CHECKPOINT_KEY = "torsh/checkpoint"
+"""Under this key of the round's store rank 0's worker writes for how many seconds from then on
+nodes may be added: "2.0". Once it is there they may not at other times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnv:

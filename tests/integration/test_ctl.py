@@ -219,3 +219,52 @@ def test_who_does_not_know_the_secret_is_told_so(tmp_path: Path) -> None:
             assert "--secret-file or TORSH_SECRET has to be that of its nodes" in refused.stderr
             assert "runs on 1 node" in site.do("status", "job", f"--secret-file={secret}")
             finish(site, *nodes)
+
+
+SAVING = """
+from torsh_runtime.elastic import checkpoint_saved
+checkpoint_saved(0.5)
+while not os.path.exists("save"): time.sleep(0.01)
+checkpoint_saved()
+while not os.path.exists("go"): time.sleep(0.01)
+"""
+
+
+def test_a_job_grows_at_its_checkpoint(site: Site) -> None:
+    script = site.launcher.script(SOFTLY + PLACE + SAVING)
+    with site.job("1:2") as job:
+        nodes = [job.start(script)]
+        nodes[0].wait_for("place 0 1\n")
+        assert soon(lambda: site.status()["holds"], PATIENCE)
+        nodes.append(job.start(script))
+        nodes[1].wait_for("which will let this one in")
+        waits = site.ctl("scale", "job", "2", "--timeout=2")
+        assert waits.returncode == 1
+        assert "waiting for the next checkpoint" in waits.stderr
+        site.launcher.make("save")
+        for node in nodes:
+            node.wait_for(r"place \d 2\n")
+        finish(site, *nodes)
+
+
+def test_who_drains_the_node_that_serves_the_store_ends_the_job(tmp_path: Path) -> None:
+    with Launcher(tmp_path) as launcher:
+        meet = ("--rdzv-backend=tcp", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+        site = Site(launcher, *meet)
+        with site.job("1:2") as job:
+            nodes = site.running(job, 2)
+            host = next(row for row in site.status()["nodes"] if row["node_rank"] == 0)
+            assert f"{host['id']} left" in site.do("drain", "job", host["id"])
+            assert [node.end()[0] for node in nodes] == [exit_codes.PREEMPTED] * 2
+            assert "which serves the job's store" in nodes[1].output
+
+
+@pytest.mark.parametrize("site", [pytest.param("etcd", marks=pytest.mark.etcd)], indirect=True)
+def test_what_was_asked_of_a_run_does_not_meet_the_next_of_its_name(site: Site) -> None:
+    with site.job("1:2") as job:
+        nodes = site.running(job, 2)
+        site.do("scale", "job", "1")
+        site.do("stop", "job", "--no-wait")
+        assert [node.end()[0] for node in nodes] == [STOPPED] * 2
+    with site.job("2") as job:
+        finish(site, *site.running(job, 2))

@@ -194,7 +194,7 @@ class VirtualAgent:
         for task in [*self.rendezvous._tasks]:
             task.cancel()
         self.rendezvous._over = True
-        self.rendezvous._disarm()
+        self.rendezvous._pulse.disarm()
 
     async def close(self) -> None:
         self.alive = False

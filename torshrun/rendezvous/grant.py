@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from torshrun.rendezvous.settings import GRANT, Settings
 from torshrun.rendezvous.view import View
 
 WARNING = 0.1
 """Part of the ttl before a grant's end at which the workers are stopped in an orderly way."""
+
+
+class Term(NamedTuple):
+    """A leader's time as one."""
+
+    fence: int
+    leader: str
+    """Its node id."""
 
 
 class Hearing:
@@ -19,17 +28,22 @@ class Hearing:
         """When the leader of each fence last answered a beat, while this node's lease lived on."""
         self.led: set[int] = set()
         """Fences of this node's own terms."""
+        self.asked: set[str] = set()
+        """The leaders that were ever sent a beat, whatever became of it."""
+        self.answered_by: set[str] = set()
+        """Those that ever answered one."""
         self.number = 0
         """Counts the beats to the present leader."""
         self.confirmed = 0
         self._token = ""
         self._until = -math.inf
 
-    def note(self, fence: int, number: int, now: float) -> None:
-        """The leader of this fence has answered the beat of this number."""
+    def note(self, term: Term, number: int, now: float) -> None:
+        """The leader has answered the beat of this number."""
         self.confirmed = number
-        self.answers.pop(fence, None)
-        self.answers[fence] = now
+        self.answered_by.add(term.leader)
+        self.answers.pop(term.fence, None)
+        self.answers[term.fence] = now
         while len(self.answers) > 4:
             del self.answers[next(iter(self.answers))]
 
@@ -47,9 +61,8 @@ class Hearing:
         self.number = self.confirmed = 0
 
     def end_of(self, fence: int, now: float, ttl: float) -> float:
-        """When a leader who is none any more has acted as one at the latest; inf: not known.
-
-        It could not go on without this node if it knew this node, which its answers show.
+        """When a leader who is none any more has acted as one at the latest, by its answers;
+        inf: not known. It could not go on without this node if it knew this node, as they show.
         """
         if fence in self.led:
             return now
@@ -70,22 +83,39 @@ def leader_until(view: View, settings: Settings, lease_until: float, now: float)
 
 
 def inherited_until(
-    view: View, hearing: Hearing, last_fence: int, settings: Settings, now: float
+    view: View, hearing: Hearing, last: Term | None, settings: Settings, now: float
 ) -> tuple[float, float]:
     """Until when nodes of the round that a new leader found may have grants from others.
 
     The first is for nodes that nothing is known of, the second for those that vanish later.
-    `last_fence` is that of the leader before, who need not be the one who wrote the header.
+    `last` is the term before, which need not be that of the leader who wrote the header.
     """
     header, ttl = view.header, settings.ttl
     if header is None:
         return now, now
-    fences = {header.fence, last_fence or header.fence}
-    end = max(hearing.end_of(fence, now, ttl) for fence in fences)
+    author = Term(header.fence, header.leader)
+    terms = {author, last or author}
+    end = max(_end_of(term, view, hearing, now) for term in terms)
     if end == math.inf:
         end = now + settings.outage_timeout + ttl
     end = max(now, end)
     leader_missing = header.leader_inside and header.leader not in view.rows
-    if view.unaccounted == 1 and leader_missing and fences == {header.fence}:
+    if view.unaccounted == 1 and leader_missing and terms == {author}:
         return end, end + ttl
     return end + ttl, end + ttl
+
+
+def _end_of(term: Term, view: View, hearing: Hearing, now: float) -> float:
+    """When the leader of a term that is over has acted as one at the latest; inf: not known."""
+    row, header = view.rows.get(term.leader), view.header
+    if row is not None and row.state == "left":  # it had ceased before it gave its term back
+        return now
+    ttl = view.settings.ttl
+    known = hearing.end_of(term.fence, now, ttl)
+    if header is None or header.fence != term.fence or view.node not in view.inside:
+        return known
+    if term.leader not in hearing.asked:  # it never heard all nodes of its round
+        return min(known, now)
+    if term.leader not in hearing.answered_by:  # it heard this one before its lease's end, at most
+        return min(known, now + ttl)
+    return known

@@ -14,15 +14,16 @@ from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Store
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.base import Granted, JobOver, Post, Rendezvous, RendezvousEvent, Report
+from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
 from torshrun.rendezvous.beats import Beat, Beats
-from torshrun.rendezvous.grant import WARNING, Hearing, inherited_until, leader_until
+from torshrun.rendezvous.grant import Term, inherited_until, leader_until
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.mirror import Items, Mirror
+from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, PlaceRow, VerdictRow
-from torshrun.rendezvous.settings import GRANT, NodeFacts, Settings
+from torshrun.rendezvous.settings import NodeFacts, Settings
 from torshrun.rendezvous.view import View
 
 CLOSE_TIMEOUT = 3.0
@@ -54,24 +55,28 @@ class NodeRendezvous(Rendezvous):
         self._control = Mirror(
             self._asking.another(), rows.CONTROL, self._take_control, self._take_change
         )
-        self._hearing = Hearing()
+        self._pulse = Pulse(
+            beats,
+            self._asking.another(),
+            self._member,
+            self._registration,
+            leads_until=self._leads_until,
+            tell=self._tell,
+            post=lambda event: self._post(event),
+        )
         self._post: Post = lambda event: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
-        self._beat_due = asyncio.Event()
         self._leader: LeaderRow | None = None
         self._fence = 0
         """The revision of the leader's row; 0 while there is no leader."""
-        self._last_fence = 0
+        self._last_term: Term | None = None
         self._seen_control = False
         self._campaign_at = math.inf
         self._election_token = ""
         self._lead: Lead | None = None
         self._lead_task: asyncio.Task[None] | None = None
         self._view: View | None = None
-        self._granted = -math.inf
-        self._granted_token = ""
-        self._warning: asyncio.TimerHandle | None = None
         self._started = 0.0
         self._term_lease = 0
         """The lease that the leader's row of this node is on."""
@@ -84,19 +89,19 @@ class NodeRendezvous(Rendezvous):
     def start(self, post: Post) -> None:
         self._post = post
         self._started = self._clock()
-        for work in (self._control.follow, self._work, self._renew, self._beat):
+        for work in (self._control.follow, self._work, self._renew, self._pulse.run):
             self._spawn(work())
 
     def report(self, report: Report) -> None:
         self._tell(self._member.report(report))
-        self._disarm()
+        self._pulse.disarm()
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
 
     async def close(self) -> None:
         self._over = True
-        self._disarm()
+        self._pulse.disarm()
         self._beats.serve(None)
         tasks = [*self._tasks]
         for task in tasks:
@@ -191,9 +196,8 @@ class NodeRendezvous(Rendezvous):
 
     def _take_leader(self, leader: LeaderRow | None, revision: int) -> None:
         if self._fence and revision != self._fence:
-            self._last_fence = self._fence
+            self._last_term = Term(self._fence, self._leader.node if self._leader else "")
         if revision != self._fence:
-            self._hearing.turn()
             self._end_term()
         self._leader, self._fence = leader, revision
         self._campaign_at = math.inf
@@ -201,16 +205,21 @@ class NodeRendezvous(Rendezvous):
             self._plan_campaign()
         elif self._leads():
             self._begin_term()
-        self._beat_due.set()
+        self._pulse.follow(leader, revision)
 
     def _plan_campaign(self) -> None:
-        """Stand for election soon; later if the last leader is still heard, who knows most."""
+        """Stand for election soon; later if the last leader is still heard, who knows most, or if
+        nothing is known here of when it ended.
+        """
         if self._fence or self._campaign_at < math.inf or self._ended_before:
             return
-        heard = self._hearing.answers.get(self._last_fence, -math.inf)
-        soon = self._chance.uniform(0, 0.02) if self._last_fence else 0.0
+        last = self._last_term
+        heard = self._pulse.hearing.answers.get(last.fence, -math.inf) if last else -math.inf
+        soon = self._chance.uniform(0, 0.02) if last else 0.0
         if self._clock() - heard < self._settings.interval:
             soon += self._settings.interval / 8
+        elif last and heard == -math.inf and not self._member.takes_part:
+            soon += self._settings.interval / 4
         self._campaign_at = self._clock() + soon
         self._due.set()
 
@@ -231,7 +240,7 @@ class NodeRendezvous(Rendezvous):
         now = self._clock()
         view = View(self._settings, self._facts.node, now)
         view.fence = self._fence
-        self._hearing.led.add(self._fence)
+        self._pulse.hearing.led.add(self._fence)
         view.take_header(self._member.header, now)
         if self._view is not None:
             view.remember(self._view)
@@ -245,10 +254,10 @@ class NodeRendezvous(Rendezvous):
 
     def _on_first_listing(self) -> None:
         """The leader knows now who is there, and so who is missing."""
-        view, last = self._view, self._last_fence
+        view, last = self._view, self._last_term
         if view is not None:
             view.blind_until, view.inherited_until = inherited_until(
-                view, self._hearing, last, self._settings, self._clock()
+                view, self._pulse.hearing, last, self._settings, self._clock()
             )
 
     def _end_term(self) -> None:
@@ -294,7 +303,7 @@ class NodeRendezvous(Rendezvous):
         registration, member = self._registration, self._member
         if not registration.lease:
             await registration.open_lease()
-            self._beat_due.set()  # answers count while there is a lease
+            self._pulse.beat_soon()
         elif registration.is_due:
             if await registration.write():
                 self._on_written()
@@ -323,9 +332,9 @@ class NodeRendezvous(Rendezvous):
             if self._registration.written == member.row:  # and not the version before
                 self._left()
         elif member.status == "entering" and self._registration.until > self._clock():
-            self._extend()
+            self._pulse.extend()
             self._tell(member.entered())
-            self._arm()
+            self._pulse.arm()
 
     async def _read_place(self) -> None:
         header = self._member.header
@@ -341,29 +350,16 @@ class NodeRendezvous(Rendezvous):
         """Renew the lease at every interval."""
         while not self._over:
             await asyncio.sleep(self._settings.interval)
-            if not self._registration.lease:
-                continue
-            with suppress(StoreError):
-                await self._registration.renew()
-            self._extend()
+            if self._registration.lease:
+                with suppress(StoreError):
+                    await self._registration.renew()
+                self._pulse.extend()
+            self._give_up_in_time()
 
     def _lease_lost(self) -> None:
         """The leases' end took the row with it: nobody counts on this node by the store now."""
-        self._hearing.answers.clear()
+        self._pulse.hearing.answers.clear()
         self._due.set()
-
-    async def _beat(self) -> None:
-        """Beat to the leader at every interval."""
-        while not self._over:
-            self._beat_due.clear()
-            if self._leader is not None and not self._leads():
-                await self._beat_once(self._leader, self._fence)
-            self._extend()
-            self._give_up_in_time()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.interval):
-                    await self._beat_due.wait()
-                await asyncio.sleep(self._chance.uniform(0, self._settings.interval / 4))
 
     def _give_up_in_time(self) -> None:
         """A node without a round does not look for the store for ever."""
@@ -372,62 +368,3 @@ class NodeRendezvous(Rendezvous):
         if silence > self._settings.join_timeout and not self._member.takes_part:
             why = f"the store has not answered for {silence:.0f} s. Look whether it runs, and"
             self._tell(self._member.give_up(f"{why} whether this node can reach it."))
-
-    async def _beat_once(self, leader: LeaderRow, fence: int) -> None:
-        hearing, row = self._hearing, self._member.row
-        inside = self._member.status == "inside"
-        hearing.number += 1
-        beat = Beat(
-            node=self._facts.node,
-            round=row.round if inside else -1,
-            token=row.token if inside else "",
-            number=hearing.number,
-            confirmed=hearing.confirmed,
-        )
-        sent = self._clock()
-        answer = await self._beats.beat(leader.endpoint, fence, beat, self._settings.interval)
-        if answer not in ("granted", "refused") or fence != self._fence:
-            return
-        if self._registration.lease:
-            hearing.note(fence, beat.number, self._clock())
-        if answer == "granted" and inside:
-            hearing.grant(row.token, sent + GRANT * self._settings.ttl)
-
-    # ---- the grant
-
-    def _extend(self) -> None:
-        """Find out until when workers may run here, and tell if it is longer than it was."""
-        member = self._member
-        if not (member.takes_part or member.status == "entering") or self._over:
-            return
-        token = member.row.token
-        if token != self._granted_token:
-            self._granted_token, self._granted = token, -math.inf
-        if -math.inf < self._granted <= self._clock():  # this node stood still: too late
-            self._grant_over()
-            return
-        until = max(self._registration.until, self._hearing.until(token))
-        if self._registration.until > -math.inf:
-            until = max(until, self._leads_until())
-        if until > self._granted:
-            self._granted = until
-            self._post(Granted(until))
-            self._arm()
-
-    def _arm(self) -> None:
-        """Stop the workers in an orderly way shortly before the grant ends."""
-        self._disarm()
-        if self._member.status == "inside":
-            moment = self._granted - WARNING * self._settings.ttl
-            loop = asyncio.get_running_loop()
-            delay = max(0.0, moment - self._clock())
-            self._warning = loop.call_later(delay, self._grant_over)
-
-    def _disarm(self) -> None:
-        if self._warning:
-            self._warning.cancel()
-            self._warning = None
-
-    def _grant_over(self) -> None:
-        silence = self._clock() - (self._granted - GRANT * self._settings.ttl)
-        self._tell(self._member.grant_over(silence))

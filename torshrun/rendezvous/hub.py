@@ -49,9 +49,13 @@ class Hub(Beats):
 
     # ---- stores of rounds
 
+    def round_store(self, number: int) -> Store:
+        """The round's store, if it is here."""
+        return ScopedStore(self._store, _prefix(number))
+
     async def serve_round(self, number: int) -> ServedStore:
         """The round's store, which is here, for this node's own workers."""
-        part = ScopedStore(self._store, _prefix(number))
+        part = self.round_store(number)
         return await ServedStore(part, self._secret, partial(_empty, part)).start()
 
     async def forward_round(self, number: int, endpoint: str) -> ServedStore:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Compare, Put, Write
+from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.mirror import Items, Mirror
@@ -214,7 +214,8 @@ class Lead:
         lease = 0
         if not verdict.sticky:
             lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
-        writes = [Put(asking.key(rows.VERDICT), rows.encode(verdict), lease)]
+        writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(verdict), lease)]
+        writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]
         header = self._view.header
         if header is not None:
             writes.append(Put(asking.key(rows.ROUND), rows.encode(header), lease))

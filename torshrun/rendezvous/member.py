@@ -234,6 +234,7 @@ class Member:
             startup=report.startup,
             seconds=report.seconds,
             cause=report.cause,
+            follows=report.follows,
         )
         self._renew_ports()
         alone = self.header is None or self.header.token != self.row.token

@@ -68,6 +68,7 @@ class NodeRow:
     startup: str = ""
     seconds: float = 0.0
     cause: str = ""
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,7 +262,12 @@ _FIRST_CAUSES = (9, 11, 7, 4, 8, 6)
 def _root_cause(view: View) -> NodeRow:
     """The report that the others most likely follow from; of equal ones the first."""
     reports = [view.reports[node] for node in view.failures]
-    return min(reports, key=lambda row: (row.signo not in _FIRST_CAUSES, row.outcome == "hung"))
+    return min(reports, key=_remoteness)
+
+
+def _remoteness(row: NodeRow) -> tuple[bool, bool, bool]:
+    """How likely it is that a failure follows from another one."""
+    return row.follows, row.signo not in _FIRST_CAUSES, row.outcome == "hung"
 
 
 def _describe(view: View, cause: NodeRow) -> str:

@@ -19,10 +19,12 @@ from torshrun.rendezvous.base import (
     Place,
     Post,
     Rendezvous,
+    RendezvousEvent,
     Report,
     StandingBy,
     Verdict,
 )
+from torshrun.rendezvous.growth import Growth
 from torshrun.rendezvous.handler import NodeRendezvous
 from torshrun.rendezvous.hub import Hub
 from torshrun.rendezvous.meeting import Meeting, agree_on_secret, patiently
@@ -53,6 +55,7 @@ class Together(Rendezvous):
         self._beginning: asyncio.Task[None] | None = None
         self._meeting: Meeting | None = None
         self._hub: Hub | None = None
+        self._growth: Growth | None = None
         self._inner: Rendezvous | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[int] | None = None
@@ -63,7 +66,8 @@ class Together(Rendezvous):
         self._beginning = asyncio.get_running_loop().create_task(self._begin())
 
     def report(self, report: Report) -> None:
-        if self._inner:
+        if self._inner and self._growth:
+            self._growth.unfollow()
             self._inner.report(report)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
@@ -74,6 +78,12 @@ class Together(Rendezvous):
         if self._beginning:
             self._beginning.cancel()
         self._post(JobOver(Verdict(outcome=outcome, code=code, reason=reason)))
+
+    def _pass_on(self, event: RendezvousEvent) -> None:
+        """Tell the agent. A node that was drained, and serves the store, takes the others along."""
+        if isinstance(event, JobOver) and event.verdict.outcome == "preempted":
+            self._end_for_all(event.verdict.code, f"node {os.uname().nodename} goes")
+        self._post(event)
 
     def _end_for_all(self, code: int, reason: str) -> None:
         """If the store is served here, the others cannot go on without it."""
@@ -88,6 +98,8 @@ class Together(Rendezvous):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._growth:
+            await self._growth.close()
         if self._inner:
             await self._inner.close()
         if self._meeting:
@@ -97,7 +109,8 @@ class Together(Rendezvous):
     async def serve_store(self, place: Place) -> ServedStore:
         """The round's store for this node's workers. StoreError when it cannot be served."""
         assert self._hub is not None  # it is there before any place is
-        if place.node_rank == 0:
+        if place.node_rank == 0 and self._growth:
+            self._growth.follow(self._hub.round_store(place.round))
             return await self._hub.serve_round(place.round)
         return await self._hub.forward_round(place.round, place.store_endpoint)
 
@@ -109,7 +122,7 @@ class Together(Rendezvous):
         except Exception as error:
             self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
         else:
-            self._inner.start(self._post)
+            self._inner.start(self._pass_on)
             if self._meeting and self._meeting.is_mortal:
                 watching = self._watch_host(self._meeting)
                 self._watching = asyncio.get_running_loop().create_task(watching)
@@ -152,7 +165,10 @@ class Together(Rendezvous):
         address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
         self._hub = await Hub.open(address, secret)
         self._undo.push_async_callback(self._hub.close)
-        return NodeRendezvous(store, self._settings, self._facts(address, self._hub), self._hub)
+        facts = self._facts(address, self._hub)
+        key = rows.base(self._settings.run_id) + rows.WANT_HOLD + facts.node
+        self._growth = Growth(store, key, self._settings.ttl)
+        return NodeRendezvous(store, self._settings, facts, self._hub)
 
     def _facts(self, address: str, hub: Hub) -> NodeFacts:
         host = os.uname().nodename

@@ -104,6 +104,14 @@ def test_without_budget_the_root_cause_is_the_verdict(
     )
 
 
+def test_the_root_cause_is_what_follows_from_nothing() -> None:
+    follows = reported("b", 1, "failed", code=1, signo=6, follows=True, cause="PeerLost")
+    cause = reported("a", 0, "failed", code=3, cause="boom")
+    closing = header(phase="closing", failed=True)
+    verdict = act(view(follows, cause, header=closing)).verdict
+    assert (verdict.code, verdict.reason) == (3, "node a: boom")
+
+
 def test_failures_that_follow_from_a_lost_node_spend_no_budget() -> None:
     seen = view(inside("a", 0), inside("b", 1), node("c"), header=header())
     seen.put(reported("a", 0, "failed", code=1), 5)

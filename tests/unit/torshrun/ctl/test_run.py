@@ -1,0 +1,248 @@
+"""A run in a store: followed as it changes, asked, and lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from support.rows import header, keys, node
+
+from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.store.base import Listing
+from torsh_runtime.store.memory import MemoryStore
+from torshrun.config.values import Nodes
+from torshrun.ctl import actions
+from torshrun.ctl.errors import NotDone
+from torshrun.ctl.picture import Picture
+from torshrun.ctl.progress import Progress
+from torshrun.ctl.run import Run, run_ids
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted, VerdictRow
+
+BASE = rows.base("job")
+STOPPED = VerdictRow(outcome="stopped", code=130, reason="enough")
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    async def guarded() -> None:
+        async with asyncio.timeout(30):
+            await scene
+
+    asyncio.run(guarded())
+
+
+async def write(store: MemoryStore, *records: Header | NodeRow) -> None:
+    for key, value in keys(*records).items():
+        await store.put(BASE + key, value)
+
+
+@asynccontextmanager
+async def opened(
+    *records: Header | NodeRow, store: MemoryStore | None = None
+) -> AsyncGenerator[tuple[MemoryStore, Run], None]:
+    store = store or MemoryStore()
+    await write(store, *records)
+    async with Run.open(store, "job", 0) as run:
+        yield store, run
+    await store.close()
+
+
+def has_size(size: int, now: Picture) -> Progress:
+    there = now.header.size if now.header else 0
+    return Progress(there == size, f"{there} of {size}")
+
+
+def test_a_change_is_waited_for_and_told_once() -> None:
+    async def scene() -> None:
+        async with opened(header()) as (store, run):
+            said: asyncio.Queue[str] = asyncio.Queue()
+            waiting = asyncio.create_task(run.wait(partial(has_size, 3), 20, said.put_nowait))
+            assert await said.get() == "1 of 3"
+            await write(store, node("a", 0))  # changes nothing that is told
+            await asyncio.sleep(0.3)
+            await write(store, header(size=2))
+            assert await said.get() == "2 of 3"
+            await write(store, header(size=3))
+            assert await waiting == "3 of 3"
+            assert said.empty()
+
+    play(scene())
+
+
+def test_what_does_not_happen_in_time_was_asked_for_all_the_same() -> None:
+    async def scene() -> None:
+        async with opened(header()) as (_, run):
+            with pytest.raises(NotDone, match=r"not done after 0.1 s, but asked for: 1 of 2"):
+                await run.wait(partial(has_size, 2), 0.1, lambda _: None)
+
+    play(scene())
+
+
+def test_a_store_that_ends_ends_the_wait() -> None:
+    async def scene() -> None:
+        async with opened(header()) as (store, run):
+            await store.close()
+            with pytest.raises(StoreError):
+                await run.wait(partial(has_size, 2), 20, lambda _: None)
+
+    play(scene())
+
+
+def test_runs_that_there_are_answer_for_one_that_there_is_not() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await write(store, header())
+        assert await run_ids(store) == ["job"]
+        with pytest.raises(NotDone, match=r"no run jog .* the runs there are: job"):
+            async with Run.open(store, "jog", 0):
+                pass
+        await store.close()
+
+    play(scene())
+
+
+# ---- actions
+
+
+def quietly(_: str) -> None:
+    """Tell nobody what is waited for."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "wanted"),
+    [
+        ("3", Nodes(3, 3), (2, 3)),
+        ("1", Nodes(1, 1), (1, 1)),
+        ("3:5", Nodes(3, 5), (3, 5)),
+    ],
+)
+def test_one_number_leaves_the_minimum_as_it_is(
+    asked: str, size: Nodes, wanted: tuple[int, int]
+) -> None:
+    async def scene() -> None:
+        async with opened(header(min_nodes=2), node("a", 0)) as (store, run):
+            await actions.scale(run, asked, size, None, quietly)
+            entry = await store.get(BASE + rows.WANT_SIZE)
+            assert entry
+            assert rows.decode(SizeWanted, entry.value) == SizeWanted(
+                min_nodes=wanted[0], max_nodes=wanted[1]
+            )
+
+    play(scene())
+
+
+def test_a_job_of_fixed_ranks_keeps_its_size() -> None:
+    async def scene() -> None:
+        async with opened(header(), node("a", 0, fixed_rank=0)) as (store, run):
+            with pytest.raises(NotDone, match="--node-rank"):
+                await actions.scale(run, "3", Nodes(3, 3), None, quietly)
+            assert await store.get(BASE + rows.WANT_SIZE) is None
+
+    play(scene())
+
+
+def test_nobody_is_asked_to_go_if_one_name_is_wrong() -> None:
+    async def scene() -> None:
+        async with opened(header(size=2), node("a", 0), node("b", 1)) as (store, run):
+            with pytest.raises(NotDone):
+                await actions.drain(run, ["a", "x"], None, quietly, force=False)
+            assert (await store.list(BASE + rows.WANTS)).items == ()
+
+    play(scene())
+
+
+def test_a_drain_is_asked_for_and_undone() -> None:
+    async def scene() -> None:
+        async with opened(header(size=2), node("a", 0), node("b", 1)) as (store, run):
+            await actions.drain(run, ["a"], None, quietly, force=False)
+            assert await store.get(BASE + rows.WANT_DRAIN + "a")
+            assert await actions.keep(run, ["a"]) == "a stays"
+            assert await store.get(BASE + rows.WANT_DRAIN + "a") is None
+
+    play(scene())
+
+
+def test_a_request_to_stop_does_not_outlive_the_run() -> None:
+    async def scene() -> None:
+        async with opened(header(), node("a", 0)) as (store, run):
+            stopping = asyncio.create_task(actions.stop(run, "enough", 20, quietly))
+            (entry,) = (await store.wait([BASE + rows.WANT_STOP], 20)).values()
+            wanted = rows.decode(StopWanted, entry.value)
+            assert wanted
+            assert wanted.code == actions.STOPPED
+            assert wanted.reason.endswith(": enough")
+            assert entry.lease
+            await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
+            await store.delete(BASE + rows.NODES + "a")
+            assert await stopping == "run job has ended: stopped, enough"
+            assert await store.get(BASE + rows.WANT_STOP) is None
+
+    play(scene())
+
+
+def test_a_run_that_ends_with_its_store_has_stopped() -> None:
+    async def scene() -> None:
+        async with opened(header(), node("a", 0)) as (store, run):
+            stopping = asyncio.create_task(actions.stop(run, "", 20, quietly))
+            await store.wait([BASE + rows.WANT_STOP], 20)
+            await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
+            await asyncio.sleep(0)
+            await store.close()
+            assert "has ended: stopped" in await stopping
+
+    play(scene())
+
+
+def test_a_run_that_has_ended_can_be_asked_for_nothing() -> None:
+    async def scene() -> None:
+        async with opened(header(), node("a", 0)) as (store, _):
+            await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
+            async with Run.open(store, "job", 0) as run:
+                for asking in (
+                    actions.scale(run, "2", Nodes(2, 2), None, quietly),
+                    actions.drain(run, ["a"], None, quietly, force=True),
+                    actions.keep(run, ["a"]),
+                ):
+                    with pytest.raises(NotDone, match="has ended: stopped"):
+                        await asking
+                assert "has ended" in await actions.stop(run, "", None, quietly)
+
+    play(scene())
+
+
+def test_each_change_is_shown_until_the_end() -> None:
+    async def scene() -> None:
+        async with opened(header()) as (store, run):
+            shown: asyncio.Queue[Picture] = asyncio.Queue()
+            watching = asyncio.create_task(actions.watch(run, shown.put_nowait))
+            await write(store, header(size=2))
+            assert (await shown.get()).phase == "running"
+            await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
+            assert (await shown.get()).phase == "ended"
+            await watching
+
+    play(scene())
+
+
+class Silent(MemoryStore):
+    """One that does not answer any more once it is closed."""
+
+    async def list(self, prefix: str) -> Listing:
+        try:
+            return await super().list(prefix)
+        except StoreError:
+            raise StoreTimeout("no answer") from None
+
+
+def test_a_store_that_does_not_answer_any_more_is_no_run_that_does_not() -> None:
+    async def scene() -> None:
+        async with opened(header(), store=Silent()) as (store, run):
+            await store.close()
+            with pytest.raises(StoreTimeout):
+                await run.wait(partial(has_size, 2), 20, quietly)
+
+    play(scene())

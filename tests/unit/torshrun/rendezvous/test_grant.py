@@ -1,0 +1,127 @@
+"""Until when workers may run, and until when a new leader has to expect them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.grant import Hearing, Term, inherited_until, leader_until
+from torshrun.rendezvous.rows import Header, NodeRow
+from torshrun.rendezvous.settings import GRANT, Settings
+from torshrun.rendezvous.view import View
+
+TTL, OUTAGE = 10.0, 100.0
+RULES = Settings(run_id="r", min_nodes=1, max_nodes=3, ttl=TTL, outage_timeout=OUTAGE)
+HEADER = Header(
+    number=0, phase="open", token="t", fence=5, leader="old", leader_inside=True, size=3
+)
+NOW = 50.0
+
+
+def row(name: str, **changes: Any) -> NodeRow:
+    facts: dict[str, Any] = {"sequence": 1, "state": "inside", "round": 0, "token": "t"}
+    return NodeRow(node=name, **(facts | changes))
+
+
+def view(*rows: NodeRow, node: str = "a", header: Header | None = HEADER) -> View:
+    seen = View(RULES, node, 0.0)
+    seen.take_header(header, 0.0)
+    for one in rows:
+        seen.put(one, 1)
+    return seen
+
+
+def inherited(seen: View, hearing: Hearing, last: Term | None = None) -> tuple[float, float]:
+    return inherited_until(seen, hearing, last, RULES, NOW)
+
+
+def heard(*leaders: str) -> Hearing:
+    hearing = Hearing()
+    hearing.asked.update(leaders)
+    return hearing
+
+
+def test_nothing_is_inherited_without_a_round_or_from_a_term_of_its_own() -> None:
+    assert inherited(view(header=None), Hearing()) == (NOW, NOW)
+    hearing = heard("old")
+    hearing.led.add(5)
+    assert inherited(view(row("a"), row("b")), hearing) == (NOW, NOW + TTL)
+
+
+def test_a_leader_that_answered_went_on_for_a_ttl_at_most() -> None:
+    hearing = heard("old")
+    hearing.note(Term(5, "old"), 1, NOW - 3)
+    assert inherited(view(row("a"), row("b")), hearing) == (NOW - 3 + TTL, NOW - 3 + 2 * TTL)
+
+
+def test_a_leader_whose_answers_are_forgotten_may_go_on_as_long_as_any() -> None:
+    hearing = heard("old")
+    hearing.note(Term(5, "old"), 1, NOW - 8 * TTL)
+    blind, _ = inherited(view(row("a"), row("b")), hearing)
+    assert blind == NOW + OUTAGE + TTL
+
+
+def test_a_leader_of_its_round_that_never_answered_heard_it_once_at_most() -> None:
+    assert inherited(view(row("a"), row("b")), heard("old")) == (NOW + TTL, NOW + 2 * TTL)
+
+
+def test_a_leader_of_its_round_that_it_never_asked_ended_with_its_lease() -> None:
+    assert inherited(view(row("a"), row("b")), Hearing()) == (NOW, NOW + TTL)
+    assert inherited(view(row("a")), Hearing()) == (NOW + TTL, NOW + TTL)  # and another node's lost
+
+
+@pytest.mark.parametrize(
+    "own", [row("a", state="waiting", token=""), row("a", state="reported", outcome="stopped")]
+)
+def test_a_node_outside_the_round_was_not_needed(own: NodeRow) -> None:
+    blind, _ = inherited(view(own), Hearing())
+    assert blind > NOW + OUTAGE
+
+
+def test_another_leader_between_may_not_have_known_this_node() -> None:
+    seen, last = view(row("a"), row("b")), Term(8, "between")
+    blind, _ = inherited(seen, Hearing(), last)
+    assert blind > NOW + OUTAGE
+    hearing = heard("between")
+    hearing.note(Term(8, "between"), 1, NOW)
+    assert inherited(seen, hearing, last) == (NOW + 2 * TTL, NOW + 2 * TTL)
+
+
+def test_a_leader_that_has_left_has_ended() -> None:
+    gone = row("old", state="left", leaving="preempted")
+    assert inherited(view(row("a"), gone), heard("old")) == (NOW + TTL, NOW + TTL)
+    outside = row("between", state="left", token="")
+    seen = view(row("a"), gone, outside)
+    assert inherited(seen, heard("old"), Term(8, "between")) == (NOW + TTL, NOW + TTL)
+
+
+def test_only_four_answers_are_kept() -> None:
+    hearing = Hearing()
+    for fence in range(6):
+        hearing.note(Term(fence, "b"), 1, NOW)
+    assert hearing.end_of(5, NOW, TTL) == NOW + TTL
+    assert hearing.end_of(1, NOW, TTL) == math.inf
+
+
+def test_a_grant_is_for_one_round() -> None:
+    hearing = Hearing()
+    hearing.grant("t", 9.0)
+    hearing.grant("t", 8.0)
+    assert (hearing.until("t"), hearing.until("u")) == (9.0, -math.inf)
+    hearing.grant("u", 3.0)
+    assert (hearing.until("t"), hearing.until("u")) == (-math.inf, 3.0)
+
+
+def test_a_leader_goes_on_past_its_lease_while_it_hears_all_of_its_round() -> None:
+    seen = view(row("a"), row("b"))
+    expired = NOW - 1
+    assert leader_until(seen, RULES, expired, NOW) == expired  # b never beat
+    beat = Beat(node="b", round=0, token="t", number=1, confirmed=0)
+    assert seen.judge(beat, NOW, NOW + 1)
+    assert leader_until(seen, RULES, expired, NOW) == NOW + GRANT * TTL
+    assert leader_until(seen, RULES, NOW + TTL, NOW) == NOW + TTL
+    contact = NOW - OUTAGE  # so long without the store
+    assert leader_until(seen, RULES, contact + GRANT * TTL, NOW) <= NOW

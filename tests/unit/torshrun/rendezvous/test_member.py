@@ -1,0 +1,163 @@
+"""One node's way through the rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torshrun import exit_codes
+from torshrun.rendezvous.base import (
+    JobOver,
+    Report,
+    ReportOutcome,
+    RoundClosing,
+    RoundFormed,
+    StandingBy,
+)
+from torshrun.rendezvous.member import Member
+from torshrun.rendezvous.rows import Header, PlaceRow, VerdictRow
+from torshrun.rendezvous.settings import NodeFacts, Settings
+
+RULES = Settings(run_id="r", min_nodes=2, max_nodes=2)
+FACTS = NodeFacts(node="a", host="a", address="10.0.0.1", endpoint="tcp:10.0.0.1:1", nproc=2)
+OPEN = Header(
+    number=0, phase="open", token="t", fence=5, size=2, max_nodes=2, max_restarts=1, world_size=4
+)
+CLOSING = replace(OPEN, phase="closing", reason="node b was lost")
+NEXT = replace(OPEN, number=1, token="u")
+
+
+def waiting() -> Member:
+    return Member(RULES, FACTS)
+
+
+def entering() -> Member:
+    member = waiting()
+    assert member.take_header(OPEN, 7) == ()
+    place = PlaceRow(round=0, token="t", node_rank=1, first_rank=2)
+    assert member.take_place("t", place) == ()
+    return member
+
+
+def inside() -> Member:
+    member = entering()
+    (formed,) = member.entered()
+    assert isinstance(formed, RoundFormed)
+    assert (formed.place.node_rank, formed.place.first_rank, formed.place.world_size) == (1, 2, 4)
+    return member
+
+
+def report(outcome: ReportOutcome, **changes: Any) -> Report:
+    return Report(round=0, outcome=outcome, **changes)
+
+
+def test_a_node_says_inside_before_its_workers_start() -> None:
+    member = entering()
+    assert (member.row.state, member.status, member.takes_part) == ("inside", "entering", False)
+    member.entered()
+    assert member.takes_part
+    assert member.entered() == ()
+
+
+def test_a_round_that_closes_before_it_is_entered_is_none_of_ours() -> None:
+    member = entering()
+    (standing,) = member.take_header(CLOSING, 8)
+    assert isinstance(standing, StandingBy)
+    assert (member.row.state, member.row.token, member.entered()) == ("waiting", "", ())
+
+
+def test_a_report_is_passed_on_whole() -> None:
+    member = inside()
+    facts = {"code": 3, "signo": 6, "startup": "s", "seconds": 1.5, "cause": "boom"}
+    member.report(report("failed", follows=True, **facts))
+    row = member.row
+    assert (row.state, row.outcome, row.follows) == ("reported", "failed", True)
+    assert {name: getattr(row, name) for name in facts} == facts
+    assert member.report(report("failed")) == ()  # once
+
+
+def test_a_closing_round_is_told_once_and_left_for_the_next() -> None:
+    member = inside()
+    (closing,) = member.take_header(CLOSING, 8)
+    assert isinstance(closing, RoundClosing)
+    assert member.take_header(CLOSING, 9) == ()
+    member.report(report("stopped"))
+    assert (member.status, member.row.state) == ("reported", "reported")
+    member.take_header(NEXT, 10)
+    assert member.wants_place
+    member.take_place("u", PlaceRow(round=1, token="u", node_rank=0))
+    assert (member.row.round, member.row.state, member.row.outcome) == (1, "inside", "")
+
+
+def test_a_round_that_was_replaced_is_stopped_and_the_node_waits_again() -> None:
+    member = inside()
+    (closing,) = member.take_header(NEXT, 8)
+    assert "without this node" in closing.reason
+    member.report(report("stopped"))
+    assert member.row.state == "waiting"
+
+
+def test_a_node_whose_grant_ran_out_stops_and_comes_back() -> None:
+    member = inside()
+    (closing,) = member.grant_over(9.0)
+    assert "9.0 s" in closing.reason
+    assert member.grant_over(9.0) == ()
+    member.report(report("stopped"))
+    assert (member.row.state, member.dropped) == ("waiting", True)
+
+
+def test_one_that_dropped_out_and_finds_no_job_does_not_know_its_end() -> None:
+    member = inside()
+    member.grant_over(9.0)
+    member.report(report("stopped"))
+    (over,) = member.take_header(None, 0)
+    assert isinstance(over, JobOver)
+    assert over.verdict.code == exit_codes.LOST
+
+
+def test_workers_that_were_stopped_unasked_give_the_place_up() -> None:
+    member = inside()  # the keeper's timer stopped them
+    member.report(report("stopped"))
+    assert (member.status, member.row.state, member.row.token) == ("waiting", "waiting", "")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "leaving", "code"),
+    [("noticed", "preempted", exit_codes.PREEMPTED), ("lost", "lost", exit_codes.LOST)],
+)
+def test_a_node_that_cannot_go_on_leaves(outcome: ReportOutcome, leaving: str, code: int) -> None:
+    member = inside()
+    member.report(report(outcome))
+    assert (member.row.state, member.row.leaving, member.row.leaving_code) == (
+        "left",
+        leaving,
+        code,
+    )
+    (over,) = member.left()
+    assert (over.verdict.outcome, over.verdict.code) == (leaving, code)
+
+
+def test_a_node_that_is_to_go_says_so_and_reports_first() -> None:
+    member = inside()
+    assert member.leave("preempted", 75, "SIGTERM") == ()
+    assert (member.row.state, member.row.leaving, member.left()) == ("inside", "preempted", ())
+    member.report(report("stopped"))
+    assert member.row.state == "left"
+
+
+def test_a_drained_node_leaves() -> None:
+    member = waiting()
+    member.take_header(replace(OPEN, drained=("a",)), 7)
+    assert (member.row.state, member.row.leaving) == ("left", "preempted")
+    assert not member.wants_place
+
+
+def test_a_verdict_ends_it_and_an_old_one_does_not() -> None:
+    old = VerdictRow(outcome="failed", code=3, reason="x")
+    (standing,) = waiting().take_verdict(old, late=True)
+    assert isinstance(standing, StandingBy)
+    for verdict, late in ((old, False), (replace(old, sticky=True), True)):
+        (over,) = waiting().take_verdict(verdict, late=late)
+        assert over.verdict.code == 3

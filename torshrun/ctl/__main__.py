@@ -1,0 +1,18 @@
+"""The entry point: `torshctl` and `python -m torshrun.ctl`."""
+
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command with this process's arguments and exit with its code."""
+    # An interrupt ends this process as it would any other: what was asked for stands.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from torshrun.ctl.command import run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

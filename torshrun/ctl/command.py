@@ -1,0 +1,239 @@
+"""The torshctl command: argv to a request to a run, and its outcome to an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from torsh_runtime.errors import ConfigError, StoreError, TorshError
+from torshrun.config import values
+from torshrun.config.options import BY_KEY
+from torshrun.ctl.place import OPTIONS, meeting_place
+from torshrun.ctl.printable import printable
+from torshrun.exit_codes import RENDEZVOUS, USAGE
+
+if TYPE_CHECKING:
+    from torsh_runtime.store.base import Store
+    from torshrun.config.rendezvous import RendezvousConfig
+    from torshrun.ctl.picture import Picture
+    from torshrun.ctl.run import Run
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Options = dict[str, Any]
+
+NOT_DONE = 1
+"""The exit code when there is no such run or node, or what was asked for is not done yet."""
+_PATIENCE = 10.0
+"""Seconds for which an etcd that has failed is tried again; a store of an agent does not return."""
+_CLEAR = "\x1b[H\x1b[2J"
+
+_HELP = (
+    "Look at a job of several nodes, change its size, take nodes out of it, or end it. RUN is its "
+    "--rdzv-id.\n\n"
+    "Say where its nodes meet by the options that torshrun was given there, or by its variables: "
+    "TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also as PET_*), "
+    "TORSH_SECRET.\n\n"
+    "Exit codes: 0 done; 1 not done, or no such run or node; 2 wrong usage; 69 the store cannot be "
+    "reached."
+)
+
+
+def _parsed(parse: Callable[[str], Any]) -> Callable[..., tuple[str, Any]]:
+    """What makes of a value the text itself and what one of torshrun's own parsers understands."""
+
+    def convert(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, Any]:
+        try:
+            return text, parse(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return convert
+
+
+def _meeting(command: Command) -> Command:
+    """Add the options that say where nodes meet."""
+    for key in reversed(OPTIONS):
+        option = BY_KEY[key]
+        spelled = click.option(*option.spellings, key, metavar=option.metavar, help=option.help)
+        command = spelled(command)
+    return command
+
+
+def _waiting(command: Command) -> Command:
+    """Add the options that say how long to wait."""
+    timeout = click.option(
+        "--timeout",
+        callback=_parsed(values.seconds),
+        default="30",
+        metavar="SECONDS",
+        help="How long to wait until it is done. [default: 30]",
+    )
+    no_wait = click.option("--no-wait", is_flag=True, help="Ask for it and do not wait.")
+    return timeout(no_wait(_meeting(command)))
+
+
+@click.group(
+    "torshctl",
+    help=_HELP,
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "max_content_width": 100,
+        "help_option_names": ["-h", "--help"],
+    },
+)
+def command() -> None:
+    """See _HELP."""
+
+
+@command.command(short_help="Show a run and its nodes.")
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until it ends.")
+@click.option("--json", "as_json", is_flag=True, help="As one line of JSON, each time.")
+@_meeting
+def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> None:
+    """Show how RUN stands: its round, its nodes, and why those wait that do. Without RUN, list the
+    runs that the store knows of.
+    """
+    from torshrun.ctl import actions
+
+    def show(picture: Picture) -> None:
+        _show(picture, as_json=as_json, again=watch)
+
+    async def act(run: Run) -> None:
+        show(run.picture)
+        if watch:
+            await actions.watch(run, show)
+
+    if run_id is None:
+        _in_store(options, _list_runs)
+    else:
+        _in_run(options, run_id, act)
+
+
+@command.command(short_help="Change the number of its nodes.")
+@click.argument("run_id", metavar="RUN")
+@click.argument("size", metavar="N|MIN:MAX", callback=_parsed(values.nodes))
+@_waiting
+def scale(run_id: str, size: tuple[str, values.Nodes], **options: Any) -> None:
+    """Run RUN on N nodes, or on at least MIN and at most MAX. With N alone, MIN stays as it is, but
+    is never above N.
+
+    Nodes above the new maximum wait as spares. To get more nodes, start torshrun on them; nodes
+    that wait are let in after the last call.
+    """
+    from torshrun.ctl import actions
+
+    timeout = _timeout(options)
+    _in_run(options, run_id, lambda run: actions.scale(run, *size, timeout, _say))
+
+
+@command.command(short_help="Take nodes out of it.")
+@click.argument("run_id", metavar="RUN")
+@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@click.option("--undo", is_flag=True, help="Let them stay, if they have not been told yet.")
+@click.option("--force", is_flag=True, help="Even if the job ends because too few are left.")
+@_waiting
+def drain(run_id: str, names: tuple[str, ...], undo: bool, force: bool, **options: Any) -> None:
+    """Take each NODE (its id, host name, address or node rank) out of RUN: its workers are stopped,
+    its agent ends with code 75, and the others go on at once.
+    """
+    from torshrun.ctl import actions
+
+    timeout = _timeout(options)
+    if undo:
+        _in_run(options, run_id, lambda run: actions.keep(run, names))
+    else:
+        _in_run(options, run_id, lambda run: actions.drain(run, names, timeout, _say, force=force))
+
+
+@command.command(short_help="End it on all nodes.")
+@click.argument("run_id", metavar="RUN")
+@click.option("--reason", default="", metavar="TEXT", help="What its nodes tell about why.")
+@_waiting
+def stop(run_id: str, reason: str, **options: Any) -> None:
+    """End RUN: on all nodes workers are stopped, and the agents end with code 130."""
+    from torshrun.ctl import actions
+
+    timeout = _timeout(options)
+    _in_run(options, run_id, lambda run: actions.stop(run, reason, timeout, _say))
+
+
+# ---- carrying out
+
+
+def _timeout(options: Options) -> float | None:
+    """Takes the options about waiting out of the others; None is not to wait."""
+    _, seconds = options.pop("timeout")
+    return None if options.pop("no_wait") else float(seconds)
+
+
+def _in_store(options: Options, act: Callable[[Store, RendezvousConfig], Awaitable[None]]) -> None:
+    import asyncio
+
+    from torshrun.ctl.run import reach
+
+    async def visit(config: RendezvousConfig) -> None:
+        async with reach(config) as store:
+            await act(store, config)
+
+    asyncio.run(visit(meeting_place(options, os.environ)))
+
+
+def _in_run(options: Options, run_id: str, act: Callable[[Run], Awaitable[str | None]]) -> None:
+    """Carry it out, and print what it has to say in the end."""
+    from torshrun.ctl.run import Run
+
+    async def visit(store: Store, config: RendezvousConfig) -> None:
+        patience = _PATIENCE if config.backend == "etcd" else 0.0
+        async with Run.open(store, run_id, patience) as run:
+            told = await act(run)
+        if told:
+            click.echo(printable(told))
+
+    _in_store(options, visit)
+
+
+async def _list_runs(store: Store, _: RendezvousConfig) -> None:
+    from torshrun.ctl.run import run_ids
+
+    for run_id in await run_ids(store):
+        click.echo(printable(run_id))
+
+
+def _show(picture: Picture, *, as_json: bool, again: bool) -> None:
+    from torshrun.ctl.words import in_json, in_words
+
+    if as_json:
+        click.echo(in_json(picture), nl=False)
+    elif again and sys.stdout.isatty():
+        click.echo(_CLEAR + in_words(picture), nl=False)
+    else:
+        click.echo(in_words(picture) + ("\n" if again else ""), nl=False)
+    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    click.echo(f"torshctl: {printable(text)}", err=True)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command with these arguments; the exit code."""
+    try:
+        return int(command.main([*argv], prog_name="torshctl", standalone_mode=False) or 0)
+    except click.UsageError as error:
+        _say(f"error: {error.format_message()}")
+        click.echo("Try 'torshctl --help'.", err=True)
+        return USAGE
+    except ConfigError as error:
+        _say(f"error: {error}")
+        return USAGE
+    except StoreError as error:
+        _say(f"error: {error}")
+        return RENDEZVOUS
+    except TorshError as error:
+        _say(str(error))
+        return NOT_DONE

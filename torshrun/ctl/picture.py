@@ -1,0 +1,174 @@
+"""A run as its keys in the store tell it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torshrun.ctl.errors import NotDone
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.rows import (
+    Header,
+    LeaderRow,
+    NodeRow,
+    PlaceRow,
+    SizeWanted,
+    StopWanted,
+    VerdictRow,
+)
+
+ALL_RUNS = rows.base("").removesuffix("/")
+"""What the keys of every run begin with."""
+
+Phase = Literal["gathering", "running", "changing", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A run at one revision of the store."""
+
+    run_id: str
+    nodes: tuple[NodeRow, ...]
+    """By node rank, then those without one."""
+    leader: LeaderRow | None = None
+    header: Header | None = None
+    verdict: VerdictRow | None = None
+    places: Mapping[str, PlaceRow]
+    """By node id."""
+    size_wanted: SizeWanted | None = None
+    stop_wanted: StopWanted | None = None
+    drains: frozenset[str] = frozenset()
+    """Ids of nodes that were asked to go."""
+    holds: frozenset[str] = frozenset()
+    """Ids of nodes that asked that none be added just now."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is such a run."""
+        return bool(self.nodes or self.header or self.leader or self.verdict)
+
+    @property
+    def phase(self) -> Phase:
+        """gathering: there was no round yet. changing: between two rounds."""
+        if self.verdict:
+            return "ended"
+        if self.header is None:
+            return "gathering"
+        return "running" if self.header.phase == "open" else "changing"
+
+    @property
+    def round_token(self) -> str:
+        """What tells the round from any other; "" if there was none yet."""
+        return self.header.token if self.header else ""
+
+    @property
+    def limits(self) -> tuple[int, int] | None:
+        """At least and at most how many nodes; None if only the nodes know."""
+        source = self.size_wanted or self.header
+        return (source.min_nodes, source.max_nodes) if source else None
+
+    @property
+    def present(self) -> tuple[NodeRow, ...]:
+        """Nodes that have not left."""
+        return tuple(row for row in self.nodes if row.state != "left")
+
+    @property
+    def staying(self) -> tuple[NodeRow, ...]:
+        """Nodes that are there and were not asked to go."""
+        return tuple(
+            row for row in self.present if not row.leaving and row.node not in self.asked_to_go
+        )
+
+    @property
+    def spares(self) -> tuple[NodeRow, ...]:
+        """Nodes that have no part in the round, and would take one."""
+        return tuple(row for row in self.staying if not self.takes_part(row))
+
+    @property
+    def asked_to_go(self) -> frozenset[str]:
+        return self.drains.union(self.header.drained if self.header else ())
+
+    def takes_part(self, row: NodeRow) -> bool:
+        """Whether the node is of the round."""
+        return _is_of(row, self.header)
+
+
+def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
+    """`items` are the run's keys, without what all of them begin with."""
+    nodes = [
+        row
+        for name, row in _under(rows.NODES, NodeRow, items)
+        if row.node == name and row.nproc >= 1
+    ]
+    header = _one(rows.ROUND, Header, items)
+    return Picture(
+        run_id=run_id,
+        nodes=tuple(sorted(nodes, key=lambda row: _order(row, header))),
+        leader=_one(rows.LEADER, LeaderRow, items),
+        header=header,
+        verdict=_one(rows.VERDICT, VerdictRow, items),
+        places=dict(_under(rows.PLACES, PlaceRow, items)),
+        size_wanted=_one(rows.WANT_SIZE, SizeWanted, items),
+        stop_wanted=_one(rows.WANT_STOP, StopWanted, items),
+        drains=frozenset(_names(rows.WANT_DRAIN, items)),
+        holds=frozenset(_names(rows.WANT_HOLD, items)),
+    )
+
+
+def runs_among(keys: Iterable[str]) -> list[str]:
+    """The ids of the runs that these keys of a store are of."""
+    pattern = re.compile(rf"{re.escape(ALL_RUNS)}(.+)/(?:ctl|nodes)/[^/]+", re.DOTALL)
+    return sorted({found[1] for key in keys if (found := pattern.fullmatch(key))})
+
+
+def find_nodes(picture: Picture, names: Sequence[str]) -> tuple[NodeRow, ...]:
+    """The nodes that are called so: by id, host, address or node rank. Raises NotDone."""
+    return tuple(dict.fromkeys(_find(picture, name) for name in names))
+
+
+def _find(picture: Picture, name: str) -> NodeRow:
+    present = picture.present
+    ways = (
+        [row for row in present if row.node == name],
+        [row for row in present if name in (row.host, row.address)],
+        [row for row in present if picture.takes_part(row) and str(row.node_rank) == name],
+    )
+    found: list[NodeRow] = next(filter(None, ways), [])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(row.node for row in found)
+        raise NotDone(f"{name} is {len(found)} nodes of run {picture.run_id}: say which, by {ids}")
+    there = ", ".join(f"{row.node} ({row.address})" for row in present) or "none"
+    raise NotDone(
+        f"run {picture.run_id} has no node {name}, by id, host, address or node rank; its nodes "
+        f"are: {there}"
+    )
+
+
+def _is_of(row: NodeRow, header: Header | None) -> bool:
+    return bool(header and row.token == header.token and row.state != "waiting")
+
+
+def _order(row: NodeRow, header: Header | None) -> tuple[bool, int, str]:
+    placed = _is_of(row, header)
+    return not placed, row.node_rank if placed else 0, row.node
+
+
+def _one(key: str, kind: type[rows.T], items: Mapping[str, bytes]) -> rows.T | None:
+    return rows.decode(kind, items[key]) if key in items else None
+
+
+def _under(
+    prefix: str, kind: type[rows.T], items: Mapping[str, bytes]
+) -> Iterator[tuple[str, rows.T]]:
+    for name in _names(prefix, items):
+        row = rows.decode(kind, items[prefix + name])
+        if row is not None:
+            yield name, row
+
+
+def _names(prefix: str, items: Mapping[str, bytes]) -> Iterator[str]:
+    return (key.removeprefix(prefix) for key in items if key.startswith(prefix))

@@ -1,0 +1,208 @@
+"""A run in its store: as it stands, as it changes, and what can be asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+
+from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.store.base import Delete, Event, Put, Store, Write
+from torsh_runtime.store.endpoint import TcpEndpoint
+from torsh_runtime.store.remote import RemoteStore
+from torshrun.config.rendezvous import Address, RendezvousConfig
+from torshrun.ctl.errors import NotDone
+from torshrun.ctl.picture import ALL_RUNS, Picture, read, runs_among
+from torshrun.ctl.progress import Progress
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.meeting import Meeting
+
+BATCH = 100
+"""Writes in one transaction; etcd takes 128 operations unless told otherwise."""
+QUIET = 0.1
+"""Seconds for which changes are gathered before anybody looks at them."""
+_REQUEST_TIMEOUT = 5.0
+"""Seconds that one request to the store may take."""
+_PAUSE = 0.2
+"""Seconds between two attempts."""
+
+Say = Callable[[str], None]
+
+
+@asynccontextmanager
+async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
+    """The store where the nodes meet; it is never served here. StoreError if it cannot be had."""
+    if config.backend == "etcd":
+        meeting = await Meeting.open(config, lambda _: None)
+        try:
+            yield meeting.store
+        finally:
+            await meeting.close()
+        return
+    (address,) = config.endpoints
+    store = RemoteStore(str(TcpEndpoint(*address)), config.secret.encode(), _REQUEST_TIMEOUT)
+    try:
+        await _greet(store, address)
+        yield store
+    finally:
+        await store.close()
+
+
+async def _greet(store: Store, address: Address) -> None:
+    """See that the store is there and lets this process in. StoreError says why not."""
+    try:
+        await store.get(ALL_RUNS)
+    except StoreError as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise StoreError(
+                f"nobody serves a store at {address}: the job there has ended or was never "
+                f"started, or its nodes meet elsewhere (--rdzv-endpoint)"
+            ) from None
+        is_refusal = error.__cause__ is None and not isinstance(error, StoreTimeout)
+        hint = ". --secret-file or TORSH_SECRET has to be that of its nodes" if is_refusal else ""
+        raise StoreError(f"the store at {address}: {error}{hint}") from None
+
+
+async def run_ids(store: Store) -> list[str]:
+    """The runs that the store knows of."""
+    return runs_among(item.key for item in (await store.list(ALL_RUNS)).items)
+
+
+class Run:
+    """One run. Make it with `open`."""
+
+    def __init__(self, store: Store, run_id: str, patience: float) -> None:
+        self._store = store
+        self._patience = patience
+        self._run_id = run_id
+        self._base = rows.base(run_id)
+        self._items: dict[str, bytes] = {}
+        self._changed = asyncio.Event()
+        self._failure: StoreError | None = None
+        self.picture = read(run_id, {})
+        """The run as it was last looked at."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, store: Store, run_id: str, patience: float) -> AsyncGenerator[Run, None]:
+        """Look at the run, and watch it from then on; a store that fails later is tried again for
+        `patience` seconds. NotDone if there is no such run; StoreError.
+        """
+        run = cls(store, run_id, patience)
+        run._items, revision = await run._list()
+        run._look()
+        if not run.picture.is_there:
+            raise NotDone(await _no_such_run(store, run_id))
+        watching = asyncio.get_running_loop().create_task(run._follow(revision))
+        try:
+            yield run
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    # ---- how it stands
+
+    async def change(self) -> Picture:
+        """The run after its next change. StoreError when the store is gone for good, once all that
+        was heard before has been told.
+        """
+        await self._changed.wait()
+        await asyncio.sleep(QUIET)
+        self._changed.clear()
+        before = self.picture
+        if self._failure and self._look() == before:
+            raise self._failure
+        if self._failure:
+            self._changed.set()
+        return self._look()
+
+    async def wait(self, check: Callable[[Picture], Progress], timeout: float, say: Say) -> str:
+        """Until what was asked for is done; what happened. `say` is told what is waited for.
+        NotDone after `timeout` seconds.
+        """
+        progress = check(self.picture)
+        try:
+            async with asyncio.timeout(timeout):
+                while not progress.done:
+                    say(progress.text)
+                    progress = await self._next(check, progress)
+        except StoreError:  # which may be a TimeoutError, too
+            raise
+        except TimeoutError:
+            text = f"not done after {timeout:g} s, but asked for: {progress.text}"
+            raise NotDone(text) from None
+        return progress.text
+
+    async def _next(self, check: Callable[[Picture], Progress], last: Progress) -> Progress:
+        """The first that tells something else."""
+        while (progress := check(await self.change())) == last:
+            pass
+        return progress
+
+    async def now(self) -> Picture:
+        """The run as the store has it at this moment."""
+        items, _ = await self._list()
+        return read(self._run_id, items)
+
+    def _look(self) -> Picture:
+        self.picture = read(self._run_id, self._items)
+        return self.picture
+
+    # ---- what is asked of it
+
+    async def ask(self, wanted: dict[str, bytes], seconds: float | None = None) -> None:
+        """Write these keys, which vanish after so many seconds (None: never)."""
+        lease = 0 if seconds is None else await self._store.grant(seconds)
+        await self._write([Put(self._base + key, value, lease) for key, value in wanted.items()])
+
+    async def withdraw(self, keys: Sequence[str]) -> None:
+        """Ask for it no more."""
+        await self._write([Delete(self._base + key) for key in keys])
+
+    async def _write(self, writes: Sequence[Write]) -> None:
+        for start in range(0, len(writes), BATCH):
+            await self._store.transact((), writes[start : start + BATCH])
+
+    # ---- watching
+
+    async def _list(self) -> tuple[dict[str, bytes], int]:
+        items, revision = await self._store.list(self._base)
+        return {item.key.removeprefix(self._base): item.value for item in items}, revision
+
+    async def _follow(self, revision: int) -> None:
+        """Watch; after a break list anew, until the store has failed for too long."""
+        broken = math.inf
+        while not self._failure:
+            with suppress(StoreError):
+                await self._watch(revision)
+            try:
+                self._items, revision = await self._list()
+                broken = math.inf
+            except StoreError as error:
+                broken = min(broken, time.monotonic())
+                over = time.monotonic() - broken >= self._patience
+                self._failure = error if over else None
+            self._changed.set()
+            await asyncio.sleep(_PAUSE)
+
+    async def _watch(self, revision: int) -> None:
+        async with aclosing(self._store.watch(self._base, revision)) as events:
+            async for event in events:
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        name = event.key.removeprefix(self._base)
+        if event.kind == "put":
+            self._items[name] = event.value
+        else:
+            self._items.pop(name, None)
+        self._changed.set()
+
+
+async def _no_such_run(store: Store, run_id: str) -> str:
+    others = ", ".join(await run_ids(store)) or "none"
+    return (
+        f"there is no run {run_id} in this store (--rdzv-id names it); the runs there are: {others}"
+    )

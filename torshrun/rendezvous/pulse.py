@@ -1,0 +1,138 @@
+"""Signs of life: this node's beats to the leader, and its grant, which comes of them and its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.base import Granted, Post
+from torshrun.rendezvous.beats import Beat, Beats
+from torshrun.rendezvous.grant import WARNING, Hearing, Term
+from torshrun.rendezvous.member import Events, Member
+from torshrun.rendezvous.registration import Registration
+from torshrun.rendezvous.rows import LeaderRow
+from torshrun.rendezvous.settings import GRANT
+
+
+class Pulse:
+    """Beats while `run` runs, and posts each longer grant."""
+
+    def __init__(
+        self,
+        beats: Beats,
+        asking: Asking,
+        member: Member,
+        registration: Registration,
+        *,
+        leads_until: Callable[[], float],
+        tell: Callable[[Events], None],
+        post: Post,
+    ) -> None:
+        """`leads_until` says until when this node may act as the leader; -inf if it is none."""
+        self.hearing = Hearing()
+        self._beats = beats
+        self._settings = asking.settings
+        self._clock = asking.clock
+        self._chance = asking.chance
+        self._member = member
+        self._registration = registration
+        self._leads_until = leads_until
+        self._tell = tell
+        self._post = post
+        self._due = asyncio.Event()
+        self._leader: LeaderRow | None = None
+        self._fence = 0
+        self._granted = -math.inf
+        self._granted_token = ""
+        self._warning: asyncio.TimerHandle | None = None
+
+    # ---- beats
+
+    def follow(self, leader: LeaderRow | None, fence: int) -> None:
+        """Beat to this leader from now on."""
+        if fence != self._fence:
+            self.hearing.turn()
+        self._leader, self._fence = leader, fence
+        self.beat_soon()
+
+    def beat_soon(self) -> None:
+        """Do not wait for the interval's end: something has changed."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Beat at every interval, until the job is over here."""
+        interval = self._settings.interval
+        while self._member.status != "over":
+            self._due.clear()
+            leader, node = self._leader, self._member.row.node
+            known = self._registration.lease or self._member.takes_part  # else it counts for nobody
+            if leader is not None and leader.node != node and known:
+                await self._beat(leader, self._fence)
+            self.extend()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await self._due.wait()
+                await asyncio.sleep(self._chance.uniform(0, interval / 4))
+
+    async def _beat(self, leader: LeaderRow, fence: int) -> None:
+        hearing, row = self.hearing, self._member.row
+        inside = self._member.status == "inside"
+        hearing.number += 1
+        beat = Beat(
+            node=row.node,
+            round=row.round if inside else -1,
+            token=row.token if inside else "",
+            number=hearing.number,
+            confirmed=hearing.confirmed,
+        )
+        sent = self._clock()
+        hearing.asked.add(leader.node)
+        answer = await self._beats.beat(leader.endpoint, fence, beat, self._settings.interval)
+        if answer not in ("granted", "refused") or fence != self._fence:
+            return
+        if self._registration.lease:
+            hearing.note(Term(fence, leader.node), beat.number, self._clock())
+        if answer == "granted" and inside:
+            hearing.grant(row.token, sent + GRANT * self._settings.ttl)
+
+    # ---- the grant
+
+    def extend(self) -> None:
+        """Find out until when workers may run here, and tell if it is longer than it was."""
+        member = self._member
+        if not (member.takes_part or member.status == "entering"):
+            return
+        token = member.row.token
+        if token != self._granted_token:
+            self._granted_token, self._granted = token, -math.inf
+        if -math.inf < self._granted <= self._clock():  # this node stood still: too late
+            self._run_out()
+            return
+        until = max(self._registration.until, self.hearing.until(token))
+        if self._registration.until > -math.inf:
+            until = max(until, self._leads_until())
+        if until > self._granted:
+            self._granted = until
+            self._post(Granted(until))
+            self.arm()
+
+    def arm(self) -> None:
+        """Stop the workers in an orderly way shortly before the grant ends."""
+        self.disarm()
+        if self._member.status == "inside":
+            moment = self._granted - WARNING * self._settings.ttl
+            delay = max(0.0, moment - self._clock())
+            self._warning = asyncio.get_running_loop().call_later(delay, self._run_out)
+
+    def disarm(self) -> None:
+        """No workers run any more."""
+        if self._warning:
+            self._warning.cancel()
+            self._warning = None
+
+    def _run_out(self) -> None:
+        silence = self._clock() - (self._granted - GRANT * self._settings.ttl)
+        self._tell(self._member.grant_over(silence))
