@@ -35,10 +35,18 @@ class Invariants:
             self._check(header is not None, "the header can be read")
             if header is not None:
                 self._on_header(header)
+        elif event.key.endswith(rows.ROUND):
+            self._on_end()
         elif event.kind == "put" and event.key.endswith(rows.WANT_SIZE):
             wanted = rows.decode(SizeWanted, event.value)
             if wanted is not None:
                 self._limits.add((wanted.min_nodes, wanted.max_nodes))
+
+    def _on_end(self) -> None:
+        """The run id is free; another job may use it."""
+        self._check(not self.running, "nobody runs workers of a job that has ended")
+        self.header = self.verdict = None
+        self._places.clear()
 
     def _on_header(self, header: Header) -> None:
         before, self.header = self.header, header

@@ -14,6 +14,8 @@ from simulation.virtual_beats import VirtualBeats
 from simulation.virtual_loop import VirtualLoop
 from simulation.virtual_store import Server
 
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.rows import StopWanted
 from torshrun.rendezvous.settings import Settings
 
 RUN_ID = "virtual"
@@ -121,9 +123,18 @@ class Job:
         self._heal()
         await self._until(self._all_run, 150, "a round after the faults")
         if len(self._present()) >= self._settings.min_nodes:
+            self._end()
+            await self._until(self._has_ended, 60, "the end")
+
+    def _end(self) -> None:
+        """All workers succeed, or somebody asks for the end."""
+        if self._chance.random() < 0.2:
+            self.tell("--", "the job is to stop")
+            wanted = rows.encode(StopWanted(code=143, reason="somebody asked for it"))
+            self._server.put(rows.base(RUN_ID) + rows.WANT_STOP, wanted)
+        else:
             for agent in self._present():
                 agent.finish()
-            await self._until(self._has_ended, 60, "the end")
 
     def _add(self) -> VirtualAgent:
         name = f"n{len(self._agents)}"
@@ -161,7 +172,9 @@ class Job:
         """Whether all have, but those who came when it was over, and are too few for another."""
         return not self._running() and len(self._present()) < self._settings.min_nodes
 
-    async def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
+    async def _until(
+        self, holds: Callable[[], bool], seconds: float, what: str, step: float = 0.5
+    ) -> None:
         deadline = self._loop.time() + seconds
         while not holds():
             if self._loop.time() > deadline:
@@ -170,7 +183,7 @@ class Job:
                     f"{what} did not come within {seconds} s: {running} of {present} run; "
                     f"header {self._invariants.header}"
                 )
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(step)
 
     # ---- what befalls it
 
@@ -180,6 +193,7 @@ class Job:
             self._crash,
             self._join,
             self._leave,
+            self._drain,
             self._fail,
             self._pause,
             self._cut_off_store,
@@ -233,6 +247,15 @@ class Job:
             return ""
         agent.leave()
         return f"{agent.name} leaves"
+
+    def _drain(self, chance: random.Random) -> str:
+        agent = self._some(chance)
+        enough = len(self._present()) > self._settings.min_nodes
+        if agent is None or not enough or not self._server.up:
+            return ""
+        agent.left = True
+        self._server.put(rows.base(RUN_ID) + rows.WANT_DRAIN + agent.name, b"")
+        return f"{agent.name} is to be drained"
 
     def _fail(self, chance: random.Random) -> str:
         running = self._running()

@@ -7,6 +7,7 @@ smallest is printed.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from dataclasses import replace
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=50)
     parser.add_argument("--faults", type=int, default=30)
     options = parser.parse_args()
+    gc.set_threshold(200_000, 20, 100)  # thousands of tasks, and few cycles
     begun, rounds, requests = time.monotonic(), 0, 0
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         plan = Plan(seed=seed, agents=options.agents, faults=options.faults)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from simulation.job import Plan, play
+from simulation.job import Job, Plan, play
+from simulation.virtual_loop import VirtualLoop
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3, 7, 20])
@@ -21,3 +24,29 @@ def test_without_faults_one_round_is_formed_and_ends_well() -> None:
 
 def test_a_run_can_be_had_again() -> None:
     assert play(Plan(seed=5, agents=5)).history == play(Plan(seed=5, agents=5)).history
+
+
+class LeaderDiesAtOnce(Job):
+    """As soon as the first round runs, or soon after."""
+
+    took = 0.0
+    """How many ttls passed until all others ran again."""
+
+    async def _story(self) -> None:
+        for _ in range(self._plan.agents):
+            self._add()
+        await self._until(self._all_run, 60, "the first round", step=0.002)
+        await asyncio.sleep(self._chance.uniform(0, 0.4 * self._settings.ttl))
+        died = self._loop.time()
+        self.tell("--", self._crash_leader(self._chance))
+        await self._until(self._all_run, 150, "a round without it")
+        self.took = (self._loop.time() - died) / self._settings.ttl
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_leader_that_dies_before_anybody_knew_it_costs_few_ttls(seed: int) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        job = LeaderDiesAtOnce(Plan(seed=seed, agents=5))
+        result = runner.run(job.run())
+    assert not result.violation
+    assert job.took < 4

@@ -77,6 +77,11 @@ class Server:
             for watcher in watchers if matches else ():
                 watcher.take(matches)
 
+    def put(self, key: str, value: bytes) -> None:
+        """What somebody else writes."""
+        _, events = self.state.transact((), (Put(key, value),))
+        self.publish(events)
+
     def watch(self, watcher: Watcher) -> None:
         self._watchers.setdefault(watcher.prefix, {})[watcher] = None
 

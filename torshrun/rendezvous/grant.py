@@ -29,21 +29,18 @@ class Hearing:
         self.led: set[int] = set()
         """Fences of this node's own terms."""
         self.asked: set[str] = set()
-        """The leaders that were ever sent a beat, whatever became of it."""
-        self.answered_by: set[str] = set()
-        """Those that ever answered one."""
+        """The leaders that a beat may ever have reached."""
         self.number = 0
         """Counts the beats to the present leader."""
         self.confirmed = 0
         self._token = ""
         self._until = -math.inf
 
-    def note(self, term: Term, number: int, now: float) -> None:
-        """The leader has answered the beat of this number."""
+    def note(self, fence: int, number: int, now: float) -> None:
+        """The leader of this fence has answered the beat of this number."""
         self.confirmed = number
-        self.answered_by.add(term.leader)
-        self.answers.pop(term.fence, None)
-        self.answers[term.fence] = now
+        self.answers.pop(fence, None)
+        self.answers[fence] = now
         while len(self.answers) > 4:
             del self.answers[next(iter(self.answers))]
 
@@ -106,7 +103,11 @@ def inherited_until(
 
 
 def _end_of(term: Term, view: View, hearing: Hearing, now: float) -> float:
-    """When the leader of a term that is over has acted as one at the latest; inf: not known."""
+    """When the leader of a term that is over has acted as one at the latest; inf: not known.
+
+    Past its lease it needs beats of all nodes of its round, and each only counts when the next one
+    says that it was answered. Only the first may count without that, if it came during the lease.
+    """
     row, header = view.rows.get(term.leader), view.header
     if row is not None and row.state == "left":  # it had ceased before it gave its term back
         return now
@@ -114,8 +115,4 @@ def _end_of(term: Term, view: View, hearing: Hearing, now: float) -> float:
     known = hearing.end_of(term.fence, now, ttl)
     if header is None or header.fence != term.fence or view.node not in view.inside:
         return known
-    if term.leader not in hearing.asked:  # it never heard all nodes of its round
-        return min(known, now)
-    if term.leader not in hearing.answered_by:  # it heard this one before its lease's end, at most
-        return min(known, now + ttl)
-    return known
+    return min(known, now + ttl if term.leader in hearing.asked else now)

@@ -160,7 +160,7 @@ class NodeRendezvous(Rendezvous):
     def _take_control(self, items: Items) -> None:
         late, self._seen_control = not self._seen_control, True
         found = {rows.CONTROL + name: (value, revision) for name, value, revision in items}
-        for name in (rows.VERDICT, rows.LEADER, rows.ROUND):
+        for name in (rows.VERDICT, rows.ROUND, rows.LEADER):
             value, revision = found.get(name, (None, 0))
             self._take(name, value, revision, late=late)
 
@@ -218,7 +218,7 @@ class NodeRendezvous(Rendezvous):
         soon = self._chance.uniform(0, 0.02) if last else 0.0
         if self._clock() - heard < self._settings.interval:
             soon += self._settings.interval / 8
-        elif last and heard == -math.inf and not self._member.takes_part:
+        elif heard == -math.inf and self._member.header and not self._member.takes_part:
             soon += self._settings.interval / 4
         self._campaign_at = self._clock() + soon
         self._due.set()

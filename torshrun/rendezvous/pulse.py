@@ -1,4 +1,4 @@
-"""Signs of life: this node's beats to the leader, and its grant, which comes of them and its lease."""
+"""Signs of life: this node's beats to the leader, and the grant that they and its lease give it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import Granted, Post
 from torshrun.rendezvous.beats import Beat, Beats
-from torshrun.rendezvous.grant import WARNING, Hearing, Term
+from torshrun.rendezvous.grant import WARNING, Hearing
 from torshrun.rendezvous.member import Events, Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import LeaderRow
@@ -89,12 +89,15 @@ class Pulse:
             confirmed=hearing.confirmed,
         )
         sent = self._clock()
+        is_first = leader.node not in hearing.asked
         hearing.asked.add(leader.node)
         answer = await self._beats.beat(leader.endpoint, fence, beat, self._settings.interval)
+        if answer == "gone" and is_first:  # it never got there
+            hearing.asked.discard(leader.node)
         if answer not in ("granted", "refused") or fence != self._fence:
             return
         if self._registration.lease:
-            hearing.note(Term(fence, leader.node), beat.number, self._clock())
+            hearing.note(fence, beat.number, self._clock())
         if answer == "granted" and inside:
             hearing.grant(row.token, sent + GRANT * self._settings.ttl)
 

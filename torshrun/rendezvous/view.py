@@ -60,6 +60,9 @@ class View:
         self._sure: dict[str, float] = {}
         """When a beat came of which the node knows that it was answered."""
         self._last: dict[str, tuple[int, float]] = {}
+        self._heard_all_since = -math.inf
+        self._count_again = -math.inf
+        """When to count anew who has beaten: at once if the round has nodes not counted yet."""
         self.size_wanted: SizeWanted | None = None
         self.stop_wanted: StopWanted | None = None
         self.drained: set[str] = set()
@@ -128,6 +131,7 @@ class View:
         if not header or (old and old.token == header.token):
             return
         self.blind_until = self.inherited_until = now
+        self._count_again = -math.inf
         self.placed, self.inside, self.apart, self.reports = set(), set(), set(), {}
         self.going, self.failures, self.succeeded = set(), [], set()
         self.granted = {}
@@ -154,6 +158,7 @@ class View:
         row = self.rows.pop(node, None)
         self.revisions.pop(node, None)
         self._sure.pop(node, None)
+        self._count_again = -math.inf
         self.newcomers.discard(node)
         self.strays.discard(node)
         if node in self.placed or node in self.inside:
@@ -195,6 +200,7 @@ class View:
 
     def _sort_ours(self, row: NodeRow) -> None:
         node = row.node
+        self._count_again = -math.inf
         for nodes in (self.placed, self.apart, self.inside, self.newcomers):
             nodes.discard(node)
         if row.state == "inside":
@@ -223,6 +229,7 @@ class View:
         if node in self.failures:
             self.failures.remove(node)
         self.granted.pop(node, None)
+        self._count_again = -math.inf
         self._set_apart(node)
 
     # ---- signs of life
@@ -230,6 +237,7 @@ class View:
     def remember(self, before: View) -> None:
         """What this node heard in an earlier term of its own."""
         self._sure, self._last = before._sure, before._last
+        self._count_again = -math.inf
         if before.header and self.header and before.header.token == self.header.token:
             self.granted = before.granted
 
@@ -251,7 +259,16 @@ class View:
         return True
 
     def heard_all_since(self, now: float) -> float:
-        """Since when at the latest all nodes have beaten; -inf if one of the round never has."""
+        """Since when at the latest all nodes have beaten; -inf if one of the round never has.
+
+        Counted anew now and then only: what it was a moment ago is too early, and so safe.
+        """
+        if now >= self._count_again:
+            self._heard_all_since = self._count_beats(now)
+            self._count_again = now + self.settings.interval / 16
+        return self._heard_all_since
+
+    def _count_beats(self, now: float) -> float:
         bound = now - FORGOTTEN_AFTER * self.settings.ttl
         for node in [node for node, moment in self._sure.items() if moment < bound]:
             if node not in self.rows:
@@ -259,4 +276,4 @@ class View:
         others = (self.placed | self.inside | self.apart) - {self.node}
         if others - self._sure.keys():
             return -math.inf
-        return min((self._sure[node] for node in self._sure), default=now)
+        return min(self._sure.values(), default=now)
