@@ -225,7 +225,7 @@ SCHEMA: Mapping[str, Kind] = {
     ),
     "dead_man_fired": Kind(
         "The keeper killed all workers, since the agent gave no sign of life for so long.",
-        {"timeout_seconds": Fact("number", "--agent-timeout, or ttl of several nodes, in seconds.")},
+        {"timeout_seconds": Fact("number", "Seconds: --agent-timeout, or with several nodes ttl.")},
     ),
     "standing_by": Kind(
         "This node has no place in a round yet, or no longer.",
