@@ -122,6 +122,14 @@ def test_faults() -> None:
     assert all("1 times, 0 wrong accounts" in row for row in rows)
 
 
+@pytest.mark.netns
+@pytest.mark.etcd
+@pytest.mark.slow
+@needs_namespaces
+def test_elasticity() -> None:
+    assert "all members down for 4 s" in run("elasticity.py", "--only", "outage")
+
+
 def test_memory() -> None:
     script = [str(BENCHMARKS / "memory.py"), "--mib", "1", "--rounds", "1"]
     command = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", *script]
