@@ -170,6 +170,18 @@ def test_requests_before_the_handshake_are_not_looked_at(served: Served) -> None
     assert served.loop.run(served.store.get("a")) is None
 
 
+def test_of_too_many_strangers_the_oldest_goes(serve: Callable[..., Served]) -> None:
+    served = serve(max_strangers=4)
+    friend = served.client()
+    strangers = [served.raw() for _ in range(6)]
+    for gone in strangers[:2]:
+        receive(gone)  # the greeting
+        assert receive(gone) == b""
+    until(lambda: len(served.server._connections) == 5)
+    assert friend.put("works", b"") > 0
+    assert served.works()  # who comes later finds a place, too
+
+
 def test_a_client_that_says_nothing_is_cut_off(serve: Callable[..., Served]) -> None:
     served = serve(handshake_timeout=0.05)
     sock = served.raw()

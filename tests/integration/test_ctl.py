@@ -111,8 +111,8 @@ def test_a_job_is_shown(site: Site) -> None:
         assert site.do("status") == "job\n"
         missing = site.ctl("status", "jog")
         assert missing.returncode == 1
-        assert "there is no run jog" in missing.stderr
-        assert "the runs there are: job" in missing.stderr
+        assert "there is no run 'jog'" in missing.stderr
+        assert "the runs there are: 'job'" in missing.stderr
         finish(site, *nodes)
 
 

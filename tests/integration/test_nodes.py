@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,23 @@ def places(node: Node) -> list[tuple[int, ...]]:
 
 def all_ranks(nodes: list[Node], restarts: int = 0) -> list[int]:
     return sorted(p[0] for node in nodes for p in places(node) if p[4] == restarts)
+
+
+def test_callers_who_prove_nothing_do_not_end_the_job(torshrun: Launcher) -> None:
+    script = torshrun.script(UNTIL_GO)
+    port = free_port()
+    meet = ("--nnodes=1:2", "--rdzv-backend=tcp", f"--rdzv-endpoint=127.0.0.1:{port}")
+    with Job(torshrun, *meet, f"--rdzv-conf={QUICK}") as job, ExitStack() as callers:
+        node = job.start(script, within=("prlimit", "--nofile=100"))
+        node.wait_for("this agent serves the job's store")
+        for _ in range(300):
+            callers.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+        node.wait_for("round 0: node 0 of 1")
+        torshrun.make("go")
+        code, output = node.end()
+        assert code == 0
+        assert "internal error" not in output
+        assert output.count("connections cannot be taken") <= 1
 
 
 def test_two_nodes_share_one_job(torshrun: Launcher) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from simulation.job import Job, Plan, play
+from simulation.job import RUN_ID, Job, Plan, play
 from simulation.virtual_loop import VirtualLoop
+
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.rows import StopWanted
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3, 7, 20])
@@ -50,3 +53,28 @@ def test_a_leader_that_dies_before_anybody_knew_it_costs_few_ttls(seed: int) -> 
         result = runner.run(job.run())
     assert not result.violation
     assert job.took < 4
+
+
+class SlowToEnd(Job):
+    """The job is stopped, and the workers need several ttls to write their checkpoints."""
+
+    async def _story(self) -> None:
+        for _ in range(self._plan.agents):
+            self._add().slow_end = 3 * self._settings.ttl
+        await self._until(self._all_run, 60, "the first round")
+        wanted = rows.encode(StopWanted(code=143, reason="somebody asked for it"))
+        self._server.put(rows.base(RUN_ID) + rows.WANT_STOP, wanted)
+        await self._until(self._has_ended, 60, "the end")
+
+    def all_ended_in_time(self) -> bool:
+        ran = [agent for agent in self._agents.values() if agent.over]
+        return all(agent.ended_in_time for agent in ran) and len(ran) == self._plan.agents
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_have_the_time_they_need_to_end_after_a_verdict(seed: int) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        job = SlowToEnd(Plan(seed=seed, agents=2))
+        result = runner.run(job.run())
+    assert not result.violation
+    assert job.all_ended_in_time()

@@ -51,6 +51,10 @@ class VirtualAgent:
         self.left = False
         self.finishing = False
         """Whether its workers are about to succeed."""
+        self.slow_end = 0.0
+        """Seconds that its workers need to end once the job is over."""
+        self.ended_in_time = False
+        """Whether they did so before their grant was over."""
         self._network: Network = server.network
         self._invariants = invariants
         self._chance = chance
@@ -157,8 +161,15 @@ class VirtualAgent:
         self.over = event
         if not self.left and event.verdict.outcome != "lost":
             self._invariants.over(self.name, event.verdict)
+        self._closing = self._loop.create_task(self._end_workers())
+
+    async def _end_workers(self) -> None:
+        """They may take longer than a grant lasts, which is renewed until they have ended."""
+        if self.place is not None:
+            await asyncio.sleep(self.slow_end)
+            self.ended_in_time = self.place is not None
         self._kill_workers()
-        self._closing = self._loop.create_task(self.close())
+        await self.close()
 
     # ---- what happens to it
 

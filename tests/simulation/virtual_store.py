@@ -21,6 +21,7 @@ from torsh_runtime.store.base import (
     Write,
 )
 from torsh_runtime.store.state import KeyValueState
+from torshrun.rendezvous import rows
 
 TICK = 0.25
 """Seconds between looks for leases that have ended: so much later they end at most."""
@@ -101,6 +102,9 @@ class Watcher:
         self.prefix = prefix
         self._loop = asyncio.get_running_loop()
         self._latest = 0.0
+        is_slow = prefix.endswith(rows.NODES) and server.network.chance.random() < 0.3
+        self._lag = 0.5 if is_slow else 0.0
+        """Seconds: watches need not keep up with each other, when members of etcd serve them."""
         self.queue: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def take(self, events: Sequence[Event]) -> None:
@@ -114,7 +118,7 @@ class Watcher:
         self._deliver(None)
 
     def _deliver(self, event: Event | None) -> None:
-        self._latest = max(self._latest, self._loop.time() + self._network.delay())
+        self._latest = max(self._latest, self._loop.time() + self._lag + self._network.delay())
         self._loop.call_at(self._latest, self.queue.put_nowait, event)
 
 

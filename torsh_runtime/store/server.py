@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +16,17 @@ from torsh_runtime.store.sockets import tune
 
 HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 60.0
+_STRANGERS, _MOST_STRANGERS = 0.25, 1024
+"""Part of this process's descriptors that clients may hold that have not proven anything yet."""
 
 
 class StoreServer:
     """Serves `store` to clients that know `secret`; an empty secret lets everybody in.
 
     Limits: a client has `handshake_timeout` seconds to prove that it knows the secret; before
-    that its frames have at most 4 KiB, afterwards 64 MiB. One connection may have 1024 requests
+    that its frames have at most 4 KiB, afterwards 64 MiB. Of more than `max_strangers` clients
+    that have not done so the oldest is cut off; by default a quarter of this process's limit of
+    open files, and 1024 at most. One connection may have 1024 requests
     and about 64 MiB of them under way. A client that takes no bytes for `send_timeout` seconds
     is cut off. Bad bytes end the connection they came on and nothing else. Traffic is
     authenticated when a connection opens, and not encrypted: keep it within the cluster's network.
@@ -36,17 +41,21 @@ class StoreServer:
         *,
         handshake_timeout: float = HANDSHAKE_SECONDS,
         send_timeout: float = SEND_SECONDS,
+        max_strangers: int | None = None,
         on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._store = store
         self._secret = secret
         self._handshake_timeout = handshake_timeout
         self._send_timeout = send_timeout
+        self._max_strangers = max_strangers or _most_strangers()
         self._on_refused = on_refused
         self._server: asyncio.Server | None = None
         self._closing = False
         self._socket_file: Path | None = None
         self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._strangers: dict[Connection, None] = {}
+        """In the order in which they came."""
 
     async def start(self, listen: str) -> str:
         """Listen and return the endpoint for clients, with the port that port 0 became.
@@ -80,19 +89,36 @@ class StoreServer:
             writer.transport.abort()
             return
         connection = Connection(self._store, reader, writer, self._send_timeout)
+        self._admit(connection)
         task = asyncio.get_running_loop().create_task(self._serve(connection, writer))
         self._connections[task] = connection
         task.add_done_callback(self._connections.pop)
+
+    def _admit(self, stranger: Connection) -> None:
+        if len(self._strangers) >= self._max_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort()
+        self._strangers[stranger] = None
 
     async def _serve(self, connection: Connection, writer: asyncio.StreamWriter) -> None:
         try:
             tune(writer.get_extra_info("socket"))
             async with asyncio.timeout(self._handshake_timeout):
                 await connection.authenticate(self._secret)
+            self._strangers.pop(connection, None)
             await connection.run()
         except StoreError as error:
             self._on_refused(str(error))
         except (OSError, EOFError):
             pass  # hung up, vanished, or too slow in its handshake
         finally:
+            self._strangers.pop(connection, None)
             connection.abort()
+
+
+def _most_strangers() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_STRANGERS
+    return min(max(int(limit * _STRANGERS), 1), _MOST_STRANGERS)

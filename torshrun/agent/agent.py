@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -55,6 +56,7 @@ READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
 ONE_REQUEST = 0.1
 """Seconds in which stop signals count as one request: only a later one is the second."""
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, not for the agent."""
 
@@ -177,6 +179,9 @@ class Agent:
     def _on_internal_error(self, _loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
         """A mistake of our own in a callback, whose event is lost: end the job, do not hang."""
         error = facts.get("exception")
+        if "socket" in facts and isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+            self._tell.out_of_descriptors(error)  # the loop takes connections again by itself
+            return
         trace = "".join(traceback.format_exception(error)) if error else facts.get("message", "")
         self._tell.say(f"internal error; please report this:\n{trace}")
         if "handle" in facts:  # a callback, and not a task of one of the store's connections

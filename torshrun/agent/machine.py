@@ -218,7 +218,9 @@ def _stop(policy: Policy, state: Running | Settling, cause: Cause, *, code: int 
 def _on_decision(
     policy: Policy, state: Running | Settling | Stopping, event: RoundClosing | JobOver
 ) -> Step:
-    """What follows is known before this node's workers have ended."""
+    """What follows is known before this node's workers have ended. The first verdict stands."""
+    if isinstance(state, Stopping) and isinstance(state.decided, JobOver):
+        return state, ()
     if isinstance(state, Stopping):
         return replace(state, decided=event), ()
     cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"

@@ -13,6 +13,7 @@ from torshrun.agent import protocol
 from torshrun.config import LaunchConfig
 from torshrun.live import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
+from torshrun.rendezvous.printable import printable
 from torshrun.workers.group import WorkerState
 from torshrun.workers.spec import RoundFacts
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from torshrun.health import Hang
 
 Say = Callable[[str], None]
+
+COMPLAINTS = 60.0
+"""Seconds between two complaints of the same kind, at least."""
 
 
 class Narrator:
@@ -33,6 +37,7 @@ class Narrator:
         self._sequel: Sequel | None = None
         self._last_signal = 0
         self._finished = False
+        self._complained = -COMPLAINTS
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
@@ -86,7 +91,7 @@ class Narrator:
 
     def standing_by(self, reason: str) -> None:
         """This node has no place yet."""
-        self.say(reason)
+        self.say(printable(reason))
         self.emit("standing_by", reason=reason)
 
     def decided(self, event: RoundClosing | JobOver) -> None:
@@ -95,7 +100,7 @@ class Narrator:
         if isinstance(event, JobOver):
             self._tell_verdict(event.verdict, alone)
         elif not alone:
-            self.say(f"round {event.round} ends: {event.reason}")
+            self.say(f"round {event.round} ends: {printable(event.reason)}")
             self.emit("round_closing", reason=event.reason, failed=event.failed)
 
     def _tell_verdict(self, verdict: Verdict, alone: bool) -> None:
@@ -103,7 +108,7 @@ class Narrator:
             self.start_failed(verdict.reason)
         elif not alone:
             self._sequel = verdict.sequel
-            self.say(f"the job is over ({verdict.outcome}): {verdict.reason}")
+            self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
 
     # ---- what goes on
 
@@ -192,6 +197,16 @@ class Narrator:
             f"overloaded?"
         )
         self.emit("dead_man_fired", timeout_seconds=timeout)
+
+    def out_of_descriptors(self, error: OSError) -> None:
+        """A connection from elsewhere could not be taken; there may be many more."""
+        now = time.monotonic()
+        if now - self._complained >= COMPLAINTS:
+            self._complained = now
+            self.say(
+                f"error: connections cannot be taken: {error.strerror}. Raise the limit "
+                f"(ulimit -n), or see who opens so many to this host"
+            )
 
     def leaving(self, signo: int) -> None:
         """No worker runs here, and this node goes."""

@@ -78,7 +78,17 @@ def _endpoints(
         raise ConfigError(f"{name}: with --rdzv-backend {backend} there is one place to meet")
     if any(endpoint.port == 0 for endpoint in given):
         raise ConfigError(f"{name}: other nodes cannot know what port 0 becomes; give one")
+    if backend != "etcd" and _schemes(settings):
+        raise ConfigError(f"{name}: http:// and https:// are for etcd; give HOST:PORT alone")
     return tuple(Address(host, port or _PORTS[backend]) for host, port in given)
+
+
+def _schemes(settings: Settings) -> set[str]:
+    """Those that the endpoints are given with."""
+    parts = (settings["rdzv_endpoint"].text or "").split(",")
+    return {
+        scheme.strip() for scheme, found, _ in (part.partition("://") for part in parts) if found
+    }
 
 
 def _node_rank(settings: Settings, values: Mapping[str, Any], backend: Backend) -> int | None:
@@ -131,6 +141,9 @@ def _access(
 ) -> Access:
     if backend != "etcd":
         return Access()
+    user, password = environ.get("TORSH_ETCD_USER", ""), environ.get("TORSH_ETCD_PASSWORD", "")
+    if bool(user) != bool(password):
+        raise ConfigError("TORSH_ETCD_USER and TORSH_ETCD_PASSWORD go together: set both or none")
     cacert = conf.get("cacert") or conf.get("ca_cert", "")
     cert = conf.get("cert") or conf.get("ssl_cert", "")
     key = conf.get("key") or conf.get("ssl_cert_key", "")
@@ -140,25 +153,38 @@ def _access(
     for path in filter(None, (cacert, cert, key)):
         if not Path(path).is_file():
             raise ConfigError(f"{name}: there is no file {path}")
-    https = (settings["rdzv_endpoint"].text or "").strip().startswith("https://")
-    protocol = conf.get("protocol", "https" if https or cacert or cert else "http")
-    if protocol == "http" and (https or cacert or cert):
-        raise ConfigError(f"{name}: protocol=http and certificates exclude each other")
     return Access(
-        tls=protocol == "https",
+        tls=_is_tls(settings, conf, has_files=bool(cacert or cert)),
         cacert=cacert,
         cert=cert,
         key=key,
-        user=environ.get("TORSH_ETCD_USER", ""),
-        password=environ.get("TORSH_ETCD_PASSWORD", ""),
+        user=user,
+        password=password,
     )
+
+
+def _is_tls(settings: Settings, conf: Mapping[str, str], *, has_files: bool) -> bool:
+    """As the endpoints, protocol and certificates say, which must not contradict each other."""
+    schemes = _schemes(settings)
+    if len(schemes) > 1:
+        raise ConfigError(
+            f"{settings['rdzv_endpoint'].name}: http:// and https:// cannot be mixed: one "
+            f"protocol is for all endpoints"
+        )
+    said = schemes | ({conf["protocol"]} if "protocol" in conf else set())
+    if len(said) > 1 or (has_files and "http" in said):
+        raise ConfigError(
+            f"{settings['rdzv_conf'].name}: protocol=http (or http://) and https:// or "
+            f"certificates exclude each other"
+        )
+    return has_files or "https" in said
 
 
 def _secret(settings: Settings, values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """That of TORSH_SECRET or of a file; inside a worker the variable is of the job around."""
     path: str | None = values["secret_file"]
     if path is None:
-        return "" if "TORCHELASTIC_RUN_ID" in environ else environ.get("TORSH_SECRET", "")
+        return "" if "TORCHELASTIC_RUN_ID" in environ else environ.get("TORSH_SECRET", "").strip()
     name = settings["secret_file"].name
     try:
         secret = Path(path).read_text().strip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Backend = Literal["static", "tcp", "etcd"]
@@ -34,7 +34,7 @@ class Access:
     """File with that certificate's key."""
     user: str = ""
     """Name to log in with; "" is not at all."""
-    password: str = ""
+    password: str = field(default="", repr=False)
     """That user's."""
 
 
@@ -61,6 +61,6 @@ class RendezvousConfig:
     """How long after its last sign of life a node counts as lost."""
     access: Access = Access()
     """What etcd asks for."""
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     """What agents prove to each other that they know; "" lets the first one make it up and the
     store hand it on."""

@@ -13,8 +13,8 @@ from torsh_runtime.errors import ConfigError, StoreError, TorshError
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
 from torshrun.ctl.place import OPTIONS, meeting_place
-from torshrun.ctl.printable import printable
 from torshrun.exit_codes import RENDEZVOUS, USAGE
+from torshrun.rendezvous.printable import printable
 
 if TYPE_CHECKING:
     from torsh_runtime.store.base import Store

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import unquote
 
 from torshrun.ctl.errors import NotDone
 from torshrun.rendezvous import rows
@@ -120,7 +121,7 @@ def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
 def runs_among(keys: Iterable[str]) -> list[str]:
     """The ids of the runs that these keys of a store are of."""
     pattern = re.compile(rf"{re.escape(ALL_RUNS)}(.+)/(?:ctl|nodes)/[^/]+", re.DOTALL)
-    return sorted({found[1] for key in keys if (found := pattern.fullmatch(key))})
+    return sorted({unquote(found[1]) for key in keys if (found := pattern.fullmatch(key))})
 
 
 def find_nodes(picture: Picture, names: Sequence[str]) -> tuple[NodeRow, ...]:

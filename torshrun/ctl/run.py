@@ -202,7 +202,6 @@ class Run:
 
 
 async def _no_such_run(store: Store, run_id: str) -> str:
-    others = ", ".join(await run_ids(store)) or "none"
-    return (
-        f"there is no run {run_id} in this store (--rdzv-id names it); the runs there are: {others}"
-    )
+    others = ", ".join(map(repr, await run_ids(store)))
+    there = f"the runs there are: {others}" if others else "it holds no run"
+    return f"there is no run {run_id!r} in this store (--rdzv-id names it); {there}"

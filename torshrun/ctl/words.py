@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torshrun.ctl.picture import Picture
-from torshrun.ctl.printable import printable
 from torshrun.ctl.progress import nodes
+from torshrun.rendezvous.printable import printable
 from torshrun.rendezvous.rows import Header, NodeRow
 
 _ROUND = (

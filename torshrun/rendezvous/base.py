@@ -120,7 +120,7 @@ class RoundClosing:
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """Stop the workers if any still run, and end. Nothing follows."""
+    """Stop the workers if any still run, and end. Nothing follows but Granted while they do."""
 
     verdict: Verdict
 
@@ -146,7 +146,7 @@ Post = Callable[[RendezvousEvent], None]
 
 
 class Rendezvous(ABC):
-    """Used in one asyncio loop. After JobOver it posts nothing."""
+    """Used in one asyncio loop. After JobOver it posts nothing but Granted, until close()."""
 
     @abstractmethod
     def start(self, post: Post) -> None:

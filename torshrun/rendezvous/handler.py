@@ -70,6 +70,8 @@ class NodeRendezvous(Rendezvous):
         self._leader: LeaderRow | None = None
         self._fence = 0
         """The revision of the leader's row; 0 while there is no leader."""
+        self._leader_revision = 0
+        """That of what stands in its place, whatever it is."""
         self._last_term: Term | None = None
         self._seen_control = False
         self._campaign_at = math.inf
@@ -195,17 +197,37 @@ class NodeRendezvous(Rendezvous):
         return self._leader is not None and self._leader.node == self._facts.node
 
     def _take_leader(self, leader: LeaderRow | None, revision: int) -> None:
-        if self._fence and revision != self._fence:
+        why = self._misfit(leader) if leader else ""
+        if why:
+            self._tell(self._member.give_up(why))
+        fence = revision if leader else 0
+        if self._fence and fence != self._fence:
             self._last_term = Term(self._fence, self._leader.node if self._leader else "")
-        if revision != self._fence:
+        if fence != self._fence:
             self._end_term()
-        self._leader, self._fence = leader, revision
+        self._leader, self._fence, self._leader_revision = leader, fence, revision
         self._campaign_at = math.inf
         if leader is None:
             self._plan_campaign()
         elif self._leads():
             self._begin_term()
-        self._pulse.follow(leader, revision)
+        self._pulse.follow(leader, fence)
+
+    def _misfit(self, leader: LeaderRow) -> str:
+        """Why this node cannot work with that leader, or ""."""
+        for name in ("ttl", "outage_timeout"):
+            ours, theirs = getattr(self._settings, name), getattr(leader, name)
+            if ours != theirs:
+                return (
+                    f"{name} is {ours:g} here and {theirs:g} on the other nodes: give all the same "
+                    f"--rdzv-conf"
+                )
+        if leader.secret_id != self._facts.secret_id:
+            return (
+                "this node's secret differs from that of the job: TORSH_SECRET / --secret-file "
+                "must be the same everywhere"
+            )
+        return ""
 
     def _plan_campaign(self) -> None:
         """Stand for election soon; later if the last leader is still heard, who knows most, or if
@@ -227,12 +249,18 @@ class NodeRendezvous(Rendezvous):
         self._campaign_at = self._clock() + self._settings.interval  # if nothing comes of it
         self._election_token = f"{self._chance.getrandbits(64):016x}"
         leader = LeaderRow(
-            node=self._facts.node, endpoint=self._facts.endpoint, token=self._election_token
+            node=self._facts.node,
+            endpoint=self._facts.endpoint,
+            token=self._election_token,
+            ttl=self._settings.ttl,
+            outage_timeout=self._settings.outage_timeout,
+            secret_id=self._facts.secret_id,
         )
         key = self._asking.key(rows.LEADER)
         self._term_lease = self._registration.lease
         put = Put(key, rows.encode(leader), self._registration.lease)
-        await self._asking.ask(self._asking.store.transact((Compare(key, 0),), (put,)))
+        compare = Compare(key, self._leader_revision)  # what is no leader's row is no leader
+        await self._asking.ask(self._asking.store.transact((compare,), (put,)))
 
     def _begin_term(self) -> None:
         if self._lead or self._over:
@@ -347,8 +375,8 @@ class NodeRendezvous(Rendezvous):
     # ---- signs of life
 
     async def _renew(self) -> None:
-        """Renew the lease at every interval."""
-        while not self._over:
+        """Renew the lease at every interval, also while workers end because the job is over."""
+        while True:
             await asyncio.sleep(self._settings.interval)
             if self._registration.lease:
                 with suppress(StoreError):

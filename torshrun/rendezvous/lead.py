@@ -20,6 +20,8 @@ BATCH = 100
 """Writes in one transaction; etcd takes 128 operations unless told otherwise."""
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
+MOST_WORKERS = 2**20
+"""Of one node; a row that speaks of more is no sound one."""
 PLACES_KEPT = 120.0
 """Seconds for which place rows are kept: nodes read them at once."""
 
@@ -75,6 +77,9 @@ class Lead:
         if not (self._nodes.is_loaded and self._wants.is_loaded):
             await self._wait_for_news(None)
             return
+        if self._must_list:
+            await self._list()
+            return
         now = self._asking.clock()
         decision = decide(self._view, now)
         if decision.action is None:
@@ -84,6 +89,24 @@ class Lead:
         try:
             await self._carry_out(decision.action)
         except StoreError:
+            await self._asking.pause()
+
+    @property
+    def _must_list(self) -> bool:
+        """Nobody enters a round that is closing: it is to be seen who has."""
+        view = self._view
+        is_closing = view.header is not None and view.header.phase == "closing"
+        return is_closing and not view.listed_since_close
+
+    async def _list(self) -> None:
+        try:
+            revision = await self._nodes.refresh()
+        except StoreError:
+            await self._asking.pause()
+            return
+        if revision >= self._header_revision:
+            self._view.listed_since_close = True
+        else:  # of a member that lags behind
             await self._asking.pause()
 
     async def _wait_for_news(self, seconds: float | None) -> None:
@@ -98,8 +121,6 @@ class Lead:
         fences = self._fences()  # now: what is heard meanwhile was not decided by
         if isinstance(action, Close):
             done = await self._write_header(fences, self._closing(action))
-            if done:  # nobody enters the round from now on: see who has
-                await self._nodes.refresh()
         elif isinstance(action, Form):
             done = await self._form(fences, action)
         elif isinstance(action, Adopt):
@@ -169,19 +190,27 @@ class Lead:
         self._view.forming[token] = tuple(row.node for row in nodes)
         store = self._asking.store
         lease = await self._asking.ask(store.grant(PLACES_KEPT))
-        places = [self._put(place, node, lease) for node, place in _places(form, token)]
+        places: list[Write] = [
+            self._put(place, node, lease) for node, place in _places(form, token)
+        ]
         *batches, last = [places[i : i + BATCH] for i in range(0, len(places), BATCH)]
         for batch in batches:
             outcome = await self._asking.ask(store.transact(fences, batch))
             if not outcome.succeeded:
                 return False
-        return await self._write_header(fences, self._header(form, token), *last)
+        orphaned = self._view.orphaned
+        if orphaned:  # the size was wanted of a job that has died
+            last.append(Delete(self._asking.key(rows.WANT_SIZE)))
+        written = await self._write_header(fences, self._header(form, token), *last)
+        if written and orphaned:
+            self._view.size_wanted = None
+        return written
 
     def _put(self, place: PlaceRow, node: str, lease: int) -> Put:
         return Put(self._asking.key(rows.PLACES + node), rows.encode(place), lease)
 
     def _header(self, form: Form, token: str) -> Header:
-        view, settings, first = self._view, self._asking.settings, form.seating.nodes[0]
+        view, first = self._view, form.seating.nodes[0]
         least, most = view.limits
         header = Header(
             number=form.number,
@@ -197,7 +226,7 @@ class Lead:
             store_endpoint=first.endpoint,
             min_nodes=least,
             max_nodes=most,
-            max_restarts=view.max_restarts if view.header else settings.max_restarts,
+            max_restarts=view.max_restarts,
             restarts=form.history.restarts,
             streak=form.history.streak,
             startup=form.history.startup,
@@ -273,7 +302,7 @@ def _node_rows(items: Items) -> Iterator[tuple[NodeRow, int]]:
     """The rows that are rows, and of the nodes that their keys name."""
     for name, value, revision in items:
         row = rows.decode(NodeRow, value)
-        if row is not None and row.node == name and row.nproc >= 1:
+        if row is not None and row.node == name and 1 <= row.nproc <= MOST_WORKERS:
             yield row, revision
 
 

@@ -83,11 +83,12 @@ class Meeting:
 
 async def agree_on_secret(store: Store, run_id: str, own: str) -> bytes:
     """The job's secret: this node's own if it brings one, else what the first node made up. Then
-    it is as safe as the store is.
+    it is as safe as the store is. StoreError if the store does not let this node in.
     """
-    if own:
-        return own.encode()
     key = f"{rows.base(run_id)}secret"
+    if own:
+        await store.get(key)  # so that a store that refuses this node says so at once
+        return own.encode()
     await store.transact([Compare(key, 0)], [Put(key, secrets.token_bytes(32))])
     entry = await store.get(key)
     if entry is None:

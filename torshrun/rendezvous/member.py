@@ -42,6 +42,8 @@ class Member:
         self._settings = settings
         self._facts = facts
         self.status: Status = "waiting"
+        self.over = False
+        """Whether the agent was told how the job ended. Its workers may still run, and end."""
         self.header: Header | None = None
         self.header_revision = 0
         self.place: PlaceRow | None = None
@@ -98,7 +100,7 @@ class Member:
     def take_header(self, header: Header | None, revision: int) -> Events:
         """The round as it stands."""
         self.header, self.header_revision = header, revision
-        if self.status == "over":
+        if self.over:
             return ()
         drained = header is not None and self._facts.node in header.drained
         before = self._depart("preempted", exit_codes.PREEMPTED, "drained") if drained else ()
@@ -107,7 +109,7 @@ class Member:
     def _follow_header(self) -> Events:
         header = self.header
         ours = header is not None and header.token == self.row.token
-        if self.status == "over":
+        if self.over:
             return ()
         if self.takes_part or (ours and self.status == "reported"):
             return self._follow_own(header if ours else None)
@@ -207,15 +209,16 @@ class Member:
         if late and not verdict.sticky:
             what = f"the last job of this run id has ended ({verdict.outcome})"
             return self._stand_by(f"{what}; the run id will soon be free again")
-        sequel = cast("Sequel | None", verdict.sequel or None)
-        outcome = cast(Outcome, verdict.outcome)
-        return self._end(outcome, verdict.code, verdict.reason, sequel)
+        return self._end(verdict.outcome, verdict.code, verdict.reason, verdict.sequel or None)
 
     # ---- what happened here
 
     def report(self, report: Report) -> Events:
         """The workers of a round have ended."""
         if not self.takes_part or report.round != self.row.round:
+            return ()
+        if self.over:
+            self.status = "over"
             return ()
         before: Events = ()
         if report.outcome == "noticed":
@@ -271,7 +274,7 @@ class Member:
         return self._end("lost", exit_codes.RENDEZVOUS, reason)
 
     def _depart(self, outcome: str, code: int, reason: str) -> Events:
-        if self.row.leaving or self.status == "over":
+        if self.row.leaving or self.over:
             return ()
         resting = self.status in ("waiting", "reported")
         if self.status == "entering":
@@ -285,13 +288,13 @@ class Member:
     def _end(
         self, outcome: Outcome, code: int, reason: str, sequel: Sequel | None = None
     ) -> Events:
-        if self.status == "over":
+        if self.over:
             return ()
-        self.status = "over"
+        self.over, self.status = True, "stopping" if self.takes_part else "over"
         return (JobOver(Verdict(outcome=outcome, code=code, reason=reason, sequel=sequel)),)
 
     def _stand_by(self, why: str) -> Events:
-        if why == self._told or self.status == "over" or self.row.leaving:
+        if why == self._told or self.over or self.row.leaving:
             return ()
         self._told = why
         return (StandingBy(why),)

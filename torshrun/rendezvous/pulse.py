@@ -63,7 +63,7 @@ class Pulse:
         self._due.set()
 
     async def run(self) -> None:
-        """Beat at every interval, until the job is over here."""
+        """Beat at every interval, until the job is over here and its workers have ended."""
         interval = self._settings.interval
         while self._member.status != "over":
             self._due.clear()

@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from urllib.parse import quote
+
+from torshrun.rendezvous.base import Outcome, Sequel
 
 T = TypeVar("T")
 VERSION = 1
@@ -28,8 +31,8 @@ WANT_SIZE, WANT_STOP, WANT_DRAIN, WANT_HOLD = (
 
 
 def base(run_id: str) -> str:
-    """What all keys of a run begin with."""
-    return f"torsh/{run_id}/"
+    """What all keys of a run begin with, and those of no other: the id is quoted as in a URL."""
+    return f"torsh/{quote(run_id, safe='')}/"
 
 
 NodeState = Literal["waiting", "inside", "reported", "left"]
@@ -79,6 +82,11 @@ class LeaderRow:
     endpoint: str
     token: str
     """Random, so that a lost answer to the election can be told from a lost election."""
+    ttl: float = 0.0
+    """Seconds, by which the leader reckons when other nodes' workers have ended."""
+    outage_timeout: float = 0.0
+    secret_id: str = ""
+    """Tells two secrets of jobs apart, and nothing else of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +144,16 @@ class PlaceRow:
 class VerdictRow:
     """How the job ended, under `ctl/verdict`."""
 
-    outcome: str
+    outcome: Outcome
     code: int
+    """1 to 255, and 0 if it succeeded."""
     reason: str
-    sequel: str = ""
+    sequel: Sequel | Literal[""] = ""
     sticky: bool = False
     """Whether it holds for nodes that come later, too."""
+
+    def __post_init__(self) -> None:
+        _check_code(self.code, succeeded=self.outcome == "succeeded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +169,16 @@ class StopWanted:
     """`want/stop`: somebody asked for the end of the job."""
 
     code: int
+    """1 to 255."""
     reason: str
+
+    def __post_init__(self) -> None:
+        _check_code(self.code, succeeded=False)
+
+
+def _check_code(code: int, *, succeeded: bool) -> None:
+    if not 0 <= code <= 255 or (code == 0) != succeeded:
+        raise ValueError(f"{code} is no exit code of such an end")
 
 
 def encode(record: Any) -> bytes:
@@ -233,7 +254,9 @@ _READERS: dict[Any, Any] = {
     float: _number,
     bool: _truth,
     tuple[str, ...]: _texts,
-    NodeState: _one_of("waiting", "inside", "reported", "left"),
+    NodeState: _one_of(*get_args(NodeState)),
     Literal["open", "closing"]: _one_of("open", "closing"),
+    Outcome: _one_of(*get_args(Outcome)),
+    Sequel | Literal[""]: _one_of(*get_args(Sequel), ""),
 }
 _SHAPES: dict[type[Any], dict[str, Any]] = {}

@@ -12,10 +12,12 @@ before others count on it, though clocks run differently and killing takes its t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The job's rules. Equal on all nodes; where they differ the first leader's hold."""
+    """The job's rules. Equal on all nodes; where they differ the first leader's hold, but a node
+    whose ttl or outage_timeout differs is refused.
+    """
 
     run_id: str
-    """Names the job. Keys are under "torsh/<run id>/"."""
+    """Names the job. Keys are under "torsh/<run id>/", with the id quoted as in a URL."""
     min_nodes: int
     max_nodes: int
     max_restarts: int = 0
@@ -57,6 +59,8 @@ class NodeFacts:
     """Where its agent serves the round's store and takes heartbeats, "tcp:host:port"."""
     nproc: int
     """Workers, at least 1."""
+    secret_id: str = ""
+    """Tells the job's secret, as this node knows it, from others; "" if there is none."""
     fixed_rank: int = -1
     """The node rank that it insists on; -1: none."""
     ports: Callable[[], tuple[int, int]] = lambda: (0, 0)

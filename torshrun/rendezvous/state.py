@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from torshrun import exit_codes
+from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import NodeRow, VerdictRow
 from torshrun.rendezvous.seats import Seating, seat
@@ -100,12 +101,24 @@ def _too_few(view: View, now: float, count: int) -> Decision:
     reason = (
         f"waited {waited:g} s for at least {least} nodes, and {count} came. Look at the nodes that "
         f"are missing, or ask for fewer (--nnodes MIN:MAX) or a longer --rdzv-conf join_timeout."
+        f"{_misplaced(view)}"
     )
     return _conclude("failed", exit_codes.RENDEZVOUS, reason)
 
 
-def _conclude(outcome: str, code: int, reason: str, sequel: str = "") -> Decision:
+def _misplaced(view: View) -> str:
+    """Which nodes came with a rank that they cannot have."""
+    if not view.settings.fixed_ranks:
+        return ""
+    return "".join(f" {view.name(node)}: {why}." for node, why in seat(view).waiting)
+
+
+def _conclude(
+    outcome: Outcome, code: int, reason: str, sequel: Sequel | Literal[""] = ""
+) -> Decision:
     sticky = outcome == "succeeded"
+    if not sticky and not 1 <= code <= 255:  # somebody's row says odd things
+        code = 1
     return Decision(
         Conclude(
             VerdictRow(outcome=outcome, code=code, reason=reason, sequel=sequel, sticky=sticky)
@@ -210,7 +223,7 @@ def _change(view: View, now: float) -> Decision:
 
 def _fenced(view: View, now: float) -> float:
     """When no worker of the round can run any more, as far as is known."""
-    if view.inside:
+    if view.inside or not view.listed_since_close:
         return math.inf
     wake = max((view.fenced_at(node) for node in view.apart), default=now)
     return max(wake, view.blind_until) if view.unaccounted else wake
@@ -224,7 +237,7 @@ def _after_departures(view: View, now: float) -> Decision:
         row = view.reports.get(node)
         if row and row.leaving in ("preempted", "stopped"):
             reason = f"{_departure(view)}; fewer than {view.limits[0]} nodes are left"
-            return _conclude(row.leaving, row.leaving_code, reason)
+            return _conclude(cast(Outcome, row.leaving), row.leaving_code, reason)
     return _too_few(view, now, there)
 
 
@@ -248,11 +261,11 @@ def _after_failure(view: View, now: float) -> Decision:
     return _form(view, now, _next(view), history)
 
 
-def _failed(view: View, cause: NodeRow, sequel: str) -> Decision:
+def _failed(view: View, cause: NodeRow, sequel: Sequel) -> Decision:
     code = exit_codes.HUNG if cause.outcome == "hung" else cause.code
     if sequel == "budget spent":
         code = exit_codes.BUDGET_SPENT
-    return _conclude(cause.outcome, code or 1, _describe(view, cause), sequel)
+    return _conclude(cast(Outcome, cause.outcome), code, _describe(view, cause), sequel)
 
 
 _FIRST_CAUSES = (9, 11, 7, 4, 8, 6)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Literal
 
 from torsh_runtime.errors import StoreError, TorshError
+from torsh_runtime.store.base import Store
 from torshrun import exit_codes
 from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous import rows
@@ -58,7 +60,7 @@ class Together(Rendezvous):
         self._growth: Growth | None = None
         self._inner: Rendezvous | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._stopping: asyncio.Task[int] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._undo = AsyncExitStack()
 
     def start(self, post: Post) -> None:
@@ -81,6 +83,8 @@ class Together(Rendezvous):
 
     def _pass_on(self, event: RendezvousEvent) -> None:
         """Tell the agent. A node that was drained, and serves the store, takes the others along."""
+        if isinstance(event, JobOver) and self._watching:
+            self._watching.cancel()  # the verdict stands, also when the store's host has gone
         if isinstance(event, JobOver) and event.verdict.outcome == "preempted":
             self._end_for_all(event.verdict.code, f"node {os.uname().nodename} goes")
         self._post(event)
@@ -89,9 +93,13 @@ class Together(Rendezvous):
         """If the store is served here, the others cannot go on without it."""
         if self._meeting and self._meeting.is_host:
             wanted = rows.StopWanted(code=code, reason=f"{reason}, which serves the job's store")
+            asking = self._ask_to_stop(self._meeting.store, wanted)
+            self._stopping = asyncio.get_running_loop().create_task(asking)
+
+    async def _ask_to_stop(self, store: Store, wanted: rows.StopWanted) -> None:
+        with suppress(StoreError):  # it has ended already: nobody is there to be asked
             key = rows.base(self._settings.run_id) + rows.WANT_STOP
-            write = self._meeting.store.put(key, rows.encode(wanted))
-            self._stopping = asyncio.get_running_loop().create_task(write)
+            await store.put(key, rows.encode(wanted))
 
     async def close(self) -> None:
         tasks = [task for task in (self._beginning, self._watching) if task]
@@ -165,12 +173,12 @@ class Together(Rendezvous):
         address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
         self._hub = await Hub.open(address, secret)
         self._undo.push_async_callback(self._hub.close)
-        facts = self._facts(address, self._hub)
+        facts = self._facts(address, self._hub, secret)
         key = rows.base(self._settings.run_id) + rows.WANT_HOLD + facts.node
         self._growth = Growth(store, key, self._settings.ttl)
         return NodeRendezvous(store, self._settings, facts, self._hub)
 
-    def _facts(self, address: str, hub: Hub) -> NodeFacts:
+    def _facts(self, address: str, hub: Hub, secret: bytes) -> NodeFacts:
         host = os.uname().nodename
         return NodeFacts(
             node=f"{host}-{secrets.token_hex(4)}",
@@ -180,7 +188,13 @@ class Together(Rendezvous):
             nproc=self._nproc,
             fixed_rank=-1 if self._config.node_rank is None else self._config.node_rank,
             ports=self._choose_ports,
+            secret_id=_id_of(secret),
         )
 
     def _say(self, text: str) -> None:
         self._post(StandingBy(text))
+
+
+def _id_of(secret: bytes) -> str:
+    """What tells it from others and does not give it away, unless it can be guessed."""
+    return hmac.digest(secret, b"torsh id", "sha256").hex()[:16]

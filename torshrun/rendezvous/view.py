@@ -35,6 +35,9 @@ class View:
         self.header: Header | None = None
         self.closed_at = now
         """When the header was first seen to be closing."""
+        self.listed_since_close = False
+        """Whether all rows were listed since it is closing, and so all that entered it are known:
+        what is heard of nodes may be later than what is heard of the header."""
         self.blind_until = now
         """Until when nodes of the round that nothing is known of may still run workers."""
         self.inherited_until = now
@@ -78,19 +81,30 @@ class View:
     @property
     def limits(self) -> tuple[int, int]:
         """At least and at most how many nodes."""
-        source = self.size_wanted or self.header or self.settings
+        known = None if self.orphaned else self.size_wanted or self.header
+        source = known or self.settings
         return source.min_nodes, source.max_nodes
 
     @property
     def history(self) -> History:
         header = self.header
-        if header is None:
+        if header is None or self.orphaned:
             return History()
         return History(restarts=header.restarts, streak=header.streak, startup=header.startup)
 
     @property
     def max_restarts(self) -> int:
-        return self.header.max_restarts if self.header else self.settings.max_restarts
+        header = None if self.orphaned else self.header
+        return header.max_restarts if header else self.settings.max_restarts
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the round that is closing is of nodes that are all unknown here: once it is
+        fenced its job has died, and what follows is another of the same run id.
+        """
+        header = self.header
+        is_closing = header is not None and header.phase == "closing"
+        return is_closing and header is not None and 0 < header.size == self.unaccounted
 
     @property
     def unaccounted(self) -> int:
@@ -128,6 +142,7 @@ class View:
         old, self.header = self.header, header
         if header and header.phase == "closing" and (not old or old.phase == "open"):
             self.closed_at = self.short_since = now
+            self.listed_since_close = False
         if not header or (old and old.token == header.token):
             return
         self.blind_until = self.inherited_until = now

@@ -394,6 +394,12 @@ def test_success_here_waits_for_the_others() -> None:
     assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
 
 
+def test_the_first_verdict_stands() -> None:
+    other = JobOver(Verdict(outcome="lost", code=70, reason="the store is gone"))
+    state, _ = among([OVER, other, CLOSING, m.Diagnosed(0, 143, 15)])
+    assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
+
+
 def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
     assert among([CLOSING])[1][-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "closing")
     state, instructions = among([CLOSING, m.Diagnosed(0, 143, 15)])

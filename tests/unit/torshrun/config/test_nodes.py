@@ -100,6 +100,11 @@ def test_how_long_a_node_may_be_silent(made: Made, conf: str, ttl: float) -> Non
         ({**TCP, "rdzv_conf": "keep_alive_max_attempt=0"}, "is at least 1"),
         ({**ETCD, "rdzv_conf": "cert=/nowhere"}, "cert and key go together"),
         ({**ETCD, "rdzv_conf": "cacert=/nowhere/ca"}, "there is no file /nowhere/ca"),
+        ({**ETCD, "rdzv_endpoint": "http://a,https://b"}, "cannot be mixed"),
+        ({**ETCD, "rdzv_endpoint": "http://a", "rdzv_conf": "protocol=https"}, "exclude each"),
+        ({**ETCD, "rdzv_endpoint": "a,https://b", "rdzv_conf": "protocol=http"}, "exclude each"),
+        ({**TCP, "rdzv_endpoint": "https://n0"}, "are for etcd; give HOST:PORT alone"),
+        ({**STATIC, "rdzv_endpoint": "http://n0"}, "are for etcd; give HOST:PORT alone"),
         ({**ETCD, "rdzv_conf": "protocol=ftp"}, "protocol: 'ftp' is not one of http, https"),
         ({**TCP, "secret_file": "/nowhere/s"}, "--secret-file: there is no file"),
     ],
@@ -115,10 +120,40 @@ def test_protocol_and_certificates_contradict(made: Made, tmp_path: Path) -> Non
         made(**ETCD, rdzv_conf=f"protocol=http,cacert={tmp_path / 'ca'}")
 
 
+@pytest.mark.parametrize(
+    ("endpoints", "conf", "tls"),
+    [
+        ("a,https://b", "", True),  # never in clear to one that was not named with http://
+        (" https://a , https://b", "", True),
+        ("http://a,b", "", False),
+        ("a,b", "protocol=https", True),
+        ("a,b", "", False),
+    ],
+)
+def test_one_protocol_is_for_all_endpoints(
+    made: Made, endpoints: str, conf: str, tls: bool
+) -> None:
+    options = {"nnodes": "2", "rdzv_backend": "etcd", "rdzv_endpoint": endpoints}
+    assert met(made, **options, rdzv_conf=conf).access.tls is tls
+
+
+@pytest.mark.parametrize("name", ["USER", "PASSWORD"])
+def test_a_user_has_a_password(made: Made, name: str) -> None:
+    with pytest.raises(ConfigError, match="go together: set both or none"):
+        made({f"TORSH_ETCD_{name}": "it"}, **ETCD)
+
+
+def test_secrets_are_not_shown(made: Made) -> None:
+    environ = {"TORSH_SECRET": "hush", "TORSH_ETCD_USER": "u", "TORSH_ETCD_PASSWORD": "hush"}
+    found = met(made, environ, **ETCD)
+    assert (found.secret, found.access.password) == ("hush", "hush")
+    assert "hush" not in repr(found)
+
+
 def test_the_secret_comes_from_a_file_or_the_environment(made: Made, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("in a file\n")
-    environ = {"TORSH_SECRET": "around"}
+    environ = {"TORSH_SECRET": " around\n"}
     assert met(made, environ, **TCP).secret == "around"
     assert met(made, environ, **TCP, secret_file=str(file)).secret == "in a file"
     assert met(made, {**environ, "TORCHELASTIC_RUN_ID": "outer"}, **TCP).secret == ""

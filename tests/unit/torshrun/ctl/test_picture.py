@@ -62,7 +62,7 @@ def test_what_was_asked_for_goes_before_the_header() -> None:
 
 def test_runs_are_found_by_their_keys() -> None:
     found = runs_among(
-        ["torsh/a/ctl/round", "torsh/a/nodes/x", "torsh/b/c/nodes/y", "torsh/d/secret", "else/f"]
+        ["torsh/a/ctl/round", "torsh/a/nodes/x", "torsh/b%2Fc/nodes/y", "torsh/d/secret", "else/f"]
     )
     assert found == ["a", "b/c"]
 

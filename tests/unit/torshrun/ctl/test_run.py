@@ -95,9 +95,12 @@ def test_a_store_that_ends_ends_the_wait() -> None:
 def test_runs_that_there_are_answer_for_one_that_there_is_not() -> None:
     async def scene() -> None:
         store = MemoryStore()
+        with pytest.raises(NotDone, match=r"no run 'jog' .* it holds no run$"):
+            async with Run.open(store, "jog", 0):
+                pass
         await write(store, header())
         assert await run_ids(store) == ["job"]
-        with pytest.raises(NotDone, match=r"no run jog .* the runs there are: job"):
+        with pytest.raises(NotDone, match=r"no run 'jog' .* the runs there are: 'job'$"):
             async with Run.open(store, "jog", 0):
                 pass
         await store.close()

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, VerdictRow, decode, encode
+from torshrun.rendezvous.rows import (
+    Header,
+    NodeRow,
+    PlaceRow,
+    StopWanted,
+    VerdictRow,
+    base,
+    decode,
+    encode,
+)
 
 ROW = NodeRow(node="a", sequence=3, state="inside", host="h", seconds=1.5, round=2)
 HEADER = Header(number=1, phase="open", token="t", fence=4, drained=("x", "y"))
@@ -40,8 +50,39 @@ def test_a_wrong_type_makes_it_no_record(change: dict[str, Any]) -> None:
     assert decode(NodeRow, json.dumps(content).encode()) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": "splendid"},
+        {"sequel": "\x1b[2J"},
+        {"code": 256},
+        {"code": -1},
+        {"code": 0},
+        {"outcome": "succeeded"},
+    ],
+)
+def test_no_verdict_is_believed_that_no_leader_could_have_written(change: dict[str, Any]) -> None:
+    verdict = VerdictRow(outcome="failed", code=3, reason="boom", sequel="no budget")
+    assert decode(VerdictRow, encode(verdict)) == verdict
+    content = json.loads(encode(verdict)) | change
+    assert decode(VerdictRow, json.dumps(content).encode()) is None
+
+
+@pytest.mark.parametrize("code", [0, -1, 256])
+def test_a_job_is_stopped_with_the_code_of_a_stop_only(code: int) -> None:
+    assert decode(StopWanted, json.dumps({"code": code, "reason": ""}).encode()) is None
+
+
 def test_a_missing_field_makes_it_no_record() -> None:
     assert decode(VerdictRow, b'{"outcome": "failed"}') is None
+
+
+@pytest.mark.parametrize("name", ["a/want/hold", "../a", "a b", "ä"])
+def test_no_runs_keys_are_among_those_of_another(name: str) -> None:
+    assert base("job-1.x") == "torsh/job-1.x/"
+    inner = base(name).removeprefix("torsh/").removesuffix("/")
+    assert "/" not in inner
+    assert unquote(inner) == name
 
 
 @given(st.binary() | st.text().map(str.encode))

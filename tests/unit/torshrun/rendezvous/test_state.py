@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from torshrun import exit_codes
 from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.rows import Header, NodeRow, StopWanted
+from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, decide
 from torshrun.rendezvous.view import View
@@ -43,7 +44,14 @@ def view(*rows: NodeRow, header: Header | None = None, rules: Settings | None = 
     seen.take_header(header, 0.0)
     for revision, row in enumerate(rows):
         seen.put(row, revision)
+    seen.listed_since_close = True
     return seen
+
+
+def close(seen: View, closing: Header, now: float) -> None:
+    """The round is closing, and the leader has seen who is inside."""
+    seen.take_header(closing, now)
+    seen.listed_since_close = True
 
 
 def header(size: int = 2, **changes: Any) -> Header:
@@ -78,7 +86,7 @@ def test_a_failure_closes_the_round_and_is_restarted() -> None:
     seen = view(inside("a", 0), failed, header=header(max_restarts=1))
     closing = act(seen)
     assert closing == Close(0, "node b: boom", failed=True)
-    seen.take_header(header(phase="closing", failed=True, max_restarts=1), 1.0)
+    close(seen, header(phase="closing", failed=True, max_restarts=1), 1.0)
     assert act(seen, 1.0) is None
     seen.put(reported("a", 0, "stopped"), 12)
     formed = act(seen, 1.0)
@@ -112,11 +120,21 @@ def test_the_root_cause_is_what_follows_from_nothing() -> None:
     assert (verdict.code, verdict.reason) == (3, "node a: boom")
 
 
+def test_the_next_round_waits_until_all_were_listed_who_entered_this_one() -> None:
+    """What is heard of the nodes may lag behind what is heard of the header."""
+    seen = view(node("a"), node("b"), header=header())
+    seen.placed = {"a", "b"}
+    seen.take_header(header(phase="closing"), 1.0)
+    assert decide(seen, 1.0) == (None, math.inf)
+    seen.listed_since_close = True
+    assert isinstance(act(seen, 1.0), Form)
+
+
 def test_failures_that_follow_from_a_lost_node_spend_no_budget() -> None:
     seen = view(inside("a", 0), inside("b", 1), node("c"), header=header())
     seen.put(reported("a", 0, "failed", code=1), 5)
     assert act(seen).failed
-    seen.take_header(header(phase="closing", failed=True), 1.0)
+    close(seen, header(phase="closing", failed=True), 1.0)
     assert act(seen, 1.0) is None
     seen.drop("b")
     formed = act(seen, 1.0 + TTL)
@@ -195,3 +213,33 @@ def test_a_stop_ends_the_job_whatever_it_does() -> None:
     seen = view(inside("a", 0), header=header(1))
     seen.stop_wanted = StopWanted(code=130, reason="torshctl stop")
     assert act(seen).verdict.code == 130
+
+
+def test_a_job_that_has_died_leaves_nothing_to_the_next_of_its_name() -> None:
+    """None of its nodes was ever seen by this leader."""
+    dead = header(4, phase="closing", fence=3, restarts=9, min_nodes=4, max_nodes=4, max_restarts=9)
+    seen = view(node("a"), node("b"), header=dead)
+    seen.size_wanted = SizeWanted(min_nodes=4, max_nodes=4)
+    seen.blind_until = 5.0
+    assert decide(seen, 4.0) == (None, 5.0)
+    formed = act(seen, 5.0)
+    assert isinstance(formed, Form)
+    assert (formed.number, formed.history.restarts) == (1, 0)
+    assert (seen.limits, seen.max_restarts) == ((2, 3), 0)
+    seen.put(reported("c", 0, "stopped"), 9)  # one of them lives: it is the same job
+    assert (seen.limits, seen.max_restarts) == ((4, 4), 9)
+
+
+def test_impossible_ranks_are_told_of_when_too_few_nodes_came() -> None:
+    rules = settings(2, 2, fixed_ranks=True)
+    rows = [node("a", fixed_rank=0), node("b", fixed_rank=0), node("c", fixed_rank=7)]
+    reason = act(view(*rows, rules=rules), 600.0).verdict.reason
+    assert "node b: node rank 0 (--node-rank) is taken by node a." in reason
+    assert "node c: there is no node rank 7 (--node-rank)." in reason
+
+
+@pytest.mark.parametrize("code", [0, -3, 10**6])
+def test_an_odd_code_of_a_failure_counts_as_one(code: int) -> None:
+    cause = reported("a", 0, "failed", code=code)
+    seen = view(cause, reported("b", 1, "stopped"), header=header(phase="closing", failed=True))
+    assert act(seen).verdict.code == 1

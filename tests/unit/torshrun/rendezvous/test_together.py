@@ -1,0 +1,139 @@
+"""A node's part in a job, with a real store that somebody else serves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
+from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.remote import RemoteStore
+from torsh_runtime.store.server import StoreServer
+from torshrun.config.rendezvous import Address, RendezvousConfig
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.base import JobOver, RendezvousEvent, Report, RoundFormed, Verdict
+from torshrun.rendezvous.meeting import Meeting, agree_on_secret
+from torshrun.rendezvous.settings import Settings
+from torshrun.rendezvous.together import Together
+
+SECRET = "the job's secret"
+TTL = 1.0
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    async def guarded() -> None:
+        async with asyncio.timeout(20):
+            await scene
+
+    asyncio.run(guarded())
+
+
+@dataclass
+class Site:
+    """A store, served here, and a node that meets others there."""
+
+    store: MemoryStore
+    server: StoreServer
+    together: Together
+    heard: list[RendezvousEvent]
+    news: asyncio.Event
+
+    async def hear(self, kind: type[Any]) -> Any:
+        while not (found := [event for event in self.heard if isinstance(event, kind)]):
+            self.news.clear()
+            await self.news.wait()
+        return found[0]
+
+
+def _together(port: int = 1) -> Together:
+    config = RendezvousConfig(
+        backend="tcp", endpoints=(Address("127.0.0.1", port),), ttl=TTL, secret=SECRET
+    )
+    settings = Settings(run_id="job", min_nodes=1, max_nodes=1, ttl=TTL)
+    return Together(config, settings, 1, lambda: (1, 2))
+
+
+@asynccontextmanager
+async def opened() -> AsyncGenerator[Site, None]:
+    store, heard, news = MemoryStore(), list[RendezvousEvent](), asyncio.Event()
+
+    def hear(event: RendezvousEvent) -> None:
+        heard.append(event)
+        news.set()
+
+    server = StoreServer(store, SECRET.encode())
+    endpoint = parse_endpoint(await server.start("tcp:127.0.0.1:0"))
+    assert isinstance(endpoint, TcpEndpoint)
+    together = _together(endpoint.port)
+    together.start(hear)
+    yield Site(store, server, together, heard, news)
+    await together.close()
+    await server.close()
+    await store.close()
+
+
+def test_a_verdict_stands_though_the_stores_host_goes() -> None:
+    async def scene() -> None:
+        async with opened() as site:
+            formed: RoundFormed = await site.hear(RoundFormed)
+            site.together.report(Report(round=formed.place.round, outcome="succeeded"))
+            over: JobOver = await site.hear(JobOver)
+            await site.server.close()
+            await asyncio.sleep(2.5 * TTL)
+            assert [event for event in site.heard if isinstance(event, JobOver)] == [over]
+            assert over.verdict.outcome == "succeeded"
+
+    play(scene())
+
+
+def test_the_leader_says_which_secret_is_the_jobs_and_not_what_it_is() -> None:
+    async def scene() -> None:
+        async with opened() as site:
+            await site.hear(RoundFormed)
+            entry = await site.store.get(rows.base("job") + rows.LEADER)
+            assert entry is not None
+            leader = rows.decode(rows.LeaderRow, entry.value)
+            assert leader is not None
+            assert leader.secret_id == "a941048580cb84f9"
+            assert SECRET.encode() not in entry.value
+
+    play(scene())
+
+
+def test_a_store_that_refuses_this_node_says_so_though_it_has_a_secret() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        server = StoreServer(store, b"another")
+        remote = RemoteStore(await server.start("tcp:127.0.0.1:0"), SECRET.encode())
+        with pytest.raises(StoreError, match="does not know this job's secret"):
+            await agree_on_secret(remote, "job", SECRET)
+        await remote.close()
+        await server.close()
+        await store.close()
+
+    play(scene())
+
+
+def test_asking_others_to_stop_may_come_too_late() -> None:
+    async def scene() -> None:
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        store = MemoryStore()
+        await store.close()
+        together = _together()
+        together._meeting = Meeting("the store", store, AsyncExitStack(), is_host=True)
+        together._pass_on(JobOver(Verdict(outcome="preempted", code=143, reason="")))
+        assert together._stopping is not None
+        await asyncio.wait([together._stopping])
+        together._stopping = None
+        gc.collect()
+        assert faults == []
+
+    play(scene())
