@@ -27,7 +27,7 @@ STEPS = {
     "serves the others": ("together", "Hub.open"),
     "has a lease": ("registration", "Registration.open_lease"),
     "is written down": ("registration", "Registration.write"),
-    "leads": ("handler", "NodeRendezvous._campaign"),
+    "leads": ("election", "Election.stand"),
     "has formed the round": ("lead", "Lead._form"),
     "has read its place": ("handler", "NodeRendezvous._read_place"),
     "is inside": ("member", "Member.entered"),

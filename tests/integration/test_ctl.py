@@ -268,3 +268,16 @@ def test_what_was_asked_of_a_run_does_not_meet_the_next_of_its_name(site: Site) 
         assert [node.end()[0] for node in nodes] == [STOPPED] * 2
     with site.job("2") as job:
         finish(site, *site.running(job, 2))
+
+
+@pytest.mark.parametrize("site", [pytest.param("etcd", marks=pytest.mark.etcd)], indirect=True)
+def test_a_run_that_died_is_forgotten(site: Site) -> None:
+    with site.job("1:2") as job:
+        nodes = site.running(job, 1)
+        refused = site.ctl("forget", "job")
+        assert refused.returncode == 1
+        assert "run job has 1 node; end it first" in refused.stderr
+        nodes[0].process.kill()
+        assert soon(lambda: "abandoned" in site.do("status", "job"), PATIENCE)
+        assert site.do("forget", "job") == "run job is forgotten\n"
+        assert site.do("status") == ""

@@ -40,6 +40,7 @@ class ProcessGroup:
         self._timeout = timeout
         self._members = range(backend.world_size)
         self._ranks = self._members if ranks is None else tuple(ranks)
+        self._places = {rank: place for place, rank in enumerate(self._ranks)}
         self._name = name
         self._session = session
         self._intercepted = False
@@ -84,8 +85,8 @@ class ProcessGroup:
     def group_rank(self, global_rank: int) -> int:
         """The group's rank of a rank of the default group. ValueError if it is no member."""
         try:
-            return self._ranks.index(global_rank)
-        except ValueError:
+            return self._places[global_rank]
+        except (KeyError, TypeError):
             raise ValueError(
                 f"rank {global_rank!r} is not in the group of ranks {list(self._ranks)}"
             ) from None

@@ -18,11 +18,10 @@ def root_rank(
     Raises ValueError if both are given, neither is, or the rank is no member.
     """
     if group_rank is None:
-        if rank is None:
-            rank = default
-        if rank is None:
+        wanted = default if rank is None else rank
+        if wanted is None:
             raise ValueError(f"give {name}, a rank of the default group, or group_{name}")
-        return group.group_rank(rank)
+        return group.group_rank(wanted)
     if rank is not None:
         raise ValueError(f"give either {name} or group_{name}, not both")
     return group_rank

@@ -14,9 +14,14 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def notes(settings: Settings, values: Mapping[str, Any], workers: int) -> Iterator[str]:
-    """A line about each option that has no effect. What says in many words that there is one
-    node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
+    """A line about each option that has no effect, or that is missed. What says in many words that
+    there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
     """
+    if values["rdzv_backend"] == "etcd" and not is_alone(values) and not settings["run_id"].given:
+        yield (
+            "--rdzv-id is not given: this job is one with any other at this etcd that has none "
+            "either"
+        )
     for key, why in _reasons(values).items():
         if settings[key].given:
             yield f"{settings[key].name} has no effect: {why}"

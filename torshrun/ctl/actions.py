@@ -12,7 +12,7 @@ from torshrun import exit_codes
 from torshrun.config.values import Nodes
 from torshrun.ctl.errors import NotDone
 from torshrun.ctl.picture import Picture, find_nodes
-from torshrun.ctl.progress import check_drain, drained, ended, scaled, stopped, undone
+from torshrun.ctl.progress import check_drain, drained, ended, nodes, scaled, stopped, undone
 from torshrun.ctl.run import Run, Say
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import SizeWanted, StopWanted
@@ -95,6 +95,16 @@ async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
             raise
         return ended(run.picture)
     return told
+
+
+async def forget(run: Run) -> str:
+    """Delete what the store still holds of a run that nobody is left of."""
+    there = len(run.picture.present)
+    if there:
+        raise NotDone(f"run {run.picture.run_id} has {nodes(there)}; end it first (torshctl stop)")
+    if not await run.erase():
+        raise NotDone(f"run {run.picture.run_id} has a leader, and so begins again: not forgotten")
+    return f"run {run.picture.run_id} is forgotten"
 
 
 def _check_runs(run: Run) -> None:

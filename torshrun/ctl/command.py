@@ -108,6 +108,8 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
         if watch:
             await actions.watch(run, show)
 
+    if run_id is None and (watch or as_json):
+        raise click.UsageError("--watch and --json are of one run: name it")
     if run_id is None:
         _in_store(options, _list_runs)
     else:
@@ -162,6 +164,18 @@ def stop(run_id: str, reason: str, **options: Any) -> None:
     _in_run(options, run_id, lambda run: actions.stop(run, reason, timeout, _say))
 
 
+@command.command(short_help="Delete what is left of one that died.")
+@click.argument("run_id", metavar="RUN")
+@_meeting
+def forget(run_id: str, **options: Any) -> None:
+    """Delete what the store still holds of RUN, once no node of it is left: its rounds, its secret
+    and how it ended. The next job of that name starts as if there had been none.
+    """
+    from torshrun.ctl import actions
+
+    _in_run(options, run_id, actions.forget)
+
+
 # ---- carrying out
 
 
@@ -175,8 +189,10 @@ def _in_store(options: Options, act: Callable[[Store, RendezvousConfig], Awaitab
     import asyncio
 
     from torshrun.ctl.run import reach
+    from torshrun.rendezvous.lookups import detach
 
     async def visit(config: RendezvousConfig) -> None:
+        detach()
         async with reach(config) as store:
             await act(store, config)
 

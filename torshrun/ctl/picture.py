@@ -51,6 +51,11 @@ class Picture:
         return bool(self.nodes or self.header or self.leader or self.verdict)
 
     @property
+    def is_abandoned(self) -> bool:
+        """Whether all its nodes went without a word: nobody is left to end it."""
+        return bool(self.header) and not (self.verdict or self.leader or self.present)
+
+    @property
     def phase(self) -> Phase:
         """gathering: there was no round yet. changing: between two rounds."""
         if self.verdict:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 
 from torsh_runtime.errors import StoreError, StoreTimeout
-from torsh_runtime.store.base import Delete, Event, Put, Store, Write
+from torsh_runtime.store.base import Compare, Delete, Event, Put, Store, Write
 from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.config.rendezvous import Address, RendezvousConfig
@@ -160,6 +160,17 @@ class Run:
     async def withdraw(self, keys: Sequence[str]) -> None:
         """Ask for it no more."""
         await self._write([Delete(self._base + key) for key in keys])
+
+    async def erase(self) -> bool:
+        """Delete all its keys; False, and some are left, if it has a leader."""
+        names, _ = await self._list()
+        no_leader = Compare(self._base + rows.LEADER, 0)
+        keys = [Delete(self._base + name) for name in names]
+        for start in range(0, len(keys), BATCH):
+            outcome = await self._store.transact((no_leader,), keys[start : start + BATCH])
+            if not outcome.succeeded:
+                return False
+        return True
 
     async def _write(self, writes: Sequence[Write]) -> None:
         for start in range(0, len(writes), BATCH):

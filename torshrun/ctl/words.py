@@ -74,6 +74,8 @@ def _summary(picture: Picture) -> str:
         return f"ended with code {verdict.code}: {verdict.outcome}, {verdict.reason}"
     if header is None:
         return f"waiting for its first round; {nodes(len(picture.present))} there"
+    if picture.is_abandoned:
+        return f"abandoned: no node of round {header.number} is left (torshctl forget)"
     if header.phase == "closing":
         return f"round {header.number} is ending: {header.reason}"
     return (

@@ -11,12 +11,13 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Compare, Delete, Put, Store
+from torsh_runtime.store.base import Store
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
 from torshrun.rendezvous.beats import Beat, Beats
-from torshrun.rendezvous.grant import Term, inherited_until, leader_until
+from torshrun.rendezvous.election import Election
+from torshrun.rendezvous.grant import inherited_until, leader_until
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.mirror import Items, Mirror
@@ -48,8 +49,7 @@ class NodeRendezvous(Rendezvous):
         self._facts = facts
         self._beats = beats
         self._clock = clock
-        self._chance = chance or random.Random()
-        self._asking = Asking(store, settings, clock, self._chance)
+        self._asking = Asking(store, settings, clock, chance or random.Random())
         self._member = Member(settings, facts)
         self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
         self._control = Mirror(
@@ -67,23 +67,14 @@ class NodeRendezvous(Rendezvous):
         self._post: Post = lambda event: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
-        self._leader: LeaderRow | None = None
-        self._fence = 0
-        """The revision of the leader's row; 0 while there is no leader."""
-        self._leader_revision = 0
-        """That of what stands in its place, whatever it is."""
-        self._last_term: Term | None = None
+        self._election = Election(
+            self._asking.another(), facts, self._member, self._registration, self._pulse.hearing
+        )
         self._seen_control = False
-        self._campaign_at = math.inf
-        self._election_token = ""
         self._lead: Lead | None = None
         self._lead_task: asyncio.Task[None] | None = None
         self._view: View | None = None
         self._started = 0.0
-        self._term_lease = 0
-        """The lease that the leader's row of this node is on."""
-        self._ended_before = False
-        """Whether the run id still stands for a job that ended before this node came."""
         self._over = False
 
     # ---- the agent's side
@@ -113,12 +104,8 @@ class NodeRendezvous(Rendezvous):
             await self._asking.ask(self._give_back(), CLOSE_TIMEOUT)
 
     async def _resign(self) -> None:
-        """Let the others elect another leader at once."""
-        if self._leads():
-            key, fence = self._asking.key(rows.LEADER), self._fence
-            with suppress(StoreError):
-                request = self._asking.store.transact((Compare(key, fence),), (Delete(key),))
-                await self._asking.ask(request, CLOSE_TIMEOUT)
+        with suppress(StoreError):
+            await self._election.resign(CLOSE_TIMEOUT)
 
     async def _give_back(self) -> None:
         """A row that says how this node left is still to be read, until its lease ends."""
@@ -178,14 +165,15 @@ class NodeRendezvous(Rendezvous):
             self._take_verdict(rows.decode(VerdictRow, value) if value else None, late=late)
 
     def _take_verdict(self, verdict: VerdictRow | None, *, late: bool) -> None:
-        self._ended_before = verdict is not None and late and not verdict.sticky
+        self._election.is_barred = verdict is not None and late and not verdict.sticky
         if verdict is not None:
             self._tell(self._member.take_verdict(verdict, late=late))
         else:
-            self._plan_campaign()
+            self._election.plan()
+            self._due.set()
 
     def _take_header(self, header: Header | None, revision: int) -> None:
-        if self._ended_before:
+        if self._election.is_barred:
             header = None
         if self._lead:
             self._lead.take_header(header, revision)
@@ -194,81 +182,26 @@ class NodeRendezvous(Rendezvous):
     # ---- leadership
 
     def _leads(self) -> bool:
-        return self._leader is not None and self._leader.node == self._facts.node
+        return self._election.is_won
 
     def _take_leader(self, leader: LeaderRow | None, revision: int) -> None:
-        why = self._misfit(leader) if leader else ""
+        why = self._election.misfit(leader) if leader else ""
         if why:
             self._tell(self._member.give_up(why))
-        fence = revision if leader else 0
-        if self._fence and fence != self._fence:
-            self._last_term = Term(self._fence, self._leader.node if self._leader else "")
-        if fence != self._fence:
+        if self._election.take(leader, revision):
             self._end_term()
-        self._leader, self._fence, self._leader_revision = leader, fence, revision
-        self._campaign_at = math.inf
-        if leader is None:
-            self._plan_campaign()
-        elif self._leads():
+        if self._leads():
             self._begin_term()
-        self._pulse.follow(leader, fence)
-
-    def _misfit(self, leader: LeaderRow) -> str:
-        """Why this node cannot work with that leader, or ""."""
-        for name in ("ttl", "outage_timeout"):
-            ours, theirs = getattr(self._settings, name), getattr(leader, name)
-            if ours != theirs:
-                return (
-                    f"{name} is {ours:g} here and {theirs:g} on the other nodes: give all the same "
-                    f"--rdzv-conf"
-                )
-        if leader.secret_id != self._facts.secret_id:
-            return (
-                "this node's secret differs from that of the job: TORSH_SECRET / --secret-file "
-                "must be the same everywhere"
-            )
-        return ""
-
-    def _plan_campaign(self) -> None:
-        """Stand for election soon; later if the last leader is still heard, who knows most, or if
-        nothing is known here of when it ended.
-        """
-        if self._fence or self._campaign_at < math.inf or self._ended_before:
-            return
-        last = self._last_term
-        heard = self._pulse.hearing.answers.get(last.fence, -math.inf) if last else -math.inf
-        soon = self._chance.uniform(0, 0.02) if last else 0.0
-        if self._clock() - heard < self._settings.interval:
-            soon += self._settings.interval / 8
-        elif heard == -math.inf and self._member.header and not self._member.takes_part:
-            soon += self._settings.interval / 4
-        self._campaign_at = self._clock() + soon
+        self._pulse.follow(leader, self._election.fence)
         self._due.set()
-
-    async def _campaign(self) -> None:
-        self._campaign_at = self._clock() + self._settings.interval  # if nothing comes of it
-        self._election_token = f"{self._chance.getrandbits(64):016x}"
-        leader = LeaderRow(
-            node=self._facts.node,
-            endpoint=self._facts.endpoint,
-            token=self._election_token,
-            ttl=self._settings.ttl,
-            outage_timeout=self._settings.outage_timeout,
-            secret_id=self._facts.secret_id,
-        )
-        key = self._asking.key(rows.LEADER)
-        self._term_lease = self._registration.lease
-        put = Put(key, rows.encode(leader), self._registration.lease)
-        compare = Compare(key, self._leader_revision)  # what is no leader's row is no leader
-        await self._asking.ask(self._asking.store.transact((compare,), (put,)))
 
     def _begin_term(self) -> None:
         if self._lead or self._over:
             return
         now = self._clock()
         view = View(self._settings, self._facts.node, now)
-        view.fence = self._fence
-        self._pulse.hearing.led.add(self._fence)
+        view.fence = self._election.fence
+        self._pulse.hearing.led.add(view.fence)
         view.take_header(self._member.header, now)
         if self._view is not None:
             view.remember(self._view)
@@ -282,7 +215,7 @@ class NodeRendezvous(Rendezvous):
 
     def _on_first_listing(self) -> None:
         """The leader knows now who is there, and so who is missing."""
-        view, last = self._view, self._last_term
+        view, last = self._view, self._election.last_term
         if view is not None:
             view.blind_until, view.inherited_until = inherited_until(
                 view, self._pulse.hearing, last, self._settings, self._clock()
@@ -300,7 +233,7 @@ class NodeRendezvous(Rendezvous):
         return view is not None and view.judge(beat, self._clock(), self._leads_until())
 
     def _leads_until(self) -> float:
-        if self._view is None or not self._lead or self._registration.lease != self._term_lease:
+        if self._view is None or not self._lead or self._registration.lease != self._election.lease:
             return -math.inf
         lease_until = self._registration.lease_until
         return leader_until(self._view, self._settings, lease_until, self._clock())
@@ -321,7 +254,7 @@ class NodeRendezvous(Rendezvous):
                 await self._asking.pause()
 
     async def _wait_until_due(self) -> None:
-        seconds = min(self._campaign_at - self._clock(), self._settings.ttl)
+        seconds = min(self._election.stands_at - self._clock(), self._settings.ttl)
         with suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0.001)):
                 await self._due.wait()
@@ -343,16 +276,11 @@ class NodeRendezvous(Rendezvous):
             await self._asking.pause()
         elif member.wants_place:
             await self._read_place()
-        elif self._may_campaign():
-            await self._campaign()
+        elif self._election.is_due:
+            await self._election.stand()
         else:
             return False
         return True
-
-    def _may_campaign(self) -> bool:
-        row = self._registration.written
-        able = row is not None and not self._member.row.leaving and not self._ended_before
-        return able and not self._fence and self._clock() >= self._campaign_at
 
     def _on_written(self) -> None:
         member = self._member
@@ -394,5 +322,8 @@ class NodeRendezvous(Rendezvous):
         since = max(self._registration.renewed, self._started)
         silence = self._clock() - since
         if silence > self._settings.join_timeout and not self._member.takes_part:
-            why = f"the store has not answered for {silence:.0f} s. Look whether it runs, and"
-            self._tell(self._member.give_up(f"{why} whether this node can reach it."))
+            why = (
+                f"the store has not answered for {silence:.0f} s. Look whether it runs, and "
+                f"whether this node can reach it. Last error: {self._asking.trouble.last or 'none'}"
+            )
+            self._tell(self._member.give_up(why))

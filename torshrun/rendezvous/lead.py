@@ -134,7 +134,7 @@ class Lead:
 
     def _own(self, header: Header) -> Header:
         view = self._view
-        drained = tuple(sorted(node for node in view.drained if node in view.rows))
+        drained = tuple(sorted(node for node in view.wishes.drained if node in view.rows))
         return replace(
             header,
             fence=view.fence,
@@ -203,7 +203,7 @@ class Lead:
             last.append(Delete(self._asking.key(rows.WANT_SIZE)))
         written = await self._write_header(fences, self._header(form, token), *last)
         if written and orphaned:
-            self._view.size_wanted = None
+            self._view.wishes.size = None
         return written
 
     def _put(self, place: PlaceRow, node: str, lease: int) -> Put:
@@ -271,8 +271,8 @@ class Lead:
 
     def _take_wants(self, items: Items) -> None:
         view = self._view
-        view.size_wanted, view.stop_wanted, view.holds = None, None, set()
-        for node in tuple(view.drained):
+        view.wishes.size, view.wishes.stop, view.wishes.holds = None, None, set()
+        for node in tuple(view.wishes.drained):
             view.drain(node, wanted=False)
         for name, value, revision in items:
             self._want(name, value, revision)
@@ -283,13 +283,13 @@ class Lead:
         view, key = self._view, rows.WANTS + name
         if key == rows.WANT_SIZE:
             wanted = rows.decode(SizeWanted, value) if value else None
-            view.size_wanted = wanted if wanted and _is_possible(wanted) else None
+            view.wishes.size = wanted if wanted and _is_possible(wanted) else None
         elif key == rows.WANT_STOP:
-            view.stop_wanted = rows.decode(StopWanted, value) if value else None
+            view.wishes.stop = rows.decode(StopWanted, value) if value else None
         elif key.startswith(rows.WANT_DRAIN):
             view.drain(key.removeprefix(rows.WANT_DRAIN), value is not None)
         elif key.startswith(rows.WANT_HOLD):
-            change = view.holds.discard if value is None else view.holds.add
+            change = view.wishes.holds.discard if value is None else view.wishes.holds.add
             change(key.removeprefix(rows.WANT_HOLD))
         self._news.set()
 

@@ -90,10 +90,16 @@ class Member:
     def _change_row(self, **changes: Any) -> None:
         self.row = replace(self.row, sequence=self.row.sequence + 1, **changes)
 
-    def _wait(self) -> None:
+    def _wait(self, **changes: Any) -> None:
         """Ask for a place as a node that has none."""
         self.status = "waiting"
-        self.row = self._fresh_row(self.row.sequence + 1, round=self.row.round)
+        row = self.row
+        self.row = self._fresh_row(row.sequence + 1, round=row.round, **changes)
+
+    def _drop_out(self) -> None:
+        """The same, and tell of which round nothing runs here any more."""
+        row = self.row
+        self._wait(token=row.token, node_rank=row.node_rank, first_rank=row.first_rank)
 
     # ---- what others wrote
 
@@ -159,6 +165,8 @@ class Member:
             return f"waiting for the job's nodes ({count})"
         if header.phase == "closing":
             return f"round {header.number} is ending ({header.reason}); the next one is to come"
+        if header.token == self.row.token:
+            return f"round {header.number} is over for this node; the next one is to come"
         if header.size >= header.max_nodes:
             most = header.max_nodes
             return f"the job has its maximum of {most} node(s); this one waits in case one is lost"
@@ -242,7 +250,7 @@ class Member:
         self._renew_ports()
         alone = self.header is None or self.header.token != self.row.token
         if not self.row.leaving and (self.dropped or alone or unexpected):
-            self._wait()
+            self._drop_out()
         return before + self._follow_header()
 
     def _renew_ports(self) -> None:

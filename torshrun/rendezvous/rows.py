@@ -46,8 +46,9 @@ class NodeRow:
     sequence: int
     """Counts the row's versions, so that no two are equal."""
     state: NodeState
-    """waiting: has no part in a round. inside: in that round; none of its workers was started
-    before this was written. reported: none of them runs any more. left: likewise, and it goes."""
+    """waiting: runs no worker of any round, and wants a place in the next. inside: in that round;
+    none of its workers was started before this was written. reported: none of them runs any more.
+    left: likewise, and it goes."""
     host: str = ""
     address: str = ""
     endpoint: str = ""

@@ -62,7 +62,7 @@ class Decision(NamedTuple):
 
 def decide(view: View, now: float) -> Decision:
     """What to do now."""
-    stop = view.stop_wanted
+    stop = view.wishes.stop
     if stop:
         return Decision(Conclude(VerdictRow(outcome="stopped", code=stop.code, reason=stop.reason)))
     if view.header is None:
@@ -146,6 +146,8 @@ def _keep_open(view: View, now: float) -> Decision:
         return Decision(Close(header.number, _describe(view, cause), failed=True))
     if view.going:
         return Decision(Close(header.number, _departure(view)))
+    if view.dropped:
+        return Decision(Close(header.number, f"{view.name(min(view.dropped))} lost touch with it"))
     lost, wake = _lost(view, now)
     if lost:
         return Decision(Close(header.number, lost))
@@ -182,7 +184,7 @@ def _lost(view: View, now: float) -> tuple[str, float]:
 def _departure(view: View) -> str:
     node = min(view.going)
     row = view.rows.get(node) or view.reports[node]
-    if node in view.drained:
+    if node in view.wishes.drained:
         return f"{view.name(node)} was drained"
     return f"{view.name(node)} leaves: {row.leaving_reason or row.leaving}"
 
@@ -197,8 +199,8 @@ def _growth(view: View, now: float) -> Decision:
         return Decision(None)
     view.grows_since = min(view.grows_since, now)
     last_call = view.grows_since + view.settings.last_call_timeout
-    if view.holds or (len(view.newcomers) < room and now < last_call):
-        return Decision(None, math.inf if view.holds else last_call)
+    if view.wishes.holds or (len(view.newcomers) < room and now < last_call):
+        return Decision(None, math.inf if view.wishes.holds else last_call)
     count = min(room, len(view.newcomers))
     names = view.name(min(view.newcomers)) if count == 1 else f"{count} nodes"
     return Decision(Close(header.number, f"{names} joined"))
@@ -215,7 +217,7 @@ def _change(view: View, now: float) -> Decision:
     wake = _fenced(view, now)
     if wake > now:
         return Decision(None, wake)
-    changed = view.apart or view.going or view.unaccounted
+    changed = view.apart or view.going or view.dropped or view.unaccounted
     if not view.failures or changed:
         return _after_departures(view, now)
     return _after_failure(view, now)

@@ -29,6 +29,7 @@ from torshrun.rendezvous.base import (
 from torshrun.rendezvous.growth import Growth
 from torshrun.rendezvous.handler import NodeRendezvous
 from torshrun.rendezvous.hub import Hub
+from torshrun.rendezvous.lookups import detach
 from torshrun.rendezvous.meeting import Meeting, agree_on_secret, patiently
 from torshrun.rendezvous.served import ServedStore
 from torshrun.rendezvous.settings import NodeFacts, Settings
@@ -65,6 +66,7 @@ class Together(Rendezvous):
 
     def start(self, post: Post) -> None:
         self._post = post
+        detach()
         self._beginning = asyncio.get_running_loop().create_task(self._begin())
 
     def report(self, report: Report) -> None:

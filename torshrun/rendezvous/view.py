@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.restart import History
@@ -13,6 +14,18 @@ from torshrun.rendezvous.settings import Settings
 FAILURES = ("failed", "hung")
 FORGOTTEN_AFTER = 10.0
 """Times the ttl: a node that has not beaten for so long, and has no row, is none of ours."""
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What was asked for from outside."""
+
+    size: SizeWanted | None = None
+    stop: StopWanted | None = None
+    drained: set[str] = field(default_factory=set)
+    """Nodes that are to go."""
+    holds: set[str] = field(default_factory=set)
+    """Nodes that asked for no growth just now."""
 
 
 class View:
@@ -50,6 +63,8 @@ class View:
         """Nodes that wait and are not in the round."""
         self.going: set[str] = set()
         """Nodes of the round that leave it, and have not succeeded in it."""
+        self.dropped: set[str] = set()
+        """Nodes of the round that lost touch with it: none of their workers runs any more."""
         self.failures: list[str] = []
         self.succeeded: set[str] = set()
         self.claimed = -1
@@ -66,11 +81,7 @@ class View:
         self._heard_all_since = -math.inf
         self._count_again = -math.inf
         """When to count anew who has beaten: at once if the round has nodes not counted yet."""
-        self.size_wanted: SizeWanted | None = None
-        self.stop_wanted: StopWanted | None = None
-        self.drained: set[str] = set()
-        self.holds: set[str] = set()
-        """Nodes that asked for no growth just now."""
+        self.wishes = Wishes()
         self.short_since = now
         """Since when there have been too few nodes."""
         self.enough_since = math.inf
@@ -81,7 +92,7 @@ class View:
     @property
     def limits(self) -> tuple[int, int]:
         """At least and at most how many nodes."""
-        known = None if self.orphaned else self.size_wanted or self.header
+        known = None if self.orphaned else self.wishes.size or self.header
         source = known or self.settings
         return source.min_nodes, source.max_nodes
 
@@ -116,7 +127,7 @@ class View:
     def untold(self) -> bool:
         """Whether somebody is to go and the header does not say so yet."""
         told = self.header.drained if self.header else ()
-        return any(node in self.rows and node not in told for node in self.drained)
+        return any(node in self.rows and node not in told for node in self.wishes.drained)
 
     def fenced_at(self, node: str) -> float:
         """When a node without a row can run no workers any more."""
@@ -148,7 +159,7 @@ class View:
         self.blind_until = self.inherited_until = now
         self._count_again = -math.inf
         self.placed, self.inside, self.apart, self.reports = set(), set(), set(), {}
-        self.going, self.failures, self.succeeded = set(), [], set()
+        self.going, self.dropped, self.failures, self.succeeded = set(), set(), [], set()
         self.granted = {}
         self.newcomers = set()
         self.enough_since = self.grows_since = math.inf
@@ -174,8 +185,8 @@ class View:
         self.revisions.pop(node, None)
         self._sure.pop(node, None)
         self._count_again = -math.inf
-        self.newcomers.discard(node)
-        self.strays.discard(node)
+        for nodes in (self.newcomers, self.strays, self.dropped):
+            nodes.discard(node)
         if node in self.placed or node in self.inside:
             self._set_apart(node)
         elif node in self.reports and row and not row.leaving and node not in self.succeeded:
@@ -191,18 +202,18 @@ class View:
 
     def drain(self, node: str, wanted: bool) -> None:
         """Whether somebody asked this node to go."""
-        (self.drained.add if wanted else self.drained.discard)(node)
+        (self.wishes.drained.add if wanted else self.wishes.drained.discard)(node)
         if node in self.rows:
             self._sort(node)
 
     def _goes(self, row: NodeRow) -> bool:
-        return bool(row.leaving) or row.state == "left" or row.node in self.drained
+        return bool(row.leaving) or row.state == "left" or row.node in self.wishes.drained
 
     def _sort(self, node: str) -> None:
         """Put the node where it belongs, by its row."""
         row, header = self.rows[node], self.header
         self.strays.discard(node)
-        if header and row.token == header.token and row.state != "waiting":
+        if header and row.token == header.token:
             self._sort_ours(row)
         elif node in self.inside:
             self._set_apart(node)
@@ -222,6 +233,7 @@ class View:
             self.inside.add(node)
         else:
             self._note_report(row)
+            (self.dropped.add if row.state == "waiting" else self.dropped.discard)(node)
         if self._goes(row) and node not in self.succeeded:
             self.going.add(node)
 

@@ -21,9 +21,11 @@ void small_broadcast(shm::Channel& channel, Piece data, int root) {
   copy_shared(data.data, channel.told(root), data.bytes);
 }
 
-// In blocks so small that the root fills the next one while the others empty the last.
+// In blocks so small that the root fills the next one while the others empty the last; where ranks share
+// CPUs in larger ones, since each costs a turn of all.
 void staged_broadcast(shm::Channel& channel, Piece data, int root) {
-  const std::size_t limit = std::min(channel.tuning().block_bytes, broadcast_block);
+  const std::size_t most = channel.tuning().block_bytes;
+  const std::size_t limit = channel.is_roomy() ? std::min(most, broadcast_block) : most;
   for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_block();
     if (channel.rank() == root) {

@@ -166,3 +166,11 @@ def test_only_static_has_fixed_ranks(made: Made) -> None:
     (note,) = made(**TCP, node_rank="1").notes
     assert note == "--node-rank has no effect: only --rdzv-backend static has fixed ranks"
     assert met(made, **TCP, node_rank="1").node_rank is None
+
+
+def test_jobs_without_a_name_share_an_etcd(made: Made) -> None:
+    etcd = {"nnodes": "2", "rdzv_backend": "etcd", "rdzv_endpoint": "etcd0"}
+    (note,) = made(**etcd).notes
+    assert note.startswith("--rdzv-id is not given")
+    assert made(**etcd, run_id="job17").notes == ()
+    assert made(**TCP).notes == ()

@@ -32,6 +32,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (["scale", "job", MEET], "Missing argument"),
         (["drain", "job", MEET], "Missing argument"),
         (["stop", "job", "--timeout=soon", MEET], "'soon' is not a number of seconds"),
+        (["status", "--json", MEET], "are of one run: name it"),
         (["halt", "job"], "No such command 'halt'"),
     ],
 )
@@ -52,7 +53,7 @@ def test_an_etcd_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["status"], ["scale"], ["drain"], ["stop"]])
+@pytest.mark.parametrize("command", [[], ["status"], ["scale"], ["drain"], ["stop"], ["forget"]])
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--help"]) == 0
     assert "torshctl" in capsys.readouterr().out

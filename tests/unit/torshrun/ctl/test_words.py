@@ -44,6 +44,12 @@ def test_a_run_in_words() -> None:
     )
 
 
+def test_a_run_that_nobody_is_left_of() -> None:
+    assert in_words(read("job", keys(header(size=3)))).startswith(
+        "run job: abandoned: no node of round 3 is left (torshctl forget)\n"
+    )
+
+
 def test_a_run_before_its_first_round() -> None:
     assert in_words(read("job", keys(node("a", state="waiting")))).startswith(
         "run job: waiting for its first round; 1 node there\n"
@@ -52,7 +58,8 @@ def test_a_run_before_its_first_round() -> None:
 
 def test_a_run_between_rounds() -> None:
     closing = header(phase="closing", reason="node b joined")
-    assert "round 3 is ending: node b joined\n" in in_words(read("job", keys(closing)))
+    seen = read("job", keys(closing, node("a", 0)))
+    assert "round 3 is ending: node b joined\n" in in_words(seen)
 
 
 def test_a_run_that_has_ended() -> None:

@@ -108,6 +108,17 @@ def test_a_node_whose_grant_ran_out_stops_and_comes_back() -> None:
     assert (member.row.state, member.dropped) == ("waiting", True)
 
 
+def test_a_node_that_dropped_out_tells_of_which_round_it_runs_nothing() -> None:
+    member = inside()
+    before = member.row
+    member.grant_over(9.0)
+    member.report(report("stopped"))
+    assert (member.row.token, member.row.node_rank) == (before.token, before.node_rank)
+    assert not member.wants_place
+    assert member.take_header(NEXT, 8) == ()
+    assert member.wants_place
+
+
 def test_one_that_dropped_out_and_finds_no_job_does_not_know_its_end() -> None:
     member = inside()
     member.grant_over(9.0)
@@ -120,7 +131,7 @@ def test_one_that_dropped_out_and_finds_no_job_does_not_know_its_end() -> None:
 def test_workers_that_were_stopped_unasked_give_the_place_up() -> None:
     member = inside()  # the keeper's timer stopped them
     member.report(report("stopped"))
-    assert (member.status, member.row.state, member.row.token) == ("waiting", "waiting", "")
+    assert (member.status, member.row.state) == ("waiting", "waiting")
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,29 @@ def test_nodes_of_another_leaders_round_have_time_to_come_back() -> None:
     assert act(seen, 50.0) == Adopt()
 
 
+def test_a_node_that_lost_touch_ends_the_round_and_is_waited_for_no_longer() -> None:
+    seen = view(inside("a", 0), inside("b", 1), header=header())
+    seen.put(inside("b", 1, state="waiting", sequence=2), 9)
+    closing = act(seen)
+    assert isinstance(closing, Close)
+    assert closing.reason == "node b lost touch with it"
+    close(seen, header(phase="closing"), 0.0)
+    seen.put(reported("a", 0, "failed"), 10)
+    formed = act(seen)
+    assert isinstance(formed, Form)
+    assert formed.history.restarts == 0, "who failed for want of that node spends no budget"
+    assert [row.node for row in formed.seating.nodes] == ["a", "b"]
+
+
+def test_a_round_all_of_whose_nodes_lost_touch_is_followed_at_once() -> None:
+    rows = [inside(name, rank, state="waiting") for rank, name in enumerate("ab")]
+    seen = view(*rows, header=header(fence=3))  # another leader's
+    seen.blind_until = seen.inherited_until = 999.0
+    assert isinstance(act(seen), Close)
+    close(seen, header(fence=3, phase="closing"), 0.0)
+    assert isinstance(act(seen), Form)
+
+
 def test_nobody_is_granted_a_round_that_is_closing() -> None:
     seen = view(inside("a", 0), inside("b", 1), header=header())
     assert not seen.judge(Beat("b", 0, "t", 1, 0), 1.0, 1.0)  # the leader's own grant is over
@@ -174,7 +197,7 @@ def test_newcomers_are_let_in_at_once_if_they_fill_the_job() -> None:
     roomy = view(inside("a", 0), inside("b", 1), node("c"), header=header(max_nodes=4))
     assert decide(roomy, 1.0) == (None, 6.0)
     assert isinstance(act(roomy, 6.0), Close)
-    roomy.holds.add("a")
+    roomy.wishes.holds.add("a")
     assert act(roomy, 99.0) is None
 
 
@@ -211,7 +234,7 @@ def test_fixed_ranks_are_kept_and_the_second_of_a_rank_waits() -> None:
 
 def test_a_stop_ends_the_job_whatever_it_does() -> None:
     seen = view(inside("a", 0), header=header(1))
-    seen.stop_wanted = StopWanted(code=130, reason="torshctl stop")
+    seen.wishes.stop = StopWanted(code=130, reason="torshctl stop")
     assert act(seen).verdict.code == 130
 
 
@@ -219,7 +242,7 @@ def test_a_job_that_has_died_leaves_nothing_to_the_next_of_its_name() -> None:
     """None of its nodes was ever seen by this leader."""
     dead = header(4, phase="closing", fence=3, restarts=9, min_nodes=4, max_nodes=4, max_restarts=9)
     seen = view(node("a"), node("b"), header=dead)
-    seen.size_wanted = SizeWanted(min_nodes=4, max_nodes=4)
+    seen.wishes.size = SizeWanted(min_nodes=4, max_nodes=4)
     seen.blind_until = 5.0
     assert decide(seen, 4.0) == (None, 5.0)
     formed = act(seen, 5.0)

@@ -1,0 +1,124 @@
+"""Who leads, and when this node stands for it."""
+
+from __future__ import annotations
+
+import math
+
+from torsh_runtime.store.base import Compare, Delete, Put
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.grant import Hearing, Term
+from torshrun.rendezvous.member import Member
+from torshrun.rendezvous.registration import Registration
+from torshrun.rendezvous.rows import LeaderRow
+from torshrun.rendezvous.settings import NodeFacts
+
+
+class Election:
+    """The row of the leader, as it stands and as this node wants it."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        facts: NodeFacts,
+        member: Member,
+        registration: Registration,
+        hearing: Hearing,
+    ) -> None:
+        self._asking = asking
+        self._facts = facts
+        self._member = member
+        self._registration = registration
+        self._hearing = hearing
+        self._revision = 0
+        """That of what stands in the row's place, whatever it is."""
+        self.leader: LeaderRow | None = None
+        self.fence = 0
+        """The revision of the leader's row; 0 while there is no leader."""
+        self.last_term: Term | None = None
+        """The term before, once another has begun, or it has ended."""
+        self.lease = 0
+        """The lease that the leader's row of this node is on."""
+        self.is_barred = False
+        """Whether the run id still stands for a job that ended before this node came."""
+        self.stands_at = math.inf
+        """When this node is to stand for election."""
+
+    @property
+    def is_won(self) -> bool:
+        """Whether this node leads."""
+        return self.leader is not None and self.leader.node == self._facts.node
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this node is to stand now, and may."""
+        able = self._registration.written is not None and not self._member.row.leaving
+        free = not self.fence and not self.is_barred
+        return able and free and self._asking.clock() >= self.stands_at
+
+    def take(self, leader: LeaderRow | None, revision: int) -> bool:
+        """The row as it stands; whether another term has begun, or one has ended."""
+        fence = revision if leader else 0
+        is_new = fence != self.fence
+        if self.fence and is_new:
+            self.last_term = Term(self.fence, self.leader.node if self.leader else "")
+        self.leader, self.fence, self._revision = leader, fence, revision
+        self.stands_at = math.inf
+        self.plan()
+        return is_new
+
+    def plan(self) -> None:
+        """If there is no leader stand soon; later if the last one is still heard, who knows most,
+        or if this node, which has no part in the round, knows nothing of when the last one ended.
+        """
+        if self.fence or self.stands_at < math.inf or self.is_barred:
+            return
+        last, member, now = self.last_term, self._member, self._asking.clock()
+        interval = self._asking.settings.interval
+        heard = self._hearing.answers.get(last.fence, -math.inf) if last else -math.inf
+        soon = self._asking.chance.uniform(0, 0.02) if last else 0.0
+        if now - heard < interval:
+            soon += interval / 8
+        elif heard == -math.inf and member.header and not member.takes_part:
+            soon += interval
+        self.stands_at = now + soon
+
+    async def stand(self) -> None:
+        """Write this node's row if there is no leader; the watch tells who won."""
+        asking, facts, settings = self._asking, self._facts, self._asking.settings
+        self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
+        leader = LeaderRow(
+            node=facts.node,
+            endpoint=facts.endpoint,
+            token=f"{asking.chance.getrandbits(64):016x}",
+            ttl=settings.ttl,
+            outage_timeout=settings.outage_timeout,
+            secret_id=facts.secret_id,
+        )
+        key, self.lease = asking.key(rows.LEADER), self._registration.lease
+        put = Put(key, rows.encode(leader), self.lease)
+        compare = Compare(key, self._revision)  # what is no leader's row is no leader
+        await asking.ask(asking.store.transact((compare,), (put,)))
+
+    async def resign(self, timeout: float) -> None:
+        """Let the others elect another leader at once. StoreError: they may have to wait."""
+        if self.is_won:
+            key = self._asking.key(rows.LEADER)
+            request = self._asking.store.transact((Compare(key, self.fence),), (Delete(key),))
+            await self._asking.ask(request, timeout)
+
+    def misfit(self, leader: LeaderRow) -> str:
+        """Why this node cannot work with that leader, or ""."""
+        for name in ("ttl", "outage_timeout"):
+            ours, theirs = getattr(self._asking.settings, name), getattr(leader, name)
+            if ours != theirs:
+                return (
+                    f"{name} is {ours:g} here and {theirs:g} on the other nodes: give all the same "
+                    f"--rdzv-conf"
+                )
+        if leader.secret_id != self._facts.secret_id:
+            return (
+                "this node's secret differs from that of the job: TORSH_SECRET / --secret-file "
+                "must be the same everywhere"
+            )
+        return ""
