@@ -1,4 +1,4 @@
-"""How long N agents take to form one round: `python -m benchmarks.rendezvous --agents 1000`.
+"""How long N agents take to form one round: `python benchmarks/rendezvous.py --agents 1000`.
 
 All agents are rendezvous handlers in this process, each with its own lease and its own watches.
 The clock runs from go until the last one holds its assignment. With --growth it runs for 16, 64,
@@ -11,19 +11,30 @@ import argparse
 import asyncio
 import gc
 import resource
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.bars import Check
 from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Store, Write
+from torsh_runtime.store.etcd import EtcdConfig, EtcdStore
+from torsh_runtime.store.hosted import HostedStore
 from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.remote import RemoteStore
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.handler import NodeRendezvous
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
+Open = Callable[[], Store]
 DEADLINE = 300.0
 """Seconds for one measurement."""
 
@@ -96,10 +107,10 @@ class LocalBeats(Beats):
         self.ends.pop(self._end, None)
 
 
-async def form(count: int, open_store: Callable[[], Store], run_id: str) -> tuple[float, int, int]:
+async def form(count: int, open_store: Open, run_id: str) -> tuple[float, int, int]:
     """Seconds until all have their place, and the requests of an agent: at most and in all."""
     settings = Settings(run_id=run_id, min_nodes=count, max_nodes=count, ttl=15.0)
-    stores = [Counted(open_store()) for _ in range(count)]
+    counted = [Counted(open_store()) for _ in range(count)]
     ends: dict[str, Judge | None] = {}
     done, placed = asyncio.Event(), 0
 
@@ -112,7 +123,7 @@ async def form(count: int, open_store: Callable[[], Store], run_id: str) -> tupl
 
     agents = [
         NodeRendezvous(store, settings, _facts(i), LocalBeats(ends, f"tcp:{i}"))
-        for i, store in enumerate(stores)
+        for i, store in enumerate(counted)
     ]
     begun = time.perf_counter()
     for agent in agents:
@@ -120,9 +131,9 @@ async def form(count: int, open_store: Callable[[], Store], run_id: str) -> tupl
     async with asyncio.timeout(DEADLINE):
         await done.wait()
     seconds = time.perf_counter() - begun
-    requests = [store.requests for store in stores]
+    requests = [store.requests for store in counted]
     await asyncio.gather(*(agent.close() for agent in agents))
-    for store in stores:
+    for store in counted:
         await store.close()
     return seconds, max(requests), sum(requests)
 
@@ -144,27 +155,64 @@ class _Shared(Counted):
         pass
 
 
-def opener(backend: str, endpoints: str) -> Callable[[], Store]:
-    """What opens a store for one agent."""
-    if backend == "etcd":
-        from torsh_runtime.store.etcd import EtcdConfig, EtcdStore
-
+@contextmanager
+def stores(backend: str, endpoints: str) -> Iterator[Open]:
+    """What opens a store for one agent. An etcd, or the server for tcp, is started if needed."""
+    if backend == "memory":
+        shared = MemoryStore()
+        yield lambda: _Shared(shared)
+    elif backend == "tcp":
+        with HostedStore.start("tcp:127.0.0.1:0", b"benchmark") as hosted:
+            yield lambda: RemoteStore(hosted.endpoint, b"benchmark")
+    elif endpoints:
         config = EtcdConfig.parse(endpoints)
-        return lambda: EtcdStore(config)
-    shared = MemoryStore()
-    return lambda: _Shared(shared)
+        yield lambda: EtcdStore(config)
+    else:
+        with _own_etcd() as endpoint, stores(backend, endpoint) as opened:
+            yield opened
 
 
-def measure_ours(count: int, backend: str, endpoints: str) -> str:
-    async def run() -> tuple[float, int, int]:
-        return await form(count, opener(backend, endpoints), f"bench-{time.time_ns()}")
+@contextmanager
+def _own_etcd() -> Iterator[str]:
+    """A throw-away etcd 3.5 of one member: that of the tests."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    from support.etcd_servers import EtcdCluster, binary
 
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EtcdCluster(binary("3.5"), Path(folder)) as etcd,
+    ):
+        yield etcd.endpoints[0]
+
+
+class Formed(NamedTuple):
+    """One round that was formed."""
+
+    agents: int
+    seconds: float
+    average: float
+    """Requests of one agent."""
+    most: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agents:6} agents {self.seconds:8.2f} s   requests per agent: "
+            f"{self.average:.1f}, of the leader {self.most}"
+        )
+
+    def checks(self) -> list[Check]:
+        """The bars are those of 1,000 agents."""
+        name = f"{self.agents} agents"
+        return [
+            Check(f"{name}, s", self.seconds, 4.0, at_most=True),
+            Check(f"{name}: requests of each", self.average, 12.0, at_most=True),
+        ]
+
+
+def measure_ours(count: int, opened: Open) -> Formed:
     gc.collect()
-    seconds, most, total = asyncio.run(run())
-    return (
-        f"torshrun {backend:6} {count:6} agents {seconds:8.2f} s   requests per agent: "
-        f"{total / count:.1f}, at most {most}"
-    )
+    seconds, most, total = asyncio.run(form(count, opened, f"bench-{time.time_ns()}"))
+    return Formed(count, seconds, total / count, most)
 
 
 def measure_c10d(count: int) -> str:
@@ -200,22 +248,34 @@ def measure_c10d(count: int) -> str:
     return f"torch    c10d   {count:6} agents {seconds:8.2f} s"
 
 
-def main() -> None:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", type=int, default=1000)
-    parser.add_argument("--backend", choices=("etcd", "memory"), default="memory")
-    parser.add_argument("--endpoints", default="127.0.0.1:2379", help="of etcd")
+    parser.add_argument("--backend", choices=("etcd", "tcp", "memory"), default="etcd")
+    parser.add_argument("--endpoints", default="", help="of etcd; default: one of its own")
     parser.add_argument("--growth", action="store_true", help="16, 64, 256 and so on as well")
     parser.add_argument("--peers", type=int, default=0, help="c10d up to so many; 128 take 25 s")
-    options = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="few agents: shows that it works")
+    parser.add_argument("--bars", action="store_true", help="exit status 1 unless all pass")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    sizes = [n for n in (16, 64, 256) if n < options.agents] if options.growth else []
-    for count in [*sizes, options.agents]:
-        print(measure_ours(count, options.backend, options.endpoints), flush=True)
+    agents = 16 if options.quick else options.agents
+    sizes = [n for n in (16, 64, 256) if n < agents] if options.growth else []
+    with stores(options.backend, options.endpoints) as opened:
+        for count in [*sizes, agents]:
+            formed = measure_ours(count, opened)
+            print(f"torshrun {options.backend:6} {formed}", flush=True)
     for count in [n for n in (4, 16, 64, 128) if n <= options.peers]:
         print(measure_c10d(count), flush=True)
+    checks = formed.checks() if options.bars else []
+    print(*checks, sep="\n", end="\n" if checks else "")
+    return 0 if all(check.passed for check in checks) else 1
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.etcd_servers import binary_or_skip
 from support.processes import soon
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -91,6 +92,18 @@ def test_torch_steps() -> None:
     pytest.importorskip("torch")
     printed = run("torch_steps.py", "--here", "--models", "DDP")
     assert "torsh/gloo" in printed
+
+
+def test_rendezvous() -> None:
+    for backend in ("tcp", "memory"):
+        assert "16 agents" in run("rendezvous.py", "--backend", backend)
+
+
+@pytest.mark.etcd
+def test_rendezvous_on_etcd() -> None:
+    binary_or_skip("3.5")
+    printed = run("rendezvous.py", "--bars")
+    assert "16 agents: requests of each" in printed
 
 
 def test_kernels(tmp_path: Path) -> None:
