@@ -91,7 +91,7 @@ def _site(folder: Path, version: str, ttl: float, nnodes: str, count: int) -> It
     behind, a log or an end is missing.
     """
     conf = f"last_call_timeout={LAST_CALL},ttl={ttl},join_timeout=120,close_timeout=5"
-    budget = ("--max-restarts=1000000", "--restart-backoff=0.1")
+    budget = ("--max-restarts=1000000", "--restart-backoff=0")
     etcd = partial(clustered, version, 3)
     try:
         with (

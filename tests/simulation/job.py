@@ -199,6 +199,7 @@ class Job:
             self._cut_off_store,
             self._cut_off_all,
             self._split,
+            self._flip,
             self._outage,
             self._loss,
             self._compact,
@@ -315,6 +316,16 @@ class Job:
         self._cut(half, other, seconds)
         self._cut(without, {STORE}, seconds)
         return f"{sorted(half)} and the rest are apart for {seconds} s; {len(without)} storeless"
+
+    def _flip(self, chance: random.Random) -> str:
+        """Two halves; now the one has the store, now the other, and in the end all again."""
+        half = {name for name in self._agents if chance.random() < 0.5}
+        other = self._agents.keys() - half
+        length = chance.choice((0.7, 1.5, 3.0)) * self._settings.ttl
+        self._cut(half, other, 3 * length)
+        for number, without in enumerate((half, other, half)):
+            self._loop.call_later(number * length, self._cut, without, {STORE}, length)
+        return f"{sorted(half)} and the rest are apart, and have the store by turns of {length} s"
 
     def _outage(self, chance: random.Random) -> str:
         seconds = chance.choice((2.0, 12.0, 25.0))

@@ -82,6 +82,7 @@ async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
     """End the run on all nodes."""
     if run.picture.verdict:
         return ended(run.picture)
+    _check_runs(run)
     said = f"torshctl stop on {os.uname().nodename}" + (f": {reason}" if reason else "")
     wanted = StopWanted(code=STOPPED, reason=said)
     await run.ask({rows.WANT_STOP: rows.encode(wanted)}, max(timeout or 0.0, _STOP_KEPT))
@@ -99,14 +100,19 @@ async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
 
 async def forget(run: Run) -> str:
     """Delete what the store still holds of a run that nobody is left of."""
-    there = len(run.picture.present)
-    if there:
-        raise NotDone(f"run {run.picture.run_id} has {nodes(there)}; end it first (torshctl stop)")
-    if not await run.erase():
-        raise NotDone(f"run {run.picture.run_id} has a leader, and so begins again: not forgotten")
+
+    def check(picture: Picture) -> None:
+        if picture.present:
+            there = nodes(len(picture.present))
+            raise NotDone(f"run {picture.run_id} has {there}; end it first (torshctl stop)")
+
+    if not await run.erase(check):
+        raise NotDone(f"run {run.picture.run_id} begins again: not forgotten")
     return f"run {run.picture.run_id} is forgotten"
 
 
 def _check_runs(run: Run) -> None:
     if run.picture.verdict:
         raise NotDone(ended(run.picture))
+    if run.picture.is_abandoned:
+        raise NotDone(f"no node of run {run.picture.run_id} is left (torshctl forget deletes it)")

@@ -173,7 +173,7 @@ def forget(run_id: str, **options: Any) -> None:
     """
     from torshrun.ctl import actions
 
-    _in_run(options, run_id, actions.forget)
+    _in_run(options, run_id, actions.forget, even_traces=True)
 
 
 # ---- carrying out
@@ -199,13 +199,19 @@ def _in_store(options: Options, act: Callable[[Store, RendezvousConfig], Awaitab
     asyncio.run(visit(meeting_place(options, os.environ)))
 
 
-def _in_run(options: Options, run_id: str, act: Callable[[Run], Awaitable[str | None]]) -> None:
+def _in_run(
+    options: Options,
+    run_id: str,
+    act: Callable[[Run], Awaitable[str | None]],
+    *,
+    even_traces: bool = False,
+) -> None:
     """Carry it out, and print what it has to say in the end."""
     from torshrun.ctl.run import Run
 
     async def visit(store: Store, config: RendezvousConfig) -> None:
         patience = _PATIENCE if config.backend == "etcd" else 0.0
-        async with Run.open(store, run_id, patience) as run:
+        async with Run.open(store, run_id, patience, even_traces=even_traces) as run:
             told = await act(run)
         if told:
             click.echo(printable(told))

@@ -23,7 +23,7 @@ from torshrun.rendezvous.rows import (
 ALL_RUNS = rows.base("").removesuffix("/")
 """What the keys of every run begin with."""
 
-Phase = Literal["gathering", "running", "changing", "ended"]
+Phase = Literal["gathering", "running", "changing", "ended", "abandoned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,8 @@ class Picture:
         """gathering: there was no round yet. changing: between two rounds."""
         if self.verdict:
             return "ended"
+        if self.is_abandoned:
+            return "abandoned"
         if self.header is None:
             return "gathering"
         return "running" if self.header.phase == "open" else "changing"

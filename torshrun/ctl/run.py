@@ -20,7 +20,7 @@ from torshrun.rendezvous import rows
 from torshrun.rendezvous.meeting import Meeting
 
 BATCH = 100
-"""Writes in one transaction; etcd takes 128 operations unless told otherwise."""
+"""Writes or conditions in one transaction; etcd takes 128 unless told otherwise."""
 QUIET = 0.1
 """Seconds for which changes are gathered before anybody looks at them."""
 _REQUEST_TIMEOUT = 5.0
@@ -86,14 +86,17 @@ class Run:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, store: Store, run_id: str, patience: float) -> AsyncGenerator[Run, None]:
+    async def open(
+        cls, store: Store, run_id: str, patience: float, *, even_traces: bool = False
+    ) -> AsyncGenerator[Run, None]:
         """Look at the run, and watch it from then on; a store that fails later is tried again for
-        `patience` seconds. NotDone if there is no such run; StoreError.
+        `patience` seconds. NotDone if there is no such run, `even_traces`: and no key of one;
+        StoreError.
         """
         run = cls(store, run_id, patience)
         run._items, revision = await run._list()
         run._look()
-        if not run.picture.is_there:
+        if not (run.picture.is_there or (even_traces and run._items)):
             raise NotDone(await _no_such_run(store, run_id))
         watching = asyncio.get_running_loop().create_task(run._follow(revision))
         try:
@@ -161,13 +164,19 @@ class Run:
         """Ask for it no more."""
         await self._write([Delete(self._base + key) for key in keys])
 
-    async def erase(self) -> bool:
-        """Delete all its keys; False, and some are left, if it has a leader."""
-        names, _ = await self._list()
+    async def erase(self, check: Callable[[Picture], None]) -> bool:
+        """Delete all its keys, as `check` sees them, which raises if they are to stay. False, and
+        some are left, if it has a leader or one of them has changed meanwhile.
+        """
+        items = (await self._store.list(self._base)).items
+        size = len(self._base)
+        check(read(self._run_id, {item.key[size:]: item.value for item in items}))
         no_leader = Compare(self._base + rows.LEADER, 0)
-        keys = [Delete(self._base + name) for name in names]
-        for start in range(0, len(keys), BATCH):
-            outcome = await self._store.transact((no_leader,), keys[start : start + BATCH])
+        for start in range(0, len(items), BATCH):
+            batch = items[start : start + BATCH]
+            unchanged = (Compare(item.key, item.revision) for item in batch)
+            deletes = [Delete(item.key) for item in batch]
+            outcome = await self._store.transact((no_leader, *unchanged), deletes)
             if not outcome.succeeded:
                 return False
         return True

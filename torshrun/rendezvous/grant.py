@@ -71,8 +71,12 @@ def leader_until(view: View, settings: Settings, lease_until: float, now: float)
     """Until when a leader may act as one: by its lease, or while all nodes hear each other.
 
     The latter for a bounded time only: somebody who never heard of these nodes waits for its end.
+    And only in a round of its own, all of whose nodes count on it and it on them: of other terms
+    a later leader need not even have heard.
     """
-    if lease_until - now > settings.ttl / 3:
+    header = view.header
+    is_own = header is not None and header.fence == view.fence and not view.dropped
+    if lease_until - now > settings.ttl / 3 or not is_own:
         return lease_until
     contact = lease_until - GRANT * settings.ttl
     heard = view.heard_all_since(now) + GRANT * settings.ttl
@@ -84,35 +88,35 @@ def inherited_until(
 ) -> tuple[float, float]:
     """Until when nodes of the round that a new leader found may have grants from others.
 
-    The first is for nodes that nothing is known of, the second for those that vanish later.
-    `last` is the term before, which need not be that of the leader who wrote the header.
+    The first is for nodes that nothing is known of, the second for those that vanish later. `last`
+    is the term before, if one is known: it need not be the author's of the header, who alone
+    could go on past a lease.
     """
     header, ttl = view.header, settings.ttl
     if header is None:
         return now, now
     author = Term(header.fence, header.leader)
-    terms = {author, last or author}
-    end = max(_end_of(term, view, hearing, now) for term in terms)
+    end = _end_of(author, view, hearing, now)
     if end == math.inf:
         end = now + settings.outage_timeout + ttl
     end = max(now, end)
     leader_missing = header.leader_inside and header.leader not in view.rows
-    if view.unaccounted == 1 and leader_missing and terms == {author}:
+    if view.unaccounted == 1 and leader_missing and last in (None, author):
         return end, end + ttl
     return end + ttl, end + ttl
 
 
-def _end_of(term: Term, view: View, hearing: Hearing, now: float) -> float:
-    """When the leader of a term that is over has acted as one at the latest; inf: not known.
+def _end_of(author: Term, view: View, hearing: Hearing, now: float) -> float:
+    """When the header's author has acted as the leader at the latest; inf: not known.
 
     Past its lease it needs beats of all nodes of its round, and each only counts when the next one
     says that it was answered. Only the first may count without that, if it came during the lease.
     """
-    row, header = view.rows.get(term.leader), view.header
+    row = view.rows.get(author.leader)
     if row is not None and row.state == "left":  # it had ceased before it gave its term back
         return now
     ttl = view.settings.ttl
-    known = hearing.end_of(term.fence, now, ttl)
-    if header is None or header.fence != term.fence or view.node not in view.inside:
+    known = hearing.end_of(author.fence, now, ttl)
+    if view.node not in view.inside | view.dropped:
         return known
-    return min(known, now + ttl if term.leader in hearing.asked else now)
+    return min(known, now + ttl if author.leader in hearing.asked else now)

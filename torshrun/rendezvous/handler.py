@@ -71,6 +71,8 @@ class NodeRendezvous(Rendezvous):
             self._asking.another(), facts, self._member, self._registration, self._pulse.hearing
         )
         self._seen_control = False
+        self._old_verdict = 0
+        """The revision of the verdict that stood when this node came: that of another job."""
         self._lead: Lead | None = None
         self._lead_task: asyncio.Task[None] | None = None
         self._view: View | None = None
@@ -147,24 +149,27 @@ class NodeRendezvous(Rendezvous):
     # ---- control: what all nodes watch
 
     def _take_control(self, items: Items) -> None:
-        late, self._seen_control = not self._seen_control, True
+        first, self._seen_control = not self._seen_control, True
         found = {rows.CONTROL + name: (value, revision) for name, value, revision in items}
         for name in (rows.VERDICT, rows.ROUND, rows.LEADER):
             value, revision = found.get(name, (None, 0))
-            self._take(name, value, revision, late=late)
+            if first and name == rows.VERDICT:
+                self._old_verdict = revision
+            self._take(name, value, revision)
 
     def _take_change(self, name: str, value: bytes | None, revision: int) -> None:
-        self._take(rows.CONTROL + name, value, revision if value is not None else 0, late=False)
+        self._take(rows.CONTROL + name, value, revision if value is not None else 0)
 
-    def _take(self, name: str, value: bytes | None, revision: int, *, late: bool) -> None:
+    def _take(self, name: str, value: bytes | None, revision: int) -> None:
         if name == rows.LEADER:
             self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
         elif name == rows.ROUND:
             self._take_header(rows.decode(Header, value) if value else None, revision)
         elif name == rows.VERDICT:
-            self._take_verdict(rows.decode(VerdictRow, value) if value else None, late=late)
+            self._take_verdict(rows.decode(VerdictRow, value) if value else None, revision)
 
-    def _take_verdict(self, verdict: VerdictRow | None, *, late: bool) -> None:
+    def _take_verdict(self, verdict: VerdictRow | None, revision: int) -> None:
+        late = revision == self._old_verdict
         self._election.is_barred = verdict is not None and late and not verdict.sticky
         if verdict is not None:
             self._tell(self._member.take_verdict(verdict, late=late))
@@ -173,8 +178,8 @@ class NodeRendezvous(Rendezvous):
             self._due.set()
 
     def _take_header(self, header: Header | None, revision: int) -> None:
-        if self._election.is_barred:
-            header = None
+        if self._election.is_barred:  # it is the other job's, and goes with its verdict
+            return
         if self._lead:
             self._lead.take_header(header, revision)
         self._tell(self._member.take_header(header, revision))

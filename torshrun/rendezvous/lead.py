@@ -20,10 +20,8 @@ BATCH = 100
 """Writes in one transaction; etcd takes 128 operations unless told otherwise."""
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
-MOST_WORKERS = 2**20
-"""Of one node; a row that speaks of more is no sound one."""
 PLACES_KEPT = 120.0
-"""Seconds for which place rows are kept: nodes read them at once."""
+"""Seconds, and a ttl, for which place rows are kept: nodes read them at once."""
 
 
 Fences = tuple[Compare, Compare]
@@ -189,7 +187,7 @@ class Lead:
         nodes = form.seating.nodes
         self._view.forming[token] = tuple(row.node for row in nodes)
         store = self._asking.store
-        lease = await self._asking.ask(store.grant(PLACES_KEPT))
+        lease = await self._asking.ask(store.grant(PLACES_KEPT + self._asking.settings.ttl))
         places: list[Write] = [
             self._put(place, node, lease) for node, place in _places(form, token)
         ]
@@ -282,8 +280,7 @@ class Lead:
         """A request, or (None) its end. Malformed ones count as none."""
         view, key = self._view, rows.WANTS + name
         if key == rows.WANT_SIZE:
-            wanted = rows.decode(SizeWanted, value) if value else None
-            view.wishes.size = wanted if wanted and _is_possible(wanted) else None
+            view.wishes.size = rows.decode(SizeWanted, value) if value else None
         elif key == rows.WANT_STOP:
             view.wishes.stop = rows.decode(StopWanted, value) if value else None
         elif key.startswith(rows.WANT_DRAIN):
@@ -294,15 +291,11 @@ class Lead:
         self._news.set()
 
 
-def _is_possible(wanted: SizeWanted) -> bool:
-    return 1 <= wanted.min_nodes <= wanted.max_nodes
-
-
 def _node_rows(items: Items) -> Iterator[tuple[NodeRow, int]]:
     """The rows that are rows, and of the nodes that their keys name."""
     for name, value, revision in items:
         row = rows.decode(NodeRow, value)
-        if row is not None and row.node == name and 1 <= row.nproc <= MOST_WORKERS:
+        if row is not None and row.node == name:
             yield row, revision
 
 

@@ -17,6 +17,11 @@ from torshrun.rendezvous.base import Outcome, Sequel
 
 T = TypeVar("T")
 VERSION = 1
+MOST_ROUNDS = 2**53
+MOST_WORKERS = 2**20
+"""Of one node."""
+LONGEST_DELAY = 3600.0
+"""Seconds between two rounds."""
 
 LEADER, ROUND, VERDICT = "ctl/leader", "ctl/round", "ctl/verdict"
 """Under CONTROL, which all agents watch."""
@@ -74,6 +79,9 @@ class NodeRow:
     cause: str = ""
     follows: bool = False
 
+    def __post_init__(self) -> None:
+        _check(-1 <= self.round < MOST_ROUNDS and 1 <= self.nproc <= MOST_WORKERS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRow:
@@ -128,6 +136,12 @@ class Header:
     drained: tuple[str, ...] = ()
     """Nodes that were asked to go."""
 
+    def __post_init__(self) -> None:
+        _check(0 <= self.number <= MOST_ROUNDS and self.size >= 1)
+        _check(1 <= self.min_nodes <= self.max_nodes)
+        _check(min(self.restarts, self.max_restarts, self.streak) >= 0)
+        _check(0 <= self.delay <= LONGEST_DELAY)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRow:
@@ -164,6 +178,9 @@ class SizeWanted:
     min_nodes: int
     max_nodes: int
 
+    def __post_init__(self) -> None:
+        _check(1 <= self.min_nodes <= self.max_nodes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWanted:
@@ -175,6 +192,11 @@ class StopWanted:
 
     def __post_init__(self) -> None:
         _check_code(self.code, succeeded=False)
+
+
+def _check(is_sound: bool) -> None:
+    if not is_sound:
+        raise ValueError("a record cannot say so")
 
 
 def _check_code(code: int, *, succeeded: bool) -> None:

@@ -283,7 +283,13 @@ class View:
         if not header or header.phase != "open" or beat.token != header.token:
             return False
         self.granted[beat.node] = now
+        if not self._accounts_for(beat.node):
+            self.blind_until = max(self.blind_until, now + self.settings.ttl)
         return True
+
+    def _accounts_for(self, node: str) -> bool:
+        """Whether the node is of the round, as far as its row has told."""
+        return any(node in nodes for nodes in (self.inside, self.placed, self.apart, self.reports))
 
     def heard_all_since(self, now: float) -> float:
         """Since when at the latest all nodes have beaten; -inf if one of the round never has.

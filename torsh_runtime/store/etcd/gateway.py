@@ -193,7 +193,7 @@ class Gateway:
         message = _parse(body)
         if status != 200 or "error" in message:
             _refuse(what, status, message)
-        result: Message = message.get("result", message)
+        result = messages.sound(message.get("result", message))
         self.revision = max(self.revision, messages.revision(result))
         return result
 
@@ -298,7 +298,9 @@ class Gateway:
                 what = f"{what}: logging in as {self._config.user!r}"
                 body = json.dumps(login).encode()
                 answer = await self._send(what, "auth/authenticate", body, deadline, resend=True)
-                self._token = answer["token"]
+                self._token = str(answer.get("token", ""))
+                if not self._token:
+                    raise Refused(what, 0, "it gave no token")
 
 
 class _Attempt:
@@ -325,7 +327,8 @@ def _refuse(what: str, status: int, message: Message) -> NoReturn:
     """Raise what an error means; within a stream it stands in a message of its own."""
     error = message.get("error", message)
     facts = error if isinstance(error, dict) else message
-    code = int(facts.get("code") or facts.get("grpc_code") or 0)
+    code = facts.get("code") or facts.get("grpc_code")
+    code = code if isinstance(code, int) else 0
     text = str(facts.get("message", facts.get("error", f"HTTP status {status}")))
     if text == _NO_LEADER:
         raise _NotDone(text)

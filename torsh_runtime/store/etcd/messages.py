@@ -61,6 +61,18 @@ def reads(ranges: Sequence[KeyRange]) -> Message:
     return {"success": [{"request_range": keys.message()} for keys in ranges]}
 
 
+def sound(answer: Any) -> Message:
+    """The answer itself. ConnectionError if it is none that an etcd gives."""
+    try:
+        for read in (revision, cluster, entries, entries_read, events):
+            read(answer)
+        int(answer.get("TTL", 0))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConnectionError("what answers there does not speak as etcd >= 3.4 does") from None
+    message: Message = answer
+    return message
+
+
 def entries(answer: Message) -> tuple[Entry, ...]:
     """The keys that a range request found."""
     return tuple(map(_entry, answer.get("kvs", ())))

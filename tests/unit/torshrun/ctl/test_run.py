@@ -219,7 +219,7 @@ def test_a_run_that_has_ended_can_be_asked_for_nothing() -> None:
 
 def test_each_change_is_shown_until_the_end() -> None:
     async def scene() -> None:
-        async with opened(header()) as (store, run):
+        async with opened(header(), node("a", 0)) as (store, run):
             shown: asyncio.Queue[Picture] = asyncio.Queue()
             watching = asyncio.create_task(actions.watch(run, shown.put_nowait))
             await write(store, header(size=2))
@@ -249,3 +249,64 @@ def test_a_store_that_does_not_answer_any_more_is_no_run_that_does_not() -> None
                 await run.wait(partial(has_size, 2), 20, quietly)
 
     play(scene())
+
+
+def test_a_node_that_comes_while_a_run_is_forgotten_stays() -> None:
+    async def scene() -> None:
+        async with opened(header()) as (store, run):
+            await write(store, node("new", state="waiting"))
+            with pytest.raises(NotDone, match="has 1 node"):
+                await actions.forget(run)
+            assert await store.get(BASE + rows.NODES + "new")
+
+    play(scene())
+
+
+def test_a_run_that_changes_while_it_is_forgotten_is_left() -> None:
+    async def scene() -> None:
+        store = Changing()
+        async with opened(header(), store=store) as (_, run):
+            store.meanwhile = write(store, header(size=2))
+            with pytest.raises(NotDone, match="begins again"):
+                await actions.forget(run)
+            assert await store.get(BASE + rows.ROUND)
+
+    play(scene())
+
+
+def test_what_is_left_of_a_run_can_be_forgotten() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await store.put(BASE + "secret", b"s")
+        async with Run.open(store, "job", 0, even_traces=True) as run:
+            assert await actions.forget(run) == "run job is forgotten"
+        assert (await store.list("")).items == ()
+        with pytest.raises(NotDone):
+            async with Run.open(store, "job", 0, even_traces=True):
+                pass
+        await store.close()
+
+    play(scene())
+
+
+def test_nothing_is_asked_of_a_run_that_nobody_is_left_of() -> None:
+    async def scene() -> None:
+        async with opened(header()) as (store, run):
+            with pytest.raises(NotDone, match="no node of run job is left"):
+                await actions.stop(run, "", 5.0, str)
+            assert not (await store.list(BASE + rows.WANTS)).items
+
+    play(scene())
+
+
+class Changing(MemoryStore):
+    """One that somebody writes to between a listing and what is made of it."""
+
+    meanwhile: Coroutine[Any, Any, None] | None = None
+
+    async def list(self, prefix: str) -> Listing:
+        listing = await super().list(prefix)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile:
+            await meanwhile
+        return listing

@@ -80,13 +80,16 @@ def test_a_node_outside_the_round_was_not_needed(own: NodeRow) -> None:
     assert inherited(view(own), hearing)[0] > NOW + OUTAGE
 
 
-def test_another_leader_between_may_not_have_known_this_node() -> None:
+def test_another_leader_between_ended_with_its_lease() -> None:
     seen, last = view(row("a"), row("b")), Term(8, "between")
-    blind, _ = inherited(seen, Hearing(), last)
-    assert blind > NOW + OUTAGE
     hearing = heard("between")
     hearing.note(8, 1, NOW)
-    assert inherited(seen, hearing, last) == (NOW + 2 * TTL, NOW + 2 * TTL)
+    assert inherited(seen, hearing, last) == (NOW + TTL, NOW + TTL)  # it granted until then
+
+
+def test_a_node_that_dropped_out_of_the_round_was_needed_like_one_inside() -> None:
+    seen = view(row("a", state="waiting"), row("b"))
+    assert inherited(seen, heard("old")) == (NOW + TTL, NOW + 2 * TTL)
 
 
 def test_a_leader_that_has_left_has_ended() -> None:
@@ -114,8 +117,15 @@ def test_a_grant_is_for_one_round() -> None:
     assert (hearing.until("t"), hearing.until("u")) == (-math.inf, 3.0)
 
 
+def leading(*rows: NodeRow, fence: int = 5) -> View:
+    """As the header's author sees it, or the leader of another term."""
+    seen = view(*rows)
+    seen.fence = fence
+    return seen
+
+
 def test_a_leader_goes_on_past_its_lease_while_it_hears_all_of_its_round() -> None:
-    seen = view(row("a"), row("b"))
+    seen = leading(row("a"), row("b"))
     expired = NOW - 1
     assert leader_until(seen, RULES, expired, NOW) == expired  # b never beat
     beat = Beat(node="b", round=0, token="t", number=1, confirmed=0)
@@ -130,5 +140,27 @@ def test_a_leader_goes_on_past_its_lease_while_it_hears_all_of_its_round() -> No
 
 
 def test_a_leader_without_the_store_ends_in_time() -> None:
-    seen, contact = view(row("a")), NOW - OUTAGE
+    seen, contact = leading(row("a")), NOW - OUTAGE
     assert leader_until(seen, RULES, contact + GRANT * TTL, NOW) == NOW
+
+
+def test_a_leader_ends_with_its_lease_in_a_round_that_is_not_its_own() -> None:
+    beat = Beat(node="b", round=0, token="t", number=1, confirmed=0)
+    for fence, goes_on in ((5, True), (6, False)):
+        seen = leading(row("a"), row("b"), fence=fence)
+        assert seen.judge(beat, NOW, NOW + 1)
+        assert (leader_until(seen, RULES, NOW, NOW + 1) > NOW) is goes_on
+
+
+def test_a_leader_without_a_node_that_dropped_out_ends_with_its_lease() -> None:
+    seen = leading(row("a"), row("b"))
+    assert seen.judge(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
+    seen.put(row("c", state="waiting"), 2)
+    assert leader_until(seen, RULES, NOW, NOW + 1) == NOW
+
+
+def test_a_node_that_is_granted_its_beats_is_waited_for_whoever_has_its_row() -> None:
+    seen = leading(row("a"), fence=6)
+    seen.blind_until = NOW
+    assert seen.judge(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
+    assert seen.blind_until == NOW + TTL

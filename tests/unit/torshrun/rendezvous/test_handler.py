@@ -11,10 +11,10 @@ import pytest
 from torsh_runtime.store.memory import MemoryStore
 from torshrun import exit_codes
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
+from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed, StandingBy
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.handler import NodeRendezvous
-from torshrun.rendezvous.rows import LeaderRow
+from torshrun.rendezvous.rows import LeaderRow, VerdictRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 SETTINGS = Settings(run_id="r", min_nodes=1, max_nodes=1, ttl=4.0)
@@ -81,3 +81,22 @@ def test_a_node_that_does_not_fit_the_leader_ends(changes: dict[str, Any], why: 
 def test_what_is_no_leader_hinders_no_election() -> None:
     formed = asyncio.run(first_event(b"garbage", (JobOver, RoundFormed)))
     assert isinstance(formed, RoundFormed)
+
+
+def test_a_verdict_from_before_is_another_jobs_however_often_it_is_listed() -> None:
+    verdict = rows.encode(VerdictRow(outcome="failed", code=7, reason="the last one"))
+    again = [(rows.VERDICT.removeprefix(rows.CONTROL), verdict, 5)]
+    told: list[RendezvousEvent] = []
+
+    async def scene() -> None:
+        store = MemoryStore()
+        node = NodeRendezvous(store, SETTINGS, FACTS, NoBeats())
+        node._post = told.append
+        node._take_control(again)
+        node._take_control(again)
+        assert [type(event) for event in told] == [StandingBy]
+        node._take_control([(again[0][0], verdict, 6)])  # this one is its own job's
+        assert isinstance(told[-1], JobOver)
+        await store.close()
+
+    asyncio.run(scene())

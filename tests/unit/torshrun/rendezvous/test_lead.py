@@ -118,9 +118,10 @@ def test_no_round_is_formed_while_nodes_are_inside_the_last_one(loses: str) -> N
     assert (header.number, header.phase) == (0, "closing")
 
 
-@pytest.mark.parametrize("nproc", [0, 2**20 + 1])
-def test_a_row_that_speaks_of_impossible_workers_counts_as_none(nproc: int) -> None:
-    odd = rows.encode(NodeRow(node="b", sequence=1, state="waiting", nproc=nproc))
+@pytest.mark.parametrize("change", [b'"nproc":0', b'"nproc":1048577', b'"nproc":1,"round":-2'])
+def test_a_row_of_impossible_facts_counts_as_none(change: bytes) -> None:
+    row = NodeRow(node="b", sequence=1, state="waiting", nproc=7)
+    odd = rows.encode(row).replace(b'"round":-1', b'"cause":""').replace(b'"nproc":7', change)
     sound = rows.encode(NodeRow(node="a", sequence=1, state="waiting"))
     view = View(SETTINGS, "a", 0.0)
     asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))

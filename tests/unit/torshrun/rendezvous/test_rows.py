@@ -22,7 +22,7 @@ from torshrun.rendezvous.rows import (
 )
 
 ROW = NodeRow(node="a", sequence=3, state="inside", host="h", seconds=1.5, round=2)
-HEADER = Header(number=1, phase="open", token="t", fence=4, drained=("x", "y"))
+HEADER = Header(number=1, phase="open", token="t", fence=4, size=1, drained=("x", "y"))
 
 
 @pytest.mark.parametrize("record", [ROW, HEADER, PlaceRow(round=1, token="t")])
@@ -89,3 +89,20 @@ def test_no_runs_keys_are_among_those_of_another(name: str) -> None:
 def test_garbage_is_no_record_and_no_error(value: bytes) -> None:
     assert decode(NodeRow, value) is None
     assert decode(Header, b"[" * 5000 + value) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 0},
+        {"number": -1},
+        {"number": 2**60},
+        {"min_nodes": 0},
+        {"min_nodes": 5, "max_nodes": 4},
+        {"restarts": -1},
+        {"delay": 1e9},
+    ],
+)
+def test_no_round_is_believed_that_cannot_be(change: dict[str, Any]) -> None:
+    content = json.loads(encode(HEADER)) | change
+    assert decode(Header, json.dumps(content).encode()) is None
