@@ -79,6 +79,7 @@ class Job:
         self._agents: dict[str, VirtualAgent] = {}
         self._ends: dict[str, VirtualBeats] = {}
         self._happened: list[int] = []
+        self._is_healed = False
         self._requests = 0
 
     async def run(self) -> Result:
@@ -285,6 +286,8 @@ class Job:
         agent.resume()
 
     def _cut(self, these: set[str], those: set[str], seconds: float) -> None:
+        if self._is_healed:
+            return
         cut = frozenset(these), frozenset(those)
         self._network.cuts.append(cut)
         self._loop.call_later(seconds, self._mend, cut)
@@ -349,6 +352,7 @@ class Job:
 
     def _heal(self) -> None:
         self.tell("--", "the faults stop")
+        self._is_healed = True
         self._network.heal()
         if not self._server.up:
             self._server.start()

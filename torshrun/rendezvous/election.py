@@ -69,17 +69,17 @@ class Election:
 
     def plan(self) -> None:
         """If there is no leader stand soon; later if the last one is still heard, who knows most,
-        or if this node, which has no part in the round, knows nothing of when the last one ended.
+        or if this node is not of the round, and knows nothing of when the last one ended.
         """
         if self.fence or self.stands_at < math.inf or self.is_barred:
             return
-        last, member, now = self.last_term, self._member, self._asking.clock()
+        last, header, now = self.last_term, self._member.header, self._asking.clock()
         interval = self._asking.settings.interval
         heard = self._hearing.answers.get(last.fence, -math.inf) if last else -math.inf
         soon = self._asking.chance.uniform(0, 0.02) if last else 0.0
         if now - heard < interval:
             soon += interval / 8
-        elif heard == -math.inf and member.header and not member.takes_part:
+        elif heard == -math.inf and header and header.token != self._member.row.token:
             soon += interval
         self.stands_at = now + soon
 

@@ -277,6 +277,8 @@ class View:
             self._sure[beat.node] = moment
         self._last[beat.node] = (beat.number, now)
         self._sure.setdefault(beat.node, now)
+        if beat.node in self.inside or beat.node in self.dropped:
+            self._limit_inheritance(now)
         if beat.round < 0:
             return True
         header = self.header
@@ -286,6 +288,14 @@ class View:
         if not self._accounts_for(beat.node):
             self.blind_until = max(self.blind_until, now + self.settings.ttl)
         return True
+
+    def _limit_inheritance(self, now: float) -> None:
+        """A node of the round beats here, and so no more to the round's author, who could not go
+        past a lease without it: it ended by now + ttl, and what it granted a ttl later.
+        """
+        end = now + 2 * self.settings.ttl
+        self.blind_until = min(self.blind_until, end)
+        self.inherited_until = min(self.inherited_until, end)
 
     def _accounts_for(self, node: str) -> bool:
         """Whether the node is of the round, as far as its row has told."""

@@ -164,3 +164,15 @@ def test_a_node_that_is_granted_its_beats_is_waited_for_whoever_has_its_row() ->
     seen.blind_until = NOW
     assert seen.judge(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
     assert seen.blind_until == NOW + TTL
+
+
+@pytest.mark.parametrize("state", ["inside", "waiting"])
+def test_who_beats_to_a_new_leader_beats_no_more_to_the_last_one(state: str) -> None:
+    seen = leading(row("b", state=state), fence=6)
+    seen.blind_until, seen.inherited_until = inherited(seen, Hearing())
+    assert seen.blind_until > NOW + OUTAGE
+    outside = Beat(node="spare", round=-1, token="", number=1, confirmed=0)
+    assert seen.judge(outside, NOW, NOW + 1)
+    assert seen.blind_until > NOW + OUTAGE
+    assert seen.judge(Beat(node="b", round=-1, token="", number=1, confirmed=0), NOW, NOW + 1)
+    assert (seen.blind_until, seen.inherited_until) == (NOW + 2 * TTL, NOW + 2 * TTL)
