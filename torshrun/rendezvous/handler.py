@@ -155,33 +155,37 @@ class NodeRendezvous(Rendezvous):
             value, revision = found.get(name, (None, 0))
             if first and name == rows.VERDICT:
                 self._old_verdict = revision
-            self._take(name, value, revision)
+            self._take(name, value, revision, self._control.listed)
 
     def _take_change(self, name: str, value: bytes | None, revision: int) -> None:
-        self._take(rows.CONTROL + name, value, revision if value is not None else 0)
+        self._take(rows.CONTROL + name, value, revision if value is not None else 0, revision)
 
-    def _take(self, name: str, value: bytes | None, revision: int) -> None:
+    def _take(self, name: str, value: bytes | None, revision: int, as_of: int) -> None:
+        """What stands, and since which revision of the store; `as_of`: at which it was seen."""
         if name == rows.LEADER:
             self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
         elif name == rows.ROUND:
-            self._take_header(rows.decode(Header, value) if value else None, revision)
+            self._take_header(rows.decode(Header, value) if value else None, revision, as_of)
         elif name == rows.VERDICT:
             self._take_verdict(rows.decode(VerdictRow, value) if value else None, revision)
 
     def _take_verdict(self, verdict: VerdictRow | None, revision: int) -> None:
         late = revision == self._old_verdict
+        was_barred = self._election.is_barred
         self._election.is_barred = verdict is not None and late and not verdict.sticky
         if verdict is not None:
             self._tell(self._member.take_verdict(verdict, late=late))
-        else:
-            self._election.plan()
-            self._due.set()
+            return
+        if was_barred:
+            self._tell(self._member.take_header(None, 0))
+        self._election.plan()
+        self._due.set()
 
-    def _take_header(self, header: Header | None, revision: int) -> None:
+    def _take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         if self._election.is_barred:  # it is the other job's, and goes with its verdict
             return
         if self._lead:
-            self._lead.take_header(header, revision)
+            self._lead.take_header(header, revision, as_of)
         self._tell(self._member.take_header(header, revision))
 
     # ---- leadership

@@ -62,8 +62,10 @@ class Lead:
             for watch in watches:
                 watch.cancel()
 
-    def take_header(self, header: Header | None, revision: int) -> None:
-        """The round as this node's own watch saw it."""
+    def take_header(self, header: Header | None, revision: int, as_of: int) -> None:
+        """The round as the store had it at that revision, `as_of`."""
+        if as_of < self._header_revision:  # the watch lags behind what was written here
+            return
         self._header_revision = revision
         self._view.take_header(header, self._asking.clock())
         self._news.set()
@@ -177,7 +179,7 @@ class Lead:
         put = Put(asking.key(rows.ROUND), rows.encode(header))
         outcome = await asking.ask(asking.store.transact(fences, (put, *beside)))
         if outcome.succeeded:
-            self.take_header(header, outcome.revision)
+            self.take_header(header, outcome.revision, outcome.revision)
         return outcome.succeeded
 
     # ---- forming

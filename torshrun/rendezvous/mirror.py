@@ -27,13 +27,14 @@ class Mirror:
         self._prefix = asking.key(prefix)
         self._on_listing = on_listing
         self._on_change = on_change
-        self._listed = -1
+        self.listed = -1
+        """The revision of the latest listing."""
         self._meanwhile: dict[object, list[Event]] = {}
         """For each listing under way, what was heard since it was asked for."""
 
     @property
     def is_loaded(self) -> bool:
-        return self._listed >= 0
+        return self.listed >= 0
 
     async def follow(self) -> None:
         """List, then watch; again after each break, for ever."""
@@ -52,8 +53,8 @@ class Mirror:
             listing = await self._asking.ask(self._asking.store.list(self._prefix))
         finally:
             del self._meanwhile[this]
-        if listing.revision >= self._listed:
-            self._listed = listing.revision
+        if listing.revision >= self.listed:
+            self.listed = listing.revision
             size = len(self._prefix)
             self._on_listing(
                 [(item.key[size:], item.value, item.revision) for item in listing.items]
@@ -68,6 +69,6 @@ class Mirror:
         self._tell(event)
 
     def _tell(self, event: Event) -> None:
-        if event.revision > self._listed:
+        if event.revision > self.listed:
             value = event.value if event.kind == "put" else None
             self._on_change(event.key.removeprefix(self._prefix), value, event.revision)

@@ -100,3 +100,22 @@ def test_a_verdict_from_before_is_another_jobs_however_often_it_is_listed() -> N
         await store.close()
 
     asyncio.run(scene())
+
+
+def test_a_verdict_from_before_makes_room_for_the_next_job() -> None:
+    verdict = rows.encode(VerdictRow(outcome="succeeded", code=0, reason="done"))
+    told: list[RendezvousEvent] = []
+
+    async def scene() -> None:
+        store = MemoryStore()
+        node = NodeRendezvous(store, SETTINGS, FACTS, NoBeats())
+        node._post = told.append
+        name = rows.VERDICT.removeprefix(rows.CONTROL)
+        node._take_control([(name, verdict, 5)])
+        node._take_change(name, None, 6)
+        why = [event.reason for event in told if isinstance(event, StandingBy)]
+        assert "the run id will soon be free again" in why[0]
+        assert why[1].startswith("waiting for the job's nodes")
+        await store.close()
+
+    asyncio.run(scene())

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -65,7 +66,8 @@ async def follow_header(store: MemoryStore, lead: Lead) -> None:
     """What the node's own watch does."""
     async with aclosing(store.watch(key(rows.ROUND), 0)) as events:
         async for event in events:
-            lead.take_header(rows.decode(Header, event.value), event.revision)
+            header = rows.decode(Header, event.value)
+            lead.take_header(header, event.revision, event.revision)
 
 
 async def until_phase(store: MemoryStore, phase: str) -> Header:
@@ -128,3 +130,17 @@ def test_a_row_of_impossible_facts_counts_as_none(change: bytes) -> None:
     lead = Lead(asking, view, "e", 0, lambda: None)
     lead._take_nodes([("a", sound, 1), ("b", odd, 2)])
     assert view.rows.keys() == {"a"}
+
+
+def test_what_a_leader_wrote_is_not_undone_by_a_watch_that_lags() -> None:
+    view = View(SETTINGS, "a", time.monotonic())
+    asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))
+    lead = Lead(asking, view, "e", 0, lambda: None)
+    opened = Header(number=1, token="t", phase="open", fence=1, leader="a", size=1, world_size=1)
+    lead.take_header(replace(opened, phase="closing"), 9, 9)
+    for header, revision, as_of in ((opened, 8, 8), (None, 0, 7)):
+        lead.take_header(header, revision, as_of)
+        assert view.header is not None
+        assert view.header.phase == "closing"
+    lead.take_header(None, 0, 10)
+    assert view.header is None
