@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass, field
 
 STORE = "store"
+Cut = tuple[frozenset[str], frozenset[str]]
+"""What the first ones send does not reach the others."""
 
 
 @dataclass
@@ -14,8 +16,9 @@ class Network:
     """Which of the ends reach each other, and how long messages take."""
 
     chance: random.Random
-    cuts: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
-    """Groups between which messages vanish."""
+    cuts: list[Cut] = field(default_factory=list)
+    lags: dict[tuple[str, str], float] = field(default_factory=dict)
+    """How many seconds late an end's watch of a prefix is."""
     paused: dict[str, asyncio.Event] = field(default_factory=dict)
     """Ends that stand still, until their event is set."""
     gone: set[str] = field(default_factory=set)
@@ -24,11 +27,12 @@ class Network:
     slowest: float = 0.02
     """Seconds that a message takes at most."""
 
-    def reaches(self, one: str, other: str) -> bool:
-        return not any(
-            (one in these and other in those) or (one in those and other in these)
-            for these, those in self.cuts
-        )
+    def reaches(self, sender: str, receiver: str) -> bool:
+        return not any(sender in these and receiver in those for these, those in self.cuts)
+
+    def joins(self, one: str, other: str) -> bool:
+        """Whether they reach each other."""
+        return self.reaches(one, other) and self.reaches(other, one)
 
     def delay(self) -> float:
         return self.chance.uniform(0.0002, self.slowest)
@@ -55,6 +59,7 @@ class Network:
     def heal(self) -> None:
         """All links work, and everybody moves."""
         self.cuts.clear()
+        self.lags.clear()
         self.loss, self.slowest = 0.0, 0.02
         for end in [*self.paused]:
             self.resume(end)

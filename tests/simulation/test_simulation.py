@@ -37,11 +37,11 @@ class LeaderDiesAtOnce(Job):
 
     async def _story(self) -> None:
         for _ in range(self._plan.agents):
-            self._add()
+            self._world.add()
         await self._until(self._all_run, 60, "the first round", step=0.002)
         await asyncio.sleep(self._chance.uniform(0, 0.4 * self._settings.ttl))
         died = self._loop.time()
-        self.tell("--", self._crash_leader(self._chance))
+        self._world.tell("--", self._faults.crash_leader(self._chance))
         await self._until(self._all_run, 150, "a round without it")
         self.took = (self._loop.time() - died) / self._settings.ttl
 
@@ -60,14 +60,14 @@ class SlowToEnd(Job):
 
     async def _story(self) -> None:
         for _ in range(self._plan.agents):
-            self._add().slow_end = 3 * self._settings.ttl
+            self._world.add().slow_end = 3 * self._settings.ttl
         await self._until(self._all_run, 60, "the first round")
         wanted = rows.encode(StopWanted(code=143, reason="somebody asked for it"))
-        self._server.put(rows.base(RUN_ID) + rows.WANT_STOP, wanted)
+        self._world.server.put(rows.base(RUN_ID) + rows.WANT_STOP, wanted)
         await self._until(self._has_ended, 60, "the end")
 
     def all_ended_in_time(self) -> bool:
-        ran = [agent for agent in self._agents.values() if agent.over]
+        ran = [agent for agent in self._world.agents.values() if agent.over]
         return all(agent.ended_in_time for agent in ran) and len(ran) == self._plan.agents
 
 

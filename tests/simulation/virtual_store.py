@@ -108,7 +108,7 @@ class Watcher:
         self.queue: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def take(self, events: Sequence[Event]) -> None:
-        if not self._network.reaches(self._end, STORE):
+        if not self._network.joins(self._end, STORE):
             self.end()  # TCP finds out in the end, and the watch is resumed
             return
         for event in events:
@@ -118,7 +118,8 @@ class Watcher:
         self._deliver(None)
 
     def _deliver(self, event: Event | None) -> None:
-        self._latest = max(self._latest, self._loop.time() + self._lag + self._network.delay())
+        lag = self._lag + self._network.lags.get((self._end, self.prefix), 0.0)
+        self._latest = max(self._latest, self._loop.time() + lag + self._network.delay())
         self._loop.call_at(self._latest, self.queue.put_nowait, event)
 
 
