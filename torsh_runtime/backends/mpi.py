@@ -31,6 +31,8 @@ EAGER_BYTES = 64 << 10
 not been received."""
 _BUSY = 0.001
 """Seconds of waiting before tests are made further apart."""
+_LINGER = 5.0
+"""Seconds that a rank which leaves gives the others to receive what it has sent ahead."""
 _OPS = {
     ReduceOp.SUM: "SUM",
     ReduceOp.PRODUCT: "PROD",
@@ -193,15 +195,25 @@ class MpiBackend(HostBackend):
     def _halt(self) -> None:
         pass  # MPI cannot be stopped; the peers read the news
 
+    def _flush(self) -> None:
+        deadline = time.monotonic() + _LINGER
+        self._forget_received()
+        while self._unreceived and time.monotonic() < deadline:
+            time.sleep(_BUSY)
+            self._forget_received()
+
     def _release(self) -> None:
-        self._unreceived_bytes(-1)
+        self._forget_received()
         if not (self.failed or self._under_way or self._unreceived):
             self._comm.Free()
 
     def _unreceived_bytes(self, dst: int) -> int:
-        """What was sent ahead to a rank and has not gone out yet; forget the rest."""
-        self._unreceived[:] = [sent for sent in self._unreceived if not sent.test()]
+        """What was sent ahead to a rank and has not gone out yet."""
+        self._forget_received()
         return sum(sent.size for sent in self._unreceived if sent.peer == dst)
+
+    def _forget_received(self) -> None:
+        self._unreceived[:] = [sent for sent in self._unreceived if not sent.test()]
 
     @property
     def _largest_tag(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,8 @@ class Cause(NamedTuple):
         return _KINDS[self.kind](*self.arguments)
 
 
-class Call(NamedTuple):
+@dataclass(slots=True)
+class Call:
     """An operation under way."""
 
     op: str
@@ -53,6 +55,8 @@ class Call(NamedTuple):
     peer: int | None = None
     """The one rank that a message needs; None of a collective and of a receive from anyone."""
     message: bool = False
+    suspects: set[int] = field(default_factory=set)
+    """The ranks that seemed gone when this operation was last looked after."""
 
 
 class News:
@@ -64,7 +68,6 @@ class News:
         self._rank = rank
         self._world_size = world_size
         self._members: dict[int, dict[str, Any]] = {}
-        self._suspects: set[int] = set()
 
     def meet(self, timeout: float, offer: bytes = b"") -> list[bytes]:
         """Wait until every rank has come; what each of them offered.
@@ -121,8 +124,8 @@ class News:
         return [rank for rank, at in seen.items() if at < call.sequence and rank != self._rank]
 
     def _lost(self, call: Call, notes: dict[str, bytes]) -> Cause | None:
-        """A peer that ended, at two looks in a row (what it sent last may still be under way), or
-        that left before this operation.
+        """A peer that ended, at two looks of the operation in a row (what it sent last may still be
+        under way), or that left before this operation.
         """
         peers = range(self._world_size) if call.peer is None else [call.peer]
         left = {rank: notes.get(f"note/left/{rank}") for rank in peers if rank != self._rank}
@@ -132,8 +135,8 @@ class News:
             ended, gone = ended | {rank for rank in left if left[rank] is not None}, set()
             if call.peer is None and len(ended) < self._world_size - 1:
                 return None  # another one may still send
-        lost = gone | (ended & self._suspects)
-        self._suspects = ended
+        lost = gone | (ended & call.suspects)
+        call.suspects = ended
         if not lost:
             return None
         rank = min(lost)

@@ -61,12 +61,17 @@ class StepwiseBackend(Backend):
             if self._closed:
                 return
             self._closed = True
+        if not self.failed:
+            self._flush()
         self._news.leave(self._sequence)
         self._release()
 
     @abstractmethod
     def _halt(self) -> None:
         """The group has failed: make the library give up, here and on the peers, if it can."""
+
+    def _flush(self) -> None:
+        """Messages sent before get on their way, if that takes the library's own effort."""
 
     @abstractmethod
     def _release(self) -> None:

@@ -59,7 +59,11 @@ def broadcast(
 ) -> Work | None:
     """Copy rank src's `tensor` into everyone's."""
     group = group or default_group()
-    work = group.broadcast(tensor, root_rank(group, src, group_src, "src"), async_op)
+    if src is not None and group_src is None:  # a call less for small arrays, which take no longer
+        root = group.group_rank(src)
+    else:
+        root = root_rank(group, src, group_src, "src")
+    work = group.broadcast(tensor, root, async_op)
     return work if async_op else None
 
 

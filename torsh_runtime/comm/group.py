@@ -109,7 +109,9 @@ class ProcessGroup:
 
     def broadcast(self, tensor: object, src: int, async_op: bool = False) -> Work:
         """Copy rank src's tensor into everyone's. Same shape and dtype everywhere."""
-        return self._backend.broadcast(tensor, self._member(src), self._timeout, async_op)
+        if src not in self._members:
+            self._member(src)
+        return self._backend.broadcast(tensor, src, self._timeout, async_op)
 
     def all_gather_into_tensor(
         self, output_tensor: object, input_tensor: object, async_op: bool = False

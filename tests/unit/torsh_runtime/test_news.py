@@ -15,8 +15,6 @@ from torsh_runtime.errors import CommAborted, CommTimeout, PeerLost
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
-CALL = Call("all_reduce", 3)
-
 
 @pytest.fixture
 def store() -> Iterator[StoreClient]:
@@ -24,6 +22,11 @@ def store() -> Iterator[StoreClient]:
     with StoreClient.connect(hosted.endpoint, b"", 30) as client:
         yield client
     hosted.close()
+
+
+@pytest.fixture
+def call() -> Call:
+    return Call("all_reduce", 3)
 
 
 @pytest.fixture
@@ -42,33 +45,33 @@ def test_those_who_did_not_come_are_named(store: StoreClient) -> None:
     assert caught.value.missing == (0, 2, 3)
 
 
-def test_the_first_cause_stands(pair: tuple[News, News]) -> None:
+def test_the_first_cause_stands(pair: tuple[News, News], call: Call) -> None:
     first, second = pair
     cause = Cause("CommTimeout", ("barrier", 3, 1.5, (0,)))
-    assert first.look(CALL) is None
+    assert first.look(call) is None
     assert second.report(cause) == cause
     assert first.report(Cause("CommAborted", ("later",))).kind == "CommTimeout"
-    found = first.look(CALL)
+    found = first.look(call)
     assert found is not None
     error = found.error()
     assert isinstance(error, CommTimeout)
     assert (error.op, error.sequence, error.missing) == ("barrier", 3, (0,))
 
 
-def test_who_waits_elsewhere_is_missing(pair: tuple[News, News]) -> None:
+def test_who_waits_elsewhere_is_missing(pair: tuple[News, News], call: Call) -> None:
     first, second = pair
-    assert first.missing(CALL) == [1]
+    assert first.missing(call) == [1]
     second.look(Call("barrier", 2))
-    assert first.missing(CALL) == [1]
-    second.look(CALL)
-    assert first.missing(CALL) == []
+    assert first.missing(call) == [1]
+    second.look(call)
+    assert first.missing(call) == []
     assert first.missing(Call("recv", 3, 1, True)) == [1]
 
 
-def test_who_left_is_lost_to_later_operations_only(pair: tuple[News, News]) -> None:
+def test_who_left_is_lost_to_later_operations_only(pair: tuple[News, News], call: Call) -> None:
     first, second = pair
     second.leave(3)
-    assert first.look(CALL) is None
+    assert first.look(call) is None
     lost = first.look(Call("barrier", 4))
     assert lost is not None
     assert isinstance(lost.error(), PeerLost)
@@ -85,7 +88,14 @@ def test_messages_of_who_left_may_still_be_under_way(pair: tuple[News, News]) ->
     assert lost.arguments[0] == 1
 
 
-def test_a_process_that_ended_is_lost(store: StoreClient) -> None:
+def test_looks_of_two_messages_are_not_two_in_a_row(pair: tuple[News, News]) -> None:
+    first, second = pair
+    second.leave(3)
+    for _ in range(2):
+        assert first.look(Call("recv", 3, 1, True)) is None
+
+
+def test_a_process_that_ended_is_lost(store: StoreClient, call: Call) -> None:
     program = (
         "import sys; from torsh_runtime.backends.news import News; "
         "from torsh_runtime.store.client import StoreClient; "
@@ -96,17 +106,19 @@ def test_a_process_that_ended_is_lost(store: StoreClient) -> None:
         news = News(store, 0, 2)
         news.meet(30)
         assert peer.wait(30) == 0
-    assert news.look(CALL) is None
-    lost = news.look(CALL)
+    assert news.look(call) is None
+    lost = news.look(call)
     assert lost is not None
     assert "process has ended" in str(lost.error())
 
 
-def test_without_a_store_nothing_is_known(pair: tuple[News, News], store: StoreClient) -> None:
+def test_without_a_store_nothing_is_known(
+    pair: tuple[News, News], store: StoreClient, call: Call
+) -> None:
     store.close()
     first, _ = pair
     cause = Cause("CommAborted", ("why",))
-    assert first.look(CALL) is None
+    assert first.look(call) is None
     assert first.report(cause) == cause
     assert isinstance(cause.error(), CommAborted)
     first.leave(4)

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
 
 namespace nb = nanobind;
@@ -132,6 +133,7 @@ void bind_group(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  if (!torsh::python::import_numpy()) throw nb::python_error();
   nb::set_leak_warnings(false);  // a group that lives until the process ends is no leak
   m.attr("MAX_LOCAL_RANKS") = torsh::shm::max_ranks;
   m.attr("ANY_SOURCE") = torsh::any_source;

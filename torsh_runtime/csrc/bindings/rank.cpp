@@ -103,7 +103,7 @@ void Rank::meet(double timeout) {
 }
 
 template <class Operation, class... Views>
-nb::object Rank::perform(const Call& call, Operation operation, double timeout, bool async_op, Views... views) {
+nb::object Rank::perform(const Call& call, Operation operation, double timeout, bool async_op, Views&&... views) {
   if (!async_op) {
     guarded([&] { group_->perform(call, operation, timeout); });
     (KeptViews<Views...>::finish_one(views), ...);

@@ -82,7 +82,7 @@ class Rank {
  private:
   [[noreturn]] void raise(const Failure& failure) const;
   template <class Operation, class... Views>
-  nb::object perform(const Call& call, Operation operation, double timeout, bool async_op, Views... views);
+  nb::object perform(const Call& call, Operation operation, double timeout, bool async_op, Views&&... views);
   nb::object message(TransferPtr transfer, View view, double timeout, bool async_op);
   void check_rank(const char* name, int rank) const;
   void check_parts(const View& all, const View& part) const;

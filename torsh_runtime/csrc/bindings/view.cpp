@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings/dlpack.hpp"
+#include "bindings/ndarray.hpp"
 
 namespace torsh::python {
 namespace {
@@ -123,6 +124,7 @@ void View::release() {
 }
 
 bool View::take(nb::handle object, bool writable) {
+  if (take_ndarray(object, writable)) return true;
   if (PyObject_CheckBuffer(object.ptr())) return take_buffer(object.ptr(), writable);
   if (nb::isinstance<Typed>(object)) {
     const Typed& typed = nb::cast<const Typed&>(object);
@@ -131,6 +133,27 @@ bool View::take(nb::handle object, bool writable) {
     return true;
   }
   return take_tensor(object);
+}
+
+template <class Size>
+void View::take_shape(const Size* sizes, int dims) {
+  count_ = 1;
+  dims_ = static_cast<std::uint8_t>(dims);
+  for (int dim = 0; dim < dims; ++dim) {
+    const auto size = static_cast<std::uint64_t>(sizes[dim]);
+    count_ *= size;
+    if (static_cast<std::size_t>(dim) < Call::max_dims) shape_[static_cast<std::size_t>(dim)] = size;
+  }
+}
+
+bool View::take_ndarray(nb::handle object, bool writable) {
+  Ndarray array;
+  if (!look_at_ndarray(object.ptr(), writable, array)) return false;
+  if (!kept_.is_valid()) kept_ = nb::borrow(object);
+  data_ = array.data;
+  dtype_ = array.dtype;
+  take_shape(array.shape.data(), static_cast<int>(array.shape.size()));
+  return true;
 }
 
 bool View::take_buffer(PyObject* object, bool writable) {
@@ -144,9 +167,7 @@ bool View::take_buffer(PyObject* object, bool writable) {
     return false;
   }
   data_ = static_cast<std::byte*>(buffer_.buf);
-  count_ = static_cast<std::uint64_t>(buffer_.len / buffer_.itemsize);
-  dims_ = static_cast<std::uint8_t>(buffer_.ndim);
-  for (std::size_t i = 0; i < Call::max_dims && i < dims_; ++i) shape_[i] = static_cast<std::uint64_t>(buffer_.shape[i]);
+  take_shape(buffer_.shape, buffer_.ndim);
   return true;
 }
 
@@ -163,13 +184,7 @@ bool View::take_tensor(nb::handle object) {
                       is_aligned(data_, dtype_) && !is_lazy(object, tensor);
   if (!direct) return false;
   if (!kept_.is_valid()) kept_ = nb::borrow(object);
-  count_ = 1;
-  dims_ = static_cast<std::uint8_t>(tensor.dims);
-  for (int dim = 0; dim < tensor.dims; ++dim) {
-    const auto size = static_cast<std::uint64_t>(tensor.shape[dim]);
-    count_ *= size;
-    if (static_cast<std::size_t>(dim) < Call::max_dims) shape_[static_cast<std::size_t>(dim)] = size;
-  }
+  take_shape(tensor.shape, tensor.dims);
   return true;
 }
 

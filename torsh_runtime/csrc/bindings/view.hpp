@@ -17,7 +17,7 @@ struct Typed {
   DType dtype;
 };
 
-// A borrowed look at an array in place: objects with the buffer protocol, CPU tensors with DLPack's
+// A borrowed look at an array in place: numpy arrays, other objects with the buffer protocol, CPU tensors with DLPack's
 // C interface, and Typed. What cannot be used in place (strided, on a GPU …) goes through the
 // `stage` function, `stage(array, writable) -> (array in place, finish or None)`, where finish()
 // copies the result back. Errors are Python's.
@@ -41,8 +41,11 @@ class View {
 
  private:
   bool take(nb::handle object, bool writable);
+  bool take_ndarray(nb::handle object, bool writable);
   bool take_buffer(PyObject* object, bool writable);
   bool take_tensor(nb::handle object);
+  template <class Size>
+  void take_shape(const Size* sizes, int dims);
   void release();
 
   Py_buffer buffer_{};

@@ -1,0 +1,59 @@
+#include "bindings/ndarray.hpp"
+
+#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include <array>
+#include <bit>
+#include <optional>
+
+namespace torsh::python {
+namespace {
+
+using Table = std::array<std::optional<DType>, NPY_HALF + 1>;
+
+constexpr DType sized(DType byte, std::size_t size) {
+  return static_cast<DType>(static_cast<int>(byte) + std::countr_zero(size));
+}
+
+constexpr Table dtypes() {
+  Table table;
+  table[NPY_BOOL] = DType::boolean;
+  table[NPY_BYTE] = DType::int8;
+  table[NPY_SHORT] = sized(DType::int8, sizeof(short));
+  table[NPY_INT] = sized(DType::int8, sizeof(int));
+  table[NPY_LONG] = sized(DType::int8, sizeof(long));
+  table[NPY_LONGLONG] = sized(DType::int8, sizeof(long long));
+  table[NPY_UBYTE] = DType::uint8;
+  table[NPY_USHORT] = sized(DType::uint8, sizeof(short));
+  table[NPY_UINT] = sized(DType::uint8, sizeof(int));
+  table[NPY_ULONG] = sized(DType::uint8, sizeof(long));
+  table[NPY_ULONGLONG] = sized(DType::uint8, sizeof(long long));
+  table[NPY_HALF] = DType::float16;
+  table[NPY_FLOAT] = DType::float32;
+  table[NPY_DOUBLE] = DType::float64;
+  table[NPY_CFLOAT] = DType::complex64;
+  table[NPY_CDOUBLE] = DType::complex128;
+  return table;
+}
+
+}  // namespace
+
+bool import_numpy() { return PyArray_ImportNumPyAPI() == 0; }
+
+bool look_at_ndarray(PyObject* object, bool writable, Ndarray& found) {
+  static constexpr Table known = dtypes();
+  if (!PyArray_CheckExact(object)) return false;
+  auto* array = reinterpret_cast<PyArrayObject*>(object);
+  const PyArray_Descr* descr = PyArray_DESCR(array);
+  const auto type = static_cast<std::size_t>(descr->type_num);
+  const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
+  const bool usable = PyArray_CHKFLAGS(array, needed) && PyArray_ISNBO(descr->byteorder);
+  if (!usable || type >= known.size() || !known[type]) return false;
+  found.data = static_cast<std::byte*>(PyArray_DATA(array));
+  found.shape = {PyArray_DIMS(array), static_cast<std::size_t>(PyArray_NDIM(array))};
+  found.dtype = *known[type];
+  return true;
+}
+
+}  // namespace torsh::python
