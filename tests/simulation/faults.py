@@ -140,8 +140,9 @@ class Faults:
         agent, leader = self._some(chance), self._world.leader()
         if agent is None or leader is None:
             return ""
-        one = {agent.name}
-        other = {STORE} if chance.random() < 0.5 else {leader.name}
+        one, other = {agent.name}, {STORE}
+        if agent is not leader and chance.random() < 0.5:
+            other = {leader.name}
         sides = (one, other) if chance.random() < 0.5 else (other, one)
         seconds = chance.choice((3.0, 15.0, 30.0))
         self._cut_way(*sides, seconds)

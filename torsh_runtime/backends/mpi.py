@@ -19,7 +19,7 @@ import numpy as np
 
 from torsh_runtime.backends.base import BackendType, Reduce, ReduceOp
 from torsh_runtime.backends.host import HostBackend
-from torsh_runtime.backends.news import News
+from torsh_runtime.backends.news import Cause, News
 from torsh_runtime.backends.operands import Array, distribute, joined, room_for
 from torsh_runtime.backends.reductions import Encoding, encoding, widened
 from torsh_runtime.backends.steps import Steps
@@ -197,15 +197,21 @@ class MpiBackend(HostBackend):
 
     def _flush(self) -> None:
         deadline = time.monotonic() + _LINGER
-        self._forget_received()
-        while self._unreceived and time.monotonic() < deadline:
-            time.sleep(_BUSY)
-            self._forget_received()
+        try:
+            while not self.failed and self._owes() and time.monotonic() < deadline:
+                time.sleep(_BUSY)
+        except RuntimeError as error:
+            self._end(Cause("CommError", (f"mpi failed in closing the group: {error}",)))
 
     def _release(self) -> None:
-        self._forget_received()
-        if not (self.failed or self._under_way or self._unreceived):
+        if not (self.failed or self._under_way or self._owes()):
             self._comm.Free()
+
+    def _owes(self) -> bool:
+        """Whether something that was sent ahead has not gone out yet."""
+        with self._turn:
+            self._forget_received()
+            return bool(self._unreceived)
 
     def _unreceived_bytes(self, dst: int) -> int:
         """What was sent ahead to a rank and has not gone out yet."""

@@ -61,10 +61,11 @@ class StepwiseBackend(Backend):
             if self._closed:
                 return
             self._closed = True
-        if not self.failed:
+        try:
             self._flush()
-        self._news.leave(self._sequence)
-        self._release()
+        finally:
+            self._news.leave(self._sequence)
+            self._release()
 
     @abstractmethod
     def _halt(self) -> None:

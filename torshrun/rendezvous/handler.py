@@ -176,7 +176,7 @@ class NodeRendezvous(Rendezvous):
         if verdict is not None:
             self._tell(self._member.take_verdict(verdict, late=late))
             return
-        if was_barred:
+        if was_barred and not self._member.takes_part:
             self._tell(self._member.take_header(None, 0))
         self._election.plan()
         self._due.set()

@@ -43,7 +43,7 @@ class Lead:
         self._view = view
         self._on_first_listing = on_first_listing
         self._endpoint = endpoint
-        self._header_revision = header_revision
+        self._header_revision = self._header_as_of = header_revision
         self._news = asyncio.Event()
         self._nodes = Mirror(asking.another(), rows.NODES, self._take_nodes, self._on_node)
         self._wants = Mirror(asking.another(), rows.WANTS, self._take_wants, self._want)
@@ -64,9 +64,9 @@ class Lead:
 
     def take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         """The round as the store had it at that revision, `as_of`."""
-        if as_of < self._header_revision:  # the watch lags behind what was written here
+        if as_of < self._header_as_of:  # the watch lags behind what was written here
             return
-        self._header_revision = revision
+        self._header_revision, self._header_as_of = revision, as_of
         self._view.take_header(header, self._asking.clock())
         self._news.set()
 

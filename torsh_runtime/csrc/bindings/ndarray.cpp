@@ -1,6 +1,7 @@
 #include "bindings/ndarray.hpp"
 
-#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_25_API_VERSION
 #include <numpy/arrayobject.h>
 
 #include <array>
@@ -48,7 +49,8 @@ bool look_at_ndarray(PyObject* object, bool writable, Ndarray& found) {
   const PyArray_Descr* descr = PyArray_DESCR(array);
   const auto type = static_cast<std::size_t>(descr->type_num);
   const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
-  const bool usable = PyArray_CHKFLAGS(array, needed) && PyArray_ISNBO(descr->byteorder);
+  const bool is_plain = PyArray_ISNBO(descr->byteorder) && !PyDataType_HASFIELDS(descr);
+  const bool usable = PyArray_CHKFLAGS(array, needed) && is_plain;
   if (!usable || type >= known.size() || !known[type]) return false;
   found.data = static_cast<std::byte*>(PyArray_DATA(array));
   found.shape = {PyArray_DIMS(array), static_cast<std::size_t>(PyArray_NDIM(array))};
