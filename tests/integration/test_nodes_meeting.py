@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -209,8 +210,21 @@ def test_a_store_that_nobody_serves_is_given_up_after_the_join_timeout() -> None
         nowhere = RendezvousConfig(
             backend="tcp", endpoints=(Address("192.0.2.1", 1),), join_timeout=0.2, ttl=1.0
         )
-        with pytest.raises(RendezvousTimeout, match="the agent on the host of that name serves"):
+        with pytest.raises(RendezvousTimeout, match="served by the agent on the host of that name"):
             await Meeting.open(nowhere, silent)
+
+    run(scenario)
+
+
+def test_who_holds_the_port_of_the_store_is_named() -> None:
+    async def scenario() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            held = config(port, join_timeout=0.2, ttl=1.0)
+            with pytest.raises(RendezvousTimeout, match=rf"held by .* \(pid {os.getpid()}\)"):
+                await Meeting.open(held, silent)
 
     run(scenario)
 

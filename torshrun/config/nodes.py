@@ -188,8 +188,12 @@ def _secret(settings: Settings, values: Mapping[str, Any], environ: Mapping[str,
     name = settings["secret_file"].name
     try:
         secret = Path(path).read_text().strip()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"{name}: {path} cannot be read: {error}") from None
+    except ValueError:
+        raise ConfigError(
+            f"{name}: {path} is not text: put a long random text in it (openssl rand -hex 32)"
+        ) from None
     if not secret:
         raise ConfigError(f"{name}: {path} is empty: put a long random text in it")
     return secret

@@ -238,7 +238,8 @@ def readable(text: str) -> str:
     """A file that is there."""
     path = _looked_up(text)
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        what = "is no file" if path.exists() else "does not exist"
+        raise ConfigError(f"{path} {what}")
     return str(path)
 
 

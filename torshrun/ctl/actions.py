@@ -27,8 +27,8 @@ _NO_WAIT = "asked for; not waiting for it (--no-wait)"
 
 
 async def watch(run: Run, show: Callable[[Picture], None]) -> None:
-    """Show each change until the run has ended."""
-    while not run.picture.verdict:
+    """Show each change until the run has ended, or nobody is left to end it."""
+    while not run.picture.verdict and (run.picture.present or run.picture.leader):
         show(await run.change())
 
 

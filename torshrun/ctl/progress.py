@@ -47,6 +47,8 @@ def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress
         return Progress(False, f"waiting for {', '.join(here)} to stop its workers and go")
     if now.verdict:
         return Progress(True, f"{names} left, and the job has ended: {now.verdict.reason}")
+    if not now.present:
+        return Progress(True, f"{names} left, and nobody is left of the run")
     if not any(map(before.takes_part, asked)):
         return Progress(True, f"{names} left. {_where(now)}")
     if now.phase != "running" or now.round_token == before.round_token:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import resolve
+from torshrun.topology.listeners import listener
 
 if TYPE_CHECKING:
     from torshrun.config.rendezvous import Address, RendezvousConfig
@@ -96,9 +98,16 @@ async def agree_on_secret(store: Store, run_id: str, own: str) -> bytes:
     return entry.value
 
 
-async def patiently(what: str, attempt: Callable[[], Awaitable[T]], timeout: float, say: Say) -> T:
+async def patiently(
+    what: str,
+    attempt: Callable[[], Awaitable[T]],
+    timeout: float,
+    say: Say,
+    hint: Callable[[], str] = lambda: "",
+) -> T:
     """Try until it works. RendezvousTimeout after `timeout` seconds, naming the last reason;
     `say` is told one once it takes a while. A StoreError that has no OSError behind it is final.
+    `hint` adds to the reasons.
     """
     clock = asyncio.get_running_loop().time
     began, pause, told = clock(), _PAUSES[0], False
@@ -109,10 +118,11 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[T]], timeout: flo
             if not _may_pass(error):
                 raise
             if clock() + pause >= began + timeout:
-                raise RendezvousTimeout(f"{what} could not be reached in {timeout:g} s: {error}")
+                why = f"{error}{hint()}"
+                raise RendezvousTimeout(f"{what} could not be reached in {timeout:g} s: {why}")
             if not told and clock() - began > _A_WHILE:
                 told = True
-                say(f"waiting for {what}: {error}")
+                say(f"waiting for {what}: {error}{hint()}")
         await asyncio.sleep(pause)
         pause = min(2 * pause, _PAUSES[1])
 
@@ -169,38 +179,47 @@ async def _open_tcp(config: RendezvousConfig, say: Say) -> Meeting:
     secret = config.secret.encode()
     may_host = config.backend == "tcp" or config.node_rank == 0
 
+    is_taken = False
+
     async def attempt() -> Meeting:
-        hosted = await _host(address, secret) if may_host else None
+        nonlocal is_taken
+        hosted, is_taken = await _host(address, secret) if may_host else (None, False)
         return hosted or await _join(address, secret, _request_timeout(config))
 
+    def hint() -> str:
+        return f" (the port is held by {listener(address.port)} on this host)" if is_taken else ""
+
     host = "node rank 0" if config.backend == "static" else "the host of that name"
-    what = f"the store at {address}, which the agent on {host} serves,"
-    return await patiently(what, attempt, config.join_timeout, say)
+    what = f"the store at {address} (served by the agent on {host})"
+    return await patiently(what, attempt, config.join_timeout, say, hint)
 
 
-async def _host(address: Address, secret: bytes) -> Meeting | None:
-    """Serve the store, if the address is this host's and nobody serves there yet. It is served on
-    every address, for other hosts may know this one by another.
+async def _host(address: Address, secret: bytes) -> tuple[Meeting | None, bool]:
+    """Serve the store, if the address is this host's and nobody serves there yet; else whether
+    that is why not. It is served on every address, for other hosts may know this one by another.
     """
-    loop = asyncio.get_running_loop()
+    loop, is_taken = asyncio.get_running_loop(), False
     for family, place in await loop.run_in_executor(None, resolve, *address):
-        if not _can_bind(family, place):
+        obstacle = _obstacle(family, place)
+        is_taken = is_taken or obstacle == errno.EADDRINUSE
+        if obstacle:
             continue
         everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
         for host in (everywhere, place[0]):
             with suppress(StoreError):  # somebody was faster, or holds the port elsewhere
-                return await _serve(TcpEndpoint(host, place[1]), secret)
-    return None
+                return await _serve(TcpEndpoint(host, place[1]), secret), False
+    return None, is_taken
 
 
-def _can_bind(family: int, place: tuple[str, int]) -> bool:
+def _obstacle(family: int, place: tuple[str, int]) -> int:
+    """Why the address cannot be listened on, by errno; 0 if it can."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(place)
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            return error.errno or errno.EADDRNOTAVAIL
+        return 0
 
 
 async def _serve(endpoint: TcpEndpoint, secret: bytes) -> Meeting:

@@ -6,6 +6,7 @@ import errno
 import socket
 
 from torsh_runtime.errors import ConfigError
+from torshrun.topology.listeners import listener
 
 
 def choose_port(wanted: int) -> int:
@@ -28,15 +29,4 @@ def choose_port(wanted: int) -> int:
 
 
 def _holder(port: int, error: OSError) -> str:
-    if error.errno != errno.EADDRINUSE:
-        return ""
-    import psutil
-
-    try:
-        for connection in psutil.net_connections("tcp"):
-            listening = connection.status == psutil.CONN_LISTEN
-            if listening and connection.laddr.port == port and connection.pid:
-                return f": {psutil.Process(connection.pid).name()} (pid {connection.pid}) holds it"
-    except psutil.Error:
-        return ": another process holds it"
-    return ": a process of another user or a connection holds it"
+    return f": {listener(port)} holds it" if error.errno == errno.EADDRINUSE else ""

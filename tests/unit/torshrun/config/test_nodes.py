@@ -106,7 +106,7 @@ def test_how_long_a_node_may_be_silent(made: Made, conf: str, ttl: float) -> Non
         ({**TCP, "rdzv_endpoint": "https://n0"}, "are for etcd; give HOST:PORT alone"),
         ({**STATIC, "rdzv_endpoint": "http://n0"}, "are for etcd; give HOST:PORT alone"),
         ({**ETCD, "rdzv_conf": "protocol=ftp"}, "protocol: 'ftp' is not one of http, https"),
-        ({**TCP, "secret_file": "/nowhere/s"}, "--secret-file: there is no file"),
+        ({**TCP, "secret_file": "/nowhere/s"}, "--secret-file: /nowhere/s does not exist"),
     ],
 )
 def test_refusals(made: Made, options: dict[str, str], said: str) -> None:

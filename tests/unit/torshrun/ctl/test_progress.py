@@ -94,6 +94,12 @@ def test_a_drained_node_goes_and_the_next_round_comes() -> None:
     assert drained([gone], before, after) == (True, "a left. Round 4 runs on 1 node")
 
 
+def test_after_the_last_node_no_round_is_waited_for() -> None:
+    before = picture(header(), node("a", 0))
+    gone = picture(header(phase="closing", reason="so"), node("a", 0, state="left"))
+    assert drained(before.nodes, before, gone) == (True, "a left, and nobody is left of the run")
+
+
 def test_a_drained_spare_just_goes() -> None:
     spare, stays = node("a", state="waiting"), node("b", 0)
     before = picture(header(), spare, stays)

@@ -231,6 +231,18 @@ def test_each_change_is_shown_until_the_end() -> None:
     play(scene())
 
 
+def test_watching_ends_when_nobody_is_left() -> None:
+    async def scene() -> None:
+        async with opened(header(), node("a", 0)) as (store, run):
+            shown: list[Picture] = []
+            watching = asyncio.create_task(actions.watch(run, shown.append))
+            await write(store, node("a", 0, state="left"))
+            await watching
+            assert shown[-1].phase == "abandoned"
+
+    play(scene())
+
+
 class Silent(MemoryStore):
     """One that does not answer any more once it is closed."""
 
