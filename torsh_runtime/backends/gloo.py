@@ -73,15 +73,19 @@ class GlooBackend(HostBackend):
         distributed = _load()
         news = News(store, rank, world_size)
         news.meet(timeout)
-        left = max(timeout - (time.monotonic() - began), 0.001)
+
+        def left() -> float:
+            return max(timeout - (time.monotonic() - began), 0.001)
+
         options = distributed.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=left)
+        options._timeout = timedelta(seconds=left())
         options._devices = [_device(distributed.ProcessGroupGloo)]
-        adapter = _adapt(distributed.Store, store.scoped("gloo/"), left)
+        adapter = _adapt(distributed.Store, store.scoped("gloo/"), left())
         try:
             group = distributed.ProcessGroupGloo(adapter, rank, world_size, options)
         except RuntimeError as error:
             raise CommTimeout("init_process_group", 0, timeout, (), f" ({error})") from error
+        news.all_connected(left())
         return cls(import_module("torch"), group, rank, world_size, news)
 
     def _all_reduce(self, values: Array, op: Reduce) -> Steps:

@@ -74,15 +74,25 @@ class News:
 
         Raises CommTimeout naming the ranks that did not come within `timeout` seconds.
         """
-        keys = {f"member/{rank}": rank for rank in range(self._world_size)}
-        self._store.put(f"member/{self._rank}", msgpack.packb({**_own_facts(), "offer": offer}))
+        found = self._exchange("member", msgpack.packb({**_own_facts(), "offer": offer}), timeout)
+        self._members = {rank: msgpack.unpackb(value) for rank, value in found.items()}
+        return [self._members[rank]["offer"] for rank in range(self._world_size)]
+
+    def all_connected(self, timeout: float) -> None:
+        """Wait until every rank has connected to the others, as this one has, so that none leaves
+        while others still connect. CommTimeout names the ranks that have not.
+        """
+        self._exchange("connected", b"", timeout)
+
+    def _exchange(self, what: str, own: bytes, timeout: float) -> dict[int, bytes]:
+        keys = {f"{what}/{rank}": rank for rank in range(self._world_size)}
+        self._store.put(f"{what}/{self._rank}", own)
         try:
             found = self._store.wait(list(keys), timeout)
         except StoreTimeout:
             missing = [rank for key, rank in keys.items() if self._store.get(key) is None]
             raise CommTimeout("init_process_group", 0, timeout, missing) from None
-        self._members = {keys[key]: msgpack.unpackb(entry.value) for key, entry in found.items()}
-        return [self._members[rank]["offer"] for rank in range(self._world_size)]
+        return {keys[key]: entry.value for key, entry in found.items()}
 
     def report(self, cause: Cause) -> Cause:
         """Tell everyone why the group has ended; the cause that stands, which is the first."""

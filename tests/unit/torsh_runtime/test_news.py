@@ -122,3 +122,11 @@ def test_without_a_store_nothing_is_known(
     assert first.report(cause) == cause
     assert isinstance(cause.error(), CommAborted)
     first.leave(4)
+
+
+def test_who_has_not_connected_is_named(pair: tuple[News, News]) -> None:
+    first, second = pair
+    with pytest.raises(CommTimeout) as caught:
+        first.all_connected(0.05)
+    assert caught.value.missing == (1,)
+    second.all_connected(30)
