@@ -17,7 +17,7 @@ struct Typed {
   DType dtype;
 };
 
-// A borrowed look at an array in place: numpy arrays, other objects with the buffer protocol, CPU tensors with DLPack's
+// A borrowed look at an array in place: numpy's, other objects with the buffer protocol, CPU tensors with DLPack's
 // C interface, and Typed. What cannot be used in place (strided, on a GPU …) goes through the
 // `stage` function, `stage(array, writable) -> (array in place, finish or None)`, where finish()
 // copies the result back. Errors are Python's.
