@@ -42,6 +42,9 @@ _REQUEST = 10.0
 """Seconds that the store may take to answer."""
 _FAREWELL = 5.0
 """Seconds rank 0 keeps a store it hosts itself for peers that are still closing."""
+_PAUSE = 0.02
+"""Seconds between two looks whether rank 0 has left an earlier group."""
+_STILL_THERE = " to leave the default group that it made before"
 _CLASSES = {
     BackendType.NATIVE: "NativeBackend",
     BackendType.NCCL: "NcclBackend",
@@ -149,8 +152,17 @@ class _Job:
         host = f"[{address}]" if ":" in address else address
         endpoint = f"tcp:{host}:{env.master_port}"
         hosted = _host(endpoint, secret) if env.rank == 0 else None
+        deadline = time.monotonic() + timeout
         try:
-            return cls._joined(env, _client(endpoint, secret, timeout), hosted)
+            job = cls._joined(env, _client(endpoint, secret, timeout), hosted)
+            while job.turn > 1:  # that store goes with the group that rank 0 is about to leave
+                job.client.close()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise CommTimeout("init_process_group", 0, timeout, (0,), _STILL_THERE)
+                time.sleep(_PAUSE)
+                job = cls._joined(env, _client(endpoint, secret, left), hosted)
+            return job
         except BaseException:
             if hosted is not None:
                 hosted.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from support.worlds import Raised, free_address, run_processes
 import torsh_runtime as tr
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
 
 ROUNDS, ROUNDS_IN_FULL = 20, 1000
 PATIENCE = 30.0
@@ -164,6 +167,29 @@ def test_in_a_node(rounds: int) -> None:
     check(
         run_processes(ranks, lambda rank: make_and_break(rank, ranks, addresses, rounds), PATIENCE)
     )
+
+
+def make_soon_after(rank: int, address: str) -> float:
+    """Rank 1 finds the store of a group that rank 0 has not quite left."""
+    tr.destroy_process_group()
+    if rank == 0:
+        endpoint = address.replace("tcp://", "tcp:")
+        earlier = HostedStore.start(endpoint, b"")
+        with closing(StoreClient.connect(endpoint, b"", PATIENCE)) as client:
+            client.add("groups/1", 1)
+            time.sleep(0.5)
+        earlier.close()
+    else:
+        time.sleep(0.2)
+    tr.init_process_group("native", address, PATIENCE, 2, rank)
+    both = np.ones(1)
+    tr.all_reduce(both)
+    return float(both[0])
+
+
+def test_the_store_of_an_earlier_group_is_not_taken_for_the_next() -> None:
+    address = free_address()
+    assert run_processes(2, lambda rank: make_soon_after(rank, address), PATIENCE) == [2.0, 2.0]
 
 
 @needs_hosts
