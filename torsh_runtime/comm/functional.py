@@ -59,7 +59,7 @@ def broadcast(
 ) -> Work | None:
     """Copy rank src's `tensor` into everyone's."""
     group = group or default_group()
-    if src is not None and group_src is None:  # a call less for small arrays, which take no longer
+    if src is not None and group_src is None:  # a call of root_rank would cost as much as the copy
         root = group.group_rank(src)
     else:
         root = root_rank(group, src, group_src, "src")

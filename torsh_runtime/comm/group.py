@@ -109,8 +109,8 @@ class ProcessGroup:
 
     def broadcast(self, tensor: object, src: int, async_op: bool = False) -> Work:
         """Copy rank src's tensor into everyone's. Same shape and dtype everywhere."""
-        if src not in self._members:
-            self._member(src)
+        if src not in self._members:  # a call of its own would cost as much as a small copy
+            self._member(src)  # raises
         return self._backend.broadcast(tensor, src, self._timeout, async_op)
 
     def all_gather_into_tensor(

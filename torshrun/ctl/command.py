@@ -91,7 +91,7 @@ def command() -> None:
 
 @command.command(short_help="Show a run and its nodes.")
 @click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until it ends.")
+@click.option("--watch", is_flag=True, help="Show each change, until it ends or no node is left.")
 @click.option("--json", "as_json", is_flag=True, help="As one line of JSON, each time.")
 @_meeting
 def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> None:

@@ -52,7 +52,7 @@ class Picture:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether all its nodes went without a word: nobody is left to end it."""
+        """Whether no node of it is left, and none has said how it ended."""
         return bool(self.header) and not (self.verdict or self.leader or self.present)
 
     @property

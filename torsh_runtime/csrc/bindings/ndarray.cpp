@@ -5,17 +5,12 @@
 #include <numpy/arrayobject.h>
 
 #include <array>
-#include <bit>
 #include <optional>
 
 namespace torsh::python {
 namespace {
 
 using Table = std::array<std::optional<DType>, NPY_HALF + 1>;
-
-constexpr DType sized(DType byte, std::size_t size) {
-  return static_cast<DType>(static_cast<int>(byte) + std::countr_zero(size));
-}
 
 constexpr Table dtypes() {
   Table table;

@@ -10,11 +10,6 @@
 namespace torsh::python {
 namespace {
 
-DType sized(DType byte, Py_ssize_t size) {
-  const int doublings = std::countr_zero(static_cast<unsigned>(size));
-  return static_cast<DType>(static_cast<int>(byte) + doublings);
-}
-
 // The dtype of a struct-module format of one item in native byte order.
 bool native_format(const char* format, Py_ssize_t size, DType& type) {
   if (format == nullptr) return false;
@@ -27,8 +22,8 @@ bool native_format(const char* format, Py_ssize_t size, DType& type) {
     case 'd': type = is_complex ? DType::complex128 : DType::float64; return true;
     case 'e': type = DType::float16; return !is_complex;
     case '?': type = DType::boolean; return !is_complex;
-    case 'b': case 'h': case 'i': case 'l': case 'q': type = sized(DType::int8, size); return !is_complex;
-    case 'B': case 'H': case 'I': case 'L': case 'Q': type = sized(DType::uint8, size); return !is_complex;
+    case 'b': case 'h': case 'i': case 'l': case 'q': type = sized(DType::int8, static_cast<std::size_t>(size)); return !is_complex;
+    case 'B': case 'H': case 'I': case 'L': case 'Q': type = sized(DType::uint8, static_cast<std::size_t>(size)); return !is_complex;
     default: return false;
   }
 }
@@ -39,8 +34,8 @@ bool tensor_format(const dlpack::Tensor& tensor, DType& type) {
   switch (tensor.code) {
     case dlpack::boolean: type = DType::boolean; return size == 1;
     case dlpack::bfloat: type = DType::bfloat16; return size == 2;
-    case dlpack::integer: type = sized(DType::int8, size); return size >= 1 && size <= 8;
-    case dlpack::unsigned_integer: type = sized(DType::uint8, size); return size >= 1 && size <= 8;
+    case dlpack::integer: type = sized(DType::int8, static_cast<std::size_t>(size)); return size >= 1 && size <= 8;
+    case dlpack::unsigned_integer: type = sized(DType::uint8, static_cast<std::size_t>(size)); return size >= 1 && size <= 8;
     case dlpack::floating:
       type = size == 2 ? DType::float16 : size == 4 ? DType::float32 : DType::float64;
       return size == 2 || size == 4 || size == 8;

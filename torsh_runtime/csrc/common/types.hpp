@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -44,6 +45,11 @@ enum class OpKind : std::uint8_t {
   send,
   recv,
 };
+
+// The integer type of so many bytes, a power of two, of the kind of int8 or uint8.
+constexpr DType sized(DType byte, std::size_t size) {
+  return static_cast<DType>(static_cast<int>(byte) + std::countr_zero(size));
+}
 
 constexpr std::size_t size_of(DType type) {
   constexpr std::array<std::uint8_t, num_dtypes> sizes{1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16};
