@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -15,10 +16,12 @@ from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.config.rendezvous import Address, Backend, RendezvousConfig
 from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.hub import Hub
-from torshrun.rendezvous.meeting import Meeting, agree_on_secret
+from torshrun.rendezvous.meeting import Meeting
+from torshrun.rendezvous.served import ServedStore
 
-SECRET = b"the job's secret"
+EPOCH = Epoch("job", "name", "", b"the job's secret")
 BEAT = Beat("a", 3, "token", 1, 0)
 GUARD = 30.0
 
@@ -47,11 +50,12 @@ def silent(text: str) -> None:
 
 
 @asynccontextmanager
-async def hubs(*secrets: bytes) -> AsyncIterator[list[Hub]]:
+async def hubs(*nodes: str) -> AsyncIterator[list[Hub]]:
+    """Of these nodes of a job."""
     async with AsyncExitStack() as stack:
         opened = []
-        for secret in secrets:
-            opened.append(await Hub.open("127.0.0.1", secret))
+        for node in nodes:
+            opened.append(await Hub.open("127.0.0.1", EPOCH, node, silent))
             stack.push_async_callback(opened[-1].close)
         yield opened
 
@@ -61,7 +65,7 @@ async def hubs(*secrets: bytes) -> AsyncIterator[list[Hub]]:
 
 def test_the_leader_answers_beats_as_it_judges() -> None:
     async def scenario() -> None:
-        async with hubs(SECRET, SECRET) as (leader, member):
+        async with hubs("a", "b") as (leader, member):
             heard: list[Beat] = []
 
             def judge(beat: Beat) -> bool:
@@ -69,45 +73,62 @@ def test_the_leader_answers_beats_as_it_judges() -> None:
                 return beat.round == 3
 
             leader.serve(judge)
-            assert await member.beat(leader.endpoint, 1, BEAT, GUARD) == "granted"
+            assert await member.beat("a", leader.endpoint, 1, BEAT, GUARD) == "granted"
             other = Beat("a", 4, "token", 2, 1)
-            assert await member.beat(leader.endpoint, 1, other, GUARD) == "refused"
+            assert await member.beat("a", leader.endpoint, 1, other, GUARD) == "refused"
             assert heard == [BEAT, other]
             leader.serve(None)
-            assert await member.beat(leader.endpoint, 2, BEAT, GUARD) == "refused"
+            assert await member.beat("a", leader.endpoint, 2, BEAT, GUARD) == "refused"
 
     run(scenario)
 
 
 def test_a_leader_that_ended_is_gone_and_one_that_is_silent_is_not() -> None:
     async def scenario() -> None:
-        async with hubs(SECRET, SECRET) as (leader, member):
+        async with hubs("a", "b") as (leader, member):
             leader.serve(lambda beat: True)
-            assert await member.beat(leader.endpoint, 1, BEAT, GUARD) == "granted"
+            assert await member.beat("a", leader.endpoint, 1, BEAT, GUARD) == "granted"
             await leader.close()
-            answers = [await member.beat(leader.endpoint, 1, BEAT, GUARD) for _ in range(2)]
+            answers = [await member.beat("a", leader.endpoint, 1, BEAT, GUARD) for _ in range(2)]
             assert answers[-1] == "gone"
             with socket.create_server(("127.0.0.1", 0)) as deaf:
                 endpoint = f"tcp:127.0.0.1:{deaf.getsockname()[1]}"
-                assert await member.beat(endpoint, 1, BEAT, 0.1) == "silent"
+                assert await member.beat("a", endpoint, 1, BEAT, 0.1) == "silent"
 
     run(scenario)
 
 
 def test_nobody_gets_in_without_the_secret() -> None:
     async def scenario() -> None:
-        async with hubs(SECRET, b"another") as (leader, stranger):
+        async with hubs("a") as (leader,):
             leader.serve(lambda beat: True)
-            assert await stranger.beat(leader.endpoint, 1, BEAT, GUARD) == "silent"
+            others = (
+                replace(EPOCH, secret=b"another"),
+                replace(EPOCH, name="the one before"),
+                replace(EPOCH, run_id="another"),
+            )
+            for epoch in others:
+                stranger = await Hub.open("127.0.0.1", epoch, "b", silent)
+                assert await stranger.beat("a", leader.endpoint, 1, BEAT, GUARD) == "silent"
+                await stranger.close()
+
+    run(scenario)
+
+
+def test_what_is_said_to_one_node_is_not_taken_by_another() -> None:
+    async def scenario() -> None:
+        async with hubs("a", "b") as (leader, member):
+            leader.serve(lambda beat: True)
+            assert await member.beat("c", leader.endpoint, 1, BEAT, GUARD) == "silent"
 
     run(scenario)
 
 
 def test_nonsense_in_the_place_of_a_beat_is_refused() -> None:
     async def scenario() -> None:
-        async with hubs(SECRET) as (leader,):
+        async with hubs("a") as (leader,):
             leader.serve(lambda beat: True)
-            store = RemoteStore(leader.endpoint, SECRET)
+            store = RemoteStore(leader.endpoint, EPOCH.key("hub", "a"))
             for nonsense in (b"", b"\xff\xff", b"\x95\x01\x01\x01\x01\x01"):
                 with pytest.raises(StoreError, match="no sign of life"):
                     await store.put("beat", nonsense)
@@ -121,27 +142,28 @@ def test_nonsense_in_the_place_of_a_beat_is_refused() -> None:
 
 def test_workers_of_all_nodes_share_the_rounds_store_and_no_other() -> None:
     async def scenario() -> None:
-        async with hubs(SECRET, SECRET) as (first, second):
+        async with hubs("a", "b") as (first, second):
             here = await first.serve_round(7)
-            there = await second.forward_round(7, first.endpoint)
+            there = await second.forward_round(7, "a", first.endpoint)
             earlier = await first.serve_round(6)
-            await asyncio.to_thread(exchange, here.endpoint, there.endpoint, earlier.endpoint)
+            assert here.secret == there.secret != earlier.secret
+            await asyncio.to_thread(exchange, here, there, earlier)
             await there.close()
             await here.close()
             again = await first.serve_round(7)
-            await asyncio.to_thread(finds_nothing, again.endpoint)
+            await asyncio.to_thread(finds_nothing, again)
             await again.close()
             await earlier.close()
 
     run(scenario)
 
 
-def exchange(here: str, there: str, earlier: str) -> None:
-    with (
-        StoreClient.connect(here, SECRET, GUARD) as one,
-        StoreClient.connect(there, SECRET, GUARD) as other,
-        StoreClient.connect(earlier, SECRET, GUARD) as late,
-    ):
+def connect(served: ServedStore) -> StoreClient:
+    return StoreClient.connect(served.endpoint, bytes.fromhex(served.secret), GUARD)
+
+
+def exchange(here: ServedStore, there: ServedStore, earlier: ServedStore) -> None:
+    with connect(here) as one, connect(there) as other, connect(earlier) as late:
         one.put("from/0", b"zero")
         other.put("from/1", b"one")
         found = other.wait(["from/0", "from/1"], GUARD)
@@ -151,8 +173,8 @@ def exchange(here: str, there: str, earlier: str) -> None:
         assert late.list("").items == ()
 
 
-def finds_nothing(endpoint: str) -> None:
-    with StoreClient.connect(endpoint, SECRET, GUARD) as client:
+def finds_nothing(served: ServedStore) -> None:
+    with connect(served) as client:
         assert client.list("").items == ()
 
 
@@ -168,21 +190,6 @@ def test_whoever_can_bind_the_address_serves_the_store() -> None:
             entry = await meeting.store.get("key")
             assert entry is not None
             assert entry.value == b"value"
-        for meeting in reversed(meetings):
-            await meeting.close()
-
-    run(scenario)
-
-
-def test_all_agree_on_the_secret_that_the_first_made_up() -> None:
-    async def scenario() -> None:
-        port = free_port()
-        meetings = [await Meeting.open(config(port), silent) for _ in range(2)]
-        secrets = [await agree_on_secret(meeting.store, "j", "") for meeting in meetings]
-        assert secrets[0] == secrets[1]
-        assert len(secrets[0]) == 32
-        assert await agree_on_secret(meetings[0].store, "k", "") != secrets[0]
-        assert await agree_on_secret(meetings[0].store, "j", "mine") == b"mine"
         for meeting in reversed(meetings):
             await meeting.close()
 
@@ -244,14 +251,14 @@ def test_the_host_lingers_until_no_node_is_registered() -> None:
     async def scenario() -> None:
         port = free_port()
         host, guest = [await Meeting.open(config(port), silent) for _ in range(2)]
-        await guest.store.put("torsh/j/nodes/a", b"")
-        lingering = asyncio.create_task(host.linger("j"))
-        await guest.store.put("torsh/j/nodes/a", b"again")
+        await guest.store.put("torsh/job/nodes/a", b"")
+        lingering = asyncio.create_task(host.linger("job", EPOCH))
+        await guest.store.put("torsh/job/nodes/a", b"again")
         await asyncio.sleep(0.05)
         assert not lingering.done()
-        await guest.store.delete("torsh/j/nodes/a")
+        await guest.store.delete("torsh/job/nodes/a")
         await lingering
-        await guest.linger("j")
+        await guest.linger("job", EPOCH)
         await guest.close()
         await host.close()
 

@@ -74,7 +74,8 @@ class Faults:
             return ""
         agent.left = True
         self._world.server.put(
-            rows.base(self._world.settings.run_id) + rows.WANT_DRAIN + agent.name, b""
+            rows.base(self._world.settings.run_id) + rows.WANT_DRAIN + agent.name,
+            rows.encode(rows.Wanted()),
         )
         return f"{agent.name} is to be drained"
 

@@ -37,6 +37,8 @@ class Invariants:
                 self._on_header(header)
         elif event.key.endswith(rows.ROUND):
             self._on_end()
+        elif event.key.endswith(rows.EPOCH):
+            self.header = None
         elif event.kind == "put" and event.key.endswith(rows.WANT_SIZE):
             wanted = rows.decode(SizeWanted, event.value)
             if wanted is not None:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from simulation.faults import Faults
 from simulation.invariants import Violation
 from simulation.virtual_loop import VirtualLoop
+from simulation.virtual_store import RUN_ID
 from simulation.world import World
 
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import StopWanted
 from torshrun.rendezvous.settings import Settings
-
-RUN_ID = "virtual"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from simulation.invariants import Invariants
 from simulation.network import Network
 from simulation.virtual_beats import VirtualBeats
-from simulation.virtual_store import Server, VirtualStore
+from simulation.virtual_store import SECRET, Server, VirtualStore
 
 from torshrun.rendezvous.base import (
     Granted,
@@ -21,7 +21,7 @@ from torshrun.rendezvous.base import (
     RoundClosing,
     RoundFormed,
 )
-from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.rejoin import EpochRendezvous
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Tell = Callable[[str, str], None]
@@ -67,21 +67,29 @@ class VirtualAgent:
             node=name,
             host=name,
             address=name,
-            endpoint=name,
+            endpoint=f"tcp:{name}:1",
             nproc=chance.choice((1, 2, 8)),
             ports=lambda: (1, 2),
         )
-        self.rendezvous = NodeRendezvous(
+        self._ends = ends
+        self.rendezvous = EpochRendezvous(
             VirtualStore(server, name),
             settings,
-            facts,
-            VirtualBeats(server.network, ends, name),
+            SECRET,
+            lambda epoch: self._prepare(facts),
             clock=self._loop.time,
             chance=random.Random(chance.random()),
         )
-        self._ends = ends
         self._closing: asyncio.Task[None] | None = None
         self.rendezvous.start(self._on_event)
+
+    async def _prepare(self, facts: NodeFacts) -> tuple[NodeFacts, VirtualBeats]:
+        return facts, VirtualBeats(self._network, self._ends, self.name)
+
+    @property
+    def leads(self) -> bool:
+        node = self.rendezvous._node
+        return node is not None and node._leads()
 
     # ---- what the rendezvous says
 
@@ -202,10 +210,14 @@ class VirtualAgent:
         self.alive = False
         self._kill_workers()
         self._ends.pop(self.name, None)
-        for task in [*self.rendezvous._tasks]:
-            task.cancel()
         self.rendezvous._over = True
-        self.rendezvous._pulse.disarm()
+        node = self.rendezvous._node
+        for task in (self.rendezvous._task, *(node._tasks if node else ())):
+            if task:
+                task.cancel()
+        if node:
+            node._over = True
+            node._pulse.disarm()
 
     async def close(self) -> None:
         self.alive = False

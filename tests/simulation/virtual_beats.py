@@ -22,15 +22,17 @@ class VirtualBeats(Beats):
     def serve(self, judge: Judge | None) -> None:
         self._judge = judge
 
-    async def beat(self, endpoint: str, fence: int, beat: Beat, timeout: float) -> Answer:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
+    ) -> Answer:
         try:
             async with asyncio.timeout(timeout):
-                await self._network.carry(self._end, endpoint)
-                other = self._ends.get(endpoint)
+                await self._network.carry(self._end, node)
+                other = self._ends.get(node)
                 if other is None:
                     return "gone"
                 granted = other._judge is not None and other._judge(beat)
-                await self._network.carry(endpoint, self._end)
+                await self._network.carry(node, self._end)
                 return "granted" if granted else "refused"
         except TimeoutError:
             return "silent"

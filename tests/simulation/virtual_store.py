@@ -20,8 +20,13 @@ from torsh_runtime.store.base import (
     Store,
     Write,
 )
+from torsh_runtime.store.signed import sign, verified
 from torsh_runtime.store.state import KeyValueState
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.epoch import Epoch, read_epoch
+
+RUN_ID = "virtual"
+SECRET = b"that of the virtual job"
 
 TICK = 0.25
 """Seconds between looks for leases that have ended: so much later they end at most."""
@@ -72,7 +77,7 @@ class Server:
 
     def publish(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._on_event(event)
+            self._on_event(event._replace(value=self._plain(event.key, event.value)))
         for prefix, watchers in self._watchers.items():
             matches = [event for event in events if event.key.startswith(prefix)]
             for watcher in watchers if matches else ():
@@ -80,8 +85,19 @@ class Server:
 
     def put(self, key: str, value: bytes) -> None:
         """What somebody else writes."""
-        _, events = self.state.transact((), (Put(key, value),))
+        epoch = self._epoch()
+        signed = sign(epoch.records, key, value) if epoch else value
+        _, events = self.state.transact((), (Put(key, signed),))
         self.publish(events)
+
+    def _epoch(self) -> Epoch | None:
+        entry = self.state.get(rows.base(RUN_ID) + rows.EPOCH)
+        return read_epoch(RUN_ID, SECRET, entry) if entry else None
+
+    def _plain(self, key: str, signed: bytes) -> bytes:
+        """As who knows the job's secret reads it."""
+        epoch = self._epoch()
+        return verified(epoch.records, key, signed) if epoch else b""
 
     def watch(self, watcher: Watcher) -> None:
         self._watchers.setdefault(watcher.prefix, {})[watcher] = None

@@ -53,7 +53,7 @@ class World:
         return [agent for agent in self.present() if agent.place is not None]
 
     def leader(self) -> VirtualAgent | None:
-        return next((a for a in self.present() if a.rendezvous._leads()), None)
+        return next((a for a in self.present() if a.leads), None)
 
     def heal(self) -> None:
         self.tell("--", "the faults stop")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torsh_runtime.store.base import Store
+from torsh_runtime.store.signed import SignedStore
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.rows import Header, NodeRow
+from torshrun.rendezvous.epoch import Epoch
+from torshrun.rendezvous.rows import EpochRow, Header, NodeRow
 
 TOKEN = "now"
 
@@ -29,8 +32,26 @@ def node(name: str, rank: int = -1, *, state: str = "inside", **fields: Any) -> 
 
 
 def keys(*records: Header | NodeRow) -> dict[str, bytes]:
-    """As the store holds them, without what all keys of the run begin with."""
+    """As who knows the secret reads them, without what all keys of the run begin with."""
     return {_key(record): rows.encode(record) for record in records}
+
+
+EPOCH = Epoch("job", "0123456789abcdef", "", b"a secret that is long enough")
+
+
+class JobStore(SignedStore):
+    """A store as that epoch's nodes write and read there; it closes with this."""
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+async def begin(store: Store) -> JobStore:
+    """Begin that epoch of run "job" in the store."""
+    signed = JobStore(store, EPOCH.records)
+    row = rows.encode(EpochRow(name=EPOCH.name, after=EPOCH.after))
+    await signed.put(rows.base(EPOCH.run_id) + rows.EPOCH, row)
+    return signed
 
 
 def _key(record: Header | NodeRow) -> str:

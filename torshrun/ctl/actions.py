@@ -60,7 +60,7 @@ async def drain(
     asked = find_nodes(before, names)
     if not force:
         check_drain(asked, before)
-    keys = {rows.WANT_DRAIN + row.node: b"" for row in asked}
+    keys = {rows.WANT_DRAIN + row.node: rows.encode(rows.Wanted()) for row in asked}
     await run.ask(keys, _DRAIN_KEPT)
     if timeout is None:
         return _NO_WAIT

@@ -211,7 +211,8 @@ def _in_run(
 
     async def visit(store: Store, config: RendezvousConfig) -> None:
         patience = _PATIENCE if config.backend == "etcd" else 0.0
-        async with Run.open(store, run_id, patience, even_traces=even_traces) as run:
+        secret = config.secret.encode()
+        async with Run.open(store, run_id, secret, patience, even_traces=even_traces) as run:
             told = await act(run)
         if told:
             click.echo(printable(told))

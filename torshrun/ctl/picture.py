@@ -179,4 +179,5 @@ def _under(
 
 
 def _names(prefix: str, items: Mapping[str, bytes]) -> Iterator[str]:
-    return (key.removeprefix(prefix) for key in items if key.startswith(prefix))
+    """Those that somebody who knows the secret has written."""
+    return (key.removeprefix(prefix) for key in items if key.startswith(prefix) and items[key])

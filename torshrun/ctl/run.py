@@ -12,12 +12,14 @@ from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.base import Compare, Delete, Event, Put, Store, Write
 from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
+from torsh_runtime.store.signed import SignedStore, verified
 from torshrun.config.rendezvous import Address, RendezvousConfig
 from torshrun.ctl.errors import NotDone
 from torshrun.ctl.picture import ALL_RUNS, Picture, read, runs_among
 from torshrun.ctl.progress import Progress
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.meeting import Meeting
+from torshrun.rendezvous.epoch import Epoch, read_epoch
+from torshrun.rendezvous.meeting import Meeting, store_key
 
 BATCH = 100
 """Writes or conditions in one transaction; etcd takes 128 unless told otherwise."""
@@ -42,7 +44,7 @@ async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
             await meeting.close()
         return
     (address,) = config.endpoints
-    store = RemoteStore(str(TcpEndpoint(*address)), config.secret.encode(), _REQUEST_TIMEOUT)
+    store = RemoteStore(str(TcpEndpoint(*address)), store_key(config.secret), _REQUEST_TIMEOUT)
     try:
         await _greet(store, address)
         yield store
@@ -73,8 +75,10 @@ async def run_ids(store: Store) -> list[str]:
 class Run:
     """One run. Make it with `open`."""
 
-    def __init__(self, store: Store, run_id: str, patience: float) -> None:
+    def __init__(self, store: Store, run_id: str, secret: bytes, patience: float) -> None:
         self._store = store
+        self._secret = secret
+        self._epoch: Epoch | None = None
         self._patience = patience
         self._run_id = run_id
         self._base = rows.base(run_id)
@@ -87,15 +91,26 @@ class Run:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, store: Store, run_id: str, patience: float, *, even_traces: bool = False
+        cls,
+        store: Store,
+        run_id: str,
+        secret: bytes,
+        patience: float,
+        *,
+        even_traces: bool = False,
     ) -> AsyncGenerator[Run, None]:
         """Look at the run, and watch it from then on; a store that fails later is tried again for
-        `patience` seconds. NotDone if there is no such run, `even_traces`: and no key of one;
-        StoreError.
+        `patience` seconds. `secret` is the job's, b"" if its nodes were given none. NotDone if
+        there is no such run, `even_traces`: and no key of one; StoreError.
         """
-        run = cls(store, run_id, patience)
+        run = cls(store, run_id, secret, patience)
         run._items, revision = await run._list()
         run._look()
+        if run._items and not run._epoch and not even_traces:
+            raise NotDone(
+                f"run {run_id!r} has another secret: give that of its nodes by TORSH_SECRET or "
+                f"--secret-file, or none if they have none"
+            )
         if not (run.picture.is_there or (even_traces and run._items)):
             raise NotDone(await _no_such_run(store, run_id))
         watching = asyncio.get_running_loop().create_task(run._follow(revision))
@@ -157,20 +172,26 @@ class Run:
 
     async def ask(self, wanted: dict[str, bytes], seconds: float | None = None) -> None:
         """Write these keys, which vanish after so many seconds (None: never)."""
-        lease = 0 if seconds is None else await self._store.grant(seconds)
-        await self._write([Put(self._base + key, value, lease) for key, value in wanted.items()])
+        if not self._epoch:
+            raise NotDone(f"run {self._run_id} has just ended")
+        signed = SignedStore(self._store, self._epoch.records)
+        lease = 0 if seconds is None else await signed.grant(seconds)
+        puts = [Put(self._base + key, value, lease) for key, value in wanted.items()]
+        await self._write(signed, puts)
 
     async def withdraw(self, keys: Sequence[str]) -> None:
         """Ask for it no more."""
-        await self._write([Delete(self._base + key) for key in keys])
+        await self._write(self._store, [Delete(self._base + key) for key in keys])
 
     async def erase(self, check: Callable[[Picture], None]) -> bool:
         """Delete all its keys, as `check` sees them, which raises if they are to stay. False, and
         some are left, if it has a leader or one of them has changed meanwhile.
         """
         items = (await self._store.list(self._base)).items
+        if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
+            raise NotDone(f"run {self._run_id} has nodes, and a secret that this is not")
         size = len(self._base)
-        check(read(self._run_id, {item.key[size:]: item.value for item in items}))
+        check(read(self._run_id, {i.key[size:]: self._value(i.key, i.value) for i in items}))
         no_leader = Compare(self._base + rows.LEADER, 0)
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
@@ -181,15 +202,24 @@ class Run:
                 return False
         return True
 
-    async def _write(self, writes: Sequence[Write]) -> None:
+    async def _write(self, store: Store, writes: Sequence[Write]) -> None:
         for start in range(0, len(writes), BATCH):
-            await self._store.transact((), writes[start : start + BATCH])
+            await store.transact((), writes[start : start + BATCH])
 
     # ---- watching
 
     async def _list(self) -> tuple[dict[str, bytes], int]:
+        """What the run's nodes have signed, and the revision."""
         items, revision = await self._store.list(self._base)
-        return {item.key.removeprefix(self._base): item.value for item in items}, revision
+        epochs = [item for item in items if item.key == self._base + rows.EPOCH]
+        self._epoch = read_epoch(self._run_id, self._secret, epochs[0]) if epochs else None
+        return {self._name(item.key): self._value(item.key, item.value) for item in items}, revision
+
+    def _name(self, key: str) -> str:
+        return key.removeprefix(self._base)
+
+    def _value(self, key: str, signed: bytes) -> bytes:
+        return verified(self._epoch.records, key, signed) if self._epoch else b""
 
     async def _follow(self, revision: int) -> None:
         """Watch; after a break list anew, until the store has failed for too long."""
@@ -213,9 +243,11 @@ class Run:
                 self._take(event)
 
     def _take(self, event: Event) -> None:
-        name = event.key.removeprefix(self._base)
+        name = self._name(event.key)
+        if name == rows.EPOCH:
+            raise StoreError("the run has another epoch")  # and is listed anew
         if event.kind == "put":
-            self._items[name] = event.value
+            self._items[name] = self._value(event.key, event.value)
         else:
             self._items.pop(name, None)
         self._changed.set()

@@ -26,7 +26,7 @@ def routable(endpoints: Sequence[Place]) -> str:
     for host, port in endpoints:
         for family, address in sorted(resolve(host, port), key=_is_ipv6):
             own = _source(family, address)
-            if own and (not _is_loopback(own) or _means_loopback(host)):
+            if own and (not is_loopback(own) or is_loopback(host)):
                 return own
             if own:
                 return _source(family, (_ELSEWHERE[family], 9)) or own
@@ -59,12 +59,9 @@ def _source(family: int, address: Place) -> str:
     return ""
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _means_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether the host, a name or an address, can only be reached from itself."""
     try:
-        return host == "localhost" or _is_loopback(host)
+        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False

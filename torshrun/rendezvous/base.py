@@ -34,7 +34,9 @@ class Place:
     """Host of node rank 0, where its first worker may bind the two ports."""
     master_port: int
     jax_port: int
-    store_endpoint: str
+    store_node: str = ""
+    """The id of node rank 0; "" if it needs none."""
+    store_endpoint: str = ""
     """Where node rank 0's agent serves the round's store to the other agents, "tcp:host:port";
     "" if there is no other agent."""
 

@@ -39,8 +39,10 @@ class Beats(ABC):
         """Answer the beats that come in by this judge from now on; None refuses all."""
 
     @abstractmethod
-    async def beat(self, endpoint: str, fence: int, beat: Beat, timeout: float) -> Answer:
-        """Send one beat and wait at most `timeout` seconds for its answer. Raises nothing.
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
+    ) -> Answer:
+        """Send one beat to a node and wait `timeout` seconds at most for its answer; never raises.
 
         `fence` tells the leaders that have been apart; a change may serve to connect anew.
         """

@@ -39,8 +39,6 @@ class Election:
         """The term before, once another has begun, or it has ended."""
         self.lease = 0
         """The lease that the leader's row of this node is on."""
-        self.is_barred = False
-        """Whether the run id still stands for a job that ended before this node came."""
         self.stands_at = math.inf
         """When this node is to stand for election."""
 
@@ -53,8 +51,7 @@ class Election:
     def is_due(self) -> bool:
         """Whether this node is to stand now, and may."""
         able = self._registration.written is not None and not self._member.row.leaving
-        free = not self.fence and not self.is_barred
-        return able and free and self._asking.clock() >= self.stands_at
+        return able and not self.fence and self._asking.clock() >= self.stands_at
 
     def take(self, leader: LeaderRow | None, revision: int) -> bool:
         """The row as it stands; whether another term has begun, or one has ended."""
@@ -71,7 +68,7 @@ class Election:
         """If there is no leader stand soon; later if the last one is still heard, who knows most,
         or if this node is not of the round, and knows nothing of when the last one ended.
         """
-        if self.fence or self.stands_at < math.inf or self.is_barred:
+        if self.fence or self.stands_at < math.inf:
             return
         last, header, now = self.last_term, self._member.header, self._asking.clock()
         interval = self._asking.settings.interval
@@ -93,7 +90,6 @@ class Election:
             token=f"{asking.chance.getrandbits(64):016x}",
             ttl=settings.ttl,
             outage_timeout=settings.outage_timeout,
-            secret_id=facts.secret_id,
         )
         key, self.lease = asking.key(rows.LEADER), self._registration.lease
         put = Put(key, rows.encode(leader), self.lease)
@@ -116,9 +112,4 @@ class Election:
                     f"{name} is {ours:g} here and {theirs:g} on the other nodes: give all the same "
                     f"--rdzv-conf"
                 )
-        if leader.secret_id != self._facts.secret_id:
-            return (
-                "this node's secret differs from that of the job: TORSH_SECRET / --secret-file "
-                "must be the same everywhere"
-            )
         return ""

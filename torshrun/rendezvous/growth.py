@@ -9,6 +9,8 @@ from contextlib import aclosing, suppress
 from torsh_runtime.contract import CHECKPOINT_KEY
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Store
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.rows import Wanted
 
 _END_TIMEOUT = 2.0
 """Seconds that giving the lease back may take."""
@@ -98,7 +100,7 @@ class Growth:
             await self._store.keep_alive(self._lease)
         else:
             self._lease = await self._store.grant(self._ttl)
-            await self._store.put(self._key, b"", self._lease)
+            await self._store.put(self._key, rows.encode(Wanted()), self._lease)
 
     async def _let_go(self) -> None:
         if self._lease:

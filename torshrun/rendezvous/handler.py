@@ -23,7 +23,7 @@ from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
-from torshrun.rendezvous.rows import Header, LeaderRow, PlaceRow, VerdictRow
+from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow, WaitRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 from torshrun.rendezvous.view import View
 
@@ -32,7 +32,9 @@ CLOSE_TIMEOUT = 3.0
 
 
 class NodeRendezvous(Rendezvous):
-    """The store and the beats stay the caller's to close, after close()."""
+    """A node's part in a job for one epoch of its run id: it ends early, by `lost`, if the store
+    loses that. The store and the beats stay the caller's to close, after close().
+    """
 
     def __init__(
         self,
@@ -41,19 +43,26 @@ class NodeRendezvous(Rendezvous):
         facts: NodeFacts,
         beats: Beats,
         *,
+        past: NodeRow | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
-        """`clock` must be the one that the loop's timers follow."""
+        """`store` signs what is written and reads only what is signed. `past` is this node's row in
+        the epoch before. `clock` must be the one that the loop's timers follow.
+        """
         self._settings = settings
         self._facts = facts
         self._beats = beats
         self._clock = clock
         self._asking = Asking(store, settings, clock, chance or random.Random())
-        self._member = Member(settings, facts)
+        self._member = Member(settings, facts, past)
         self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
         self._control = Mirror(
-            self._asking.another(), rows.CONTROL, self._take_control, self._take_change
+            self._asking.another(),
+            rows.CONTROL,
+            self._take_control,
+            self._take_change,
+            lambda: self._lose(is_older=True),
         )
         self._pulse = Pulse(
             beats,
@@ -70,9 +79,14 @@ class NodeRendezvous(Rendezvous):
         self._election = Election(
             self._asking.another(), facts, self._member, self._registration, self._pulse.hearing
         )
-        self._seen_control = False
-        self._old_verdict = 0
-        """The revision of the verdict that stood when this node came: that of another job."""
+        self.lost: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Done when the store has lost the epoch, and no worker of it runs here any more; the
+        result is whether the store has come back older.
+        """
+        self._came_back_older: bool | None = None
+        """The same, while workers of it still run."""
+        self._newest_header = (0, -1, False)
+        """Fence, number and whether it was closing, of the newest header seen."""
         self._lead: Lead | None = None
         self._lead_task: asyncio.Task[None] | None = None
         self._view: View | None = None
@@ -84,12 +98,22 @@ class NodeRendezvous(Rendezvous):
     def start(self, post: Post) -> None:
         self._post = post
         self._started = self._clock()
+        if not rows.can_be_read(self.row):
+            what = f"address {self._facts.address!r}, endpoint {self._facts.endpoint!r}"
+            self._tell(self._member.give_up(f"other nodes could not reach this one: {what}"))
+            return
         for work in (self._control.follow, self._work, self._renew, self._pulse.run):
             self._spawn(work())
+
+    @property
+    def row(self) -> NodeRow:
+        """This node's row, as it is to stand in the store."""
+        return self._member.row
 
     def report(self, report: Report) -> None:
         self._tell(self._member.report(report))
         self._pulse.disarm()
+        self._note_lost()
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
@@ -149,12 +173,9 @@ class NodeRendezvous(Rendezvous):
     # ---- control: what all nodes watch
 
     def _take_control(self, items: Items) -> None:
-        first, self._seen_control = not self._seen_control, True
         found = {rows.CONTROL + name: (value, revision) for name, value, revision in items}
-        for name in (rows.VERDICT, rows.ROUND, rows.LEADER):
+        for name in (rows.VERDICT, rows.EPOCH, rows.ROUND, rows.LEADER, rows.WAIT):
             value, revision = found.get(name, (None, 0))
-            if first and name == rows.VERDICT:
-                self._old_verdict = revision
             self._take(name, value, revision, self._control.listed)
 
     def _take_change(self, name: str, value: bytes | None, revision: int) -> None:
@@ -162,28 +183,41 @@ class NodeRendezvous(Rendezvous):
 
     def _take(self, name: str, value: bytes | None, revision: int, as_of: int) -> None:
         """What stands, and since which revision of the store; `as_of`: at which it was seen."""
-        if name == rows.LEADER:
+        if self._came_back_older is not None:
+            return
+        if name == rows.EPOCH and not value:  # gone, or another's, which is signed with another key
+            self._lose(is_older=False)
+        elif name == rows.LEADER:
             self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
         elif name == rows.ROUND:
             self._take_header(rows.decode(Header, value) if value else None, revision, as_of)
-        elif name == rows.VERDICT:
-            self._take_verdict(rows.decode(VerdictRow, value) if value else None, revision)
+        elif name == rows.VERDICT and value and (verdict := rows.decode(VerdictRow, value)):
+            self._tell(self._member.take_verdict(verdict))
+        elif name == rows.WAIT and value and (wait := rows.decode(WaitRow, value)):
+            self._tell(self._member.take_wait(wait.why))
 
-    def _take_verdict(self, verdict: VerdictRow | None, revision: int) -> None:
-        late = revision == self._old_verdict
-        was_barred = self._election.is_barred
-        self._election.is_barred = verdict is not None and late and not verdict.sticky
-        if verdict is not None:
-            self._tell(self._member.take_verdict(verdict, late=late))
+    def _lose(self, *, is_older: bool) -> None:
+        """The store is not the one that the round was formed in: stop, and look no more at it."""
+        if self._over or self._came_back_older is not None:
             return
-        if was_barred and not self._member.takes_part:
-            self._tell(self._member.take_header(None, 0))
-        self._election.plan()
-        self._due.set()
+        self._came_back_older = is_older
+        self._end_term()
+        for task in self._tasks:
+            task.cancel()
+        self._tell(self._member.lose_epoch())
+        self._note_lost()
+
+    def _note_lost(self) -> None:
+        older = self._came_back_older
+        if older is not None and not self._member.takes_part and not self.lost.done():
+            self.lost.set_result(older)
 
     def _take_header(self, header: Header | None, revision: int, as_of: int) -> None:
-        if self._election.is_barred:  # it is the other job's, and goes with its verdict
-            return
+        if header:
+            age = (header.fence, header.number, header.phase == "closing")
+            if age < self._newest_header:  # an old one, put back by somebody
+                return
+            self._newest_header = age
         if self._lead:
             self._lead.take_header(header, revision, as_of)
         self._tell(self._member.take_header(header, revision))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import msgpack
@@ -13,36 +14,44 @@ from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.scoped import ScopedStore
 from torsh_runtime.store.server import StoreServer
+from torshrun.rendezvous.address import is_loopback
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.served import ServedStore
 
+_LONGEST_BEAT = 1024
+"""Bytes."""
 _BEAT = "beat"
 """What is put under this key is a sign of life; the answer is 1 or 0, for granted or refused."""
 
 
 class Hub(Beats):
-    """Answers to agents that know the job's secret. Make it with `open`, and close it.
+    """Answers to agents of one epoch of the job. Make it with `open`, and close it.
 
-    If this node has rank 0 in a round, the round's store is here: its keys begin with the round's
-    prefix, and whoever still uses an earlier round's disturbs nobody.
+    Each node's has a key of its own, so that what is said to one cannot be said to another. If this
+    node has rank 0 in a round, the round's store is here: its keys begin with the round's prefix,
+    and whoever still uses an earlier round's disturbs nobody.
     """
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, epoch: Epoch, node: str, on_refused: Callable[[str], None]) -> None:
+        self._epoch = epoch
         self._store = _HubStore()
-        self._server = StoreServer(self._store, secret)
+        self._server = StoreServer(self._store, self._key(node), on_refused=on_refused)
         self._leader: tuple[str, int, RemoteStore] | None = None
         self.endpoint = ""
         """Where other agents reach it."""
 
     @classmethod
-    async def open(cls, address: str, secret: bytes) -> Hub:
-        """Serve on a free port of every address of this host; `address` is the one that others
-        use. StoreError when that cannot be done.
+    async def open(
+        cls, address: str, epoch: Epoch, node: str, on_refused: Callable[[str], None]
+    ) -> Hub:
+        """Serve on a free port; `address` is where others reach this host: it need not be one of
+        its own, but if it is loopback nobody else is to come. StoreError when that cannot be done.
         """
-        hub = cls(secret)
-        everywhere = "tcp:[::]:0" if ":" in address else "tcp:0.0.0.0:0"
-        bound = parse_endpoint(await hub._server.start(everywhere))
+        hub = cls(epoch, node, on_refused)
+        everywhere = "::" if ":" in address else "0.0.0.0"
+        place = TcpEndpoint(address if is_loopback(address) else everywhere, 0)
+        bound = parse_endpoint(await hub._server.start(str(place)))
         assert isinstance(bound, TcpEndpoint)
         hub.endpoint = str(TcpEndpoint(address, bound.port))
         return hub
@@ -56,22 +65,31 @@ class Hub(Beats):
     async def serve_round(self, number: int) -> ServedStore:
         """The round's store, which is here, for this node's own workers."""
         part = self.round_store(number)
-        return await ServedStore(part, self._secret, partial(_empty, part)).start()
+        return await ServedStore(part, self._workers_key(number), partial(_empty, part)).start()
 
-    async def forward_round(self, number: int, endpoint: str) -> ServedStore:
+    async def forward_round(self, number: int, node: str, endpoint: str) -> ServedStore:
         """The round's store, which is at another node's hub, for this node's workers."""
-        remote = RemoteStore(endpoint, self._secret)
+        remote = RemoteStore(endpoint, self._key(node))
         part = ScopedStore(remote, _prefix(number))
-        return await ServedStore(part, self._secret, remote.close).start()
+        return await ServedStore(part, self._workers_key(number), remote.close).start()
+
+    def _key(self, node: str) -> bytes:
+        return self._epoch.key("hub", node)
+
+    def _workers_key(self, number: int) -> bytes:
+        """What the workers of a round have in common, and no others."""
+        return self._epoch.key("workers", str(number))
 
     # ---- signs of life
 
     def serve(self, judge: Judge | None) -> None:
         self._store.judge = judge
 
-    async def beat(self, endpoint: str, fence: int, beat: Beat, timeout: float) -> Answer:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
+    ) -> Answer:
         try:
-            leader = await self._reach(endpoint, fence, timeout)
+            leader = await self._reach(node, endpoint, fence, timeout)
             granted = await leader.put(_BEAT, _encode(beat))
         except StoreError as error:
             await self._hang_up()
@@ -84,11 +102,11 @@ class Hub(Beats):
         await self._server.close()
         await self._store.close()
 
-    async def _reach(self, endpoint: str, fence: int, timeout: float) -> RemoteStore:
+    async def _reach(self, node: str, endpoint: str, fence: int, timeout: float) -> RemoteStore:
         if self._leader and self._leader[:2] == (endpoint, fence):
             return self._leader[2]
         await self._hang_up()
-        leader = RemoteStore(endpoint, self._secret, timeout)
+        leader = RemoteStore(endpoint, self._key(node), timeout)
         self._leader = (endpoint, fence, leader)
         return leader
 
@@ -127,10 +145,10 @@ def _encode(beat: Beat) -> bytes:
 def _decode(value: bytes) -> Beat:
     """StoreError when it is none."""
     try:
-        node, number, token, counter, confirmed = msgpack.unpackb(value)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        fields = msgpack.unpackb(value[:_LONGEST_BEAT])
+        right = list(map(type, fields)) == [str, int, str, int, int]
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise StoreError(f"this is no sign of life: {error!r}") from None
-    kinds = (str, int, str, int, int)
-    if not all(map(isinstance, (node, number, token, counter, confirmed), kinds)):
+    if not right:
         raise StoreError("this is no sign of life: its fields have the wrong types")
-    return Beat(node, number, token, counter, confirmed)
+    return Beat(*fields)

@@ -223,6 +223,7 @@ class Lead:
             master_addr=first.address,
             master_port=first.master_port,
             jax_port=first.jax_port,
+            store_node=first.node,
             store_endpoint=first.endpoint,
             min_nodes=least,
             max_nodes=most,
@@ -236,18 +237,16 @@ class Lead:
     # ---- the end
 
     async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
-        """Write the verdict; the run id is free when its lease has ended, unless it is sticky."""
+        """Write the verdict; the run id is free when its lease has ended, and the epoch with it."""
         asking = self._asking
-        verdict = conclude.verdict
-        verdict = replace(verdict, sticky=verdict.sticky and asking.settings.sticky)
-        lease = 0
-        if not verdict.sticky:
-            lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
-        writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(verdict), lease)]
+        lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
+        verdict = rows.encode(conclude.verdict)
+        writes: list[Write] = [Put(asking.key(rows.VERDICT), verdict, lease)]
         writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]
-        header = self._view.header
-        if header is not None:
-            writes.append(Put(asking.key(rows.ROUND), rows.encode(header), lease))
+        for key in map(asking.key, (rows.EPOCH, rows.ROUND)):
+            entry = await asking.ask(asking.store.get(key))
+            if entry and entry.value:
+                writes.append(Put(key, entry.value, lease))
         outcome = await asking.ask(asking.store.transact(fences, writes))
         self._over = outcome.succeeded
         return outcome.succeeded
@@ -281,6 +280,7 @@ class Lead:
     def _want(self, name: str, value: bytes | None, revision: int) -> None:
         """A request, or (None) its end. Malformed ones count as none."""
         view, key = self._view, rows.WANTS + name
+        value = value or None  # what is not signed
         if key == rows.WANT_SIZE:
             view.wishes.size = rows.decode(SizeWanted, value) if value else None
         elif key == rows.WANT_STOP:

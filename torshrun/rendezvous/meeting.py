@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from torsh_runtime.errors import RendezvousTimeout, StoreError
-from torsh_runtime.store.base import Compare, Entry, Put, Store
+from torsh_runtime.store.base import Entry, Store
 from torsh_runtime.store.endpoint import TcpEndpoint
+from torsh_runtime.store.keys import derive
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
+from torsh_runtime.store.signed import SignedStore
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.address import resolve
+from torshrun.rendezvous.address import is_loopback, resolve
+from torshrun.rendezvous.epoch import Epoch
 from torshrun.topology.listeners import listener
 
 if TYPE_CHECKING:
@@ -60,42 +62,31 @@ class Meeting:
         """Whether it ends with another agent."""
 
     @classmethod
-    async def open(cls, config: RendezvousConfig, say: Say) -> Meeting:
-        """Reach the store, or serve it, within the join timeout. `say` is told what it waits for.
+    async def open(
+        cls, config: RendezvousConfig, say: Say, on_refused: Say = lambda why: None
+    ) -> Meeting:
+        """Reach the store, or serve it, within the join timeout. `say` is told what it waits for,
+        `on_refused` who was turned away from it, if it is served here.
 
         RendezvousTimeout when there was none; StoreError when it refused this node; ConfigError.
         """
         if config.backend == "etcd":
             return await _open_etcd(config)
-        return await _open_tcp(config, say)
+        return await _open_tcp(config, say, on_refused)
 
-    async def linger(self, run_id: str) -> None:
+    async def linger(self, run_id: str, epoch: Epoch) -> None:
         """If the store is served here, wait until no node is registered any more, LINGER seconds
         at most.
         """
         if self.is_host:
+            store = SignedStore(self.store, epoch.records)
             with suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(LINGER):
-                    await _until_left(self.store, rows.base(run_id) + rows.NODES)
+                    await _until_left(store, rows.base(run_id) + rows.NODES)
 
     async def close(self) -> None:
         """Let go of the store; if it is served here it ends."""
         await self._undo.aclose()
-
-
-async def agree_on_secret(store: Store, run_id: str, own: str) -> bytes:
-    """The job's secret: this node's own if it brings one, else what the first node made up. Then
-    it is as safe as the store is. StoreError if the store does not let this node in.
-    """
-    key = f"{rows.base(run_id)}secret"
-    if own:
-        await store.get(key)  # so that a store that refuses this node says so at once
-        return own.encode()
-    await store.transact([Compare(key, 0)], [Put(key, secrets.token_bytes(32))])
-    entry = await store.get(key)
-    if entry is None:
-        raise StoreError(f"the secret of job {run_id} vanished from the store; try again")
-    return entry.value
 
 
 async def patiently(
@@ -174,17 +165,21 @@ async def _open_etcd(config: RendezvousConfig) -> Meeting:
 # ---- the store that an agent serves
 
 
-async def _open_tcp(config: RendezvousConfig, say: Say) -> Meeting:
-    (address,) = config.endpoints
-    secret = config.secret.encode()
-    may_host = config.backend == "tcp" or config.node_rank == 0
+def store_key(secret: str) -> bytes:
+    """What clients of a store that an agent serves prove that they know."""
+    return derive(secret.encode(), "store")
 
+
+async def _open_tcp(config: RendezvousConfig, say: Say, on_refused: Say) -> Meeting:
+    (address,) = config.endpoints
+    key = store_key(config.secret)
+    may_host = config.backend == "tcp" or config.node_rank == 0
     is_taken = False
 
     async def attempt() -> Meeting:
         nonlocal is_taken
-        hosted, is_taken = await _host(address, secret) if may_host else (None, False)
-        return hosted or await _join(address, secret, _request_timeout(config))
+        hosted, is_taken = await _host(config, on_refused) if may_host else (None, False)
+        return hosted or await _join(address, key, _request_timeout(config))
 
     def hint() -> str:
         return f" (the port is held by {listener(address.port)} on this host)" if is_taken else ""
@@ -194,10 +189,12 @@ async def _open_tcp(config: RendezvousConfig, say: Say) -> Meeting:
     return await patiently(what, attempt, config.join_timeout, say, hint)
 
 
-async def _host(address: Address, secret: bytes) -> tuple[Meeting | None, bool]:
+async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | None, bool]:
     """Serve the store, if the address is this host's and nobody serves there yet; else whether
-    that is why not. It is served on every address, for other hosts may know this one by another.
+    that is why not. It is served on every address, for other hosts may know this one by another,
+    but if the address is loopback and there is no secret nobody else is to come.
     """
+    (address,) = config.endpoints
     loop, is_taken = asyncio.get_running_loop(), False
     for family, place in await loop.run_in_executor(None, resolve, *address):
         obstacle = _obstacle(family, place)
@@ -205,9 +202,11 @@ async def _host(address: Address, secret: bytes) -> tuple[Meeting | None, bool]:
         if obstacle:
             continue
         everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
-        for host in (everywhere, place[0]):
+        is_private = is_loopback(place[0]) and not config.secret
+        for host in (place[0],) if is_private else (everywhere, place[0]):
             with suppress(StoreError):  # somebody was faster, or holds the port elsewhere
-                return await _serve(TcpEndpoint(host, place[1]), secret), False
+                endpoint = TcpEndpoint(host, place[1])
+                return await _serve(endpoint, store_key(config.secret), on_refused), False
     return None, is_taken
 
 
@@ -222,9 +221,9 @@ def _obstacle(family: int, place: tuple[str, int]) -> int:
         return 0
 
 
-async def _serve(endpoint: TcpEndpoint, secret: bytes) -> Meeting:
+async def _serve(endpoint: TcpEndpoint, key: bytes, on_refused: Say) -> Meeting:
     store = MemoryStore()
-    server = StoreServer(store, secret)
+    server = StoreServer(store, key, on_refused=on_refused)
     await server.start(str(endpoint))
     undo = AsyncExitStack()
     undo.push_async_callback(store.close)
@@ -232,8 +231,8 @@ async def _serve(endpoint: TcpEndpoint, secret: bytes) -> Meeting:
     return Meeting("the store of this agent", store, undo, is_host=True)
 
 
-async def _join(address: Address, secret: bytes, timeout: float) -> Meeting:
-    store = RemoteStore(str(TcpEndpoint(*address)), secret, timeout)
+async def _join(address: Address, key: bytes, timeout: float) -> Meeting:
+    store = RemoteStore(str(TcpEndpoint(*address)), key, timeout)
     try:
         await store.get(rows.base(""))
     except BaseException:

@@ -35,10 +35,20 @@ _UNKNOWN = (
 )
 
 
+_LOST_EPOCH = "the store has lost what it held of this job, so its nodes meet anew"
+
+
+def _round_of(row: NodeRow) -> dict[str, Any]:
+    """What the row tells of the round that its node was in."""
+    names = ("round", "token", "round_size", "round_leader", "restarts", "node_rank", "first_rank")
+    return {name: getattr(row, name) for name in names}
+
+
 class Member:
     """A node on its way through the rounds."""
 
-    def __init__(self, settings: Settings, facts: NodeFacts) -> None:
+    def __init__(self, settings: Settings, facts: NodeFacts, past: NodeRow | None = None) -> None:
+        """`past` is its row in the epoch before: nothing runs of that round any more."""
         self._settings = settings
         self._facts = facts
         self.status: Status = "waiting"
@@ -52,7 +62,8 @@ class Member:
         self._told = ""
         self._closed = ""
         """Token of the last round that its agent was told is closing."""
-        self.row = self._fresh_row(1)
+        told = _round_of(past) if past else {}
+        self.row = self._fresh_row(past.sequence + 1 if past else 1, **told)
         """What is to stand in the store. "inside" may be written only if the header still stands
         at `header_revision`, and before the agent is told."""
 
@@ -98,8 +109,8 @@ class Member:
 
     def _drop_out(self) -> None:
         """The same, and tell of which round nothing runs here any more."""
-        row = self.row
-        self._wait(token=row.token, node_rank=row.node_rank, first_rank=row.first_rank)
+        self.status = "waiting"
+        self.row = self._fresh_row(self.row.sequence + 1, **_round_of(self.row))
 
     # ---- what others wrote
 
@@ -186,6 +197,9 @@ class Member:
             self.row.sequence + 1,
             round=place.round,
             token=token,
+            round_size=self.header.size,
+            round_leader=self.header.leader,
+            restarts=self.header.restarts,
             node_rank=place.node_rank,
             first_rank=place.first_rank,
         )
@@ -208,16 +222,25 @@ class Member:
             master_addr=header.master_addr,
             master_port=header.master_port,
             jax_port=header.jax_port,
+            store_node=header.store_node,
             store_endpoint=header.store_endpoint if header.size > 1 else "",
         )
         return (RoundFormed(place), *self._follow_header())
 
-    def take_verdict(self, verdict: VerdictRow, *, late: bool) -> Events:
-        """How the job ended. `late`: this node had not come when that was written."""
-        if late and not verdict.sticky:
-            what = f"the last job of this run id has ended ({verdict.outcome})"
-            return self._stand_by(f"{what}; the run id will soon be free again")
+    def take_verdict(self, verdict: VerdictRow) -> Events:
+        """How the job ended."""
         return self._end(verdict.outcome, verdict.code, verdict.reason, verdict.sequel or None)
+
+    def take_wait(self, why: str) -> Events:
+        """What the leader waits for, if it does."""
+        resting = self.status in ("waiting", "reported")
+        return self._stand_by(f"the job waits {why}") if why and resting else ()
+
+    def lose_epoch(self) -> Events:
+        """The store has lost what it held: nobody knows of the round any more but its nodes."""
+        if not self.takes_part:
+            return self._stand_by(f"{_LOST_EPOCH}; looking for the others")
+        return self._close(RoundClosing(round=self.row.round, reason=_LOST_EPOCH, failed=False))
 
     # ---- what happened here
 

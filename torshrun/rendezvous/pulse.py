@@ -91,7 +91,8 @@ class Pulse:
         sent = self._clock()
         is_first = leader.node not in hearing.asked
         hearing.asked.add(leader.node)
-        answer = await self._beats.beat(leader.endpoint, fence, beat, self._settings.interval)
+        bound = self._settings.interval
+        answer = await self._beats.beat(leader.node, leader.endpoint, fence, beat, bound)
         if answer == "gone" and is_first:  # it never got there
             hearing.asked.discard(leader.node)
         if answer not in ("granted", "refused") or fence != self._fence:

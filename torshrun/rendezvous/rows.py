@@ -1,29 +1,41 @@
 """What the nodes write to the store: records, their keys and their encoding.
 
-Records are JSON objects, for the sake of people who look with etcdctl. Unknown fields are ignored,
-so that newer agents may add some; a record that lacks a field or has a wrong type in one is
-decoded as None, whoever wrote it.
+Records are JSON objects, for the sake of people who look with etcdctl, each with a signature behind
+it (torsh_runtime/store/signed.py). Unknown fields are ignored, so that newer agents may add some; a
+record that lacks a field, or has something in one that cannot stand there, is decoded as None,
+whoever wrote it: this is the one place where what comes from a store is checked.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import quote
 
+from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torshrun.rendezvous.base import Outcome, Sequel
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
+LONGEST_RECORD = 1 << 20
+"""Bytes."""
+LONGEST_TEXT = 8192
+"""Characters of one field."""
 MOST_ROUNDS = 2**53
 MOST_WORKERS = 2**20
 """Of one node."""
 LONGEST_DELAY = 3600.0
 """Seconds between two rounds."""
 
-LEADER, ROUND, VERDICT = "ctl/leader", "ctl/round", "ctl/verdict"
+EPOCH, LEADER, ROUND, VERDICT, WAIT = (
+    "ctl/epoch",
+    "ctl/leader",
+    "ctl/round",
+    "ctl/verdict",
+    "ctl/wait",
+)
 """Under CONTROL, which all agents watch."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
@@ -41,13 +53,37 @@ def base(run_id: str) -> str:
 
 
 NodeState = Literal["waiting", "inside", "reported", "left"]
+NodeId = Annotated[str, "NodeId"]
+"""What a node is known by: letters, digits, `.`, `_` and `-`."""
+Token = Annotated[str, "Token"]
+"""Random, of the same characters; "" is none."""
+Host = Annotated[str, "Host"]
+"""A host's name or address, IPv6 without brackets; "" is none."""
+HostPort = Annotated[str, "HostPort"]
+"""Where an agent listens, "tcp:host:port"; "" is nowhere."""
+Port = Annotated[int, "Port"]
+"""Of TCP; 0 is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRow:
+    """Under which name, and with which secret, a job uses its run id, under `ctl/epoch`."""
+
+    name: Token
+    after: Token = ""
+    """That of the epoch which this one goes on, if the store had lost it."""
+    secret: Token = ""
+    """The job's, in hexadecimal, if its nodes bring none; then it is as safe as the store."""
+
+    def __post_init__(self) -> None:
+        _check(len(self.name) >= 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
     """A node, as it describes itself under `nodes/<node id>`, on its lease."""
 
-    node: str
+    node: NodeId
     sequence: int
     """Counts the row's versions, so that no two are equal."""
     state: NodeState
@@ -55,15 +91,22 @@ class NodeRow:
     none of its workers was started before this was written. reported: none of them runs any more.
     left: likewise, and it goes."""
     host: str = ""
-    address: str = ""
-    endpoint: str = ""
+    address: Host = ""
+    endpoint: HostPort = ""
     nproc: int = 1
     fixed_rank: int = -1
-    master_port: int = 0
-    jax_port: int = 0
+    master_port: Port = 0
+    jax_port: Port = 0
     round: int = -1
     """The round that it is in or was in last; -1: none."""
-    token: str = ""
+    token: Token = ""
+    """That round's."""
+    round_size: int = 0
+    """How many nodes that round had; 0: not known."""
+    round_leader: NodeId = ""
+    """Who led when it was formed."""
+    restarts: int = 0
+    """Of the whole job, when it was formed."""
     node_rank: int = -1
     first_rank: int = -1
     leaving: str = ""
@@ -80,22 +123,24 @@ class NodeRow:
     follows: bool = False
 
     def __post_init__(self) -> None:
-        _check(-1 <= self.round < MOST_ROUNDS and 1 <= self.nproc <= MOST_WORKERS)
+        _check(bool(self.node) and -1 <= self.round < MOST_ROUNDS and self.restarts >= 0)
+        _check(1 <= self.nproc <= MOST_WORKERS and self.sequence >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRow:
     """Who leads, under `ctl/leader`, on that node's lease. Its revision is the term's fence."""
 
-    node: str
-    endpoint: str
-    token: str
+    node: NodeId
+    endpoint: HostPort
+    token: Token
     """Random, so that a lost answer to the election can be told from a lost election."""
     ttl: float = 0.0
     """Seconds, by which the leader reckons when other nodes' workers have ended."""
     outage_timeout: float = 0.0
-    secret_id: str = ""
-    """Tells two secrets of jobs apart, and nothing else of them."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,22 +149,24 @@ class Header:
 
     number: int
     phase: Literal["open", "closing"]
-    token: str
+    token: Token
     """Random: the same number may be used twice if the store loses its contents."""
     fence: int
     """Of the leader who wrote this, having accounted for all nodes of the round."""
-    leader: str = ""
+    leader: NodeId = ""
     """That leader's node id."""
     leader_inside: bool = False
     """Whether that node is in the round."""
-    leader_endpoint: str = ""
+    leader_endpoint: HostPort = ""
     size: int = 0
     """Number of nodes in the round."""
     world_size: int = 0
-    master_addr: str = ""
-    master_port: int = 0
-    jax_port: int = 0
-    store_endpoint: str = ""
+    master_addr: Host = ""
+    master_port: Port = 0
+    jax_port: Port = 0
+    store_node: NodeId = ""
+    """Whose agent serves the round's store, and rank 0."""
+    store_endpoint: HostPort = ""
     min_nodes: int = 1
     max_nodes: int = 1
     max_restarts: int = 0
@@ -133,7 +180,7 @@ class Header:
     """Why it is closing."""
     delay: float = 0.0
     """Seconds from closing to the next round."""
-    drained: tuple[str, ...] = ()
+    drained: tuple[NodeId, ...] = ()
     """Nodes that were asked to go."""
 
     def __post_init__(self) -> None:
@@ -148,7 +195,7 @@ class PlaceRow:
     """A node's place in the round, under `place/<node id>`."""
 
     round: int
-    token: str
+    token: Token
     node_rank: int = -1
     """-1: it has none, and `why` says why."""
     first_rank: int = -1
@@ -164,8 +211,6 @@ class VerdictRow:
     """1 to 255, and 0 if it succeeded."""
     reason: str
     sequel: Sequel | Literal[""] = ""
-    sticky: bool = False
-    """Whether it holds for nodes that come later, too."""
 
     def __post_init__(self) -> None:
         _check_code(self.code, succeeded=self.outcome == "succeeded")
@@ -194,6 +239,18 @@ class StopWanted:
         _check_code(self.code, succeeded=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """`want/drain/<node>` and `want/hold/<node>`: the key says it all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitRow:
+    """`ctl/wait`: what the leader waits for, in one line for people; "" is nothing."""
+
+    why: str
+
+
 def _check(is_sound: bool) -> None:
     if not is_sound:
         raise ValueError("a record cannot say so")
@@ -213,31 +270,52 @@ def encode(record: Any) -> bytes:
 def decode(kind: type[T], value: bytes) -> T | None:
     """The record, or None if it is no such record."""
     try:
-        content = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict):
-        return None
-    try:
+        content = json.loads(value) if len(value) <= LONGEST_RECORD else None
+        if not isinstance(content, dict):
+            return None
         read = _shape(kind)
         known = {name: read[name](content[name]) for name in read.keys() & content.keys()}
         return kind(**known)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
+
+
+def can_be_read(record: Any) -> bool:
+    """Whether others will find the record to be one."""
+    return bool(decode(type(record), encode(record)) == record)
 
 
 def _shape(kind: type[Any]) -> dict[str, Any]:
     """How each field of a kind of record is read."""
     if kind not in _SHAPES:
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind, include_extras=True)
         _SHAPES[kind] = {field.name: _READERS[hints[field.name]] for field in fields(kind)}
     return _SHAPES[kind]
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT or "\0" in value:
         raise TypeError
+    value.encode()  # UnicodeEncodeError, a ValueError, of a lone surrogate
     return value
+
+
+def _like(pattern: str) -> Any:
+    def read(value: Any) -> str:
+        if not re.fullmatch(pattern, _text(value), re.ASCII):
+            raise ValueError
+        return str(value)
+
+    return read
+
+
+def _host_port(value: Any) -> str:
+    if _text(value):
+        endpoint = parse_endpoint(value)  # ConfigError is a ValueError
+        if not isinstance(endpoint, TcpEndpoint):
+            raise ValueError
+        _HOST(endpoint.host)
+    return str(value)
 
 
 def _whole(value: Any) -> int:
@@ -246,8 +324,14 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _port(value: Any) -> int:
+    if not 0 <= _whole(value) <= 65535:
+        raise ValueError
+    return int(value)
+
+
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST:
         raise TypeError
     return float(value)
 
@@ -258,8 +342,10 @@ def _truth(value: Any) -> bool:
     return value
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(_text, value))
+def _node_ids(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError
+    return tuple(map(_NODE_ID, value))
 
 
 def _one_of(*allowed: str) -> Any:
@@ -271,12 +357,21 @@ def _one_of(*allowed: str) -> Any:
     return read
 
 
+_LARGEST = 1e15
+"""No number of seconds comes near it."""
+_HOST = _like(r"[\w.:%-]{0,255}")
+_NODE_ID = _like(r"[\w.-]{0,255}")
 _READERS: dict[Any, Any] = {
     str: _text,
+    NodeId: _NODE_ID,
+    Token: _like(r"[\w.-]{0,255}"),
+    Host: _HOST,
+    HostPort: _host_port,
     int: _whole,
+    Port: _port,
     float: _number,
     bool: _truth,
-    tuple[str, ...]: _texts,
+    tuple[NodeId, ...]: _node_ids,
     NodeState: _one_of(*get_args(NodeState)),
     Literal["open", "closing"]: _one_of("open", "closing"),
     Outcome: _one_of(*get_args(Outcome)),

@@ -34,8 +34,6 @@ class Settings:
     """Seconds after the job's end for which its verdict can be read; then the run id is free."""
     outage_timeout: float = 180.0
     """Seconds that a round may go on without the store while its nodes hear each other."""
-    sticky: bool = False
-    """Whether a success stands for ever, so that a node started again does not train again."""
     fixed_ranks: bool = False
     """Whether every node brings its node rank."""
 
@@ -59,8 +57,6 @@ class NodeFacts:
     """Where its agent serves the round's store and takes heartbeats, "tcp:host:port"."""
     nproc: int
     """Workers, at least 1."""
-    secret_id: str = ""
-    """Tells the job's secret, as this node knows it, from others; "" if there is none."""
     fixed_rank: int = -1
     """The node rank that it insists on; -1: none."""
     ports: Callable[[], tuple[int, int]] = lambda: (0, 0)

@@ -116,14 +116,9 @@ def _misplaced(view: View) -> str:
 def _conclude(
     outcome: Outcome, code: int, reason: str, sequel: Sequel | Literal[""] = ""
 ) -> Decision:
-    sticky = outcome == "succeeded"
-    if not sticky and not 1 <= code <= 255:  # somebody's row says odd things
+    if outcome != "succeeded" and not 1 <= code <= 255:  # somebody's row says odd things
         code = 1
-    return Decision(
-        Conclude(
-            VerdictRow(outcome=outcome, code=code, reason=reason, sequel=sequel, sticky=sticky)
-        )
-    )
+    return Decision(Conclude(VerdictRow(outcome=outcome, code=code, reason=reason, sequel=sequel)))
 
 
 def _form(view: View, now: float, number: int, history: History) -> Decision:

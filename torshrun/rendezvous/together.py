@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Literal
 
 from torsh_runtime.errors import StoreError, TorshError
 from torsh_runtime.store.base import Store
+from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
 from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.address import routable
+from torshrun.rendezvous.address import is_loopback, routable
 from torshrun.rendezvous.base import (
     JobOver,
     Place,
@@ -26,11 +28,12 @@ from torshrun.rendezvous.base import (
     StandingBy,
     Verdict,
 )
+from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
-from torshrun.rendezvous.handler import NodeRendezvous
 from torshrun.rendezvous.hub import Hub
 from torshrun.rendezvous.lookups import detach
-from torshrun.rendezvous.meeting import Meeting, agree_on_secret, patiently
+from torshrun.rendezvous.meeting import Meeting, patiently
+from torshrun.rendezvous.rejoin import EpochRendezvous
 from torshrun.rendezvous.served import ServedStore
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
@@ -59,6 +62,8 @@ class Together(Rendezvous):
         self._meeting: Meeting | None = None
         self._hub: Hub | None = None
         self._growth: Growth | None = None
+        self._epoch: Epoch | None = None
+        self._node = f"{re.sub(r'[^a-zA-Z0-9.-]', '_', os.uname().nodename)}-{secrets.token_hex(4)}"
         self._inner: Rendezvous | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -70,8 +75,9 @@ class Together(Rendezvous):
         self._beginning = asyncio.get_running_loop().create_task(self._begin())
 
     def report(self, report: Report) -> None:
-        if self._inner and self._growth:
+        if self._growth:
             self._growth.unfollow()
+        if self._inner:
             self._inner.report(report)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
@@ -93,9 +99,10 @@ class Together(Rendezvous):
 
     def _end_for_all(self, code: int, reason: str) -> None:
         """If the store is served here, the others cannot go on without it."""
-        if self._meeting and self._meeting.is_host:
+        if self._meeting and self._meeting.is_host and self._epoch:
+            store = SignedStore(self._meeting.store, self._epoch.records)
             wanted = rows.StopWanted(code=code, reason=f"{reason}, which serves the job's store")
-            asking = self._ask_to_stop(self._meeting.store, wanted)
+            asking = self._ask_to_stop(store, wanted)
             self._stopping = asyncio.get_running_loop().create_task(asking)
 
     async def _ask_to_stop(self, store: Store, wanted: rows.StopWanted) -> None:
@@ -112,30 +119,62 @@ class Together(Rendezvous):
             await self._growth.close()
         if self._inner:
             await self._inner.close()
-        if self._meeting:
-            await self._meeting.linger(self._settings.run_id)
+        if self._meeting and self._epoch:
+            await self._meeting.linger(self._settings.run_id, self._epoch)
         await self._undo.aclose()
 
     async def serve_store(self, place: Place) -> ServedStore:
         """The round's store for this node's workers. StoreError when it cannot be served."""
         assert self._hub is not None  # it is there before any place is
-        if place.node_rank == 0 and self._growth:
-            self._growth.follow(self._hub.round_store(place.round))
+        if place.node_rank == 0:
+            await self._follow_growth(self._hub.round_store(place.round))
             return await self._hub.serve_round(place.round)
-        return await self._hub.forward_round(place.round, place.store_endpoint)
+        return await self._hub.forward_round(place.round, place.store_node, place.store_endpoint)
+
+    async def _follow_growth(self, round_store: Store) -> None:
+        assert self._meeting is not None
+        assert self._epoch is not None  # a round is of an epoch
+        if self._growth:
+            await self._growth.close()
+        store = SignedStore(self._meeting.store, self._epoch.records)
+        key = rows.base(self._settings.run_id) + rows.WANT_HOLD + self._node
+        self._growth = Growth(store, key, self._settings.ttl)
+        self._growth.follow(round_store)
 
     async def _begin(self) -> None:
         try:
-            self._inner = await self._join()
+            meeting = await self._meet()
         except (TorshError, OSError) as error:
             self._end(exit_codes.RENDEZVOUS, f"cannot join the job: {error}")
         except Exception as error:
             self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
         else:
+            secret = self._config.secret.encode()
+            self._inner = EpochRendezvous(meeting.store, self._settings, secret, self._prepare)
             self._inner.start(self._pass_on)
-            if self._meeting and self._meeting.is_mortal:
-                watching = self._watch_host(self._meeting)
+            if meeting.is_mortal:
+                watching = self._watch_host(meeting)
                 self._watching = asyncio.get_running_loop().create_task(watching)
+
+    async def _meet(self) -> Meeting:
+        """The store, once it answers."""
+        config = self._config
+        meeting = self._meeting = await Meeting.open(config, self._say, self._on_refused)
+        self._undo.push_async_callback(meeting.close)
+        key = rows.base(self._settings.run_id) + rows.EPOCH
+        ask = partial(meeting.store.get, key)
+        await patiently(meeting.name, ask, config.join_timeout, self._say)
+        for remark in remarks(config, meeting):
+            self._say(remark)
+        return meeting
+
+    async def _prepare(self, epoch: Epoch) -> tuple[NodeFacts, Hub]:
+        """What this node is reached by in an epoch."""
+        config = self._config
+        address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
+        self._epoch = epoch
+        self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
+        return self._facts(address, self._hub), self._hub
 
     async def _watch_host(self, meeting: Meeting) -> None:
         """A store that an agent serves does not come back, so nobody waits for it when its host
@@ -159,44 +198,35 @@ class Together(Rendezvous):
     def _end(self, code: int, reason: str) -> None:
         self._post(JobOver(Verdict(outcome="lost", code=code, reason=reason)))
 
-    async def _join(self) -> Rendezvous:
-        config = self._config
-        self._meeting = await Meeting.open(config, self._say)
-        self._undo.push_async_callback(self._meeting.close)
-        store = self._meeting.store
-        if self._meeting.is_host:
-            self._say("this agent serves the job's store: without it the job cannot go on")
-        secret = await patiently(
-            self._meeting.name,
-            lambda: agree_on_secret(store, self._settings.run_id, config.secret),
-            config.join_timeout,
-            self._say,
-        )
-        address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
-        self._hub = await Hub.open(address, secret)
-        self._undo.push_async_callback(self._hub.close)
-        facts = self._facts(address, self._hub, secret)
-        key = rows.base(self._settings.run_id) + rows.WANT_HOLD + facts.node
-        self._growth = Growth(store, key, self._settings.ttl)
-        return NodeRendezvous(store, self._settings, facts, self._hub)
-
-    def _facts(self, address: str, hub: Hub, secret: bytes) -> NodeFacts:
-        host = os.uname().nodename
+    def _facts(self, address: str, hub: Hub) -> NodeFacts:
         return NodeFacts(
-            node=f"{host}-{secrets.token_hex(4)}",
-            host=host,
+            node=self._node,
+            host=os.uname().nodename,
             address=address,
             endpoint=hub.endpoint,
             nproc=self._nproc,
             fixed_rank=-1 if self._config.node_rank is None else self._config.node_rank,
             ports=self._choose_ports,
-            secret_id=_id_of(secret),
         )
 
     def _say(self, text: str) -> None:
         self._post(StandingBy(text))
 
+    def _on_refused(self, why: str) -> None:
+        self._say(f"turned somebody away: {why}")
 
-def _id_of(secret: bytes) -> str:
-    """What tells it from others and does not give it away, unless it can be guessed."""
-    return hmac.digest(secret, b"torsh id", "sha256").hex()[:16]
+
+def remarks(config: RendezvousConfig, meeting: Meeting) -> Iterator[str]:
+    """What people are to know of the store, and of who can do what to the job."""
+    access = config.access
+    if meeting.is_host:
+        yield "this agent serves the job's store: without it the job cannot go on"
+    if access.password and not access.tls:
+        yield "etcd's password goes over the network as it is; give etcd TLS (--rdzv-conf cacert=…)"
+    if config.secret or all(is_loopback(endpoint.host) for endpoint in config.endpoints):
+        return
+    who = "may write to etcd" if config.backend == "etcd" else "reaches that port"
+    yield (
+        f"the job has no secret: whoever {who} ({meeting.name}) can run commands as this user on "
+        f"all nodes. Give all of them the same TORSH_SECRET or --secret-file (openssl rand -hex 32)"
+    )

@@ -55,7 +55,7 @@ def test_a_row_under_another_nodes_name_counts_for_nobody() -> None:
 
 def test_what_was_asked_for_goes_before_the_header() -> None:
     wanted = rows.encode(SizeWanted(min_nodes=2, max_nodes=5))
-    picture = read("job", {**keys(header()), "want/size": wanted, "want/drain/a": b""})
+    picture = read("job", {**keys(header()), "want/size": wanted, "want/drain/a": b"{}"})
     assert picture.limits == (2, 5)
     assert picture.asked_to_go == {"a"}
 

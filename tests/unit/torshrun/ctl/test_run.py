@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.rows import header, keys, node
+from support.rows import EPOCH, JobStore, begin, header, keys, node
 
 from torsh_runtime.errors import StoreError, StoreTimeout
-from torsh_runtime.store.base import Listing
+from torsh_runtime.store.base import Listing, Store
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.config.values import Nodes
 from torshrun.ctl import actions
@@ -35,7 +35,7 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(guarded())
 
 
-async def write(store: MemoryStore, *records: Header | NodeRow) -> None:
+async def write(store: Store, *records: Header | NodeRow) -> None:
     for key, value in keys(*records).items():
         await store.put(BASE + key, value)
 
@@ -43,11 +43,12 @@ async def write(store: MemoryStore, *records: Header | NodeRow) -> None:
 @asynccontextmanager
 async def opened(
     *records: Header | NodeRow, store: MemoryStore | None = None
-) -> AsyncGenerator[tuple[MemoryStore, Run], None]:
+) -> AsyncGenerator[tuple[JobStore, Run], None]:
     store = store or MemoryStore()
-    await write(store, *records)
-    async with Run.open(store, "job", 0) as run:
-        yield store, run
+    signed = await begin(store)
+    await write(signed, *records)
+    async with Run.open(store, "job", EPOCH.secret, 0) as run:
+        yield signed, run
     await store.close()
 
 
@@ -96,12 +97,12 @@ def test_runs_that_there_are_answer_for_one_that_there_is_not() -> None:
     async def scene() -> None:
         store = MemoryStore()
         with pytest.raises(NotDone, match=r"no run 'jog' .* it holds no run$"):
-            async with Run.open(store, "jog", 0):
+            async with Run.open(store, "jog", EPOCH.secret, 0):
                 pass
-        await write(store, header())
+        await write(await begin(store), header())
         assert await run_ids(store) == ["job"]
         with pytest.raises(NotDone, match=r"no run 'jog' .* the runs there are: 'job'$"):
-            async with Run.open(store, "jog", 0):
+            async with Run.open(store, "jog", EPOCH.secret, 0):
                 pass
         await store.close()
 
@@ -204,7 +205,7 @@ def test_a_run_that_has_ended_can_be_asked_for_nothing() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0)) as (store, _):
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
-            async with Run.open(store, "job", 0) as run:
+            async with Run.open(store._store, "job", EPOCH.secret, 0) as run:
                 for asking in (
                     actions.scale(run, "2", Nodes(2, 2), None, quietly),
                     actions.drain(run, ["a"], None, quietly, force=True),
@@ -277,8 +278,8 @@ def test_a_node_that_comes_while_a_run_is_forgotten_stays() -> None:
 def test_a_run_that_changes_while_it_is_forgotten_is_left() -> None:
     async def scene() -> None:
         store = Changing()
-        async with opened(header(), store=store) as (_, run):
-            store.meanwhile = write(store, header(size=2))
+        async with opened(header(), store=store) as (signed, run):
+            store.meanwhile = write(signed, header(size=2))
             with pytest.raises(NotDone, match="begins again"):
                 await actions.forget(run)
             assert await store.get(BASE + rows.ROUND)
@@ -290,11 +291,11 @@ def test_what_is_left_of_a_run_can_be_forgotten() -> None:
     async def scene() -> None:
         store = MemoryStore()
         await store.put(BASE + "secret", b"s")
-        async with Run.open(store, "job", 0, even_traces=True) as run:
+        async with Run.open(store, "job", EPOCH.secret, 0, even_traces=True) as run:
             assert await actions.forget(run) == "run job is forgotten"
         assert (await store.list("")).items == ()
         with pytest.raises(NotDone):
-            async with Run.open(store, "job", 0, even_traces=True):
+            async with Run.open(store, "job", EPOCH.secret, 0, even_traces=True):
                 pass
         await store.close()
 

@@ -72,8 +72,8 @@ def test_what_is_asked_of_it() -> None:
     stop = rows.encode(StopWanted(code=130, reason="enough"))
     items = {
         **keys(header(), node("a", 0)),
-        rows.WANT_DRAIN + "a": b"",
-        rows.WANT_HOLD + "a": b"",
+        rows.WANT_DRAIN + "a": rows.encode(rows.Wanted()),
+        rows.WANT_HOLD + "a": rows.encode(rows.Wanted()),
         rows.WANT_STOP: stop,
     }
     text = in_words(read("job", items))

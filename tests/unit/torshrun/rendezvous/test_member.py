@@ -165,10 +165,6 @@ def test_a_drained_node_leaves() -> None:
     assert not member.wants_place
 
 
-def test_a_verdict_ends_it_and_an_old_one_does_not() -> None:
-    old = VerdictRow(outcome="failed", code=3, reason="x")
-    (standing,) = waiting().take_verdict(old, late=True)
-    assert isinstance(standing, StandingBy)
-    for verdict, late in ((old, False), (replace(old, sticky=True), True)):
-        (over,) = waiting().take_verdict(verdict, late=late)
-        assert over.verdict.code == 3
+def test_a_verdict_ends_it() -> None:
+    (over,) = waiting().take_verdict(VerdictRow(outcome="failed", code=3, reason="x"))
+    assert over.verdict.code == 3

@@ -9,17 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
-from torsh_runtime.errors import StoreError
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torsh_runtime.store.memory import MemoryStore
-from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
 from torshrun.config.rendezvous import Address, RendezvousConfig
-from torshrun.rendezvous import rows
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, Report, RoundFormed, Verdict
-from torshrun.rendezvous.meeting import Meeting, agree_on_secret
+from torshrun.rendezvous.epoch import Epoch
+from torshrun.rendezvous.meeting import Meeting, store_key
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.together import Together
 
@@ -68,7 +64,7 @@ async def opened() -> AsyncGenerator[Site, None]:
         heard.append(event)
         news.set()
 
-    server = StoreServer(store, SECRET.encode())
+    server = StoreServer(store, store_key(SECRET))
     endpoint = parse_endpoint(await server.start("tcp:127.0.0.1:0"))
     assert isinstance(endpoint, TcpEndpoint)
     together = _together(endpoint.port)
@@ -93,30 +89,13 @@ def test_a_verdict_stands_though_the_stores_host_goes() -> None:
     play(scene())
 
 
-def test_the_leader_says_which_secret_is_the_jobs_and_not_what_it_is() -> None:
+def test_the_jobs_secret_stands_nowhere_in_the_store() -> None:
     async def scene() -> None:
         async with opened() as site:
             await site.hear(RoundFormed)
-            entry = await site.store.get(rows.base("job") + rows.LEADER)
-            assert entry is not None
-            leader = rows.decode(rows.LeaderRow, entry.value)
-            assert leader is not None
-            assert leader.secret_id == "a941048580cb84f9"
-            assert SECRET.encode() not in entry.value
-
-    play(scene())
-
-
-def test_a_store_that_refuses_this_node_says_so_though_it_has_a_secret() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        server = StoreServer(store, b"another")
-        remote = RemoteStore(await server.start("tcp:127.0.0.1:0"), SECRET.encode())
-        with pytest.raises(StoreError, match="does not know this job's secret"):
-            await agree_on_secret(remote, "job", SECRET)
-        await remote.close()
-        await server.close()
-        await store.close()
+            for item in (await site.store.list("")).items:
+                assert SECRET.encode() not in item.value
+                assert SECRET.encode().hex().encode() not in item.value
 
     play(scene())
 
@@ -129,6 +108,7 @@ def test_asking_others_to_stop_may_come_too_late() -> None:
         await store.close()
         together = _together()
         together._meeting = Meeting("the store", store, AsyncExitStack(), is_host=True)
+        together._epoch = Epoch("job", "name", "", b"secret")
         together._pass_on(JobOver(Verdict(outcome="preempted", code=143, reason="")))
         assert together._stopping is not None
         await asyncio.wait([together._stopping])

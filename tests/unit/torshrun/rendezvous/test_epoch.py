@@ -1,0 +1,168 @@
+"""How a node finds the epoch of a run id, and what it does about a store that has lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from torsh_runtime.errors import RendezvousTimeout, StoreError
+from torsh_runtime.store.base import Store
+from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.signed import SignedStore
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.epoch import Entrance, Epoch, read_epoch
+from torshrun.rendezvous.rows import VerdictRow
+from torshrun.rendezvous.settings import Settings
+
+OWN = b"a secret that is long enough"
+SETTINGS = Settings(
+    run_id="job", min_nodes=1, max_nodes=2, ttl=0.2, outage_timeout=0.1, join_timeout=2.0
+)
+KEY = rows.base("job") + rows.EPOCH
+Enter = Callable[..., Awaitable[Epoch]]
+
+
+def play(scene: Callable[[MemoryStore], Awaitable[None]]) -> None:
+    async def guarded() -> None:
+        store = MemoryStore()
+        async with asyncio.timeout(20):
+            await scene(store)
+        await store.close()
+
+    asyncio.run(guarded())
+
+
+def entrance(store: Store, own: bytes = OWN, said: list[str] | None = None) -> Entrance:
+    clock = asyncio.get_running_loop().time
+    asking = Asking(store, SETTINGS, clock, random.Random(1))
+    return Entrance(asking, own, (said if said is not None else []).append)
+
+
+@pytest.mark.parametrize("own", [OWN, b""])
+def test_the_first_node_begins_an_epoch_and_the_others_find_it(own: bytes) -> None:
+    async def scene(store: MemoryStore) -> None:
+        first = await entrance(store, own).enter(None)
+        assert await entrance(store, own).enter(None) == first
+        assert first.secret == own or (not own and len(first.secret) == 32)
+        entry = await store.get(KEY)
+        assert entry is not None
+        assert not own or own not in entry.value
+
+    play(scene)
+
+
+def test_keys_are_for_one_service_run_and_epoch() -> None:
+    epochs = [Epoch("a", "x", "", OWN), Epoch("b", "x", "", OWN), Epoch("a", "y", "", OWN)]
+    keys = {
+        epoch.key(*what) for epoch in epochs for what in (("hub", "n"), ("hub", "m"), ("hubn",))
+    }
+    assert len(keys) == 9
+    assert OWN not in keys
+
+
+@pytest.mark.parametrize("own", [b"another secret, long too", b""])
+def test_who_does_not_know_the_secret_of_a_job_that_lives_is_refused(own: bytes) -> None:
+    async def scene(store: MemoryStore) -> None:
+        epoch = await entrance(store).enter(None)
+        await SignedStore(store, epoch.records).put(rows.base("job") + rows.LEADER, b"somebody")
+        with pytest.raises(StoreError, match="must be the same everywhere"):
+            await entrance(store, own).enter(None)
+        assert await entrance(store).enter(None) == epoch
+
+    play(scene)
+
+
+def test_a_job_that_died_does_not_bar_the_next_which_has_another_secret() -> None:
+    async def scene(store: MemoryStore) -> None:
+        said: list[str] = []
+        old = await entrance(store).enter(None)
+        new = await entrance(store, b"another secret, long too", said).enter(None)
+        assert new.name != old.name
+        assert "an earlier job of this run id" in said[0]
+
+    play(scene)
+
+
+def test_an_epoch_goes_with_its_job() -> None:
+    async def scene(store: MemoryStore) -> None:
+        said: list[str] = []
+        old = await entrance(store).enter(None)
+        lease = await store.grant(0.3)
+        signed = SignedStore(store, old.records)
+        verdict = VerdictRow(outcome="succeeded", code=0, reason="done")
+        epoch = await signed.get(KEY)
+        assert epoch is not None
+        await signed.put(KEY, epoch.value, lease)
+        await signed.put(rows.base("job") + rows.VERDICT, rows.encode(verdict), lease)
+        new = await entrance(store, said=said).enter(None)
+        assert new.name != old.name
+        assert "the run id will soon be free again" in said[0]
+
+    play(scene)
+
+
+def test_a_store_that_came_back_older_gets_a_new_epoch_which_all_go_on_in() -> None:
+    async def scene(store: MemoryStore) -> None:
+        a, b = entrance(store), entrance(store)
+        old = await a.enter(None)
+        assert await b.enter(None) == old
+        new = await a.enter(old, is_older=True)  # what it holds looks as before
+        assert (new.name != old.name, new.after) == (True, old.name)
+        assert await b.enter(old, is_older=True) == new
+
+    play(scene)
+
+
+def test_an_epoch_that_was_left_never_comes_back() -> None:
+    async def scene(store: MemoryStore) -> None:
+        node = entrance(store)
+        old = await node.enter(None)
+        kept = await store.get(KEY)
+        assert kept is not None
+        await store.delete(KEY)
+        new = await node.enter(old)
+        await store.put(KEY, kept.value)
+        assert (await node.enter(new)).name not in (old.name, new.name)
+
+    play(scene)
+
+
+def test_made_up_secrets_outlive_a_store_that_is_wiped() -> None:
+    async def scene(store: MemoryStore) -> None:
+        node = entrance(store, b"")
+        old = await node.enter(None)
+        await store.delete(KEY)
+        assert (await node.enter(old)).secret == old.secret
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"\n", b"{}", b"[" * 100_000, b'{"name": "' + b"a" * 32 + b'"}\n' + b"0" * 32],
+)
+def test_garbage_is_no_epoch(value: bytes) -> None:
+    async def scene(store: MemoryStore) -> None:
+        await store.put(KEY, value)
+        entry = await store.get(KEY)
+        assert entry is not None
+        assert read_epoch("job", OWN, entry) is None
+        assert read_epoch("job", b"", entry) is None
+
+    play(scene)
+
+
+def test_a_verdict_that_stays_is_waited_for_within_the_join_timeout() -> None:
+    async def scene(store: MemoryStore) -> None:
+        old = await entrance(store).enter(None)
+        signed = SignedStore(store, old.records)
+        verdict = VerdictRow(outcome="failed", code=1, reason="")
+        await signed.put(rows.base("job") + rows.VERDICT, rows.encode(verdict))
+        with pytest.raises(RendezvousTimeout, match="the last job of this run id has ended"):
+            await entrance(store).enter(None)
+
+    play(scene)

@@ -1,0 +1,169 @@
+"""Epochs: the lives of a run id in a store, and how a node finds the present one.
+
+Every record of a run is signed with a key that is derived from the job's secret, the run id and
+the epoch's name, so none of an earlier job, or of an older state of the store, counts. An epoch
+ends with its job, or when the store has lost what it held or comes back older; then the nodes meet
+anew, in another epoch that takes the place of the old one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torsh_runtime.errors import RendezvousTimeout, StoreError
+from torsh_runtime.store.base import Compare, Entry, Put
+from torsh_runtime.store.keys import derive
+from torsh_runtime.store.signed import sign, verified
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.rows import EpochRow, VerdictRow
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One life of a run id."""
+
+    run_id: str
+    name: str
+    after: str
+    """The name of the epoch that this one goes on; "" if it is a job's first."""
+    secret: bytes
+    """The job's."""
+    revision: int = 0
+    """At which it was written to the store."""
+
+    def key(self, service: str, *context: str) -> bytes:
+        """The key of a service of this job; `context` says which one."""
+        return derive(self.secret, service, self.run_id, self.name, *context)
+
+    @property
+    def records(self) -> bytes:
+        """The key that the run's records are signed with."""
+        return self.key("records")
+
+
+def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
+    """The epoch that stands in the store; None if it is none, or another secret's. `own` is the
+    secret that this process brings, b"" if none.
+    """
+    row = rows.decode(EpochRow, entry.value.rpartition(b"\n")[0])
+    if row is None or bool(row.secret) == bool(own):
+        return None
+    try:
+        secret = own or bytes.fromhex(row.secret)
+    except ValueError:
+        return None
+    epoch = Epoch(run_id, row.name, row.after, secret, entry.revision)
+    return epoch if secret and verified(epoch.records, entry.key, entry.value) else None
+
+
+class Entrance:
+    """The way into the present epoch, for one agent's life."""
+
+    def __init__(self, asking: Asking, own: bytes, say: Callable[[str], None]) -> None:
+        """`own` is the secret that this node brings; `say` is told what it waits for."""
+        self._asking = asking
+        self._run_id = asking.settings.run_id
+        self._own = own
+        self._say = say
+        self._past: set[str] = set()
+        """The names of the epochs that this node has been in: none of them comes back."""
+        self._told = ""
+
+    async def enter(self, last: Epoch | None, *, is_older: bool = False) -> Epoch:
+        """The present epoch, begun here if there is none.
+
+        `last` is the epoch that the store has lost; `is_older`: it came back with less than it had.
+        RendezvousTimeout after the join timeout. StoreError if this node has no place in the job.
+        """
+        asking, began = self._asking, self._asking.clock()
+        strange_until = began + asking.settings.outage_timeout + asking.settings.ttl
+        if last:
+            self._past.add(last.name)
+        while True:
+            try:
+                epoch, why = await self._look(last, is_older, strange_until)
+                if epoch:
+                    return epoch
+            except StoreError as error:
+                if isinstance(error, _Refusal):
+                    raise
+                why = str(error)
+            if asking.clock() - began > asking.settings.join_timeout:
+                raise RendezvousTimeout(f"waited {asking.settings.join_timeout:g} s: {why}")
+            if why:
+                self._tell(why)
+                await asking.pause()
+
+    def _tell(self, why: str) -> None:
+        if why != self._told:
+            self._told = why
+            self._say(why)
+
+    async def _look(
+        self, last: Epoch | None, is_older: bool, strange_until: float
+    ) -> tuple[Epoch | None, str]:
+        """The epoch, or why it is still to be waited for; neither: look again."""
+        asking = self._asking
+        listing = await asking.ask(asking.store.list(asking.key(rows.CONTROL)))
+        found = {asking.name(item.key): item for item in listing.items}
+        entry = found.get(rows.EPOCH)
+        epoch = read_epoch(self._run_id, self._own, entry) if entry else None
+        if entry and not epoch and not is_older:
+            await self._refuse_if_alive(found)
+            if asking.clock() < strange_until:
+                return None, (
+                    "nodes of an earlier job of this run id, which had another secret, may still "
+                    f"run workers: waiting {asking.settings.outage_timeout:g} s and a ttl at most "
+                    "(torshctl forget ends that)"
+                )
+        if epoch and not self._is_over(epoch, last, is_older):
+            ended = self._verdict(epoch, found.get(rows.VERDICT))
+            if ended and not (last and last.name == epoch.after):
+                return None, (
+                    f"the last job of this run id has ended ({ended.outcome}); the run id will "
+                    f"soon be free again"
+                )
+            return epoch, ""
+        await self._begin(entry, last)
+        return None, ""
+
+    def _is_over(self, epoch: Epoch, last: Epoch | None, is_older: bool) -> bool:
+        """Whether what stands there is of the past, though it is signed."""
+        goes_on = last is not None and epoch.after == last.name
+        return epoch.name in self._past or (is_older and not goes_on)
+
+    def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
+        value = verified(epoch.records, entry.key, entry.value) if entry else b""
+        return rows.decode(VerdictRow, value) if value else None
+
+    async def _refuse_if_alive(self, found: dict[str, Entry]) -> None:
+        """A job that lives is not to be ended by who does not know its secret."""
+        asking = self._asking
+        nodes = await asking.ask(asking.store.list(asking.key(rows.NODES)))
+        if rows.LEADER in found or nodes.items:
+            mine = "differs from that of the job" if self._own else "is missing: the job has one"
+            raise _Refusal(
+                f"this node's secret {mine}: TORSH_SECRET / --secret-file must be the same "
+                f"everywhere, or on no node at all"
+            )
+
+    async def _begin(self, entry: Entry | None, last: Epoch | None) -> None:
+        """Write a new epoch in the place of that entry, unless somebody is faster."""
+        asking = self._asking
+        secret = self._own or (last.secret if last else secrets.token_bytes(32))
+        made_up = "" if self._own else secret.hex()
+        name = secrets.token_hex(16)
+        after = last.name if last else ""
+        epoch = Epoch(self._run_id, name, after, secret)
+        row = rows.encode(EpochRow(name=name, after=after, secret=made_up))
+        key = asking.key(rows.EPOCH)
+        compare = Compare(key, entry.revision if entry else 0)
+        put = Put(key, sign(epoch.records, key, row))
+        await asking.ask(asking.store.transact((compare,), (put,)))
+
+
+class _Refusal(StoreError):
+    """Trying again does not help."""

@@ -1,0 +1,137 @@
+"""A node's part in a job: it joins anew when the store has lost what it held."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from torsh_runtime.errors import TorshError
+from torsh_runtime.store.base import Store
+from torsh_runtime.store.signed import SignedStore
+from torshrun import exit_codes
+from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.base import (
+    JobOver,
+    Post,
+    Rendezvous,
+    RendezvousEvent,
+    Report,
+    StandingBy,
+    Verdict,
+)
+from torshrun.rendezvous.beats import Beats
+from torshrun.rendezvous.epoch import Entrance, Epoch
+from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.rows import NodeRow
+from torshrun.rendezvous.settings import NodeFacts, Settings
+
+Prepare = Callable[[Epoch], Awaitable[tuple[NodeFacts, Beats]]]
+"""Makes what this node is reached by in an epoch. It is closed when that is over."""
+
+
+class EpochRendezvous(Rendezvous):
+    """Takes part in the present epoch, and in the next one when that is lost.
+
+    The store stays the caller's to close, after close().
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        secret: bytes,
+        prepare: Prepare,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        chance: random.Random | None = None,
+    ) -> None:
+        """`secret` is what this node brings; b"" takes the job's from the store."""
+        self._store = store
+        self._settings = settings
+        self._prepare = prepare
+        self._clock = clock
+        self._chance = chance or random.Random()
+        self._entrance = Entrance(
+            Asking(store, settings, clock, self._chance),
+            secret,
+            lambda why: self._pass_on(StandingBy(why)),
+        )
+        self._post: Post = lambda event: None
+        self._task: asyncio.Task[None] | None = None
+        self._node: NodeRendezvous | None = None
+        self._beats: Beats | None = None
+        self._leaving: JobOver | None = None
+        self._over = False
+
+    def start(self, post: Post) -> None:
+        self._post = post
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def report(self, report: Report) -> None:
+        if self._node:
+            self._node.report(report)
+
+    def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
+        self._leaving = JobOver(Verdict(outcome=outcome, code=code, reason=reason))
+        if self._node:
+            self._node.leave(outcome, code, reason)
+        else:
+            self._pass_on(self._leaving)
+
+    async def close(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._close_node()
+
+    def _pass_on(self, event: RendezvousEvent) -> None:
+        is_last = isinstance(event, JobOver)
+        if not (self._over and (is_last or isinstance(event, StandingBy))):
+            self._over = self._over or is_last
+            self._post(event)
+
+    async def _run(self) -> None:
+        try:
+            await self._live()
+        except (TorshError, OSError) as error:
+            self._end(exit_codes.RENDEZVOUS, f"cannot join the job: {error}")
+        except Exception as error:
+            self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
+
+    async def _live(self) -> None:
+        epoch, is_older, past = None, False, None
+        while not self._over:
+            epoch = await self._entrance.enter(epoch, is_older=is_older)
+            self._node = await self._join(epoch, past)
+            self._node.start(self._pass_on)
+            is_older = await self._node.lost
+            past = self._node.row
+            if self._leaving:
+                self._pass_on(self._leaving)
+            await self._close_node()
+
+    async def _join(self, epoch: Epoch, past: NodeRow | None) -> NodeRendezvous:
+        facts, self._beats = await self._prepare(epoch)
+        return NodeRendezvous(
+            SignedStore(self._store, epoch.records),
+            self._settings,
+            facts,
+            self._beats,
+            past=past,
+            clock=self._clock,
+            chance=self._chance,
+        )
+
+    async def _close_node(self) -> None:
+        node, self._node = self._node, None
+        if node:
+            await node.close()
+        beats, self._beats = self._beats, None
+        if beats:
+            await beats.close()
+
+    def _end(self, code: int, reason: str) -> None:
+        self._pass_on(JobOver(Verdict(outcome="lost", code=code, reason=reason)))
