@@ -252,13 +252,13 @@ def test_the_host_lingers_until_no_node_is_registered() -> None:
         port = free_port()
         host, guest = [await Meeting.open(config(port), silent) for _ in range(2)]
         await guest.store.put("torsh/job/nodes/a", b"")
-        lingering = asyncio.create_task(host.linger("job", EPOCH))
+        lingering = asyncio.create_task(host.linger(host.store, "job"))
         await guest.store.put("torsh/job/nodes/a", b"again")
         await asyncio.sleep(0.05)
         assert not lingering.done()
         await guest.store.delete("torsh/job/nodes/a")
         await lingering
-        await guest.linger("job", EPOCH)
+        await guest.linger(guest.store, "job")
         await guest.close()
         await host.close()
 

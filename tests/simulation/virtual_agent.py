@@ -76,7 +76,7 @@ class VirtualAgent:
             VirtualStore(server, name),
             settings,
             SECRET,
-            lambda epoch: self._prepare(facts),
+            lambda store, epoch: self._prepare(facts),
             clock=self._loop.time,
             chance=random.Random(chance.random()),
         )

@@ -1,4 +1,4 @@
-"""A store in which every value is signed for its key, and is read only if the signature holds."""
+"""A store whose clients sign what they write, and notice when it is not what it was."""
 
 from __future__ import annotations
 
@@ -37,27 +37,41 @@ class SignedStore(Store):
     A value whose signature does not hold (HMAC-SHA256 over key and value, cut to 128 bits) is read
     as b"", under its own revision; `on_forged` is told its key. So no value that is written here
     may be empty. A value that was signed once can be put back under the same key by anybody who may
-    write there: values say themselves what they are of. It is the caller's to close: closing this
-    closes nothing.
+    write there: values say themselves what they are of.
+
+    `on_older` is called when an answer comes from an earlier revision than was known before it was
+    asked for: the store has lost something, or was put back to an earlier state.
+
+    It is the caller's to close: closing this closes nothing.
     """
 
     def __init__(
-        self, store: Store, secret: bytes, on_forged: Callable[[str], None] = lambda key: None
+        self,
+        store: Store,
+        secret: bytes,
+        *,
+        on_forged: Callable[[str], None] = lambda key: None,
+        on_older: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._secret = secret
         self._on_forged = on_forged
+        self._on_older = on_older
+        self._newest = 0
+        """The highest revision that the store is known to have had."""
 
     async def get(self, key: str) -> Entry | None:
         entry = await self._store.get(key)
         return self._entry(entry) if entry else None
 
     async def list(self, prefix: str) -> Listing:
+        known = self._newest
         items, revision = await self._store.list(prefix)
+        self._note(revision, known)
         return Listing(tuple(map(self._entry, items)), revision)
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        return await self._store.put(key, self._sign(key, value), lease)
+        return (await self.transact((), (Put(key, value, lease),))).revision
 
     async def delete(self, key: str) -> bool:
         return await self._store.delete(key)
@@ -69,7 +83,10 @@ class SignedStore(Store):
             else write
             for write in writes
         ]
-        return await self._store.transact(compares, signed)
+        known = self._newest
+        outcome = await self._store.transact(compares, signed)
+        self._note(outcome.revision, known)
+        return outcome
 
     async def add(self, key: str, amount: int) -> int:
         raise StoreError(f"add to {key!r}: signed values cannot be counted up")
@@ -81,6 +98,7 @@ class SignedStore(Store):
     async def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
         async with aclosing(self._store.watch(prefix, after)) as events:
             async for event in events:
+                self._note(event.revision, 0)
                 is_put = event.kind == "put"
                 yield event._replace(value=self._read(event.key, event.value)) if is_put else event
 
@@ -95,6 +113,11 @@ class SignedStore(Store):
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    def _note(self, revision: int, known: int) -> None:
+        self._newest = max(self._newest, revision)
+        if revision < known:
+            self._on_older()
 
     def _sign(self, key: str, value: bytes) -> bytes:
         if not value:

@@ -58,11 +58,7 @@ class NodeRendezvous(Rendezvous):
         self._member = Member(settings, facts, past)
         self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
         self._control = Mirror(
-            self._asking.another(),
-            rows.CONTROL,
-            self._take_control,
-            self._take_change,
-            lambda: self._lose(is_older=True),
+            self._asking.another(), rows.CONTROL, self._take_control, self._take_change
         )
         self._pulse = Pulse(
             beats,
@@ -186,7 +182,7 @@ class NodeRendezvous(Rendezvous):
         if self._came_back_older is not None:
             return
         if name == rows.EPOCH and not value:  # gone, or another's, which is signed with another key
-            self._lose(is_older=False)
+            self.lose(is_older=False)
         elif name == rows.LEADER:
             self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
         elif name == rows.ROUND:
@@ -196,8 +192,10 @@ class NodeRendezvous(Rendezvous):
         elif name == rows.WAIT and value and (wait := rows.decode(WaitRow, value)):
             self._tell(self._member.take_wait(wait.why))
 
-    def _lose(self, *, is_older: bool) -> None:
-        """The store is not the one that the round was formed in: stop, and look no more at it."""
+    def lose(self, *, is_older: bool) -> None:
+        """The store is not the one that the round was formed in: stop, and look no more at it.
+        `is_older`: it has come back as it was before.
+        """
         if self._over or self._came_back_older is not None:
             return
         self._came_back_older = is_older

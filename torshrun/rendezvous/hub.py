@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgpack
@@ -133,8 +134,9 @@ def _prefix(number: int) -> str:
 
 
 async def _empty(store: Store) -> None:
-    keys = [entry.key for entry in (await store.list("")).items]
-    await store.transact((), [Delete(key) for key in keys])
+    with suppress(StoreError):  # it has gone with its epoch
+        keys = [entry.key for entry in (await store.list("")).items]
+        await store.transact((), [Delete(key) for key in keys])
 
 
 def _encode(beat: Beat) -> bytes:

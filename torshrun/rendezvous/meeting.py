@@ -16,10 +16,8 @@ from torsh_runtime.store.keys import derive
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
-from torsh_runtime.store.signed import SignedStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, resolve
-from torshrun.rendezvous.epoch import Epoch
 from torshrun.topology.listeners import listener
 
 if TYPE_CHECKING:
@@ -74,15 +72,14 @@ class Meeting:
             return await _open_etcd(config)
         return await _open_tcp(config, say, on_refused)
 
-    async def linger(self, run_id: str, epoch: Epoch) -> None:
+    async def linger(self, signed: Store, run_id: str) -> None:
         """If the store is served here, wait until no node is registered any more, LINGER seconds
-        at most.
+        at most. `signed` is the store as the nodes write and read there.
         """
         if self.is_host:
-            store = SignedStore(self.store, epoch.records)
             with suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(LINGER):
-                    await _until_left(store, rows.base(run_id) + rows.NODES)
+                    await _until_left(signed, rows.base(run_id) + rows.NODES)
 
     async def close(self) -> None:
         """Let go of the store; if it is served here it ends."""

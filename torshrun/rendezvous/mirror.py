@@ -21,16 +21,12 @@ class Mirror:
         prefix: str,
         on_listing: Callable[[Items], None],
         on_change: Callable[[str, bytes | None, int], None],
-        on_older: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` gets the value None for a key that is gone. `on_older` is called when the
-        store has come back as it was before, or empty: its revision has fallen.
-        """
+        """`on_change` gets the value None for a key that is gone."""
         self._asking = asking
         self._prefix = asking.key(prefix)
         self._on_listing = on_listing
         self._on_change = on_change
-        self._on_older = on_older
         self.listed = -1
         """The revision of the latest listing."""
         self._meanwhile: dict[object, list[Event]] = {}
@@ -51,15 +47,12 @@ class Mirror:
 
     async def refresh(self) -> int:
         """List once more, and so hear of everything up to now. The listing's revision."""
-        this, heard, known = object(), list[Event](), self.listed
+        this, heard = object(), list[Event]()
         self._meanwhile[this] = heard
         try:
             listing = await self._asking.ask(self._asking.store.list(self._prefix))
         finally:
             del self._meanwhile[this]
-        if listing.revision < known:
-            self._on_older()
-            raise StoreError(f"the store fell from revision {known} to {listing.revision}")
         if listing.revision >= self.listed:
             self.listed = listing.revision
             size = len(self._prefix)

@@ -28,8 +28,9 @@ from torshrun.rendezvous.handler import NodeRendezvous
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
-Prepare = Callable[[Epoch], Awaitable[tuple[NodeFacts, Beats]]]
-"""Makes what this node is reached by in an epoch. It is closed when that is over."""
+Prepare = Callable[[Store, Epoch], Awaitable[tuple[NodeFacts, Beats]]]
+"""Makes what this node is reached by in an epoch, in which that store signs what is written. The
+beats are closed when that is over."""
 
 
 class EpochRendezvous(Rendezvous):
@@ -114,9 +115,10 @@ class EpochRendezvous(Rendezvous):
             await self._close_node()
 
     async def _join(self, epoch: Epoch, past: NodeRow | None) -> NodeRendezvous:
-        facts, self._beats = await self._prepare(epoch)
+        store = SignedStore(self._store, epoch.records, on_older=self._on_older)
+        facts, self._beats = await self._prepare(store, epoch)
         return NodeRendezvous(
-            SignedStore(self._store, epoch.records),
+            store,
             self._settings,
             facts,
             self._beats,
@@ -124,6 +126,10 @@ class EpochRendezvous(Rendezvous):
             clock=self._clock,
             chance=self._chance,
         )
+
+    def _on_older(self) -> None:
+        if self._node:
+            self._node.lose(is_older=True)
 
     async def _close_node(self) -> None:
         node, self._node = self._node, None

@@ -13,7 +13,6 @@ from typing import Literal
 
 from torsh_runtime.errors import StoreError, TorshError
 from torsh_runtime.store.base import Store
-from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
 from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous import rows
@@ -62,7 +61,8 @@ class Together(Rendezvous):
         self._meeting: Meeting | None = None
         self._hub: Hub | None = None
         self._growth: Growth | None = None
-        self._epoch: Epoch | None = None
+        self._store: Store | None = None
+        """The one where nodes meet, as one epoch's nodes write and read there."""
         self._node = f"{re.sub(r'[^a-zA-Z0-9.-]', '_', os.uname().nodename)}-{secrets.token_hex(4)}"
         self._inner: Rendezvous | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -99,10 +99,9 @@ class Together(Rendezvous):
 
     def _end_for_all(self, code: int, reason: str) -> None:
         """If the store is served here, the others cannot go on without it."""
-        if self._meeting and self._meeting.is_host and self._epoch:
-            store = SignedStore(self._meeting.store, self._epoch.records)
+        if self._meeting and self._meeting.is_host and self._store:
             wanted = rows.StopWanted(code=code, reason=f"{reason}, which serves the job's store")
-            asking = self._ask_to_stop(store, wanted)
+            asking = self._ask_to_stop(self._store, wanted)
             self._stopping = asyncio.get_running_loop().create_task(asking)
 
     async def _ask_to_stop(self, store: Store, wanted: rows.StopWanted) -> None:
@@ -119,27 +118,17 @@ class Together(Rendezvous):
             await self._growth.close()
         if self._inner:
             await self._inner.close()
-        if self._meeting and self._epoch:
-            await self._meeting.linger(self._settings.run_id, self._epoch)
+        if self._meeting and self._store:
+            await self._meeting.linger(self._store, self._settings.run_id)
         await self._undo.aclose()
 
     async def serve_store(self, place: Place) -> ServedStore:
         """The round's store for this node's workers. StoreError when it cannot be served."""
         assert self._hub is not None  # it is there before any place is
-        if place.node_rank == 0:
-            await self._follow_growth(self._hub.round_store(place.round))
+        if place.node_rank == 0 and self._growth:
+            self._growth.follow(self._hub.round_store(place.round))
             return await self._hub.serve_round(place.round)
         return await self._hub.forward_round(place.round, place.store_node, place.store_endpoint)
-
-    async def _follow_growth(self, round_store: Store) -> None:
-        assert self._meeting is not None
-        assert self._epoch is not None  # a round is of an epoch
-        if self._growth:
-            await self._growth.close()
-        store = SignedStore(self._meeting.store, self._epoch.records)
-        key = rows.base(self._settings.run_id) + rows.WANT_HOLD + self._node
-        self._growth = Growth(store, key, self._settings.ttl)
-        self._growth.follow(round_store)
 
     async def _begin(self) -> None:
         try:
@@ -168,11 +157,15 @@ class Together(Rendezvous):
             self._say(remark)
         return meeting
 
-    async def _prepare(self, epoch: Epoch) -> tuple[NodeFacts, Hub]:
-        """What this node is reached by in an epoch."""
+    async def _prepare(self, store: Store, epoch: Epoch) -> tuple[NodeFacts, Hub]:
+        """What this node is reached by in an epoch, in which `store` signs."""
         config = self._config
+        if self._growth:
+            await self._growth.close()
+        key = rows.base(self._settings.run_id) + rows.WANT_HOLD + self._node
+        self._growth = Growth(store, key, self._settings.ttl)
         address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
-        self._epoch = epoch
+        self._store = store
         self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
         return self._facts(address, self._hub), self._hub
 

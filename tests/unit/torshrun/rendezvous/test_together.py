@@ -14,7 +14,6 @@ from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer
 from torshrun.config.rendezvous import Address, RendezvousConfig
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, Report, RoundFormed, Verdict
-from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.meeting import Meeting, store_key
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.together import Together
@@ -108,7 +107,7 @@ def test_asking_others_to_stop_may_come_too_late() -> None:
         await store.close()
         together = _together()
         together._meeting = Meeting("the store", store, AsyncExitStack(), is_host=True)
-        together._epoch = Epoch("job", "name", "", b"secret")
+        together._store = store
         together._pass_on(JobOver(Verdict(outcome="preempted", code=143, reason="")))
         assert together._stopping is not None
         await asyncio.wait([together._stopping])

@@ -1,0 +1,152 @@
+"""Stores that come back without what they held, or as they were before: the nodes meet anew."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.etcd_servers import EtcdCluster, binary_or_skip
+from support.launcher import Launcher
+from support.nodes import QUICK, Job, Node
+from support.processes import soon
+
+TRAINING = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("place", rank, os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+    if rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.path.exists("fail"):
+        sys.exit(3)
+"""
+PATIENCE = 45.0
+"""Seconds after which what does not happen counts as not happening."""
+
+
+@pytest.fixture
+def torshrun(tmp_path: Path) -> Iterator[Launcher]:
+    with Launcher(tmp_path) as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    folder = tmp_path / "etcd"
+    folder.mkdir()
+    with EtcdCluster(binary_or_skip("3.5"), folder) as cluster:
+        yield cluster
+
+
+def starts(node: Node, world_size: int) -> int:
+    """How often its worker has started in a round of that size, after a restart."""
+    return len(re.findall(rf"place \d+ {world_size} 1\n", node.output))
+
+
+def until_all_train(nodes: list[Node], times: int) -> None:
+    size = len(nodes)
+    trains = soon(lambda: all(starts(node, size) >= times for node in nodes), PATIENCE)
+    assert trains, "\n\n".join(node.output for node in nodes)
+
+
+def end_well(torshrun: Launcher, nodes: list[Node]) -> None:
+    torshrun.make("go")
+    for node in nodes:
+        code, output = node.end()
+        assert code == 0, output
+
+
+def copy(etcd: EtcdCluster, name: str) -> Path:
+    """What a snapshot holds."""
+    (member,) = etcd.members
+    kept = etcd.folder / name
+    member.kill()
+    shutil.copytree(etcd.folder / "m0", kept)
+    member.start()
+    etcd.await_all()
+    return kept
+
+
+def put_back(etcd: EtcdCluster, kept: Path | None) -> None:
+    """Another etcd stands in the place of the first, as it was then, or (None) empty."""
+    (member,) = etcd.members
+    member.kill()
+    shutil.rmtree(etcd.folder / "m0")
+    if kept:
+        shutil.copytree(kept, etcd.folder / "m0")
+    member.start()
+    etcd.await_all()
+
+
+def overtake(etcd: EtcdCluster) -> None:
+    """Others write so much that the store's revision is higher than it ever was."""
+    for _ in range(500):
+        etcd.members[0].post("kv/put", {"key": "YQ==", "value": "YQ=="})
+
+
+def wiped(etcd: EtcdCluster, before: Path, during: Path) -> None:
+    put_back(etcd, None)
+
+
+def wiped_and_overtaken(etcd: EtcdCluster, before: Path, during: Path) -> None:
+    put_back(etcd, None)
+    overtake(etcd)
+
+
+def restored_from_before(etcd: EtcdCluster, before: Path, during: Path) -> None:
+    put_back(etcd, before)
+
+
+def restored_from_the_middle(etcd: EtcdCluster, before: Path, during: Path) -> None:
+    put_back(etcd, during)
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize(
+    "happens", [wiped, wiped_and_overtaken, restored_from_before, restored_from_the_middle]
+)
+@pytest.mark.parametrize("secret", [secrets.token_hex(16), ""], ids=["secret", "none"])
+def test_nodes_meet_anew_at_an_etcd_that_has_lost_them(
+    torshrun: Launcher,
+    etcd: EtcdCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    happens: Callable[[EtcdCluster, Path, Path], None],
+    secret: str,
+) -> None:
+    monkeypatch.setenv("TORSH_SECRET", secret)
+    before = copy(etcd, "before")
+    meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-id=long")
+    script = torshrun.script(TRAINING)
+    with Job(torshrun, "--nnodes=3", "--max-restarts=3", *meet, f"--rdzv-conf={QUICK}") as job:
+        nodes = [job.start(script) for _ in range(3)]
+        assert soon(lambda: all("place" in node.output for node in nodes), PATIENCE)
+        during = copy(etcd, "during")
+        torshrun.make("fail")
+        until_all_train(nodes, 1)
+        happens(etcd, before, during)
+        until_all_train(nodes, 2)
+        end_well(torshrun, nodes)
+
+
+@pytest.mark.parametrize("secret", [secrets.token_hex(16), ""], ids=["secret", "none"])
+@pytest.mark.parametrize("backend", ["tcp", "static"])
+def test_the_agent_that_serves_the_store_may_be_started_again(
+    torshrun: Launcher, monkeypatch: pytest.MonkeyPatch, backend: str, secret: str
+) -> None:
+    monkeypatch.setenv("TORSH_SECRET", secret)
+    script = torshrun.script(TRAINING)
+    with Job.over_tcp(torshrun, "2", "--max-restarts=3", f"--rdzv-backend={backend}") as job:
+        host = job.start("--node-rank=0", script)
+        torshrun.make("fail")
+        host.wait_for("this agent serves the job's store")
+        other = job.start("--node-rank=1", script)
+        until_all_train([host, other], 1)
+        host.process.kill()
+        host.close()
+        again = job.start("--node-rank=0", script)
+        assert soon(lambda: starts(again, 2) == 1 and starts(other, 2) == 2, PATIENCE), (
+            f"{again.output}\n\n{other.output}"
+        )
+        end_well(torshrun, [again, other])
