@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -59,17 +59,21 @@ def first_words(endpoint: str) -> bytes:
 def test_another_users_client_is_sent_away(listen: str) -> None:
     with HostedStore.start(listen, b"") as hosted:
         with stranger(lambda pipe: first_words(hosted.endpoint)) as other:
-            with pytest.raises(StoreError, match="it refused this process: .* own user"):
-                wire.decode_greeting(other.says())
+            said = other.says()
+        with pytest.raises(StoreError, match=r"it refused this process: .* own user"):
+            wire.decode_greeting(said)
         with StoreClient.connect(hosted.endpoint, b"", GUARD) as client:
             assert client.put("works", b"") == 1
 
 
 def test_a_secret_does_not_open_a_unix_socket_to_others() -> None:
-    with HostedStore.start(unix_name(), SECRET) as hosted:
-        with stranger(lambda pipe: first_words(hosted.endpoint)) as other:
-            with pytest.raises(StoreError, match="it refused this process"):
-                wire.decode_greeting(other.says())
+    with (
+        HostedStore.start(unix_name(), SECRET) as hosted,
+        stranger(lambda pipe: first_words(hosted.endpoint)) as other,
+    ):
+        said = other.says()
+    with pytest.raises(StoreError, match="it refused this process"):
+        wire.decode_greeting(said)
 
 
 def test_over_tcp_a_secret_says_who_belongs_together() -> None:
@@ -160,12 +164,14 @@ def test_a_flood_of_another_user_reaches_no_handshake_and_holds_up_nobody() -> N
             await stop.wait()
             await server.close()
 
-    with Telling.start(unix_name(), SECRET) as hosted:
-        with stranger(lambda pipe: flood(hosted.endpoint)) as other:
-            for number in range(20):
-                with StoreClient.connect(hosted.endpoint, SECRET, GUARD) as client:
-                    assert client.put("own", b"") == number + 1
-            assert other.says() == 0
+    with (
+        Telling.start(unix_name(), SECRET) as hosted,
+        stranger(lambda pipe: flood(hosted.endpoint)) as other,
+    ):
+        for number in range(20):
+            with StoreClient.connect(hosted.endpoint, SECRET, GUARD) as client:
+                assert client.put("own", b"") == number + 1
+        assert other.says() == 0
     assert told[0] == f"a process of uid {STRANGER}, another user of this host"
     assert sum(int(line.rsplit(" ", 2)[1]) for line in told[1:]) == FLOOD - 1
     assert len(told) < FLOOD / 10
@@ -197,9 +203,9 @@ def join(address: str, rank: int, bomb: str) -> str:
 
 
 @pytest.fixture
-def bomb(tmp_path: Any) -> Iterator[str]:
+def bomb(tmp_path: Any) -> str:
     tmp_path.chmod(0o777)
-    yield str(tmp_path / "unpickled")
+    return str(tmp_path / "unpickled")
 
 
 def test_another_user_cannot_join_a_job_started_by_hand(bomb: str) -> None:
@@ -247,7 +253,7 @@ def test_where_others_reach_the_store_objects_need_a_secret(
 ) -> None:
     monkeypatch.delenv("TORSH_SECRET", raising=False)
     monkeypatch.setattr("support.worlds.free_address", lambda: everywhere)
-    everywhere = free_address().replace("127.0.0.1", "0.0.0.0")  # noqa: S104
+    everywhere = free_address().replace("127.0.0.1", "0.0.0.0")
     for found in run_processes(2, exchange):
         assert isinstance(found, Raised)
         assert "TORSH_SECRET" in str(found.error)
