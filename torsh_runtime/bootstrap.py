@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -33,7 +33,7 @@ from torsh_runtime.errors import (
 )
 from torsh_runtime.status import own_page
 from torsh_runtime.store.client import StoreClient
-from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
+from torsh_runtime.store.keys import KEY_BYTES, derive
 
 if TYPE_CHECKING:
     from torsh_runtime.store.hosted import HostedStore
@@ -106,7 +106,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 def _open(kind: BackendType | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
     if env.world_size == 1 and kind in (None, BackendType.SINGLE):
-        session = Session(0, 1, _connect_alone, Seal(b"", local=True))
+        session = Session(0, 1, _connect_alone, Seal(secrets.token_bytes(KEY_BYTES)))
         return _DefaultGroup(SingleBackend(), timeout, session)
     job = _Job.connect(env, timeout)
     try:
@@ -141,27 +141,30 @@ class _Job:
     hosted: HostedStore | None
     turn: int
     """How many default groups this rank has made in the job, with this one."""
+    secret: bytes
+    """What only the job's ranks know; empty is none."""
 
     @classmethod
     def connect(cls, env: WorkerEnv, timeout: float) -> _Job:
         """Reach the job's store; started by hand, rank 0 serves it."""
         secret = secret_of(env.secret)
         if env.store_endpoint:
-            return cls._joined(env, _client(env.store_endpoint, secret, timeout), None)
+            return cls._joined(env, _client(env.store_endpoint, secret, timeout), None, timeout)
+        key = derive(secret, "hand", "worker store")
         address = env.master_addr.strip("[]")
         host = f"[{address}]" if ":" in address else address
         endpoint = f"tcp:{host}:{env.master_port}"
-        hosted = _host(endpoint, secret) if env.rank == 0 else None
+        hosted = _host(endpoint, key) if env.rank == 0 else None
         deadline = time.monotonic() + timeout
         try:
-            job = cls._joined(env, _client(endpoint, secret, timeout), hosted)
+            job = cls._joined(env, _client(endpoint, key, timeout), hosted, timeout)
             while job.turn > 1:  # that store goes with the group that rank 0 is about to leave
                 job.client.close()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise CommTimeout("init_process_group", 0, timeout, (0,), _STILL_THERE)
                 time.sleep(_PAUSE)
-                job = cls._joined(env, _client(endpoint, secret, left), hosted)
+                job = cls._joined(env, _client(endpoint, key, left), hosted, left)
             return job
         except BaseException:
             if hosted is not None:
@@ -169,10 +172,14 @@ class _Job:
             raise
 
     @classmethod
-    def _joined(cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None) -> _Job:
+    def _joined(
+        cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None, timeout: float
+    ) -> _Job:
         try:
             # Every rank counts its own calls, so that a group made again has keys of its own.
-            return cls(env, client, hosted, client.add(f"groups/{env.rank}", 1))
+            turn = client.add(f"groups/{env.rank}", 1)
+            secret = secret_of(env.secret) or _make_secret(env, client, hosted, turn, timeout)
+            return cls(env, client, hosted, turn, secret)
         except BaseException:
             client.close()
             raise
@@ -184,7 +191,7 @@ class _Job:
 
     @property
     def seal(self) -> Seal:
-        return Seal(secret_of(self.env.secret), _is_local(self.client.endpoint))
+        return Seal(self.secret)
 
     def make_backend(
         self,
@@ -299,15 +306,22 @@ def _make_backend(
     return backend
 
 
-def _is_local(endpoint: str) -> bool:
-    """Whether a store there can only be reached from this machine."""
-    where = parse_endpoint(endpoint)
-    if not isinstance(where, TcpEndpoint):
-        return True
+def _make_secret(
+    env: WorkerEnv, client: StoreClient, hosted: HostedStore | None, turn: int, timeout: float
+) -> bytes:
+    """A secret that rank 0 makes for a job that was given none, if nobody but processes of this
+    user on this host can read it in the store; else b"".
+    """
+    here = hosted.is_private if hosted else env.num_nodes == 1
+    private = here and client.is_private()
+    key = f"secret/{turn}"
+    if env.rank == 0:
+        client.put(key, secrets.token_bytes(KEY_BYTES) if private else b"")
     try:
-        return ip_address(where.host).is_loopback
-    except ValueError:
-        return where.host == "localhost"
+        made = client.wait([key], timeout)[key].value
+    except StoreTimeout:
+        raise CommTimeout("init_process_group", 0, timeout, (0,)) from None
+    return made if private else b""
 
 
 def _client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:

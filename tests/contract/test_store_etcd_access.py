@@ -229,6 +229,8 @@ def test_a_user_where_there_are_none_is_refused(etcd: Path, tmp_path: Path) -> N
         b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found",
         b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"[" * 200000,
+        b'HTTP/1.1 200 OK\r\nContent-Length: 29\r\n\r\n{"header":{"revision":1e400}}',
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000,
         b"x" * 200_000,
     ],

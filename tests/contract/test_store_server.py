@@ -13,9 +13,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
+from support.raw_clients import RawClient
 
 from torsh_runtime.errors import ConfigError, StoreError, StoreTimeout
 from torsh_runtime.store import wire
@@ -48,20 +49,15 @@ class Served:
         self.endpoint: str = loop.run(self.server.start(f"unix:@torsh-{uuid.uuid4().hex}"))
         self._opened: list[Any] = []
 
-    def raw(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._opened.append(sock)
-        sock.settimeout(GUARD)
-        sock.connect("\0" + self.endpoint.removeprefix("unix:@"))
-        return sock
+    def raw(self) -> RawClient:
+        raw = RawClient(self.endpoint, SECRET)
+        self._opened.append(raw)
+        return raw
 
-    def authenticated(self) -> socket.socket:
-        sock = self.raw()
-        server_nonce = wire.decode_greeting(receive(sock))
-        nonce = os.urandom(wire.NONCE_BYTES)
-        sock.sendall(wire.encode([nonce, wire.proof(SECRET, "client", server_nonce, nonce)]))
-        wire.decode_verdict(receive(sock))
-        return sock
+    def authenticated(self) -> RawClient:
+        raw = self.raw()
+        raw.authenticate()
+        return raw
 
     def client(self, **options: Any) -> StoreClient:
         client = StoreClient.connect(self.endpoint, SECRET, GUARD, **options)
@@ -100,20 +96,6 @@ def served(serve: Callable[..., Served]) -> Served:
     return serve()
 
 
-def receive(sock: socket.socket) -> bytes:
-    """One frame; b"" when the connection ends instead."""
-    decoder = wire.FrameDecoder(wire.MAX_FRAME)
-    while (payload := decoder.take()) is None:
-        try:
-            data = sock.recv(1)
-        except ConnectionError:
-            return b""
-        if not data:
-            return b""
-        decoder.feed(data)
-    return payload
-
-
 # --- who is let in ---
 
 
@@ -135,7 +117,7 @@ def test_a_server_without_the_secret_is_refused(no_leaks: None) -> None:
             sock, _ = listener.accept()
             with sock:
                 sock.sendall(wire.encode_greeting(bytes(wire.NONCE_BYTES)))
-                receive(sock)
+                assert sock.recv(1 << 16)
                 sock.sendall(wire.encode([True, bytes(32)]))
 
         done = t.submit(impostor)
@@ -146,12 +128,11 @@ def test_a_server_without_the_secret_is_refused(no_leaks: None) -> None:
 
 def test_a_recorded_proof_cannot_be_played_back(served: Served) -> None:
     first, second = served.raw(), served.raw()
-    nonce = os.urandom(wire.NONCE_BYTES)
-    claim = wire.proof(SECRET, "client", wire.decode_greeting(receive(first)), nonce)
-    receive(second)
-    second.sendall(wire.encode([nonce, claim]))
+    recorded = first.session.answer(first.receive())
+    second.receive()
+    second.sendall(recorded)
     with pytest.raises(StoreError, match="secret"):
-        wire.decode_verdict(receive(second))
+        wire.decode_verdict(second.receive())
 
 
 def test_an_empty_secret_lets_clients_in(no_leaks: None) -> None:
@@ -164,9 +145,9 @@ def test_an_empty_secret_lets_clients_in(no_leaks: None) -> None:
 
 def test_requests_before_the_handshake_are_not_looked_at(served: Served) -> None:
     sock = served.raw()
-    receive(sock)
+    sock.receive()
     sock.sendall(wire.encode_request(wire.Request(1, "put", ("a", b"1", 0))))
-    assert receive(sock) == b""
+    assert sock.is_cut_off()
     assert served.loop.run(served.store.get("a")) is None
 
 
@@ -175,8 +156,8 @@ def test_of_too_many_strangers_the_oldest_goes(serve: Callable[..., Served]) -> 
     friend = served.client()
     strangers = [served.raw() for _ in range(6)]
     for gone in strangers[:2]:
-        receive(gone)  # the greeting
-        assert receive(gone) == b""
+        gone.receive()  # the greeting
+        assert gone.receive() == b""
     until(lambda: len(served.server._connections) == 5)
     assert friend.put("works", b"") > 0
     assert served.works()  # who comes later finds a place, too
@@ -185,8 +166,8 @@ def test_of_too_many_strangers_the_oldest_goes(serve: Callable[..., Served]) -> 
 def test_a_client_that_says_nothing_is_cut_off(serve: Callable[..., Served]) -> None:
     served = serve(handshake_timeout=0.05)
     sock = served.raw()
-    receive(sock)
-    assert receive(sock) == b""
+    sock.receive()
+    assert sock.receive() == b""
 
 
 # --- bad bytes ---
@@ -210,9 +191,9 @@ def test_a_client_that_says_nothing_is_cut_off(serve: Callable[..., Served]) -> 
 def test_junk_in_the_handshake_ends_only_its_connection(served: Served, junk: bytes) -> None:
     other = served.client()
     sock = served.raw()
-    receive(sock)
+    sock.receive()
     sock.sendall(junk)
-    assert receive(sock) == b""
+    assert sock.is_cut_off()
     assert other.put("a", b"1") == 1
 
 
@@ -237,8 +218,8 @@ def test_junk_in_the_handshake_ends_only_its_connection(served: Served, junk: by
 def test_junk_after_the_handshake_ends_only_its_connection(served: Served, junk: bytes) -> None:
     other = served.client()
     sock = served.authenticated()
-    sock.sendall(junk)
-    assert receive(sock) == b""
+    sock.send(junk)
+    assert sock.receive() == b""
     assert other.put("a", b"1") == 1
     until(lambda: len(served.refusals) == 1)
 
@@ -267,18 +248,18 @@ def test_a_message_that_is_too_large_is_refused_by_name(served: Served) -> None:
 
 def test_one_connection_carries_many_requests_at_once(served: Served) -> None:
     sock = served.authenticated()
-    sock.sendall(wire.encode_request(wire.Request(7, "wait", (["late"], GUARD))))
-    sock.sendall(wire.encode_request(wire.Request(8, "put", ("early", b"", 0))))
-    assert wire.decode_reply(receive(sock)) == wire.Reply(8, wire.RESULT, 1)
-    sock.sendall(wire.encode_request(wire.Request(9, "put", ("late", b"", 0))))
-    assert {wire.decode_reply(receive(sock)).id for _ in range(2)} == {7, 9}
+    sock.send(wire.encode_request(wire.Request(7, "wait", (["late"], GUARD))))
+    sock.send(wire.encode_request(wire.Request(8, "put", ("early", b"", 0))))
+    assert wire.decode_reply(sock.receive()) == wire.Reply(8, wire.RESULT, 1)
+    sock.send(wire.encode_request(wire.Request(9, "put", ("late", b"", 0))))
+    assert {wire.decode_reply(sock.receive()).id for _ in range(2)} == {7, 9}
 
 
 def test_too_many_requests_at_once_are_refused(served: Served) -> None:
     sock = served.authenticated()
     for number in range(1025):
-        sock.sendall(wire.encode_request(wire.Request(number, "wait", (["never"], GUARD))))
-    reply = wire.decode_reply(receive(sock))
+        sock.send(wire.encode_request(wire.Request(number, "wait", (["never"], GUARD))))
+    reply = wire.decode_reply(sock.receive())
     assert (reply.id, reply.status) == (1024, wire.FAILURE)
     sock.close()
     until(lambda: served.num_waiting() == 0)
@@ -289,8 +270,8 @@ def test_too_many_requests_at_once_are_refused(served: Served) -> None:
 
 def test_a_lost_client_takes_its_waits_and_watches_along(served: Served) -> None:
     sock = served.authenticated()
-    sock.sendall(wire.encode_request(wire.Request(1, "wait", (["never"], GUARD))))
-    sock.sendall(wire.encode_request(wire.Request(2, "watch", ("w/", 0))))
+    sock.send(wire.encode_request(wire.Request(1, "wait", (["never"], GUARD))))
+    sock.send(wire.encode_request(wire.Request(2, "watch", ("w/", 0))))
     until(lambda: served.num_waiting() == 2)
     sock.close()
     until(lambda: served.num_waiting() == 0)
@@ -341,28 +322,23 @@ def test_a_slow_reader_is_cut_off_and_delays_nobody(serve: Callable[..., Served]
     client.put("big", bytes(4 << 20))
     slow = served.authenticated()
     for number in range(100):
-        slow.sendall(wire.encode_request(wire.Request(number, "get", ("big",))))
+        slow.send(wire.encode_request(wire.Request(number, "get", ("big",))))
     assert client.get("big") is not None
     until(lambda: len(served.server._connections) == 1)
 
 
 def test_a_slow_watcher_loses_its_watch_and_not_the_server(served: Served) -> None:
     slow = served.authenticated()
-    slow.sendall(wire.encode_request(wire.Request(1, "watch", ("w", 0))))
+    slow.send(wire.encode_request(wire.Request(1, "watch", ("w", 0))))
     client = served.client()
     for number in range(100):
         client.put("w", number.to_bytes(1 << 20, "big"))
     assert served.store._state._history_bytes <= 65 << 20
-    with slow.makefile("rb") as stream:
-        replies = [next_reply(stream)]
-        while replies[-1].status == wire.EVENT and len(replies) < 100:
-            replies.append(next_reply(stream))
+    replies = [wire.decode_reply(slow.receive())]
+    while replies[-1].status == wire.EVENT and len(replies) < 100:
+        replies.append(wire.decode_reply(slow.receive()))
     assert replies[-1].status == wire.FAILURE
     assert "List the prefix again" in str(wire.decode_failure(replies[-1].body))
-
-
-def next_reply(stream: BinaryIO) -> wire.Reply:
-    return wire.decode_reply(stream.read(int.from_bytes(stream.read(4), "big")))
 
 
 class BrokenStore(MemoryStore):

@@ -21,7 +21,7 @@ from support.processes import soon
 from torsh_runtime.backends import links, talks
 from torsh_runtime.backends.links import ANSWER, GREETING, Doors, Keys, connect_all
 from torsh_runtime.backends.network import Network
-from torsh_runtime.backends.place import Place, Terms
+from torsh_runtime.backends.place import TOKEN_BYTES, Place, Terms
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
@@ -182,7 +182,7 @@ def test_a_rank_that_is_killed_on_the_way_is_named(store: HostedStore) -> None:
     """It has come, and its node's first rank waits for it to fetch the segment."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with StoreClient.connect(store.endpoint, SECRET, GUARD) as client:
-        place = replace(Place.here("nobody", b"", Terms()), pid=child.pid)
+        place = replace(Place.here("nobody", bytes(TOKEN_BYTES), Terms()), pid=child.pid)
         client.put("group/member/1", place.pack())
         first = start([], 0, 2, store.endpoint)
         soon(lambda: client.get("group/member/0") is not None, GUARD)
@@ -297,19 +297,22 @@ def answer(
 
 def test_strangers_are_cut_off_and_hurt_nobody() -> None:
     with World(2) as world, ExitStack() as stack:
-        token = world.doors[0].contact.token
-        key = KEYS.lane(token, 0, 1, 0)
+        lower, higher = ((rank, world.doors[rank].contact) for rank in range(2))
+        stale = (0, replace(lower[1], token=bytes(32)))
+        fewer = (0, replace(lower[1], streams=1))
+        key = KEYS.lane(lower, higher, 0)
         hostile: list[Callable[[bytes], bytes]] = [
             lambda nonce: os.urandom(1 << 20),
             lambda nonce: os.urandom(ANSWER.size),
             lambda nonce: answer(nonce, key) + b"!",
-            lambda nonce: answer(nonce, KEYS.lane(token, 0, 1, 1)),  # another lane's
-            lambda nonce: answer(nonce, KEYS.lane(bytes(32), 0, 1, 0)),  # another meeting's
-            lambda nonce: answer(nonce, Keys(SECRET, "other").lane(token, 0, 1, 0)),
-            lambda nonce: answer(nonce, Keys(b"guess", "group").lane(token, 0, 1, 0)),
-            lambda nonce: answer(nonce, KEYS.lane(token, 0, 2, 0), rank=2),  # no such rank
-            lambda nonce: answer(nonce, KEYS.lane(token, 0, 0, 0), rank=0),
-            lambda nonce: answer(nonce, KEYS.lane(token, 0, 1, 9), lane=9),
+            lambda nonce: answer(nonce, KEYS.lane(lower, higher, 1)),  # another lane's
+            lambda nonce: answer(nonce, KEYS.lane(stale, higher, 0)),  # another meeting's
+            lambda nonce: answer(nonce, KEYS.lane(fewer, higher, 0)),  # other terms
+            lambda nonce: answer(nonce, Keys(SECRET, "other").lane(lower, higher, 0)),
+            lambda nonce: answer(nonce, Keys(b"guess", "group").lane(lower, higher, 0)),
+            lambda nonce: answer(nonce, key, rank=2),  # no such rank
+            lambda nonce: answer(nonce, KEYS.lane(lower, lower, 0), rank=0),
+            lambda nonce: answer(nonce, KEYS.lane(lower, higher, 9), lane=9),
             lambda nonce: answer(nonce, key, role="server"),
             lambda nonce: answer(bytes(32), key),  # a proof played back
         ]
@@ -388,7 +391,8 @@ def test_a_peer_that_hangs_up_on_the_way_is_lost() -> None:
         results: dict[int, Any] = {}
         thread = threading.Thread(target=lambda: results.update(world.link([0])))
         thread.start()
-        key = KEYS.lane(world.doors[0].contact.token, 0, 1, 0)
+        contacts = [(rank, world.doors[rank].contact) for rank in range(2)]
+        key = KEYS.lane(contacts[0], contacts[1], 0)
         sock, nonce = greeted(world.address(0))
         with sock:
             sock.sendall(answer(nonce, key))

@@ -37,7 +37,7 @@ class Server:
 
     def __init__(self, network: Network, on_event: Callable[[Event], None]) -> None:
         self.network = network
-        self.state = KeyValueState()
+        self.state = KeyValueState(first_lease=1)
         self.up = True
         self.requests: dict[str, int] = {}
         self._on_event = on_event

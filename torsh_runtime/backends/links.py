@@ -8,7 +8,9 @@ secret and what the store told them, for this group, these two ranks and this la
     higher  rank, lane, its nonce, proof("client")
     lower   proof("server")
 
-The proofs are those of the store's protocol (store/wire.py), under a key made for the lane.
+The proofs are those of the store's protocol (store/wire.py), under a key made for the lane. Without
+a secret only who could read the store has this key, and a peer on this host must be of the same
+user. What goes over the links afterwards is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
 import msgpack
 
-from torsh_runtime.backends.network import Network, listen
+from torsh_runtime.backends.network import MAX_STREAMS, Network, listen
 from torsh_runtime.backends.talks import (
     Conversation,
     Outcome,
@@ -41,6 +44,8 @@ from torsh_runtime.backends.talks import (
     send,
 )
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
+from torsh_runtime.store.keys import derive
+from torsh_runtime.store.peer import foreign_uid, user
 from torsh_runtime.store.wire import NONCE_BYTES, is_proof, proof
 
 MAGIC = b"torshlk1"
@@ -78,10 +83,29 @@ class Contact:
         return packed
 
     @classmethod
-    def unpack(cls, data: bytes) -> Contact:
-        """The counterpart of pack."""
-        contact = cls(**msgpack.unpackb(data))
-        return replace(contact, addresses=[(host, port) for host, port in contact.addresses])
+    def unpack(cls, rank: int, data: bytes) -> Contact:
+        """The counterpart of pack. CommError if the rank wrote something else."""
+        try:
+            contact = cls(**msgpack.unpackb(data))
+            addresses = [(str(ip_address(host)), port) for host, port in contact.addresses]
+            contact = replace(contact, addresses=addresses)
+            contact._check()
+            return contact
+        except (TypeError, ValueError, msgpack.UnpackException):
+            raise CommError(
+                f"rank {rank} told where it listens in words that this rank does not understand. "
+                f"Install the same version of torsh_runtime on all nodes."
+            ) from None
+
+    def _check(self) -> None:
+        """ValueError unless each field can be what it is declared to be."""
+        ports = [port for _, port in self.addresses]
+        if not ports or not all(type(port) is int and 0 < port < 1 << 16 for port in ports):
+            raise ValueError
+        if not isinstance(self.token, bytes) or len(self.token) != NONCE_BYTES:
+            raise ValueError
+        if type(self.streams) is not int or not 0 < self.streams <= MAX_STREAMS:
+            raise ValueError
 
 
 class Lane(NamedTuple):
@@ -98,10 +122,11 @@ class Keys(NamedTuple):
     secret: bytes
     group: str
 
-    def lane(self, token: bytes, lower: int, higher: int, number: int) -> bytes:
-        """The key of one connection; the token is the lower rank's."""
-        text = f"torsh link\0{self.group}\0{lower} {higher} {number}\0".encode()
-        return hmac.digest(self.secret, text + token, "sha256")
+    def lane(self, lower: tuple[int, Contact], higher: tuple[int, Contact], number: int) -> bytes:
+        """The key of one connection between two ranks, which both have told their contacts."""
+        secret = self.secret + lower[1].token + higher[1].token
+        ranks = (str(lower[0]), str(higher[0]))
+        return derive(secret, "link", self.group, *ranks, str(lower[1].streams), str(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +174,7 @@ def connect_all(
     with Talks() as talks:
         gathering = _Gathering(rank, doors.contact, contacts, keys, talks, timeout, look_around)
         for listener in doors.listeners:
-            talks.listen(listener, gathering.admit)
+            talks.listen(listener, gathering.admit, keys.secret)
         gathering.complete()
         return gathering.hand_over()
 
@@ -211,11 +236,13 @@ class _Gathering:
         yield from send(sock, GREETING.pack(MAGIC, nonce))
         answer = yield from receive(sock, ANSWER.size)
         peer, number, client_nonce, claim = ANSWER.unpack(answer)
-        key = self._keys.lane(self._own.token, self._rank, peer, number)
-        if not is_proof(claim, key, "client", nonce, client_nonce):
-            raise Refused("it does not know this job's secret")
         if peer <= self._rank or Lane(peer, number) not in self._missing:
             raise Refused("nobody waits for this lane")
+        key = self._keys.lane((self._rank, self._own), (peer, self._contacts[peer]), number)
+        if not is_proof(claim, key, "client", nonce, client_nonce):
+            raise Refused("it does not know this job's secret")
+        if Lane(peer, number) not in self._missing:
+            raise Refused("nobody waits for this lane any more")
         yield from send(sock, proof(key, "server", nonce, client_nonce))
         return Lane(peer, number)
 
@@ -270,7 +297,12 @@ class _Gathering:
         magic, nonce = GREETING.unpack((yield from receive(sock, GREETING.size)))
         if magic != MAGIC:
             raise Refused("what listens there is no rank of a torsh job")
-        key = self._keys.lane(self._contacts[lane.peer].token, lane.peer, self._rank, lane.number)
+        uid = foreign_uid(sock, self._keys.secret)
+        if uid is not None:
+            raise Refused(f"{user(uid)} listens there, and this rank is of {user(os.geteuid())}")
+        key = self._keys.lane(
+            (lane.peer, self._contacts[lane.peer]), (self._rank, self._own), lane.number
+        )
         own_nonce = os.urandom(NONCE_BYTES)
         claim = proof(key, "client", nonce, own_nonce)
         yield from send(sock, ANSWER.pack(self._rank, lane.number, own_nonce, claim))

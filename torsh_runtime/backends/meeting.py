@@ -108,7 +108,7 @@ def meet(
             check_terms(places)
             nodes = layout(places)
             local = {peer: places[peer] for node in nodes if rank in node for peer in node}
-            memory = _share(board, offer, local, segment_bytes(len(local)))
+            memory = _share(board, offer, local, segment_bytes(len(local)), network.secret)
             holding.callback(os.close, memory)
             # Started by hand, the first rank serves the store: MASTER_ADDR need not be set.
             towards = network.towards(getattr(store, "endpoint", ""))
@@ -132,10 +132,16 @@ def give_up(store: Store, rank: int, error: BaseException) -> None:
             store.put("failed", msgpack.packb([rank, kind, _culprits(error), words or kind]))
 
 
-def _share(board: _Board, offer: segment.Offer, places: Mapping[int, Place], num_bytes: int) -> int:
+def _share(
+    board: _Board,
+    offer: segment.Offer,
+    places: Mapping[int, Place],
+    num_bytes: int,
+    secret: bytes,
+) -> int:
     """The descriptor of the node's memory."""
     try:
-        return segment.share(offer, board.rank, places, num_bytes, board.remaining())
+        return segment.share(offer, board.rank, places, num_bytes, board.remaining(), secret)
     except (PeerLost, CommTimeout):
         raise
     except CommError:  # whoever was to hand it out has given up
@@ -153,7 +159,7 @@ def _link(
     with Doors.opened(network) as doors:
         told = board.exchange("link", doors.contact.pack(), places)
         contacts = {
-            peer: _usable(peer, Contact.unpack(told[peer]), place, own)
+            peer: _usable(peer, Contact.unpack(peer, told[peer]), place, own)
             for peer, place in places.items()
             if place.node != own.node
         }
@@ -216,7 +222,7 @@ class _Board:
         entry = self._store.get("failed")
         if entry is None:
             return
-        rank, kind, culprits, words = msgpack.unpackb(entry.value)
+        rank, kind, culprits, words = _account(entry.value)
         if kind == PeerLost.__name__:
             detail = f"rank {rank} found that it is gone ({words})"
             raise PeerLost(culprits[0], "init_process_group", 0, detail)
@@ -226,6 +232,19 @@ class _Board:
 
     def _too_late(self, missing: list[int], detail: str = "") -> CommTimeout:
         return CommTimeout("init_process_group", 0, self._timeout, missing, detail)
+
+
+def _account(value: bytes) -> tuple[int, str, list[int], str]:
+    """What a rank that gave up wrote. CommError if it is something else."""
+    try:
+        rank, kind, culprits, words = msgpack.unpackb(value)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        rank, kind, culprits, words = None, None, None, None
+    named = isinstance(culprits, list) and all(type(each) is int for each in culprits)
+    told = type(rank) is int and isinstance(kind, str) and isinstance(words, str)
+    if told and named and (culprits or kind != PeerLost.__name__):
+        return rank, kind, culprits, words
+    raise CommError("another rank gave up joining the group, and its words make no sense here")
 
 
 def _culprits(error: BaseException) -> list[int]:

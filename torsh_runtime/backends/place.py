@@ -14,6 +14,8 @@ import msgpack
 
 from torsh_runtime.errors import CommError, ConfigError
 
+TOKEN_BYTES = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -23,6 +25,12 @@ class Terms:
     """Those of all ranks."""
     in_node: Mapping[str, int | str] = field(default_factory=dict)
     """Those of the ranks of a node."""
+
+    def check(self) -> None:
+        """TypeError unless these are names and settings."""
+        for name, value in (*self.everywhere.items(), *self.in_node.items()):
+            if not (isinstance(name, str) and isinstance(value, int | str)):
+                raise TypeError
 
 
 class Node(NamedTuple):
@@ -52,7 +60,7 @@ class Place:
     offer: str
     """Name of the abstract socket where it would hand out the node's segment."""
     token: bytes
-    """What has to be shown there."""
+    """What has to be known there; TOKEN_BYTES of them."""
     terms: Terms
 
     @classmethod
@@ -83,12 +91,25 @@ class Place:
         """The counterpart of pack. CommError if rank wrote something else."""
         try:
             facts = msgpack.unpackb(data)
-            return cls(**{**facts, "terms": Terms(**facts["terms"])})
-        except (TypeError, ValueError, KeyError, msgpack.UnpackException):
+            place = cls(**{**facts, "terms": Terms(**facts["terms"])})
+            place._check()
+            return place
+        except (TypeError, ValueError, KeyError, AttributeError, msgpack.UnpackException):
             raise CommError(
                 f"rank {rank} introduced itself with words that this rank does not understand. "
                 f"Install the same version of torsh_runtime on all nodes."
             ) from None
+
+    def _check(self) -> None:
+        """TypeError or ValueError unless each field is what it is declared to be."""
+        texts = (self.machine, self.pid_namespace, self.network, self.host, self.offer)
+        if not all(isinstance(text, str) for text in texts) or "\0" in self.offer:
+            raise TypeError
+        if type(self.pid) is not int or not 0 < self.pid < 1 << 31:
+            raise ValueError
+        if not isinstance(self.token, bytes) or len(self.token) != TOKEN_BYTES:
+            raise ValueError
+        self.terms.check()
 
 
 def layout(places: Mapping[int, Place]) -> list[list[int]]:

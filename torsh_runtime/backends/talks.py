@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+from torsh_runtime.store.peer import foreign_uid
 
 Conversation = Generator[int, None, Any]
 
@@ -48,15 +50,19 @@ class Outcome:
     error: Exception | None = None
 
 
+class _Listener(NamedTuple):
+    sock: socket.socket
+    answer: Callable[[socket.socket], Conversation]
+    secret: bytes
+
+
 class Talks:
     """All conversations of one thread. Leaving the `with` closes the sockets it still has."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._talks: dict[int, Talk] = {}
-        self._listeners: dict[
-            int, tuple[socket.socket, Callable[[socket.socket], Conversation]]
-        ] = {}
+        self._listeners: dict[int, _Listener] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +74,16 @@ class Talks:
         self._poll.close()
 
     def listen(
-        self, listener: socket.socket, answer: Callable[[socket.socket], Conversation]
+        self,
+        listener: socket.socket,
+        answer: Callable[[socket.socket], Conversation],
+        secret: bytes = b"",
     ) -> None:
-        """Hold the conversation answer(sock) with whoever connects. The listener stays open."""
+        """Hold the conversation answer(sock) with whoever connects and may be spoken with: none
+        of another user of this host, unless over TCP with a secret. The listener stays open.
+        """
         listener.setblocking(False)
-        self._listeners[listener.fileno()] = (listener, answer)
+        self._listeners[listener.fileno()] = _Listener(listener, answer, secret)
         self._poll.register(listener, select.EPOLLIN)
 
     def begin(
@@ -101,13 +112,16 @@ class Talks:
         yield from self._expire()
 
     def _accept(self, number: int) -> Iterator[Outcome]:
-        listener, answer = self._listeners[number]
+        listener, answer, secret = self._listeners[number]
         try:
             sock, _ = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_oldest_caller():
                 raise
             return  # it has hung up already, or the next turn has room for it
+        if _is_foreign(sock, secret):
+            sock.close()
+            return
         if sum(talk.label is None for talk in self._talks.values()) >= MAX_STRANGERS:
             self._drop_oldest_caller()
         deadline = time.monotonic() + ADMISSION_SECONDS
@@ -149,6 +163,13 @@ class Talks:
         talk.script.close()
         del self._talks[talk.sock.fileno()]
         self._poll.unregister(talk.sock)
+
+
+def _is_foreign(sock: socket.socket, secret: bytes) -> bool:
+    try:
+        return foreign_uid(sock, secret) is not None
+    except OSError:  # it has gone
+        return True
 
 
 def receive(sock: socket.socket, size: int, last: bool = True) -> Generator[int, None, bytes]:

@@ -16,7 +16,7 @@ from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.messages import recv, send
 from torsh_runtime.comm.roots import root_rank
-from torsh_runtime.comm.seal import Bytes
+from torsh_runtime.comm.seal import ALL, Bytes, Letter
 from torsh_runtime.errors import ConfigError
 
 
@@ -26,10 +26,11 @@ def all_gather_object(
     """Put rank r's `obj` into object_list[r], for each r; one element for each rank."""
     group = _for_objects(group)
     _check_length("object_list", object_list, group.world_size)
-    packed = _pack(group, obj)
+    letters = [Letter(group.name, "all_gather_object", r, ALL) for r in range(group.world_size)]
+    packed = group.session.seal.pack(obj, letters[group.rank])
     parts = _room(_all_sizes(group, packed))
     group.all_gather(parts, packed)
-    object_list[:] = [_unpack(group, part) for part in parts]
+    object_list[:] = group.session.seal.unpack_all(parts, letters)
 
 
 def gather_object(
@@ -47,12 +48,13 @@ def gather_object(
     root = root_rank(group, dst, group_dst, "dst", 0)
     if group.rank == root:
         _check_length("object_gather_list", object_gather_list, group.world_size)
-    packed = _pack(group, obj)
+    letters = [Letter(group.name, "gather_object", r, root) for r in range(group.world_size)]
+    packed = group.session.seal.pack(obj, letters[group.rank])
     sizes = _all_sizes(group, packed)
     parts = _room(sizes) if group.rank == root else None
     group.gather(packed, parts, root)
     if parts is not None and object_gather_list is not None:
-        object_gather_list[:] = [_unpack(group, part) for part in parts]
+        object_gather_list[:] = group.session.seal.unpack_all(parts, letters)
 
 
 def broadcast_object_list(
@@ -69,13 +71,14 @@ def broadcast_object_list(
     """
     group = _for_objects(group)
     root = root_rank(group, src, group_src, "src", 0)
-    packed = _pack(group, object_list) if group.rank == root else None
+    letter = Letter(group.name, "broadcast_object_list", root, ALL)
+    packed = group.session.seal.pack(object_list, letter) if group.rank == root else None
     size = np.array([0 if packed is None else packed.size], np.int64)
     group.broadcast(size, root)
     content = np.empty(size[0], np.uint8) if packed is None else packed
     group.broadcast(content, root)
     if packed is None:
-        _fill(object_list, _unpack(group, content))
+        _fill(object_list, group.session.seal.unpack(content, letter))
 
 
 def scatter_object_list(
@@ -96,13 +99,17 @@ def scatter_object_list(
     parts = None
     if group.rank == root:
         _check_length("scatter_object_input_list", scatter_object_input_list, group.world_size)
-        parts = [_pack(group, each) for each in scatter_object_input_list or ()]
+        parts = [
+            group.session.seal.pack(each, _scattered(group, root, rank))
+            for rank, each in enumerate(scatter_object_input_list or ())
+        ]
     size = np.empty(1, np.int64)
     sizes = None if parts is None else [np.array([part.size], np.int64) for part in parts]
     group.scatter(size, sizes, root)
     content = np.empty(size[0], np.uint8)
     group.scatter(content, parts, root)
-    scatter_object_output_list[0] = _unpack(group, content)
+    letter = _scattered(group, root, group.rank)
+    scatter_object_output_list[0] = group.session.seal.unpack(content, letter)
 
 
 def send_object_list(
@@ -117,9 +124,10 @@ def send_object_list(
     no difference.
     """
     group = _for_objects(group)
-    packed = _pack(group, object_list)
-    send(np.array([packed.size], np.int64), dst, group, group_dst=group_dst)
-    send(packed, dst, group, group_dst=group_dst)
+    receiver = root_rank(group, dst, group_dst, "dst")
+    packed = group.session.seal.pack(object_list, _message(group, group.rank, receiver))
+    send(np.array([packed.size], np.int64), group=group, group_dst=receiver)
+    send(packed, group=group, group_dst=receiver)
 
 
 def recv_object_list(
@@ -138,7 +146,8 @@ def recv_object_list(
     source = recv(size, src, group, group_src=group_src)
     content = np.empty(size[0], np.uint8)
     recv(content, source, group)
-    _fill(object_list, _unpack(group, content))
+    letter = _message(group, group.group_rank(source), group.rank)
+    _fill(object_list, group.session.seal.unpack(content, letter))
     return source
 
 
@@ -153,12 +162,12 @@ def _for_objects(group: ProcessGroup | None) -> ProcessGroup:
     return group
 
 
-def _pack(group: ProcessGroup, value: object) -> Bytes:
-    return group.session.seal.pack(value, group.name)
+def _scattered(group: ProcessGroup, root: int, rank: int) -> Letter:
+    return Letter(group.name, "scatter_object_list", root, rank)
 
 
-def _unpack(group: ProcessGroup, packed: Bytes) -> Any:
-    return group.session.seal.unpack(packed, group.name)
+def _message(group: ProcessGroup, sender: int, receiver: int) -> Letter:
+    return Letter(group.name, "send_object_list", sender, receiver)
 
 
 def _all_sizes(group: ProcessGroup, packed: Bytes) -> list[int]:

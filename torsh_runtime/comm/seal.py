@@ -1,68 +1,100 @@
 """Python objects as arrays of bytes, and the proof that a rank of the job has made them.
 
-Unpickling runs what the sender chose. So each pickle carries an HMAC-SHA256 under the job's secret,
-whatever way it takes, and is not looked at unless that is right. A job without a secret may have
-none but ranks of this machine: its store must be out of others' reach.
+Unpickling runs what the sender chose. So each pickle carries an HMAC-SHA256 under a key of the job,
+whatever way it takes, and is not looked at unless that is right. The proof covers who sent it to
+whom, in which group, by which call and as the how-manieth of these: it is worth nothing in another
+place, in the other direction or a second time.
 """
 
 from __future__ import annotations
 
 import hmac
 import pickle
-from dataclasses import dataclass
-from typing import Any
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.errors import CommError, ConfigError
+from torsh_runtime.store.keys import derive
 
 Bytes = NDArray[np.uint8]
 
+ALL = -1
+"""As a receiver: all ranks of the group."""
 _DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """One job's."""
+class Letter(NamedTuple):
+    """What a pickle is for."""
 
-    secret: bytes
-    """The job's; empty is none."""
-    local: bool
-    """Whether only processes of this machine can have joined the job."""
+    group: str
+    """The group's name."""
+    call: str
+    """The operation that carries it."""
+    sender: int
+    """The group's rank."""
+    receiver: int
+    """The group's rank, or ALL."""
+
+
+class Seal:
+    """One rank's, for the life of its job."""
+
+    def __init__(self, secret: bytes) -> None:
+        """`secret`: what only the job's ranks know; empty is none."""
+        self._key = derive(secret, "objects")
+        self._lock = threading.Lock()
+        self._sent: Counter[Letter] = Counter()
+        self._received: Counter[Letter] = Counter()
 
     def check(self) -> None:
-        """Raise ConfigError in a job that can prove nothing and is not of one machine."""
-        if not (self.secret or self.local):
+        """Raise ConfigError in a job that can prove nothing."""
+        if not self._key:
             raise ConfigError(
-                "Python objects are not exchanged in a job of several machines without a secret: "
-                "whoever reaches the ports could run code here. Start it with torshrun, or set "
-                "TORSH_SECRET to the same random hexadecimal number for all ranks."
+                "Python objects are not exchanged in a job without a secret whose store other "
+                "machines can reach: whoever reaches the ports could run code here. Start it with "
+                "torshrun, set TORSH_SECRET to the same random hexadecimal number for all ranks "
+                "(openssl rand -hex 32), or, if all ranks run here, MASTER_ADDR=127.0.0.1."
             )
 
-    def pack(self, value: object, group: str) -> Bytes:
-        """The pickled value with the proof; shape (bytes,). ConfigError as `check`.
-
-        group: its name; what is made for one group is not taken in another.
-        """
+    def pack(self, value: object, letter: Letter) -> Bytes:
+        """The pickled value with the proof; shape (bytes,). ConfigError as `check`."""
         self.check()
         body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        return np.frombuffer(bytearray(self._digest(body, group) + body), np.uint8)
+        digest = self._digest(body, letter, self._next(self._sent, letter))
+        return np.frombuffer(bytearray(digest + body), np.uint8)
 
-    def unpack(self, packed: Bytes, group: str) -> Any:
+    def unpack(self, packed: Bytes, letter: Letter) -> Any:
         """The counterpart of pack. CommError when the proof is wrong."""
+        return self.unpack_all([packed], [letter])[0]
+
+    def unpack_all(self, packed: Sequence[Bytes], letters: Sequence[Letter]) -> list[Any]:
+        """The same of several. None is looked at unless the proofs of all are right."""
         self.check()
+        bodies = [self._open(*each) for each in zip(packed, letters, strict=True)]
+        return [pickle.loads(body) for body in bodies]  # noqa: S301  (of ranks, as they proved)
+
+    def _open(self, packed: Bytes, letter: Letter) -> memoryview:
         data = packed.data
         body = data[_DIGEST_BYTES:]
-        if not hmac.compare_digest(data[:_DIGEST_BYTES], self._digest(body, group)):
+        digest = self._digest(body, letter, self._next(self._received, letter))
+        if not hmac.compare_digest(data[:_DIGEST_BYTES], digest):
             raise CommError(
-                "a Python object was received that no rank of this job has sent, and was thrown "
-                "away unread. Somebody has got at the connections of the group, or its ranks have "
-                "different values of TORSH_SECRET."
+                f"a Python object was received in {letter.call} that rank {letter.sender} of this "
+                f"job has not sent there and then, and was thrown away unread. Somebody has got at "
+                f"the connections of the group, or its ranks have different values of TORSH_SECRET."
             )
-        return pickle.loads(body)  # noqa: S301  (the sender has proved that it is one of us)
+        return body
 
-    def _digest(self, body: bytes | memoryview, group: str) -> bytes:
-        digest = hmac.new(self.secret, f"torsh object\0{group}\0".encode(), "sha256")
-        digest.update(body)
-        return digest.digest()
+    def _next(self, counter: Counter[Letter], letter: Letter) -> int:
+        with self._lock:
+            counter[letter] += 1
+            return counter[letter]
+
+    def _digest(self, body: bytes | memoryview, letter: Letter, number: int) -> bytes:
+        words = (letter.call, str(letter.sender), str(letter.receiver), str(number))
+        return hmac.digest(derive(self._key, letter.group, *words), body, "sha256")

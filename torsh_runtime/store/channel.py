@@ -9,8 +9,9 @@ import time
 from contextlib import suppress
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store import wire
 from torsh_runtime.store.endpoint import Endpoint
+from torsh_runtime.store.peer import check_server, is_private
+from torsh_runtime.store.session import ClientSession
 from torsh_runtime.store.sockets import connect, remaining
 
 ATTEMPT_SECONDS = 15.0
@@ -26,14 +27,14 @@ class Channel:
     it must be closed.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, secret: bytes) -> None:
         self._sock = sock
-        self._decoder = wire.FrameDecoder(wire.MAX_HANDSHAKE_FRAME)
+        self._session = ClientSession(secret)
 
     @classmethod
     def open(cls, endpoint: Endpoint, secret: bytes, deadline: float) -> Channel:
         """Connect and prove to each other that both sides know the secret: one attempt."""
-        channel = cls(connect(endpoint, deadline))
+        channel = cls(connect(endpoint, deadline), secret)
         try:
             channel._authenticate(secret, deadline)
         except BaseException:
@@ -44,16 +45,16 @@ class Channel:
     def send(self, frame: bytes, deadline: float) -> None:
         """Send one encoded frame."""
         self._sock.settimeout(remaining(deadline))
-        self._sock.sendall(frame)
+        self._sock.sendall(self._session.pack(frame))
 
     def receive(self, deadline: float) -> bytes:
         """The next frame's payload. After TimeoutError it may be called again."""
-        while (payload := self._decoder.take()) is None:
+        while (payload := self._session.take()) is None:
             self._sock.settimeout(remaining(deadline))
             data = self._sock.recv(_CHUNK)
             if not data:
                 raise EOFError("the store hung up")
-            self._decoder.feed(data)
+            self._session.feed(data)
         return payload
 
     def is_alive(self) -> bool:
@@ -66,6 +67,10 @@ class Channel:
         except OSError:
             return False
         return False  # it hung up, or sent what nobody asked for
+
+    def is_private(self) -> bool:
+        """Whether only this user's processes of this host reach the server at its address."""
+        return is_private(self._sock)
 
     def interrupt(self) -> None:
         """Wake the thread that waits in this connection with an error. That thread closes it:
@@ -84,14 +89,10 @@ class Channel:
         self._sock.close()
 
     def _authenticate(self, secret: bytes, deadline: float) -> None:
-        server_nonce = wire.decode_greeting(self.receive(deadline))
-        nonce = os.urandom(wire.NONCE_BYTES)
-        claim = wire.proof(secret, "client", server_nonce, nonce)
-        self.send(wire.encode([nonce, claim]), deadline)
-        answer = wire.decode_verdict(self.receive(deadline))
-        if not wire.is_proof(answer, secret, "server", server_nonce, nonce):
-            raise StoreError("what listens there does not know this job's secret")
-        self._decoder.limit = wire.MAX_FRAME
+        greeting = self.receive(deadline)
+        check_server(self._sock, secret)
+        self.send(self._session.answer(greeting), deadline)
+        self._session.confirm(self.receive(deadline))
 
 
 class ChannelPool:

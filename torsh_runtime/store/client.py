@@ -70,6 +70,17 @@ class StoreClient(Closing):
         """Where the store is."""
         return str(self._pool.endpoint)
 
+    def is_private(self) -> bool:
+        """Whether the store is served by one of this user's (or root's) processes of this host, at
+        an address that no other host can reach. StoreError when it does not answer.
+        """
+        with self._reporting(wire.Request(1, "is_private", ()), self._timeout):
+            channel = self._pool.take(time.monotonic() + self._timeout)
+            try:
+                return channel.is_private()
+            finally:
+                self._pool.give(channel)
+
     def scoped(self, prefix: str) -> StoreClient:
         """The same store seen through a prefix that all keys get and no result shows.
 

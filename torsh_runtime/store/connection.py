@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import aclosing, suppress
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.base import Store
+from torsh_runtime.store.session import ServerSession
 
 MAX_IN_FLIGHT = 1024
 """Most requests of one connection that may be under way; further ones are refused."""
@@ -30,6 +30,7 @@ class Connection:
         store: Store,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        secret: bytes,
         send_timeout: float,
     ) -> None:
         self._store = store
@@ -37,21 +38,19 @@ class Connection:
         self._writer = writer
         self._send_timeout = send_timeout
         self._sending = asyncio.Lock()
-        self._decoder = wire.FrameDecoder(wire.MAX_HANDSHAKE_FRAME)
+        self._session = ServerSession(secret)
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes_in_flight = 0
 
-    async def authenticate(self, secret: bytes) -> None:
+    async def authenticate(self) -> None:
         """Both sides prove that they know the secret. StoreError when the client does not."""
-        nonce = os.urandom(wire.NONCE_BYTES)
-        await self._send(wire.encode_greeting(nonce))
-        client_nonce, claim = wire.decode_answer(await self._frame())
-        if not wire.is_proof(claim, secret, "client", nonce, client_nonce):
-            await self._send(wire.encode([False, "it does not know this job's secret"]))
-            raise StoreError("the client does not know this job's secret")
-        own = wire.proof(secret, "server", nonce, client_nonce)
-        await self._send(wire.encode([True, own]))
-        self._decoder.limit = wire.MAX_FRAME
+        await self._send(self._session.greeting())
+        try:
+            verdict = self._session.confirm(await self._frame())
+        except StoreError as error:
+            await self._send(wire.encode_refusal(str(error)))
+            raise
+        await self._write(verdict)
 
     async def run(self) -> None:
         """Answer requests until the client hangs up (EOFError, OSError) or sends nonsense
@@ -75,17 +74,20 @@ class Connection:
         self._writer.transport.abort()
 
     async def _frame(self) -> bytes:
-        while (payload := self._decoder.take()) is None:
-            data = await self._reader.read(min(CHUNK, self._decoder.limit))
+        while (payload := self._session.take()) is None:
+            data = await self._reader.read(min(CHUNK, self._session.limit))
             if not data:
                 raise EOFError("the client hung up")
-            self._decoder.feed(data)
+            self._session.feed(data)
         return payload
 
     async def _send(self, frame: bytes) -> None:
         """Hand the frame to the socket. EOFError, and the connection is cut, when it fails."""
+        await self._write(self._session.pack(frame))
+
+    async def _write(self, data: bytes) -> None:
         try:
-            self._writer.write(frame)
+            self._writer.write(data)
             async with asyncio.timeout(self._send_timeout):
                 await self._writer.drain()
         except OSError as error:

@@ -20,6 +20,7 @@ class HostedStore(Closing):
     """A MemoryStore and its StoreServer in one daemon thread. Make it with `start`, close it."""
 
     def __init__(self, listen: str, secret: bytes) -> None:
+        self._is_private = False
         self._endpoint: Future[str] = Future()
         self._ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread = threading.Thread(
@@ -46,6 +47,11 @@ class HostedStore(Closing):
         """Where clients connect, with the actual port."""
         return self._endpoint.result(0)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether other hosts cannot reach it."""
+        return self._is_private
+
     def close(self) -> None:
         """End all connections and the thread. StoreTimeout when the thread does not end."""
         loop, stop = self._ready.result(START_SECONDS)
@@ -64,7 +70,9 @@ class HostedStore(Closing):
         store = MemoryStore()
         server = StoreServer(store, secret)
         try:
-            self._endpoint.set_result(await server.start(listen))
+            endpoint = await server.start(listen)
+            self._is_private = server.is_private
+            self._endpoint.set_result(endpoint)
         except Exception as error:
             self._endpoint.set_exception(error)
             return

@@ -1,15 +1,29 @@
-"""Keys derived from a secret, for one purpose each: what proves one thing proves no other."""
+"""Keys made of a job's secret, one for each use, so that what is proved to one service is worth
+nothing at another (HKDF with HMAC-SHA256, RFC 5869).
+"""
 
 from __future__ import annotations
 
 import hmac
 
+KEY_BYTES = 32
+_SALT = b"torsh keys 1"
+_LENGTH_BYTES = 4
 
-def derive(secret: bytes, service: str, *context: str) -> bytes:
-    """A key of 32 bytes for this service in this context; b"" of an empty secret (RFC 5869)."""
+
+def derive(secret: bytes, service: str, *context: str | bytes) -> bytes:
+    """The key of 32 bytes for one use of the secret: the service, and between whom or for what.
+
+    Other words, or the same ones cut differently, give another key, and no key tells anything of
+    another or of the secret. An empty secret gives an empty key: nothing is proved by it.
+    """
     if not secret:
         return b""
-    parts = [part.encode() for part in (service, *context)]
-    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    extracted = hmac.digest(b"torsh key 1", secret, "sha256")
-    return hmac.digest(extracted, info + b"\1", "sha256")
+    extracted = hmac.digest(_SALT, secret, "sha256")
+    info = b"".join(map(_with_length, (service, *context)))
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+def _with_length(part: str | bytes) -> bytes:
+    data = part.encode() if isinstance(part, str) else part
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +20,10 @@ from torsh_runtime.store.base import (
     Store,
     Write,
 )
-from torsh_runtime.store.endpoint import Endpoint, TcpEndpoint, UnixEndpoint, parse_endpoint
-from torsh_runtime.store.sockets import tune
+from torsh_runtime.store.endpoint import Endpoint, UnixEndpoint, parse_endpoint
+from torsh_runtime.store.peer import check_server
+from torsh_runtime.store.session import ClientSession
+from torsh_runtime.store.sockets import FULL_PAUSE, check_not_itself, tune
 
 REQUEST_SECONDS = 10.0
 _BUSY = 512
@@ -196,10 +197,12 @@ class RemoteStore(Store):
 class _Lane:
     """One connection, on which requests and replies of many calls pass each other."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+    ) -> None:
         self._reader = reader
         self._writer = writer
-        self._decoder = wire.FrameDecoder(wire.MAX_HANDSHAKE_FRAME)
+        self._session = ClientSession(secret)
         self._asked: dict[int, asyncio.Future[wire.Reply]] = {}
         self._last_id = 0
         self._replies: asyncio.Task[None] | None = None
@@ -207,18 +210,11 @@ class _Lane:
     @classmethod
     async def open(cls, endpoint: Endpoint, secret: bytes) -> _Lane:
         """Connect and prove to each other that both sides know the secret: one attempt."""
-        if isinstance(endpoint, UnixEndpoint):
-            reader, writer = await asyncio.open_unix_connection(endpoint.address)
-        else:
-            reader, writer = await _connect(endpoint)
-        lane = cls(reader, writer)
+        sock = await _connect(endpoint)
+        reader, writer = await asyncio.open_connection(sock=sock)
+        lane = cls(reader, writer, secret)
         try:
-            sock = writer.get_extra_info("socket")
-            if isinstance(endpoint, TcpEndpoint) and sock.getsockname() == sock.getpeername():
-                # Nobody listens, and the kernel gave this socket the very port it connects to.
-                raise ConnectionRefusedError("the socket connected to itself")
-            tune(sock)
-            await lane._authenticate(secret)
+            await lane._authenticate(sock, secret)
         except BaseException:
             lane.abort()
             raise
@@ -250,7 +246,7 @@ class _Lane:
             self._asked.pop(request.id, None)
 
     async def send(self, request: wire.Request) -> None:
-        self._writer.write(wire.encode_request(request))
+        self._writer.write(self._session.pack(wire.encode_request(request)))
         await self._writer.drain()
 
     async def next_reply(self) -> wire.Reply:
@@ -288,42 +284,58 @@ class _Lane:
         self._asked.clear()
 
     async def _frame(self) -> bytes:
-        while (payload := self._decoder.take()) is None:
+        while (payload := self._session.take()) is None:
             data = await self._reader.read(_CHUNK)
             if not data:
                 raise EOFError("the store hung up")
-            self._decoder.feed(data)
+            self._session.feed(data)
         return payload
 
-    async def _authenticate(self, secret: bytes) -> None:
-        server_nonce = wire.decode_greeting(await self._frame())
-        nonce = os.urandom(wire.NONCE_BYTES)
-        claim = wire.proof(secret, "client", server_nonce, nonce)
-        self._writer.write(wire.encode([nonce, claim]))
+    async def _authenticate(self, sock: socket.socket, secret: bytes) -> None:
+        greeting = await self._frame()
+        check_server(sock, secret)
+        self._writer.write(self._session.answer(greeting))
         await self._writer.drain()
-        answer = wire.decode_verdict(await self._frame())
-        if not wire.is_proof(answer, secret, "server", server_nonce, nonce):
-            raise StoreError("what listens there does not know this job's secret")
-        self._decoder.limit = wire.MAX_FRAME
+        self._session.confirm(await self._frame())
 
 
-async def _connect(endpoint: TcpEndpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(endpoint: Endpoint) -> socket.socket:
     """One attempt at each address of the host; OSError of the last one when all fail."""
+    if isinstance(endpoint, UnixEndpoint):
+        return await _connect_to(socket.AF_UNIX, endpoint.address)
     loop = asyncio.get_running_loop()
     failure = OSError(f"{endpoint.host} has no address")
     found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     for family, _, _, _, address in found:
-        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.setblocking(False)
-            await loop.sock_connect(sock, address)
-            return await asyncio.open_connection(sock=sock)
-        except BaseException as error:
-            sock.close()
-            if not isinstance(error, OSError):
-                raise
+            return await _connect_to(family, address)
+        except OSError as error:
             failure = error
     try:
         raise failure
     finally:
         del failure  # else it and its traceback keep each other, and every frame below, alive
+
+
+async def _connect_to(family: int, address: str | tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if family == socket.AF_UNIX:
+            await _connect_unix(sock, address)
+        else:
+            await asyncio.get_running_loop().sock_connect(sock, address)
+        check_not_itself(sock)
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _connect_unix(sock: socket.socket, address: str | tuple[object, ...]) -> None:
+    while True:
+        try:
+            return sock.connect(address)  # at once, or not at all; asyncio cannot tell these apart
+        except BlockingIOError:  # too many wait at this socket
+            await asyncio.sleep(FULL_PAUSE)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from torsh_runtime.errors import StoreError
+from torsh_runtime.store.acceptor import Acceptor
 from torsh_runtime.store.base import Store
 from torsh_runtime.store.connection import Connection
 from torsh_runtime.store.endpoint import UnixEndpoint
 from torsh_runtime.store.listener import listen_on
+from torsh_runtime.store.peer import is_private_address
+from torsh_runtime.store.refusals import Refusals
 from torsh_runtime.store.sockets import tune
 
 HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 60.0
+REFUSAL_SECONDS = 10.0
 _STRANGERS, _MOST_STRANGERS = 0.25, 1024
 """Part of this process's descriptors that clients may hold that have not proven anything yet."""
+_log = logging.getLogger("torsh_runtime")
+
+
+def _log_refusal(reason: str) -> None:
+    _log.warning("a store here turned away: %s", reason)
 
 
 class StoreServer:
@@ -28,10 +39,12 @@ class StoreServer:
     that have not done so the oldest is cut off; by default a quarter of this process's limit of
     open files, and 1024 at most. One connection may have 1024 requests
     and about 64 MiB of them under way. A client that takes no bytes for `send_timeout` seconds
-    is cut off. Bad bytes end the connection they came on and nothing else. Traffic is
-    authenticated when a connection opens, and not encrypted: keep it within the cluster's network.
+    is cut off. Bad bytes end the connection they came on and nothing else. Nothing is encrypted;
+    with a secret every frame is authenticated. Other users of this host are sent away at once: from
+    a Unix socket always, from TCP when there is no secret (see peer.py).
 
-    `on_refused(reason)` is told of each client that was turned away or sent nonsense.
+    `on_refused(reason)` is told of clients that were turned away or sent nonsense: each reason at
+    once, and after some seconds how many more there were. By default it is logged.
     """
 
     def __init__(
@@ -42,19 +55,19 @@ class StoreServer:
         handshake_timeout: float = HANDSHAKE_SECONDS,
         send_timeout: float = SEND_SECONDS,
         max_strangers: int | None = None,
-        on_refused: Callable[[str], None] = lambda reason: None,
+        on_refused: Callable[[str], None] = _log_refusal,
     ) -> None:
         self._store = store
         self._secret = secret
         self._handshake_timeout = handshake_timeout
         self._send_timeout = send_timeout
         self._max_strangers = max_strangers or _most_strangers()
-        self._on_refused = on_refused
-        self._server: asyncio.Server | None = None
-        self._closing = False
+        self._refusals = Refusals(on_refused, REFUSAL_SECONDS)
+        self._acceptor: Acceptor | None = None
+        self._is_private = False
         self._socket_file: Path | None = None
-        self._connections: dict[asyncio.Task[None], Connection] = {}
-        self._strangers: dict[Connection, None] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
         """In the order in which they came."""
 
     async def start(self, listen: str) -> str:
@@ -62,59 +75,69 @@ class StoreServer:
 
         ConfigError when `listen` is no endpoint; StoreError when it cannot be bound.
         """
-        if self._server is not None:
+        if self._acceptor is not None:
             raise StoreError("this store server is already started; make another one")
-        sock, endpoint = await listen_on(listen)
-        self._server = await asyncio.start_server(self._accept, sock=sock)
+        listener, endpoint = await listen_on(listen)
+        self._is_private = is_private_address(listener)
+        self._acceptor = Acceptor(
+            listener, self._secret, self._welcome, self._refusals.note, self._cut_oldest_stranger
+        )
         if isinstance(endpoint, UnixEndpoint) and not endpoint.path.startswith("@"):
             self._socket_file = Path(endpoint.path)
         return str(endpoint)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether it listens where other hosts cannot reach it."""
+        return self._is_private
+
     async def close(self) -> None:
         """Stop listening and cut all connections; the store itself stays open."""
-        if self._server is None:
+        if self._acceptor is None:
             return
-        self._closing = True
-        self._server.close()
+        self._acceptor.close()
         if self._socket_file is not None:
             self._socket_file.unlink(missing_ok=True)
             self._socket_file = None
-        while self._connections:
-            for connection in self._connections.values():
-                connection.abort()
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
             await asyncio.wait([*self._connections])
+        self._refusals.close()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._closing:
-            writer.transport.abort()
-            return
-        connection = Connection(self._store, reader, writer, self._send_timeout)
-        self._admit(connection)
-        task = asyncio.get_running_loop().create_task(self._serve(connection, writer))
-        self._connections[task] = connection
-        task.add_done_callback(self._connections.pop)
-
-    def _admit(self, stranger: Connection) -> None:
+    def _welcome(self, sock: socket.socket) -> None:
         if len(self._strangers) >= self._max_strangers:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.abort()
-        self._strangers[stranger] = None
+            self._cut_oldest_stranger()
+        task = asyncio.get_running_loop().create_task(self._serve(sock))
+        self._connections.add(task)
+        self._strangers[sock] = task
+        task.add_done_callback(lambda task: self._forget(task, sock))
 
-    async def _serve(self, connection: Connection, writer: asyncio.StreamWriter) -> None:
+    def _cut_oldest_stranger(self) -> None:
+        for oldest in [*self._strangers][:1]:
+            self._strangers.pop(oldest).cancel()
+
+    def _forget(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+        self._connections.discard(task)
+        self._strangers.pop(sock, None)
+        sock.close()  # here, as a task that is cancelled at once has not taken it over
+
+    async def _serve(self, sock: socket.socket) -> None:
         try:
-            tune(writer.get_extra_info("socket"))
-            async with asyncio.timeout(self._handshake_timeout):
-                await connection.authenticate(self._secret)
-            self._strangers.pop(connection, None)
-            await connection.run()
+            tune(sock)
+            reader, writer = await asyncio.open_connection(sock=sock)
+            connection = Connection(self._store, reader, writer, self._secret, self._send_timeout)
+            try:
+                async with asyncio.timeout(self._handshake_timeout):
+                    await connection.authenticate()
+                self._strangers.pop(sock, None)
+                await connection.run()
+            finally:
+                connection.abort()
         except StoreError as error:
-            self._on_refused(str(error))
+            self._refusals.note(str(error))
         except (OSError, EOFError):
             pass  # hung up, vanished, or too slow in its handshake
-        finally:
-            self._strangers.pop(connection, None)
-            connection.abort()
 
 
 def _most_strangers() -> int:

@@ -7,6 +7,9 @@ import time
 
 from torsh_runtime.store.endpoint import Endpoint, UnixEndpoint
 
+FULL_PAUSE = 0.005
+"""Seconds between attempts at a Unix socket where too many connections wait to be accepted."""
+
 
 def remaining(deadline: float) -> float:
     """Seconds until the deadline of time.monotonic(), at most what a socket can be set to.
@@ -42,16 +45,27 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
 def _connect_to(family: int, address: str | tuple[object, ...], deadline: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.settimeout(remaining(deadline))
-        sock.connect(address)
-        if family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
-            # Nobody listens, and the kernel gave this socket the very port it connects to.
-            raise ConnectionRefusedError("the socket connected to itself")
+        while True:
+            sock.settimeout(remaining(deadline))
+            try:
+                sock.connect(address)
+                break
+            except BlockingIOError:  # too many wait at this Unix socket
+                time.sleep(FULL_PAUSE)
+        check_not_itself(sock)
         tune(sock)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def check_not_itself(sock: socket.socket) -> None:
+    """ConnectionRefusedError when nobody listens, and the kernel gave this socket the very port
+    that it connects to.
+    """
+    if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError("the socket connected to itself")
 
 
 def tune(sock: socket.socket) -> None:

@@ -7,6 +7,7 @@ clock, passed in by the caller. After a request that raised StoreError the state
 from __future__ import annotations
 
 import math
+import secrets
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -43,7 +44,15 @@ class KeyValueState:
     values; `events_after` refuses to go further back than that.
     """
 
-    def __init__(self, max_events: int = 16384, max_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        max_events: int = 16384,
+        max_bytes: int = 64 << 20,
+        first_lease: int | None = None,
+    ) -> None:
+        """first_lease: the first lease's id, from which on they count up; None: a random one of 62
+        bits, so that no lease of another life of the store is taken for one of this.
+        """
         self.revision = 0
         """Number of the latest change; 0 in a new state."""
         self.compacted = 0
@@ -51,7 +60,7 @@ class KeyValueState:
         self._entries: dict[str, Entry] = {}
         self._names: list[str] = []
         self._leases: dict[int, _Lease] = {}
-        self._last_lease = 0
+        self._last_lease = secrets.randbits(62) if first_lease is None else first_lease - 1
         self._history: deque[Event] = deque()
         self._history_bytes = 0
         self._max_events = max_events

@@ -6,9 +6,12 @@ A frame is a length of 4 bytes, big-endian, and that many bytes of msgpack. Hand
     client  [client nonce, proof("client")]
     server  [true, proof("server")] or [false, reason], and then it hangs up
 
-A proof is HMAC-SHA256 over the role and both nonces with the job's secret, so each side shows
-that it knows the secret without telling it, and neither's proof can be played back. What follows
-is neither encrypted nor signed. With an empty secret anybody passes.
+A proof is HMAC-SHA256 over the role and both nonces with the secret, so each side shows that it
+knows the secret without telling it, and neither's proof can be played back. To each frame that
+follows a MAC of 16 bytes is added: HMAC-SHA256 over the frame's number and the whole frame, under a
+key that is made of the secret and both nonces, one for each direction (session.py). Nothing is
+encrypted. With an empty secret there are no MACs and anybody passes. A server that does not speak
+with a client at all says [false, reason] instead of its greeting.
 
 Then the client sends [id, operation, arguments] as often as it likes, and the server answers each
 [id, status, body], in any order: RESULT ends a request with its result, FAILURE with
@@ -28,8 +31,9 @@ from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.base import Compare, Delete, Entry, Event, Listing, Outcome, Put, Write
 
 MAGIC = "torsh-store"
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 32
+MAC_BYTES = 16
 MAX_FRAME = 64 << 20
 """Largest frame, in bytes, once both sides have proved that they know the secret."""
 MAX_HANDSHAKE_FRAME = 4 << 10
@@ -71,11 +75,30 @@ class Reply(NamedTuple):
     body: Any
 
 
+class Signer:
+    """Makes the MACs of the frames of one direction, in their order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hmac.new(key, digestmod="sha256")
+        self._count = 0
+
+    def next_mac(self, frame: bytes | memoryview) -> bytes:
+        """That of the next frame, which is given with its length before it."""
+        mac = self._keyed.copy()
+        mac.update(self._count.to_bytes(8, "big"))
+        mac.update(frame)
+        self._count += 1
+        return mac.digest()[:MAC_BYTES]
+
+
 class FrameDecoder:
-    """Cuts a stream of bytes into frames. `limit` is the largest payload accepted, in bytes."""
+    """Cuts a stream of bytes into frames. `limit` is the largest payload accepted, in bytes;
+    with a `signer` each frame must have the MAC that it makes.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.signer: Signer | None = None
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -83,7 +106,9 @@ class FrameDecoder:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The next frame's payload, or None until more is fed. StoreError when it is too long."""
+        """The next frame's payload, or None until more is fed. StoreError when it is too long, or
+        its MAC is wrong.
+        """
         if len(self._buffer) < _HEADER:
             return None
         size = int.from_bytes(self._buffer[:_HEADER], "big")
@@ -92,11 +117,24 @@ class FrameDecoder:
                 f"a frame of {size} bytes is announced and at most {self.limit} are allowed; "
                 f"the other side does not speak the store's protocol, or sends too large a value"
             )
-        if len(self._buffer) < _HEADER + size:
+        end = _HEADER + size
+        whole = end + MAC_BYTES if self.signer else end
+        if len(self._buffer) < whole:
             return None
-        payload = bytes(memoryview(self._buffer)[_HEADER : _HEADER + size])
-        del self._buffer[: _HEADER + size]
+        with memoryview(self._buffer) as view:
+            if self.signer:
+                self._check_mac(self.signer, view[:end], view[end:whole])
+            payload = bytes(view[_HEADER:end])
+        del self._buffer[:whole]
         return payload
+
+    def _check_mac(self, signer: Signer, frame: memoryview, mac: memoryview) -> None:
+        with frame, mac:
+            if not hmac.compare_digest(signer.next_mac(frame), mac):
+                raise StoreError(
+                    "a frame has the wrong MAC: it was changed, left out or put in on its way, by "
+                    "somebody who stands between the two sides"
+                )
 
 
 def encode(message: object, limit: int = MAX_FRAME) -> bytes:
@@ -140,16 +178,27 @@ def encode_greeting(server_nonce: bytes) -> bytes:
     return encode([MAGIC, VERSION, server_nonce])
 
 
+def encode_refusal(reason: str) -> bytes:
+    """In place of the server's greeting or verdict."""
+    return encode([False, reason])
+
+
 def decode_greeting(payload: bytes) -> bytes:
-    """The server's nonce. StoreError when this is no store, or one of another version."""
-    magic, version, nonce = _fields(decode(payload), str, int, bytes)
-    if magic != MAGIC or len(nonce) != NONCE_BYTES:
+    """The server's nonce. StoreError when this is no store, or one of another version, or it
+    speaks only to tell why it does not.
+    """
+    message = decode(payload)
+    _check_not_refused(message)
+    if not isinstance(message, list) or message[:1] != [MAGIC]:
         raise StoreError("what listens there is no torsh store")
+    _, version, nonce = _fields(message, str, int, bytes)
     if version != VERSION:
         raise StoreError(
             f"the store speaks version {version} of the protocol and this side {VERSION}: "
             f"install the same torshrun everywhere"
         )
+    if len(nonce) != NONCE_BYTES:
+        raise StoreError("the store's nonce has the wrong length")
     return bytes(nonce)
 
 
@@ -164,9 +213,13 @@ def decode_answer(payload: bytes) -> tuple[bytes, bytes]:
 def decode_verdict(payload: bytes) -> bytes:
     """The server's proof. StoreError with the reason when it refused."""
     message = decode(payload)
+    _check_not_refused(message)
+    return bytes(_fields(message, bool, bytes)[1])
+
+
+def _check_not_refused(message: object) -> None:
     if isinstance(message, list) and message[:1] == [False]:
         raise StoreError(f"it refused this process: {_fields(message, bool, str)[1]}")
-    return bytes(_fields(message, bool, bytes)[1])
 
 
 # --- requests ---

@@ -17,7 +17,7 @@ from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.comm.default import default_group, set_default_group
 from torsh_runtime.comm.group import NonMember, ProcessGroup
 from torsh_runtime.comm.roots import root_rank
-from torsh_runtime.comm.seal import Seal
+from torsh_runtime.comm.seal import ALL, Letter, Seal
 from torsh_runtime.comm.session import Session
 from torsh_runtime.comm.splitting import cut
 from torsh_runtime.comm.timeouts import seconds
@@ -284,7 +284,7 @@ def made(rank: int, kinds: list[tuple[Any, ...]]) -> Session:
         kinds.append(arguments)
         return SingleBackend()
 
-    return Session(rank, 4, connect, Seal(b"", local=True))
+    return Session(rank, 4, connect, Seal(b"secret"))
 
 
 def test_groups_of_the_same_ranks_have_the_same_names_everywhere() -> None:
@@ -392,22 +392,55 @@ class Bomb:
         return pytest.fail, ("it was unpickled",)
 
 
+LETTER = Letter("g", "send_object_list", 0, 1)
+
+
 @pytest.mark.parametrize(
-    ("seal", "group"),
-    [(Seal(b"guess", False), "g"), (Seal(b"", True), "g"), (Seal(b"secret", False), "other")],
+    ("secret", "letter"),
+    [
+        (b"guess", LETTER),
+        (b"secret", LETTER._replace(group="other")),
+        (b"secret", LETTER._replace(call="broadcast_object_list")),
+        (b"secret", LETTER._replace(sender=2)),
+        (b"secret", LETTER._replace(receiver=ALL)),
+        (b"secret", LETTER._replace(sender=1, receiver=0)),  # reflected
+    ],
 )
-def test_a_pickle_without_the_proof_is_not_looked_at(seal: Seal, group: str) -> None:
-    packed = seal.pack(Bomb(), group)
+def test_a_pickle_without_the_proof_is_not_looked_at(secret: bytes, letter: Letter) -> None:
+    packed = Seal(secret).pack(Bomb(), letter)
     with pytest.raises(tr.CommError, match="thrown away unread"):
-        Seal(b"secret", False).unpack(packed, "g")
+        Seal(b"secret").unpack(packed, LETTER)
+
+
+def test_a_pickle_is_not_taken_a_second_time() -> None:
+    sender, receiver = Seal(b"secret"), Seal(b"secret")
+    first, second = sender.pack(1, LETTER), sender.pack(2, LETTER)
+    assert receiver.unpack(first, LETTER) == 1
+    assert receiver.unpack(second, LETTER) == 2
+    with pytest.raises(tr.CommError, match="thrown away unread"):
+        receiver.unpack(second, LETTER)
+
+
+def test_of_several_none_is_looked_at_if_one_is_wrong() -> None:
+    packed = [Seal(b"secret").pack(Bomb(), LETTER), Seal(b"guess").pack(1, LETTER)]
+    letters = [LETTER, LETTER._replace(sender=1)]
+    with pytest.raises(tr.CommError, match="thrown away unread"):
+        Seal(b"secret").unpack_all(packed, letters)
+
+
+def test_what_cannot_be_pickled_counts_for_nothing() -> None:
+    sender = Seal(b"secret")
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        sender.pack(lambda: None, LETTER)
+    assert Seal(b"secret").unpack(sender.pack(1, LETTER), LETTER) == 1
 
 
 def test_a_bare_pickle_is_not_looked_at() -> None:
     packed = np.frombuffer(pickle.dumps(Bomb()), np.uint8)
     with pytest.raises(tr.CommError, match="thrown away unread"):
-        Seal(b"secret", True).unpack(packed, "g")
+        Seal(b"secret").unpack(packed, LETTER)
 
 
-def test_without_a_secret_objects_stay_on_one_machine() -> None:
+def test_without_a_secret_no_objects_are_exchanged() -> None:
     with pytest.raises(tr.ConfigError, match="TORSH_SECRET"):
-        Seal(b"", local=False).pack(1, "g")
+        Seal(b"").pack(1, LETTER)

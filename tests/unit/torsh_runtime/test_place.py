@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from torsh_runtime.backends.place import Place, Terms, check_terms, layout
+from torsh_runtime.backends.place import TOKEN_BYTES, Place, Terms, check_terms, layout
 from torsh_runtime.errors import CommError, ConfigError
 
 HERE = Place(
@@ -17,7 +17,7 @@ HERE = Place(
     network="net:[1]",
     host="alpha",
     offer="offer",
-    token=b"token",
+    token=bytes(TOKEN_BYTES),
     terms=Terms(),
 )
 
@@ -43,7 +43,7 @@ def test_the_host_name_tells_no_nodes_apart() -> None:
 
 
 def test_a_place_survives_the_store() -> None:
-    own = Place.here("offer", b"\0\xff", Terms({"algorithm": "ring"}, {"block": 4096}))
+    own = Place.here("offer", b"\0\xff" * 16, Terms({"algorithm": "ring"}, {"block": 4096}))
     assert own.pid == os.getpid()
     assert Place.unpack(0, own.pack()) == own
 

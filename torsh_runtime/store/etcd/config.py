@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import ssl
 
 DEFAULT_PORT = 2379
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Address(NamedTuple):
@@ -103,6 +104,18 @@ class EtcdConfig:
         if not any(address.secure for address in self.addresses()):
             return None
         return _context(self.ca, self.cert, self.key)
+
+    def password_in_clear(self) -> tuple[Address, ...]:
+        """The members that the password is sent to without TLS, so that others on the network can
+        read it; those on this machine (localhost, 127.0.0.1, ::1) are not among them.
+        """
+        if self.password is None:
+            return ()
+        return tuple(
+            address
+            for address in self.addresses()
+            if not (address.secure or address.host in _LOCAL_HOSTS)
+        )
 
     def _wants_tls(self) -> bool:
         return self.ca is not None or self.cert is not None

@@ -316,7 +316,7 @@ class _Attempt:
 def _parse(body: bytes) -> Message:
     try:
         message = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or deeper than anything that etcd says
         message = None
     if not isinstance(message, dict):
         return {"error": f"it said {body[:80]!r}. Is it etcd >= 3.4, with its gRPC gateway on?"}

@@ -67,7 +67,7 @@ def sound(answer: Any) -> Message:
         for read in (revision, cluster, entries, entries_read, events):
             read(answer)
         int(answer.get("TTL", 0))
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ConnectionError("what answers there does not speak as etcd >= 3.4 does") from None
     message: Message = answer
     return message

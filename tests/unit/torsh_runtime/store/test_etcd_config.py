@@ -67,6 +67,20 @@ def test_a_password_is_never_shown() -> None:
     assert "hidden" not in repr(EtcdConfig(endpoints=("a",), user="u", password="hidden"))
 
 
+@pytest.mark.parametrize(
+    ("endpoints", "hosts"),
+    [
+        ("a,https://b,127.0.0.1,[::1],localhost", ["a"]),
+        ("https://a", []),
+        ("10.0.0.1:1,http://b", ["10.0.0.1", "b"]),
+    ],
+)
+def test_who_gets_the_password_in_clear(endpoints: str, hosts: list[str]) -> None:
+    config = EtcdConfig.parse(endpoints, user="u", password="p")
+    assert [address.host for address in config.password_in_clear()] == hosts
+    assert EtcdConfig.parse(endpoints).password_in_clear() == ()
+
+
 def test_it_is_loaded_only_when_asked_for() -> None:
     code = "import sys, torsh_runtime, torsh_runtime.store.server; print(*sys.modules)"
     command = [sys.executable, "-P", "-c", code]

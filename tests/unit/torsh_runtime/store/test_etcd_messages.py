@@ -35,6 +35,8 @@ def test_an_answer_of_etcds_is_taken_as_it_is(answer: dict[str, Any]) -> None:
         {"responses": [3]},
         {"events": [{}]},
         {"TTL": "long"},
+        {"header": {"revision": float("inf")}},  # JSON's 1e400
+        {"TTL": float("nan")},
     ],
 )
 def test_an_answer_of_somebody_elses_is_none(answer: object) -> None:

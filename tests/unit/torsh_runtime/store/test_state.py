@@ -111,3 +111,11 @@ def test_a_counter_keeps_within_64_bits() -> None:
     with pytest.raises(StoreError, match="64-bit"):
         state.add("n", -2)
     assert state.revision == 1
+
+
+def test_no_lease_of_one_store_is_taken_for_one_of_its_successor() -> None:
+    leases = [KeyValueState().grant(1.0, 0.0) for _ in range(2)]
+    assert leases[0] != leases[1]
+    assert all(0 < lease < 2**63 for lease in leases)
+    with pytest.raises(StoreError, match="unknown or has ended"):
+        KeyValueState().keep_alive(leases[0], 0.0)
