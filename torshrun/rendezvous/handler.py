@@ -172,7 +172,7 @@ class NodeRendezvous(Rendezvous):
     def _take_verdict(self, verdict: VerdictRow | None, revision: int) -> None:
         late = revision == self._old_verdict
         was_barred = self._election.is_barred
-        self._election.is_barred = verdict is not None and late and not verdict.sticky
+        self._election.is_barred = verdict is not None and late
         if verdict is not None:
             self._tell(self._member.take_verdict(verdict, late=late))
             return
@@ -239,7 +239,7 @@ class NodeRendezvous(Rendezvous):
 
     def _judge(self, beat: Beat) -> bool:
         view = self._view
-        return view is not None and view.judge(beat, self._clock(), self._leads_until())
+        return view is not None and view.answer_beat(beat, self._clock(), self._leads_until())
 
     def _leads_until(self) -> float:
         if self._view is None or not self._lead or self._registration.lease != self._election.lease:

@@ -13,7 +13,7 @@ from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted
-from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, decide
+from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, Renew, decide
 from torshrun.rendezvous.view import View
 
 BATCH = 100
@@ -125,6 +125,8 @@ class Lead:
             done = await self._form(fences, action)
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
+        elif isinstance(action, Renew):
+            done = await self._renew(fences)
         else:
             done = await self._conclude(fences, action)
         if not done:  # no leader any more, or the header has changed: the watch will tell
@@ -149,10 +151,9 @@ class Lead:
         own = self._own(view.header)
         if view.header.fence == view.fence:
             return own
-        if view.unaccounted or view.apart:  # it stays the other leader's
+        if view.roster.unaccounted or view.roster.apart:  # it stays the other leader's
             return replace(view.header, drained=own.drained)
-        inside = view.node in view.placed | view.inside | view.reports.keys()
-        return replace(own, leader_inside=inside)
+        return replace(own, leader_inside=view.accounts_for(view.node))
 
     def _closing(self, close: Close) -> Header:
         delay = self._pause_after_failure() if close.failed else 0.0
@@ -162,7 +163,7 @@ class Lead:
 
     def _pause_after_failure(self) -> float:
         view, settings = self._view, self._asking.settings
-        cause = view.reports[view.failures[0]]
+        cause = view.roster.reports[view.roster.failures[0]]
         history = following(view.history, cause.startup, cause.seconds)
         return pause(settings.restart_backoff, history, self._asking.chance.random())
 
@@ -198,13 +199,7 @@ class Lead:
             outcome = await self._asking.ask(store.transact(fences, batch))
             if not outcome.succeeded:
                 return False
-        orphaned = self._view.orphaned
-        if orphaned:  # the size was wanted of a job that has died
-            last.append(Delete(self._asking.key(rows.WANT_SIZE)))
-        written = await self._write_header(fences, self._header(form, token), *last)
-        if written and orphaned:
-            self._view.wishes.size = None
-        return written
+        return await self._write_header(fences, self._header(form, token), *last)
 
     def _put(self, place: PlaceRow, node: str, lease: int) -> Put:
         return Put(self._asking.key(rows.PLACES + node), rows.encode(place), lease)
@@ -235,15 +230,20 @@ class Lead:
 
     # ---- the end
 
-    async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
-        """Write the verdict; the run id is free when its lease has ended, unless it is sticky."""
+    async def _renew(self, fences: Fences) -> bool:
+        """Nothing is left of the job that has died, nor of what was wanted of it."""
         asking = self._asking
-        verdict = conclude.verdict
-        verdict = replace(verdict, sticky=verdict.sticky and asking.settings.sticky)
-        lease = 0
-        if not verdict.sticky:
-            lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
-        writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(verdict), lease)]
+        gone = [Delete(asking.key(name)) for name in (rows.ROUND, rows.WANT_SIZE)]
+        outcome = await asking.ask(asking.store.transact(fences, gone))
+        if outcome.succeeded:
+            self.take_header(None, 0, outcome.revision)
+        return outcome.succeeded
+
+    async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
+        """Write the verdict; the run id is free when its lease has ended."""
+        asking = self._asking
+        lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
+        writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
         writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]
         header = self._view.header
         if header is not None:

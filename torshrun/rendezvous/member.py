@@ -214,7 +214,7 @@ class Member:
 
     def take_verdict(self, verdict: VerdictRow, *, late: bool) -> Events:
         """How the job ended. `late`: this node had not come when that was written."""
-        if late and not verdict.sticky:
+        if late:
             what = f"the last job of this run id has ended ({verdict.outcome})"
             return self._stand_by(f"{what}; the run id will soon be free again")
         return self._end(verdict.outcome, verdict.code, verdict.reason, verdict.sequel or None)

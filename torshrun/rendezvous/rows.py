@@ -66,6 +66,12 @@ class NodeRow:
     token: str = ""
     node_rank: int = -1
     first_rank: int = -1
+    round_size: int = 0
+    """How many nodes that round had; 0: not told."""
+    round_leader: str = ""
+    """The node id of the author of its header."""
+    restarts: int = 0
+    """Of the whole job, as far as this node knows."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0
@@ -81,6 +87,7 @@ class NodeRow:
 
     def __post_init__(self) -> None:
         _check(-1 <= self.round < MOST_ROUNDS and 1 <= self.nproc <= MOST_WORKERS)
+        _check(min(self.round_size, self.restarts) >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +171,6 @@ class VerdictRow:
     """1 to 255, and 0 if it succeeded."""
     reason: str
     sequel: Sequel | Literal[""] = ""
-    sticky: bool = False
-    """Whether it holds for nodes that come later, too."""
 
     def __post_init__(self) -> None:
         _check_code(self.code, succeeded=self.outcome == "succeeded")

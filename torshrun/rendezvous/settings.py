@@ -34,8 +34,6 @@ class Settings:
     """Seconds after the job's end for which its verdict can be read; then the run id is free."""
     outage_timeout: float = 180.0
     """Seconds that a round may go on without the store while its nodes hear each other."""
-    sticky: bool = False
-    """Whether a success stands for ever, so that a node started again does not train again."""
     fixed_ranks: bool = False
     """Whether every node brings its node rank."""
 

@@ -10,9 +10,9 @@ import pytest
 
 from torshrun import exit_codes
 from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted
+from torshrun.rendezvous.rows import Header, NodeRow, StopWanted
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, decide
+from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, Renew, decide
 from torshrun.rendezvous.view import View
 
 TTL = 10.0
@@ -48,6 +48,14 @@ def view(*rows: NodeRow, header: Header | None = None, rules: Settings | None = 
     return seen
 
 
+def formed(*names: str, now: float = 0.0, rules: Settings | None = None) -> View:
+    """This leader has just formed a round of nodes that have not entered it yet."""
+    seen = view(*map(node, names), rules=rules)
+    seen.forming["t"] = names
+    seen.take_header(header(len(names)), now)
+    return seen
+
+
 def close(seen: View, closing: Header, now: float) -> None:
     """The round is closing, and the leader has seen who is inside."""
     seen.take_header(closing, now)
@@ -65,9 +73,9 @@ def act(seen: View, now: float = 0.0) -> Any:
 
 def test_the_first_round_waits_for_all_or_for_the_last_call() -> None:
     seen = view(node("a"))
-    assert decide(seen, 0) == (None, 600.0)
+    assert decide(seen, 0)[:2] == (None, 600.0)
     seen.put(node("b"), 9)
-    assert decide(seen, 1.0) == (None, 6.0)
+    assert decide(seen, 1.0)[:2] == (None, 6.0)
     formed = act(seen, 6.0)
     assert isinstance(formed, Form)
     assert (formed.number, [row.node for row in formed.seating.nodes]) == (0, ["a", "b"])
@@ -122,10 +130,9 @@ def test_the_root_cause_is_what_follows_from_nothing() -> None:
 
 def test_the_next_round_waits_until_all_were_listed_who_entered_this_one() -> None:
     """What is heard of the nodes may lag behind what is heard of the header."""
-    seen = view(node("a"), node("b"), header=header())
-    seen.placed = {"a", "b"}
+    seen = formed("a", "b")
     seen.take_header(header(phase="closing"), 1.0)
-    assert decide(seen, 1.0) == (None, math.inf)
+    assert decide(seen, 1.0)[:2] == (None, math.inf)
     seen.listed_since_close = True
     assert isinstance(act(seen, 1.0), Form)
 
@@ -144,18 +151,18 @@ def test_failures_that_follow_from_a_lost_node_spend_no_budget() -> None:
 
 def test_a_node_without_a_row_is_lost_once_its_beats_have_run_out() -> None:
     seen = view(inside("a", 0), inside("b", 1), header=header())
-    assert seen.judge(Beat("b", 0, "t", 1, 0), 100.0, 200.0)
+    assert seen.answer_beat(Beat("b", 0, "t", 1, 0), 100.0, 200.0)
     seen.drop("b")
-    assert decide(seen, 105.0) == (None, 110.0)
-    assert seen.judge(Beat("b", 0, "t", 2, 1), 108.0, 200.0)
-    assert decide(seen, 110.0) == (None, 118.0)
+    assert decide(seen, 105.0)[:2] == (None, 110.0)
+    assert seen.answer_beat(Beat("b", 0, "t", 2, 1), 108.0, 200.0)
+    assert decide(seen, 110.0)[:2] == (None, 118.0)
     assert isinstance(act(seen, 118.0), Close)
 
 
 def test_nodes_of_another_leaders_round_have_time_to_come_back() -> None:
     seen = view(inside("a", 0), header=header(fence=3))
     seen.blind_until = 50.0
-    assert decide(seen, 49.0) == (None, 50.0)
+    assert decide(seen, 49.0)[:2] == (None, 50.0)
     assert isinstance(act(seen, 50.0), Close)
     seen.put(inside("b", 1), 9)
     assert act(seen, 50.0) == Adopt()
@@ -186,16 +193,16 @@ def test_a_round_all_of_whose_nodes_lost_touch_is_followed_at_once() -> None:
 
 def test_nobody_is_granted_a_round_that_is_closing() -> None:
     seen = view(inside("a", 0), inside("b", 1), header=header())
-    assert not seen.judge(Beat("b", 0, "t", 1, 0), 1.0, 1.0)  # the leader's own grant is over
+    assert not seen.answer_beat(Beat("b", 0, "t", 1, 0), 1.0, 1.0)  # the leader's own grant is over
     seen.take_header(header(phase="closing"), 1.0)
-    assert not seen.judge(Beat("b", 0, "t", 2, 0), 1.0, 9.0)
+    assert not seen.answer_beat(Beat("b", 0, "t", 2, 0), 1.0, 9.0)
 
 
 def test_newcomers_are_let_in_at_once_if_they_fill_the_job() -> None:
     seen = view(inside("a", 0), inside("b", 1), node("c"), header=header())
     assert act(seen) == Close(0, "node c joined")
     roomy = view(inside("a", 0), inside("b", 1), node("c"), header=header(max_nodes=4))
-    assert decide(roomy, 1.0) == (None, 6.0)
+    assert decide(roomy, 1.0)[:2] == (None, 6.0)
     assert isinstance(act(roomy, 6.0), Close)
     roomy.wishes.holds.add("a")
     assert act(roomy, 99.0) is None
@@ -238,19 +245,19 @@ def test_a_stop_ends_the_job_whatever_it_does() -> None:
     assert act(seen).verdict.code == 130
 
 
-def test_a_job_that_has_died_leaves_nothing_to_the_next_of_its_name() -> None:
-    """None of its nodes was ever seen by this leader."""
-    dead = header(4, phase="closing", fence=3, restarts=9, min_nodes=4, max_nodes=4, max_restarts=9)
+def test_a_job_that_has_died_with_all_its_nodes_is_forgotten_once_none_can_run() -> None:
+    dead = header(2, phase="closing", fence=3, restarts=9, max_restarts=9)
     seen = view(node("a"), node("b"), header=dead)
-    seen.wishes.size = SizeWanted(min_nodes=4, max_nodes=4)
-    seen.blind_until = 5.0
-    assert decide(seen, 4.0) == (None, 5.0)
-    formed = act(seen, 5.0)
-    assert isinstance(formed, Form)
-    assert (formed.number, formed.history.restarts) == (1, 0)
-    assert (seen.limits, seen.max_restarts) == ((2, 3), 0)
+    seen.blind_until = 50.0
+    waits = decide(seen, 4.0)
+    assert waits[:2] == (None, 50.0)
+    assert "2 node(s)" in waits.why
+    assert "at most 46 s more" in waits.why
+    assert act(seen, 50.0) == Renew()
     seen.put(reported("c", 0, "stopped"), 9)  # one of them lives: it is the same job
-    assert (seen.limits, seen.max_restarts) == ((4, 4), 9)
+    renewed = act(seen, 50.0)
+    assert isinstance(renewed, Form)
+    assert renewed.history.restarts == 9
 
 
 def test_impossible_ranks_are_told_of_when_too_few_nodes_came() -> None:
