@@ -20,6 +20,9 @@ BATCH = 100
 """Writes in one transaction; etcd takes 128 operations unless told otherwise."""
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
+REST = 4.0
+"""Times as long as a decision takes, which grows with the number of nodes, passes until the next:
+what comes meanwhile is decided on at once."""
 PLACES_KEPT = 120.0
 """Seconds, and a ttl, for which place rows are kept: nodes read them at once."""
 
@@ -47,6 +50,8 @@ class Lead:
         self._news = asyncio.Event()
         self._nodes = Mirror(asking.another(), rows.NODES, self._take_nodes, self._on_node)
         self._wants = Mirror(asking.another(), rows.WANTS, self._take_wants, self._want)
+        self._rest = 0.0
+        """Seconds to wait for more news once there is some."""
         self._loaded = False
         self._over = False
 
@@ -82,6 +87,7 @@ class Lead:
             return
         now = self._asking.clock()
         decision = decide(self._view, now)
+        self._rest = REST * (self._asking.clock() - now)
         if decision.action is None:
             most = now + self._asking.settings.ttl
             await self._wait_for_news(max(min(decision.wake, most) - now, SHORTEST_WAIT))
@@ -115,6 +121,7 @@ class Lead:
                 await self._news.wait()
         except TimeoutError:
             return
+        await asyncio.sleep(self._rest)
         self._news.clear()
 
     async def _carry_out(self, action: Action) -> None:
