@@ -23,6 +23,8 @@ class Seating:
     world_size: int
     waiting: tuple[tuple[str, str], ...]
     """Nodes without a place, and why."""
+    wake: float
+    """When one of these may have a place though nothing else has changed."""
 
 
 class Candidates(NamedTuple):
@@ -53,19 +55,15 @@ def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candi
     return Candidates(ready, why, min(held.values(), default=math.inf))
 
 
-def present(view: View, now: float) -> Candidates:
-    """Of all nodes that are there."""
-    rows = [row for row in view.rows.values() if view.stays(row.node)]
-    return candidates(view, rows, now, view.limits[0])
-
-
 def seat(view: View, now: float) -> Seating:
     """Give out the places: first to nodes of the last round, then in the order of arrival."""
-    there = present(view, now)
-    rows = sorted(there.ready, key=lambda row: _seniority(view, row))
+    rows = [row for row in view.rows.values() if view.stays(row.node)]
+    among = candidates(view, rows, now, view.limits[0])
+    rows = sorted(among.ready, key=lambda row: _seniority(view, row))
     chosen, waiting = (_chosen_by_rank if view.settings.fixed_ranks else _chosen)(view, rows)
     firsts = [0, *accumulate(row.nproc for row in chosen)]
-    return Seating(tuple(chosen), tuple(firsts[:-1]), firsts[-1], (*waiting, *there.held.items()))
+    waiting += among.held.items()
+    return Seating(tuple(chosen), tuple(firsts[:-1]), firsts[-1], tuple(waiting), among.wake)
 
 
 def _seniority(view: View, row: NodeRow) -> tuple[bool, int, int, str]:

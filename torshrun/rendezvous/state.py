@@ -20,7 +20,7 @@ from torshrun import exit_codes
 from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow, VerdictRow
-from torshrun.rendezvous.seats import Candidates, Seating, candidates, present, seat
+from torshrun.rendezvous.seats import Seating, candidates, seat
 from torshrun.rendezvous.view import View
 
 ON_PURPOSE = ("preempted", "stopped")
@@ -118,16 +118,16 @@ def _gather(view: View, now: float) -> Decision:
     missing, fenced = _missing_of(earlier, view, now)
     if missing > 0 and now < fenced:
         return _wait(_grants_of(missing), fenced, now)
-    (least, most), there = view.limits, present(view, now)
-    if len(there.ready) < least:
+    restarts = max((row.restarts for row in earlier), default=0)
+    formed = _form(view, now, History(restarts=restarts))
+    if not isinstance(formed.action, Form):
         view.enough_since = math.inf
-        return _too_few(view, now, there)
+        return formed
     view.enough_since = min(view.enough_since, now)
     last_call = view.enough_since + view.settings.last_call_timeout
-    if len(there.ready) < most and now < last_call:
+    if len(formed.action.seating.nodes) < view.limits[1] and now < last_call:
         return _wait("the last call of nodes", last_call, now)
-    restarts = max((row.restarts for row in earlier), default=0)
-    return _form(view, now, History(restarts=restarts))
+    return formed
 
 
 def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
@@ -145,26 +145,27 @@ def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, fl
     return last.round_size - sum(row.token == last.token for row in earlier), fenced
 
 
-def _too_few(view: View, now: float, there: Candidates, count: int | None = None) -> Decision:
-    """`count`: how many nodes could be given places, if not all of those that are there."""
-    least, timeout = view.limits[0], view.settings.join_timeout
-    deadline, count = view.short_since + timeout, len(there.ready) if count is None else count
+def _form(view: View, now: float, history: History) -> Decision:
+    """The next round, if enough nodes are there."""
+    seating = seat(view, now)
+    if len(seating.nodes) < view.limits[0]:
+        return _too_few(view, now, seating)
+    return Decision(Form(view.claimed + 1, seating, history))
+
+
+def _too_few(view: View, now: float, seating: Seating) -> Decision:
+    least, count, timeout = view.limits[0], len(seating.nodes), view.settings.join_timeout
+    deadline = view.idle_since + timeout
     if now < deadline:
         what = f"at least {least} node(s) ({count} here)"
-        return _wait(what, deadline, now)._replace(wake=min(there.wake, deadline))
+        return _wait(what, deadline, now)._replace(wake=min(seating.wake, deadline))
+    misplaced = seating.waiting if view.settings.fixed_ranks else ()
     reason = (
         f"waited {timeout:g} s for at least {least} nodes, and {count} came. Look which are "
         f"missing, ask for fewer (--nnodes MIN:MAX) or a longer --rdzv-conf join_timeout."
-        f"{_misplaced(view, now)}"
     )
-    return _conclude("failed", exit_codes.RENDEZVOUS, reason)
-
-
-def _misplaced(view: View, now: float) -> str:
-    """Which nodes came with a rank that they cannot have."""
-    if not view.settings.fixed_ranks:
-        return ""
-    return "".join(f" {view.name(node)}: {why}." for node, why in seat(view, now).waiting)
+    whys = (f" {view.name(node)}: {why}." for node, why in misplaced)
+    return _conclude("failed", exit_codes.RENDEZVOUS, reason + "".join(whys))
 
 
 def _conclude(
@@ -173,14 +174,6 @@ def _conclude(
     if outcome != "succeeded" and not 1 <= code <= 255:  # somebody's row says odd things
         code = 1
     return Decision(Conclude(VerdictRow(outcome=outcome, code=code, reason=reason, sequel=sequel)))
-
-
-def _form(view: View, now: float, history: History) -> Decision:
-    """The next round, if enough nodes are there."""
-    seating = seat(view, now)
-    if len(seating.nodes) < view.limits[0]:
-        return _too_few(view, now, present(view, now), len(seating.nodes))
-    return Decision(Form(view.claimed + 1, seating, history))
 
 
 # ---- a round is open
@@ -305,7 +298,7 @@ def _after_failure(view: View, header: Header, now: float) -> Decision:
     sequel = judge(header.max_restarts, view.history, cause.startup)
     if sequel != "restart":
         return _failed(view, cause, sequel)
-    ready = view.closed_at + header.delay
+    ready = view.idle_since + header.delay
     if now < ready:
         return _wait("the pause after a failure to end", ready, now)
     return _form(view, now, following(view.history, cause.startup, cause.seconds))

@@ -46,8 +46,10 @@ class View:
         self.revisions: dict[str, int] = {}
         """When each row was first seen in its present state of waiting: the order of arrival."""
         self.header: Header | None = None
-        self.opened_at = self.closed_at = now
-        """When the header's round was first seen, and when it was first seen to be closing."""
+        self.opened_at = now
+        """When the header's round was first seen."""
+        self.idle_since = now
+        """Since when no round is open, as far as this leader knows."""
         self.listed_since_close = False
         """Whether all rows were listed since it is closing, and so all that entered it are known:
         what is heard of nodes may be later than what is heard of the header."""
@@ -71,8 +73,6 @@ class View:
         self.first_seen: dict[str, float] = {}
         """When rounds of an earlier epoch, by token, and their leaders were first told of."""
         self.wishes = Wishes()
-        self.short_since = now
-        """Since when there have been too few nodes."""
         self.enough_since = math.inf
         self.grows_since = math.inf
         self._token: str | None = None
@@ -157,11 +157,11 @@ class View:
         old, self.header = self.header, header
         self._changed()
         if header is None:
-            self.short_since = now if old else self.short_since
+            self.idle_since = now if old else self.idle_since
             return
         self.claimed = max(self.claimed, header.number)
         if header.phase == "closing" and (not old or old.phase == "open"):
-            self.closed_at = self.short_since = now
+            self.idle_since = now
             self.listed_since_close = False
         if header.token != self._token:
             self._token = header.token
