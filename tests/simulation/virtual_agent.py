@@ -39,7 +39,9 @@ class VirtualAgent:
         invariants: Invariants,
         chance: random.Random,
         tell: Tell,
+        host: str = "",
     ) -> None:
+        """`host` is the name of the machine, that of the agent unless given."""
         self.name = name
         self.alive = True
         """Whether the host is."""
@@ -65,7 +67,7 @@ class VirtualAgent:
         self._held: list[RendezvousEvent] = []
         facts = NodeFacts(
             node=name,
-            host=name,
+            host=host or name,
             address=name,
             endpoint=f"tcp:{name}:1",
             nproc=chance.choice((1, 2, 8)),

@@ -33,7 +33,7 @@ class World:
     def tell(self, who: str, what: str) -> None:
         self.history.append(f"{self.loop.time():8.3f}  {who} {what}")
 
-    def add(self) -> VirtualAgent:
+    def add(self, host: str = "") -> VirtualAgent:
         name = f"n{len(self.agents)}"
         agent = self.agents[name] = VirtualAgent(
             name,
@@ -43,6 +43,7 @@ class World:
             self.invariants,
             random.Random(self.chance.random()),
             self.tell,
+            host,
         )
         return agent
 

@@ -75,8 +75,9 @@ def leader_until(view: View, settings: Settings, lease_until: float, now: float)
     a later leader need not even have heard.
     """
     header = view.header
-    is_own = header is not None and header.fence == view.fence and not view.dropped
-    if lease_until - now > settings.ttl / 3 or not is_own:
+    if lease_until - now > settings.ttl / 3 or header is None or header.fence != view.fence:
+        return lease_until
+    if view.roster.dropped:
         return lease_until
     contact = lease_until - GRANT * settings.ttl
     heard = view.heard_all_since(now) + GRANT * settings.ttl
@@ -101,7 +102,7 @@ def inherited_until(
         end = now + settings.outage_timeout + ttl
     end = max(now, end)
     leader_missing = header.leader_inside and header.leader not in view.rows
-    if view.unaccounted == 1 and leader_missing and last in (None, author):
+    if view.roster.unaccounted == 1 and leader_missing and last in (None, author):
         return end, end + ttl
     return end + ttl, end + ttl
 
@@ -117,6 +118,6 @@ def _end_of(author: Term, view: View, hearing: Hearing, now: float) -> float:
         return now
     ttl = view.settings.ttl
     known = hearing.end_of(author.fence, now, ttl)
-    if view.node not in view.inside | view.dropped:
+    if view.node not in view.roster.inside | view.roster.dropped:
         return known
     return min(known, now + ttl if author.leader in hearing.asked else now)

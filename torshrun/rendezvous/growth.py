@@ -49,11 +49,13 @@ class Growth:
     async def close(self) -> None:
         """Let go of the key."""
         self.unfollow()
-        await _cancel(self._following)
-        await _cancel(self._keeping)
+        tasks = [task for task in (self._following, self._keeping) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):
-                await self._let_go()
+                await self._write()
 
     async def _follow(self, round_store: Store) -> None:
         with suppress(StoreError):  # it is in this process: it ends when this node's part does
@@ -72,8 +74,7 @@ class Growth:
             return
         if 0 <= seconds < math.inf:
             self._hold(False)
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, self._hold, True)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._hold, True)
 
     def _hold(self, is_held: bool) -> None:
         if self._timer:
@@ -88,27 +89,19 @@ class Growth:
         while True:
             self._changed.clear()
             try:
-                await (self._renew() if self._is_held else self._let_go())
+                await self._write()
             except StoreError:
                 self._lease = 0  # what is left of it ends by itself
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._ttl / 4 if self._is_held else None):
                     await self._changed.wait()
 
-    async def _renew(self) -> None:
-        if self._lease:
+    async def _write(self) -> None:
+        if self._is_held and self._lease:
             await self._store.keep_alive(self._lease)
-        else:
+        elif self._is_held:
             self._lease = await self._store.grant(self._ttl)
             await self._store.put(self._key, rows.encode(Wanted()), self._lease)
-
-    async def _let_go(self) -> None:
-        if self._lease:
+        elif self._lease:
             await self._store.revoke(self._lease)
             self._lease = 0
-
-
-async def _cancel(task: asyncio.Task[None] | None) -> None:
-    if task:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

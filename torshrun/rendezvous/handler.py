@@ -271,7 +271,7 @@ class NodeRendezvous(Rendezvous):
 
     def _judge(self, beat: Beat) -> bool:
         view = self._view
-        return view is not None and view.judge(beat, self._clock(), self._leads_until())
+        return view is not None and view.answer_beat(beat, self._clock(), self._leads_until())
 
     def _leads_until(self) -> float:
         if self._view is None or not self._lead or self._registration.lease != self._election.lease:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,14 +14,19 @@ from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.restart import following, pause
-from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted
-from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, decide
+from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
+from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, Renew, decide
 from torshrun.rendezvous.view import View
 
 BATCH = 100
 """Writes in one transaction; etcd takes 128 operations unless told otherwise."""
+A_WHILE = 1.0
+"""Seconds after which people are told what is waited for."""
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
+REST = 4.0
+"""Times as long as a decision takes, which grows with the number of nodes, passes until the next:
+what comes meanwhile is decided on at once."""
 PLACES_KEPT = 120.0
 """Seconds, and a ttl, for which place rows are kept: nodes read them at once."""
 
@@ -47,6 +54,12 @@ class Lead:
         self._news = asyncio.Event()
         self._nodes = Mirror(asking.another(), rows.NODES, self._take_nodes, self._on_node)
         self._wants = Mirror(asking.another(), rows.WANTS, self._take_wants, self._want)
+        self._rest = 0.0
+        """Seconds to wait for more news once there is some."""
+        self._wait = ""
+        """What is waited for, without figures."""
+        self._told_wait = True
+        self._waits_since = 0.0
         self._loaded = False
         self._over = False
 
@@ -82,14 +95,34 @@ class Lead:
             return
         now = self._asking.clock()
         decision = decide(self._view, now)
-        if decision.action is None:
-            most = now + self._asking.settings.ttl
-            await self._wait_for_news(max(min(decision.wake, most) - now, SHORTEST_WAIT))
-            return
+        self._rest = REST * (self._asking.clock() - now)
         try:
-            await self._carry_out(decision.action)
+            if decision.action:
+                await self._carry_out(decision.action)
+            else:
+                tell_at = await self._tell_wait(decision.why, now)
+                most = min(decision.wake, tell_at, now + self._asking.settings.ttl)
+                await self._wait_for_news(max(most - now, SHORTEST_WAIT))
         except StoreError:
             await self._asking.pause()
+
+    async def _tell_wait(self, why: str, now: float) -> float:
+        """Let people know what is waited for, once it takes a while; when to look again for that.
+        The same wait, with other figures, is not told again.
+        """
+        what = re.sub(r"\d+", "#", why)
+        if what != self._wait:
+            self._wait, self._told_wait, self._waits_since = what, not why, now
+        if self._told_wait:
+            return math.inf
+        tell_at = self._waits_since + A_WHILE
+        if now < tell_at:
+            return tell_at
+        self._told_wait = True
+        asking, (leads, _) = self._asking, self._fences()
+        put = Put(asking.key(rows.WAIT), rows.encode(WaitRow(why=why)))
+        await asking.ask(asking.store.transact((leads,), (put,)))
+        return math.inf
 
     @property
     def _must_list(self) -> bool:
@@ -115,6 +148,7 @@ class Lead:
                 await self._news.wait()
         except TimeoutError:
             return
+        await asyncio.sleep(self._rest)
         self._news.clear()
 
     async def _carry_out(self, action: Action) -> None:
@@ -125,6 +159,8 @@ class Lead:
             done = await self._form(fences, action)
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
+        elif isinstance(action, Renew):
+            done = await self._renew(fences)
         else:
             done = await self._conclude(fences, action)
         if not done:  # no leader any more, or the header has changed: the watch will tell
@@ -149,10 +185,9 @@ class Lead:
         own = self._own(view.header)
         if view.header.fence == view.fence:
             return own
-        if view.unaccounted or view.apart:  # it stays the other leader's
+        if view.roster.unaccounted or view.roster.apart:  # it stays the other leader's
             return replace(view.header, drained=own.drained)
-        inside = view.node in view.placed | view.inside | view.reports.keys()
-        return replace(own, leader_inside=inside)
+        return replace(own, leader_inside=view.accounts_for(view.node))
 
     def _closing(self, close: Close) -> Header:
         delay = self._pause_after_failure() if close.failed else 0.0
@@ -162,7 +197,7 @@ class Lead:
 
     def _pause_after_failure(self) -> float:
         view, settings = self._view, self._asking.settings
-        cause = view.reports[view.failures[0]]
+        cause = view.roster.reports[view.roster.failures[0]]
         history = following(view.history, cause.startup, cause.seconds)
         return pause(settings.restart_backoff, history, self._asking.chance.random())
 
@@ -177,7 +212,8 @@ class Lead:
     async def _write_header(self, fences: Fences, header: Header, *beside: Write) -> bool:
         asking = self._asking
         put = Put(asking.key(rows.ROUND), rows.encode(header))
-        outcome = await asking.ask(asking.store.transact(fences, (put, *beside)))
+        told = Delete(asking.key(rows.WAIT))
+        outcome = await asking.ask(asking.store.transact(fences, (put, told, *beside)))
         if outcome.succeeded:
             self.take_header(header, outcome.revision, outcome.revision)
         return outcome.succeeded
@@ -198,13 +234,7 @@ class Lead:
             outcome = await self._asking.ask(store.transact(fences, batch))
             if not outcome.succeeded:
                 return False
-        orphaned = self._view.orphaned
-        if orphaned:  # the size was wanted of a job that has died
-            last.append(Delete(self._asking.key(rows.WANT_SIZE)))
-        written = await self._write_header(fences, self._header(form, token), *last)
-        if written and orphaned:
-            self._view.wishes.size = None
-        return written
+        return await self._write_header(fences, self._header(form, token), *last)
 
     def _put(self, place: PlaceRow, node: str, lease: int) -> Put:
         return Put(self._asking.key(rows.PLACES + node), rows.encode(place), lease)
@@ -236,12 +266,19 @@ class Lead:
 
     # ---- the end
 
+    async def _renew(self, fences: Fences) -> bool:
+        """End the epoch of the job that has died: all nodes meet anew, as another job."""
+        asking = self._asking
+        gone = Delete(asking.key(rows.EPOCH))
+        outcome = await asking.ask(asking.store.transact(fences, (gone,)))
+        self._over = outcome.succeeded
+        return outcome.succeeded
+
     async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
         """Write the verdict; the run id is free when its lease has ended, and the epoch with it."""
         asking = self._asking
         lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
-        verdict = rows.encode(conclude.verdict)
-        writes: list[Write] = [Put(asking.key(rows.VERDICT), verdict, lease)]
+        writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
         writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]
         for key in map(asking.key, (rows.EPOCH, rows.ROUND)):
             entry = await asking.ask(asking.store.get(key))

@@ -23,12 +23,3 @@ def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
         movers = [seats.pop(max(seats))]
     waiting = iter([*reversed(movers), *newcomers])
     return [seats[rank] if rank in seats else next(waiting) for rank in range(size)]
-
-
-def first_ranks(nprocs: Sequence[int]) -> list[int]:
-    """The first worker's rank on each node, given how many workers each has."""
-    firsts, total = [], 0
-    for nproc in nprocs:
-        firsts.append(total)
-        total += nproc
-    return firsts

@@ -101,14 +101,14 @@ class NodeRow:
     """The round that it is in or was in last; -1: none."""
     token: Token = ""
     """That round's."""
-    round_size: int = 0
-    """How many nodes that round had; 0: not known."""
-    round_leader: NodeId = ""
-    """Who led when it was formed."""
-    restarts: int = 0
-    """Of the whole job, when it was formed."""
     node_rank: int = -1
     first_rank: int = -1
+    round_size: int = 0
+    """How many nodes that round had; 0: not told."""
+    round_leader: NodeId = ""
+    """The node id of the author of its header."""
+    restarts: int = 0
+    """Of the whole job, as far as this node knows."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0
@@ -123,8 +123,9 @@ class NodeRow:
     follows: bool = False
 
     def __post_init__(self) -> None:
-        _check(bool(self.node) and -1 <= self.round < MOST_ROUNDS and self.restarts >= 0)
-        _check(1 <= self.nproc <= MOST_WORKERS and self.sequence >= 0)
+        _check(bool(self.node) and -1 <= self.round < MOST_ROUNDS)
+        _check(1 <= self.nproc <= MOST_WORKERS)
+        _check(min(self.sequence, self.round_size, self.restarts) >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
-from torshrun.rendezvous.ranks import assign, first_ranks
+from torshrun.rendezvous.ranks import assign
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.view import View
 
@@ -17,35 +20,62 @@ class Seating:
     """By node rank."""
     first_ranks: tuple[int, ...]
     """Of each node's first worker."""
+    world_size: int
     waiting: tuple[tuple[str, str], ...]
     """Nodes without a place, and why."""
-
-    @property
-    def world_size(self) -> int:
-        return self.first_ranks[-1] + self.nodes[-1].nproc if self.nodes else 0
+    wake: float
+    """When one of these may have a place though nothing else has changed."""
 
 
-def seat(view: View) -> Seating:
+class Candidates(NamedTuple):
+    """Who may have a place now, and who not yet."""
+
+    ready: list[NodeRow]
+    held: dict[str, str]
+    """Nodes of hosts that lose theirs again and again, and why they wait."""
+    wake: float = math.inf
+    """When the first of these may have a place."""
+
+
+def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candidates:
+    """Which of these nodes may have a place now; at least so many are needed."""
+    reports, dropped, hosts = view.roster.reports, view.roster.dropped, view.hosts
+    new = {
+        row.node: view.host(row.node)
+        for row in rows
+        if row.node not in reports or row.node in dropped
+    }
+    ends = {node: hosts.free_at(host, needed=False) for node, host in new.items()}
+    held = {node: end for node, end in ends.items() if end > now}
+    if len(rows) - len(held) < least:
+        ends = {node: hosts.free_at(new[node], needed=True) for node in held}
+        held = {node: end for node, end in ends.items() if end > now}
+    ready = [row for row in rows if row.node not in held]
+    why = {node: hosts.why(new[node], end, now) for node, end in held.items()}
+    return Candidates(ready, why, min(held.values(), default=math.inf))
+
+
+def seat(view: View, now: float) -> Seating:
     """Give out the places: first to nodes of the last round, then in the order of arrival."""
     rows = [row for row in view.rows.values() if view.stays(row.node)]
-    rows.sort(key=lambda row: _seniority(view, row))
-    chosen, waiting = (
-        _chosen_by_rank(view, rows) if view.settings.fixed_ranks else _chosen(view, rows)
-    )
-    firsts = first_ranks([row.nproc for row in chosen])
-    return Seating(tuple(chosen), tuple(firsts), tuple(waiting))
+    among = candidates(view, rows, now, view.limits[0])
+    rows = sorted(among.ready, key=lambda row: _seniority(view, row))
+    chosen, waiting = (_chosen_by_rank if view.settings.fixed_ranks else _chosen)(view, rows)
+    firsts = [0, *accumulate(row.nproc for row in chosen)]
+    waiting += among.held.items()
+    return Seating(tuple(chosen), tuple(firsts[:-1]), firsts[-1], tuple(waiting), among.wake)
 
 
 def _seniority(view: View, row: NodeRow) -> tuple[bool, int, int, str]:
-    new = row.node not in view.reports
-    rank = 0 if new else view.reports[row.node].node_rank
-    return new, rank, view.revisions.get(row.node, 0), row.node
+    report = view.roster.reports.get(row.node)
+    rank = report.node_rank if report else 0
+    return report is None, rank, view.revisions.get(row.node, 0), row.node
 
 
 def _chosen(view: View, rows: list[NodeRow]) -> tuple[list[NodeRow], list[tuple[str, str]]]:
     most = view.limits[1]
     taken, spare = {row.node: row for row in rows[:most]}, rows[most:]
-    ranks = {node: report.node_rank for node, report in view.reports.items()}
+    ranks = {node: report.node_rank for node, report in view.roster.reports.items()}
     survivors = {node: ranks[node] for node in taken if node in ranks}
     order = assign(survivors, [node for node in taken if node not in survivors])
     why = f"the job has its maximum of {most} node(s); this one waits in case another is lost"

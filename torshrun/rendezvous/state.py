@@ -4,20 +4,27 @@ A round is open, then closing, and then the next is formed. It is closed as soon
 nodes fails, goes or is lost, or others are to join. The next is formed once nobody can run
 workers of it any more: each of its nodes has reported, or its grant has run out. Only then is
 it decided what a failure means: workers also fail because a node was lost, which shows later.
+
+Nothing is waited for without an end, but for the end of a round that runs; docs/architecture.md
+has a table of what is waited for, who acts, and by when.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 from torshrun import exit_codes
 from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.restart import History, following, judge
-from torshrun.rendezvous.rows import NodeRow, VerdictRow
-from torshrun.rendezvous.seats import Seating, seat
+from torshrun.rendezvous.rows import Header, NodeRow, VerdictRow
+from torshrun.rendezvous.seats import Seating, candidates, seat
 from torshrun.rendezvous.view import View
+
+ON_PURPOSE = ("preempted", "stopped")
+"""How a node leaves that somebody told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +51,18 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """The job of this run id has died with all its nodes: forget it. What follows is another."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conclude:
     """Write how the job ended."""
 
     verdict: VerdictRow
 
 
-Action = Close | Form | Adopt | Conclude
+Action = Close | Form | Adopt | Renew | Conclude
 
 
 class Decision(NamedTuple):
@@ -58,18 +70,37 @@ class Decision(NamedTuple):
     """The one thing to do now; decide again when it is done."""
     wake: float = math.inf
     """When to decide again, if nothing is heard before."""
+    why: str = ""
+    """What is waited for, for people: "for the last call of nodes, at most 12 s more"; "" if for
+    nothing, but that the round ends."""
 
 
 def decide(view: View, now: float) -> Decision:
     """What to do now."""
-    stop = view.wishes.stop
+    stop, header = view.wishes.stop, view.header
     if stop:
         return Decision(Conclude(VerdictRow(outcome="stopped", code=stop.code, reason=stop.reason)))
-    if view.header is None:
+    if header is None:
         return _gather(view, now)
-    if view.header.phase == "open":
-        return _keep_open(view, now)
-    return _change(view, now)
+    if len(view.roster.succeeded) == header.size:
+        return _conclude("succeeded", 0, "all workers succeeded")
+    _blame(view, header, now)
+    return (_keep_open if header.phase == "open" else _change)(view, header, now)
+
+
+def _wait(what: str, until: float, now: float) -> Decision:
+    return Decision(None, until, f"for {what}, at most {math.ceil(until - now)} s more")
+
+
+def _wait_to_stop(view: View, nodes: set[str]) -> Decision:
+    """Their agents have to, within the time that workers get; they are lost if they do not live."""
+    others = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return Decision(None, why=f"for {view.name(min(nodes))}{others} to stop the workers there")
+
+
+def _grants_of(count: int) -> str:
+    what = "were in an earlier round of this run id and are not heard of"
+    return f"the grants of {count} node(s) to run out, which {what}"
 
 
 # ---- no round yet
@@ -78,39 +109,63 @@ def decide(view: View, now: float) -> Decision:
 def _gather(view: View, now: float) -> Decision:
     """The first round is formed when all are there, or some time after enough are.
 
-    It is not the first if the store has lost what it held: then some may still run workers.
+    It is not the first of the job if the store has lost what it held: then its nodes tell of the
+    last one, and some may still run workers.
     """
-    least, most = view.limits
-    if view.strays:
-        return Decision(None)
-    if len(view.newcomers) < least:
+    if view.roster.strays:
+        return _wait_to_stop(view, view.roster.strays)
+    earlier = [row for row in view.rows.values() if row.round >= 0 and row.round_size > 0]
+    missing, fenced = _missing_of(earlier, view, now)
+    if missing > 0 and now < fenced:
+        return _wait(_grants_of(missing), fenced, now)
+    restarts = max((row.restarts for row in earlier), default=0)
+    formed = _form(view, now, History(restarts=restarts))
+    if not isinstance(formed.action, Form):
         view.enough_since = math.inf
-        return _too_few(view, now, len(view.newcomers))
+        return formed
     view.enough_since = min(view.enough_since, now)
     last_call = view.enough_since + view.settings.last_call_timeout
-    if len(view.newcomers) < most and now < last_call:
-        return Decision(None, last_call)
-    return _form(view, now, _next(view), History())
+    if len(formed.action.seating.nodes) < view.limits[1] and now < last_call:
+        return _wait("the last call of nodes", last_call, now)
+    return formed
 
 
-def _too_few(view: View, now: float, count: int) -> Decision:
-    deadline = view.short_since + view.settings.join_timeout
+def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
+    """How many nodes of the last round told of are not here, and until when they may run workers.
+
+    Its leader could not go on for longer than a ttl without the first node that is here and beats
+    to it no more, nor after it has come here itself; what it granted ends a ttl later.
+    """
+    if not earlier:
+        return 0, now
+    last, ttl, seen = max(earlier, key=lambda row: row.round), view.settings.ttl, view.first_seen
+    fenced = seen.setdefault(last.token, now) + 2 * ttl
+    if last.round_leader in view.rows:
+        fenced = min(fenced, seen.setdefault(last.round_leader, now) + ttl)
+    return last.round_size - sum(row.token == last.token for row in earlier), fenced
+
+
+def _form(view: View, now: float, history: History) -> Decision:
+    """The next round, if enough nodes are there."""
+    seating = seat(view, now)
+    if len(seating.nodes) < view.limits[0]:
+        return _too_few(view, now, seating)
+    return Decision(Form(view.claimed + 1, seating, history))
+
+
+def _too_few(view: View, now: float, seating: Seating) -> Decision:
+    least, count, timeout = view.limits[0], len(seating.nodes), view.settings.join_timeout
+    deadline = view.idle_since + timeout
     if now < deadline:
-        return Decision(None, deadline)
-    waited, (least, _) = view.settings.join_timeout, view.limits
+        what = f"at least {least} node(s) ({count} here)"
+        return _wait(what, deadline, now)._replace(wake=min(seating.wake, deadline))
+    misplaced = seating.waiting if view.settings.fixed_ranks else ()
     reason = (
-        f"waited {waited:g} s for at least {least} nodes, and {count} came. Look at the nodes that "
-        f"are missing, or ask for fewer (--nnodes MIN:MAX) or a longer --rdzv-conf join_timeout."
-        f"{_misplaced(view)}"
+        f"waited {timeout:g} s for at least {least} nodes, and {count} came. Look which are "
+        f"missing, ask for fewer (--nnodes MIN:MAX) or a longer --rdzv-conf join_timeout."
     )
-    return _conclude("failed", exit_codes.RENDEZVOUS, reason)
-
-
-def _misplaced(view: View) -> str:
-    """Which nodes came with a rank that they cannot have."""
-    if not view.settings.fixed_ranks:
-        return ""
-    return "".join(f" {view.name(node)}: {why}." for node, why in seat(view).waiting)
+    whys = (f" {view.name(node)}: {why}." for node, why in misplaced)
+    return _conclude("failed", exit_codes.RENDEZVOUS, reason + "".join(whys))
 
 
 def _conclude(
@@ -121,141 +176,132 @@ def _conclude(
     return Decision(Conclude(VerdictRow(outcome=outcome, code=code, reason=reason, sequel=sequel)))
 
 
-def _form(view: View, now: float, number: int, history: History) -> Decision:
-    seating = seat(view)
-    if len(seating.nodes) < view.limits[0]:
-        return _too_few(view, now, len(seating.nodes))
-    return Decision(Form(number, seating, history))
-
-
 # ---- a round is open
 
 
-def _keep_open(view: View, now: float) -> Decision:
-    header = view.header
-    assert header is not None
-    if len(view.succeeded) == header.size:
-        return _conclude("succeeded", 0, "all workers succeeded")
-    if view.failures:
-        cause = _root_cause(view)
-        return Decision(Close(header.number, _describe(view, cause), failed=True))
-    if view.going:
-        return Decision(Close(header.number, _departure(view)))
-    if view.dropped:
-        return Decision(Close(header.number, f"{view.name(min(view.dropped))} lost touch with it"))
-    lost, wake = _lost(view, now)
-    if lost:
-        return Decision(Close(header.number, lost))
-    if header.size > view.limits[1]:
+def _keep_open(view: View, header: Header, now: float) -> Decision:
+    roster = view.roster
+    if roster.failures:
+        return Decision(Close(header.number, _describe(view, _root_cause(view)), failed=True))
+    end, what, in_vain = min(_awaited(view), default=(math.inf, "", ""))
+    reason = _departure(view) or (in_vain if end <= now else "")
+    if not reason and header.size > view.limits[1]:
         reason = f"the job was scaled to {view.limits[1]} nodes"
+    if reason:
         return Decision(Close(header.number, reason))
-    if _adoptable(view) or view.untold:
+    is_anothers = header.fence != view.fence
+    if view.untold or (is_anothers and not roster.unaccounted and not roster.apart):
         return Decision(Adopt())
-    growth = _growth(view, now)
-    return growth if growth.action else Decision(None, min(wake, growth.wake))
+    growth, wait = _growth(view, header, now), _wait(what, end, now) if what else Decision(None)
+    return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
 
 
-def _adoptable(view: View) -> bool:
-    """Whether the round is another leader's, but this one knows all its nodes now."""
-    header = view.header
-    own = not header or header.fence == view.fence
-    return not own and not view.unaccounted and not view.apart
+def _awaited(view: View) -> Iterator[tuple[float, str, str]]:
+    """Until when something is waited for, what, and what to say if it was in vain."""
+    roster = view.roster
+    for node in roster.apart:
+        name = view.name(node)
+        yield view.fenced_at(node), f"{name} to be heard of again", f"{name} was lost"
+    if roster.unaccounted:
+        count = roster.unaccounted
+        yield view.blind_until, _grants_of(count), f"{count} node(s) were lost"
+    if roster.placed:
+        name = view.name(min(roster.placed))
+        yield _enter_by(view), f"{name} to enter the round", f"{name} did not enter it"
 
 
-def _lost(view: View, now: float) -> tuple[str, float]:
-    """Why the round has lost nodes, or "" and when that might be found."""
-    ends = {node: view.fenced_at(node) for node in view.apart}
-    for node, end in ends.items():
-        if end <= now:
-            return f"{view.name(node)} was lost", math.inf
-    wake = min(ends.values(), default=math.inf)
-    if not view.unaccounted:
-        return "", wake
-    if now < view.blind_until:
-        return "", min(wake, view.blind_until)
-    return f"{view.unaccounted} node(s) were lost", math.inf
+def _enter_by(view: View) -> float:
+    """It takes a read and a write of a store that the nodes reach, or their rows would be gone; and
+    where there are thousands each has its turn.
+    """
+    return view.opened_at + max(2 * view.settings.ttl, 10.0) + len(view.seated) / 100
 
 
 def _departure(view: View) -> str:
-    node = min(view.going)
-    row = view.rows.get(node) or view.reports[node]
+    """Who goes, or lost touch, and why; "" if nobody."""
+    roster = view.roster
+    if not roster.going:
+        return f"{view.name(min(roster.dropped))} lost touch with it" if roster.dropped else ""
+    node = min(roster.going)
+    row = view.rows.get(node) or roster.reports[node]
     if node in view.wishes.drained:
         return f"{view.name(node)} was drained"
     return f"{view.name(node)} leaves: {row.leaving_reason or row.leaving}"
 
 
-def _growth(view: View, now: float) -> Decision:
+def _growth(view: View, header: Header, now: float) -> Decision:
     """Close the round for newcomers: at once if they fill the job, else after the last call."""
-    header, (_, most) = view.header, view.limits
-    assert header is not None
+    roster, (least, most) = view.roster, view.limits
     room = most - header.size
-    if not view.newcomers or room <= 0 or view.unaccounted or view.settings.fixed_ranks:
+    rows = [view.rows[node] for node in roster.newcomers]
+    among = candidates(view, rows, now, least - header.size)
+    if not among.ready or room <= 0 or roster.unaccounted or view.settings.fixed_ranks:
         view.grows_since = math.inf
-        return Decision(None)
+        why = next((f"for {view.name(node)}: {why}" for node, why in among.held.items()), "")
+        return Decision(None, among.wake, why) if room > 0 else Decision(None)
     view.grows_since = min(view.grows_since, now)
     last_call = view.grows_since + view.settings.last_call_timeout
-    if view.wishes.holds or (len(view.newcomers) < room and now < last_call):
-        return Decision(None, math.inf if view.wishes.holds else last_call)
-    count = min(room, len(view.newcomers))
-    names = view.name(min(view.newcomers)) if count == 1 else f"{count} nodes"
+    if view.wishes.holds:
+        return Decision(None, why="for the job's next checkpoint, to let nodes in")
+    if len(among.ready) < room and now < last_call:
+        return _wait("the last call of nodes", last_call, now)
+    view.invited = frozenset(row.node for row in among.ready)
+    count = min(room, len(among.ready))
+    names = view.name(min(view.invited)) if count == 1 else f"{count} nodes"
     return Decision(Close(header.number, f"{names} joined"))
 
 
 # ---- a round is closing
 
 
-def _change(view: View, now: float) -> Decision:
-    header = view.header
-    assert header is not None
-    if len(view.succeeded) == header.size:
-        return _conclude("succeeded", 0, "all workers succeeded")
-    wake = _fenced(view, now)
-    if wake > now:
-        return Decision(None, wake)
-    changed = view.apart or view.going or view.dropped or view.unaccounted
-    if not view.failures or changed:
+def _change(view: View, header: Header, now: float) -> Decision:
+    roster = view.roster
+    waits = _unfenced(view, now)
+    if waits:
+        return waits
+    if header.size == roster.unaccounted:
+        return Decision(Renew())
+    changed = roster.apart or roster.going or roster.dropped or roster.unaccounted
+    if not roster.failures or changed:
         return _after_departures(view, now)
-    return _after_failure(view, now)
+    return _after_failure(view, header, now)
 
 
-def _fenced(view: View, now: float) -> float:
-    """When no worker of the round can run any more, as far as is known."""
-    if view.inside or not view.listed_since_close:
-        return math.inf
-    wake = max((view.fenced_at(node) for node in view.apart), default=now)
-    return max(wake, view.blind_until) if view.unaccounted else wake
+def _unfenced(view: View, now: float) -> Decision | None:
+    """What is waited for as long as workers of the round may run, as far as is known."""
+    roster = view.roster
+    if not view.listed_since_close:
+        return Decision(None, why="for the store to list who entered the round")
+    if roster.inside:
+        return _wait_to_stop(view, roster.inside)
+    end, node = max(((view.fenced_at(node), node) for node in roster.apart), default=(now, ""))
+    if end > now:
+        return _wait(f"the grant of {view.name(node)}, which is lost, to run out", end, now)
+    if roster.unaccounted and view.blind_until > now:
+        return _wait(_grants_of(roster.unaccounted), view.blind_until, now)
+    return None
 
 
 def _after_departures(view: View, now: float) -> Decision:
-    there = sum(map(view.stays, view.rows))
-    if there >= view.limits[0]:
-        return _form(view, now, _next(view), view.history)
-    for node in sorted(view.going):
-        row = view.reports.get(node)
-        if row and row.leaving in ("preempted", "stopped"):
-            reason = f"{_departure(view)}; fewer than {view.limits[0]} nodes are left"
-            return _conclude(cast(Outcome, row.leaving), row.leaving_code, reason)
-    return _too_few(view, now, there)
+    roster, least = view.roster, view.limits[0]
+    if sum(map(view.stays, view.rows)) < least:
+        for node in sorted(roster.going & roster.reports.keys()):
+            row = roster.reports[node]
+            if row.leaving in ON_PURPOSE:
+                reason = f"{_departure(view)}; fewer than {least} nodes are left"
+                return _conclude(cast(Outcome, row.leaving), row.leaving_code, reason)
+    return _form(view, now, view.history)
 
 
-def _next(view: View) -> int:
-    return max(view.header.number if view.header else -1, view.claimed) + 1
-
-
-def _after_failure(view: View, now: float) -> Decision:
-    header, cause = view.header, _root_cause(view)
-    assert header is not None
-    sequel = judge(view.max_restarts, view.history, cause.startup)
+def _after_failure(view: View, header: Header, now: float) -> Decision:
+    cause = _root_cause(view)
+    sequel = judge(header.max_restarts, view.history, cause.startup)
     if sequel != "restart":
         return _failed(view, cause, sequel)
-    ready = view.closed_at + header.delay
+    ready = view.idle_since + header.delay
     if now < ready:
-        return Decision(None, ready)
-    history = following(view.history, cause.startup, cause.seconds)
-    there = sum(map(view.stays, view.rows))
-    if there < view.limits[0]:
-        return _too_few(view, now, there)
-    return _form(view, now, _next(view), history)
+        return _wait("the pause after a failure to end", ready, now)
+    return _form(view, now, following(view.history, cause.startup, cause.seconds))
 
 
 def _failed(view: View, cause: NodeRow, sequel: Sequel) -> Decision:
@@ -271,7 +317,7 @@ _FIRST_CAUSES = (9, 11, 7, 4, 8, 6)
 
 def _root_cause(view: View) -> NodeRow:
     """The report that the others most likely follow from; of equal ones the first."""
-    reports = [view.reports[node] for node in view.failures]
+    reports = [view.roster.reports[node] for node in view.roster.failures]
     return min(reports, key=_remoteness)
 
 
@@ -283,3 +329,19 @@ def _remoteness(row: NodeRow) -> tuple[bool, bool, bool]:
 def _describe(view: View, cause: NodeRow) -> str:
     what = cause.cause or ("workers hung" if cause.outcome == "hung" else "workers failed")
     return f"{view.name(cause.node)}: {what}"
+
+
+# ---- hosts that lose their nodes
+
+
+def _blame(view: View, header: Header, now: float) -> None:
+    """Count against their hosts the nodes that were lost, lost touch, did not enter, left, or were
+    gone when the round had been closed for them, but for those that were told to go.
+    """
+    roster, gone = view.roster, view.invited - view.rows.keys()
+    lost = {node for node in roster.apart if view.fenced_at(node) <= now}
+    is_late = header.phase == "open" and now >= _enter_by(view)
+    late = roster.placed if is_late else set()
+    for node in gone | lost | late | roster.dropped | (roster.going - view.wishes.drained):
+        if view.latest[node].leaving not in ON_PURPOSE:
+            view.hosts.lose(view.host(node), header.number, now - view.opened_at, now)

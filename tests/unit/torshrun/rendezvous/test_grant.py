@@ -129,7 +129,7 @@ def test_a_leader_goes_on_past_its_lease_while_it_hears_all_of_its_round() -> No
     expired = NOW - 1
     assert leader_until(seen, RULES, expired, NOW) == expired  # b never beat
     beat = Beat(node="b", round=0, token="t", number=1, confirmed=0)
-    assert seen.judge(beat, NOW, NOW + 1)
+    assert seen.answer_beat(beat, NOW, NOW + 1)
     assert leader_until(seen, RULES, expired, NOW + 1) == NOW + GRANT * TTL
     seen.put(row("c"), 2)  # never beat, either
     assert leader_until(seen, RULES, expired, NOW + 1) == expired
@@ -148,13 +148,13 @@ def test_a_leader_ends_with_its_lease_in_a_round_that_is_not_its_own() -> None:
     beat = Beat(node="b", round=0, token="t", number=1, confirmed=0)
     for fence, goes_on in ((5, True), (6, False)):
         seen = leading(row("a"), row("b"), fence=fence)
-        assert seen.judge(beat, NOW, NOW + 1)
+        assert seen.answer_beat(beat, NOW, NOW + 1)
         assert (leader_until(seen, RULES, NOW, NOW + 1) > NOW) is goes_on
 
 
 def test_a_leader_without_a_node_that_dropped_out_ends_with_its_lease() -> None:
     seen = leading(row("a"), row("b"))
-    assert seen.judge(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
+    assert seen.answer_beat(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
     seen.put(row("c", state="waiting"), 2)
     assert leader_until(seen, RULES, NOW, NOW + 1) == NOW
 
@@ -162,7 +162,7 @@ def test_a_leader_without_a_node_that_dropped_out_ends_with_its_lease() -> None:
 def test_a_node_that_is_granted_its_beats_is_waited_for_whoever_has_its_row() -> None:
     seen = leading(row("a"), fence=6)
     seen.blind_until = NOW
-    assert seen.judge(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
+    assert seen.answer_beat(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
     assert seen.blind_until == NOW + TTL
 
 
@@ -172,7 +172,7 @@ def test_who_beats_to_a_new_leader_beats_no_more_to_the_last_one(state: str) -> 
     seen.blind_until, seen.inherited_until = inherited(seen, Hearing())
     assert seen.blind_until > NOW + OUTAGE
     outside = Beat(node="spare", round=-1, token="", number=1, confirmed=0)
-    assert seen.judge(outside, NOW, NOW + 1)
+    assert seen.answer_beat(outside, NOW, NOW + 1)
     assert seen.blind_until > NOW + OUTAGE
-    assert seen.judge(Beat(node="b", round=-1, token="", number=1, confirmed=0), NOW, NOW + 1)
+    assert seen.answer_beat(Beat(node="b", round=-1, token="", number=1, confirmed=0), NOW, NOW + 1)
     assert (seen.blind_until, seen.inherited_until) == (NOW + 2 * TTL, NOW + 2 * TTL)

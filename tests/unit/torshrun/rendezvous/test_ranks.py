@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.rendezvous.ranks import assign, first_ranks
+from torshrun.rendezvous.ranks import assign
 
 
 def test_survivors_stay_and_newcomers_fill_the_holes() -> None:
@@ -28,7 +28,3 @@ def test_everybody_has_one_rank(survivors: dict[str, int], new: list[int]) -> No
     newcomers = [f"{number}!" for number in new if f"{number}!" not in survivors]
     order = assign(survivors, newcomers)
     assert sorted(order) == sorted([*survivors, *newcomers])
-
-
-def test_first_ranks_add_up() -> None:
-    assert first_ranks([2, 1, 4]) == [0, 2, 3]
