@@ -7,8 +7,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from simulation.ambushes import Ambushes
 from simulation.faults import Faults
-from simulation.invariants import Violation
+from simulation.record import Violation
+from simulation.store_faults import StoreFaults
 from simulation.virtual_loop import VirtualLoop
 from simulation.world import World
 
@@ -29,6 +31,8 @@ class Plan:
     """At most how many faults happen."""
     seconds: float = 90.0
     """How long faults happen."""
+    all_faults: bool = False
+    """Also those that the code under test does not stand yet."""
     only: frozenset[int] | None = None
     """The faults to let happen, by number; None is all."""
 
@@ -80,6 +84,10 @@ class Job:
         self._loop.set_exception_handler(self._on_exception)
         self._world = World(self._settings, self._chance)
         self._faults = Faults(self._world)
+        ambushes, store = Ambushes(self._world, self._faults), StoreFaults(self._world)
+        self._kinds = (*self._faults.all, *ambushes.all)
+        if self._plan.all_faults:
+            self._kinds += (*store.all, ambushes.never_enters)
         story = self._loop.create_task(self._story())
         await asyncio.wait([story, self._failure], return_when=asyncio.FIRST_COMPLETED)
         violation = self._violation(story)
@@ -89,7 +97,7 @@ class Job:
         return Result(
             violation,
             self._world.history,
-            self._world.invariants.rounds,
+            self._world.oracles.rounds.count,
             self._requests,
             self._happened,
         )
@@ -155,7 +163,7 @@ class Job:
                 present, running = len(self._world.present()), len(self._world.running())
                 raise Violation(
                     f"{what} did not come within {seconds} s: {running} of {present} run; "
-                    f"header {self._world.invariants.header}"
+                    f"header {self._world.oracles.record.header}"
                 )
             await asyncio.sleep(step)
 
@@ -167,7 +175,7 @@ class Job:
         moments = sorted(self._chance.uniform(0, plan.seconds) for _ in range(number))
         begun = self._loop.time()
         for number, moment in enumerate(moments):
-            fault = self._chance.choice(self._faults.all)
+            fault = self._chance.choice(self._kinds)
             chance = random.Random(self._chance.random())
             await asyncio.sleep(max(0.0, begun + moment - self._loop.time()))
             if plan.only is None or number in plan.only:
