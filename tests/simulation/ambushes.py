@@ -32,7 +32,6 @@ class Ambushes:
             self._late_open,
             self._slow_entry,
         )
-        self.never_enters: Fault = self._never_enters
 
     def _lie(self, kind: str, strike: Strike, who: str = "", seconds: float = 30.0) -> None:
         """Wait so long for a request of this kind, and strike at the first."""
@@ -156,13 +155,13 @@ class Ambushes:
         self._lie("enter", strike)
         return f"the next to enter a round is {seconds:.2f} s slow; {self._faults.fail(chance)}"
 
-    def _never_enters(self, chance: random.Random) -> str:
+    def never_enters(self, chance: random.Random, seconds: float = 60.0) -> str:
         """A node that cannot read its place, though it lives and its lease is renewed."""
         agent = self._faults.some(chance)
         if agent is None:
             return ""
         place, world = f"get {self._world.codec.key('place/')}", self._world
-        end = world.loop.time() + chance.choice((10.0, 60.0))
+        end = world.loop.time() + chance.uniform(5.0, seconds)
 
         def ambush(sender: str, what: str) -> Mishap | None:
             if sender != agent.name or not what.startswith(place) or world.loop.time() > end:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
+from simulation.record import check
 from simulation.server import Server
 from simulation.verdicts import cause_of, code_of
 from simulation.virtual_beats import VirtualBeats
@@ -65,6 +67,8 @@ class VirtualAgent:
         """Whether they did so before their grant was over."""
         self.told = ""
         """What it was told last: "closing", or why it stands by."""
+        self.moved = -math.inf
+        """When it went on, after it had stood still; inf while it does."""
         self._settings = settings
         self._server = server
         self._ends = ends
@@ -103,6 +107,18 @@ class VirtualAgent:
             chance=random.Random(chance.random()),
         )
         self.rendezvous.start(self._on_event)
+
+    def pause(self) -> None:
+        self.moved = math.inf
+        self._loop.stand_still(self.name)
+
+    def resume(self) -> None:
+        self.moved = self._loop.time()
+        self._loop.move(self.name)
+
+    def stood_still(self) -> bool:
+        """Whether it did so while it should have stopped its workers by itself."""
+        return self.moved > self._granted - WARNED * self._settings.ttl
 
     def soon(self, what: Callable[..., object], *args: Any) -> None:
         """Let the agent do it: at once, unless it stands still."""
@@ -161,6 +177,8 @@ class VirtualAgent:
     def _time_is_up(self) -> None:
         """The keeper kills the workers; the agent learns of it when it moves."""
         if self.place is not None:
+            stopping = self.told == "closing" or self.over is not None
+            check(stopping or self.stood_still(), f"{self.name} was not told to stop in good time")
             self._kill_workers()
             self._oracles.expired(self.name)
             self.soon(self._stopped, self.in_round)

@@ -35,8 +35,6 @@ class World:
         self.server = Server(self.network, self.codec, self.oracles)
         self.agents: dict[str, VirtualAgent] = {}
         self.paused: set[str] = set()
-        self.moved: dict[str, float] = {}
-        """When agents that stood still went on."""
         self.is_healed = False
         """Whether no more faults are to begin."""
         self._ends: dict[str, VirtualBeats] = {}
@@ -76,15 +74,14 @@ class World:
         """It stands still."""
         if not self.is_healed and agent.name not in self.paused:
             self.paused.add(agent.name)
-            self.loop.stand_still(agent.name)
+            agent.pause()
             outside = self.network.outside
             self.loop.call_later(seconds, self.resume, agent, context=outside)
 
     def resume(self, agent: VirtualAgent) -> None:
         if agent.name in self.paused:
             self.paused.discard(agent.name)
-            self.moved[agent.name] = self.loop.time()
-            self.loop.move(agent.name)
+            agent.resume()
 
     def crash(self, agent: VirtualAgent, host: bool = False) -> None:
         agent.crash(host)
@@ -97,6 +94,7 @@ class World:
             clear = self.server.up and not (network.cuts or network.lags or network.loss)
             clear = clear and not (network.late or self.paused)
             self._idleness.look(self.present(), clear, self.loop.time())
+            self._idleness.look_at_round(self.oracles.record, clear, self.loop.time())
 
     def heal(self) -> None:
         self.tell("--", "the faults stop")
