@@ -73,7 +73,7 @@ class Ambushes:
 
     def _late(self, chance: random.Random) -> str:
         """A write, or its answer, is under way for seconds, beyond its sender's patience too."""
-        kind = chance.choice((*WRITES, "grant", "keep_alive", "get", "list"))
+        kind = chance.choice((*WRITES, "row", "grant", "keep_alive", "get", "list"))
         ttl = self._world.settings.ttl
         seconds = chance.choice((0.3, 0.9 * ttl, 1.3 * ttl, GIVES_UP + chance.uniform(0, 0.3)))
         half = chance.random() < 0.6

@@ -56,6 +56,9 @@ class Leadership:
         row, header = record.codec.read(NodeRow, event.key, event.value), record.header
         check(row is not None and row.node == author, f"{author} writes {event.key}: {row}")
         known = record.nodes.get(author)
+        if known is not None and row is not None and row != known:
+            newer = row.sequence > known.sequence
+            check(newer, f"{author} writes version {row.sequence} of its row over {known}")
         if row is None or row.state != "inside":
             return
         if known is None or (known.state, known.token) != ("inside", row.token):
