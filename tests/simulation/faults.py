@@ -16,7 +16,7 @@ Fault = Callable[[random.Random], str]
 
 
 class Faults:
-    """All kinds of them."""
+    """Those of nodes and of links, at any moment."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -25,7 +25,7 @@ class Faults:
             self._join,
             self._leave,
             self._drain,
-            self._fail,
+            self.fail,
             self._pause,
             self._cut_off_store,
             self._cut_off_all,
@@ -33,53 +33,76 @@ class Faults:
             self._flip,
             self._outage,
             self._loss,
+            self._late,
             self._compact,
             self.crash_leader,
             self._pause_leader,
+            self._mute_leader,
             self._lag,
             self._cut_one_way,
+            self._crash_loop,
         )
 
-    def _some(self, chance: random.Random) -> VirtualAgent | None:
+    def some(self, chance: random.Random) -> VirtualAgent | None:
         present = self._world.present()
         return chance.choice(present) if present else None
 
     def _crash(self, chance: random.Random) -> str:
-        agent = self._some(chance)
-        return self._crash_one(agent)
+        return self.crash_one(self.some(chance), chance)
 
     def crash_leader(self, chance: random.Random) -> str:
-        return self._crash_one(self._world.leader())
+        return self.crash_one(self._world.leader(), chance)
 
-    def _crash_one(self, agent: VirtualAgent | None) -> str:
+    def crash_one(self, agent: VirtualAgent | None, chance: random.Random) -> str:
         if agent is None or len(self._world.present()) <= self._world.settings.min_nodes:
             return ""
-        agent.crash()
-        return f"{agent.name} crashes"
+        host = chance.random() < 0.5
+        self._world.crash(agent, host)
+        return f"{agent.name} crashes{' with its host' if host else ''}"
+
+    def _crash_loop(self, chance: random.Random) -> str:
+        """An agent that starts again and again, and lives for two seconds."""
+        if not self._world.present():
+            return ""
+        lives = chance.choice((2, 4))
+        self._live(lives)
+        return f"an agent comes, and crashes after two seconds, {lives} times"
+
+    def _live(self, lives: int) -> None:
+        if lives and not self._world.is_healed:
+            agent = self._world.add()
+            self._world.loop.call_later(2.0, self._die, agent, lives - 1)
+
+    def _die(self, agent: VirtualAgent, lives: int) -> None:
+        if agent.alive and len(self._world.present()) > self._world.settings.min_nodes:
+            self._world.tell(agent.name, "crashes")
+            self._world.crash(agent)
+        self._live(lives)
 
     def _join(self, chance: random.Random) -> str:
         return f"{self._world.add().name} joins" if self._world.present() else ""
 
     def _leave(self, chance: random.Random) -> str:
-        agent = self._some(chance)
+        agent = self.some(chance)
         if agent is None or len(self._world.present()) <= self._world.settings.min_nodes:
             return ""
         agent.leave()
         return f"{agent.name} leaves"
 
     def _drain(self, chance: random.Random) -> str:
-        agent = self._some(chance)
+        agent = self.some(chance)
         enough = len(self._world.present()) > self._world.settings.min_nodes
         if agent is None or not enough or not self._world.server.up:
             return ""
         agent.left = True
+        self._world.oracles.record.leavers.add(agent.name)
         self._world.server.put(
             rows.base(self._world.settings.run_id) + rows.WANT_DRAIN + agent.name,
             rows.encode(rows.Wanted()),
         )
         return f"{agent.name} is to be drained"
 
-    def _fail(self, chance: random.Random) -> str:
+    def fail(self, chance: random.Random) -> str:
         running = self._world.running()
         if not running:
             return ""
@@ -88,7 +111,7 @@ class Faults:
         return f"workers of {agent.name} fail"
 
     def _pause(self, chance: random.Random) -> str:
-        return self._pause_one(self._some(chance), chance)
+        return self._pause_one(self.some(chance), chance)
 
     def _pause_leader(self, chance: random.Random) -> str:
         return self._pause_one(self._world.leader(), chance)
@@ -97,13 +120,8 @@ class Faults:
         if agent is None:
             return ""
         seconds = chance.choice((1.0, 8.0, 15.0, 30.0))
-        self._world.network.pause(agent.name)
-        self._world.loop.call_later(seconds, self._resume, agent)
+        self._world.pause(agent, seconds)
         return f"{agent.name} stands still for {seconds} s"
-
-    def _resume(self, agent: VirtualAgent) -> None:
-        self._world.network.resume(agent.name)
-        agent.resume()
 
     def _cut(self, these: set[str], those: set[str], seconds: float) -> None:
         """Both ways."""
@@ -129,7 +147,7 @@ class Faults:
         return f"{', '.join(agents)} cannot reach the store for {seconds} s"
 
     def _cut_off_all(self, chance: random.Random) -> str:
-        agent = self._some(chance)
+        agent = self.some(chance)
         if agent is None:
             return ""
         seconds = chance.choice((3.0, 15.0, 30.0))
@@ -138,7 +156,7 @@ class Faults:
 
     def _cut_one_way(self, chance: random.Random) -> str:
         """Between one agent and the store, or the leader."""
-        agent, leader = self._some(chance), self._world.leader()
+        agent, leader = self.some(chance), self._world.leader()
         if agent is None or leader is None:
             return ""
         one, other = {agent.name}, {STORE}
@@ -148,6 +166,19 @@ class Faults:
         seconds = chance.choice((3.0, 15.0, 30.0))
         self._cut_way(*sides, seconds)
         return f"nothing of {sides[0]} reaches {sides[1]} for {seconds} s"
+
+    def _mute_leader(self, chance: random.Random) -> str:
+        """It hears everybody, and nobody hears it: not even the store, or some of the agents."""
+        leader = self._world.leader()
+        if leader is None:
+            return ""
+        rest = {name for name in self._world.agents if name != leader.name}
+        deaf = rest if chance.random() < 0.5 else {n for n in sorted(rest) if chance.random() < 0.5}
+        seconds = chance.choice((1.5, 3.0)) * self._world.settings.ttl
+        self._cut_way({leader.name}, {STORE, *deaf}, seconds)
+        return (
+            f"nothing of {leader.name} reaches {len(deaf)} agent(s), or the store, for {seconds} s"
+        )
 
     def _split(self, chance: random.Random) -> str:
         """Two halves that do not reach each other; one has the store, or neither."""
@@ -180,12 +211,18 @@ class Faults:
         self._world.loop.call_later(5.0, self._calm)
         return "the store's answers are slow, or lost"
 
+    def _late(self, chance: random.Random) -> str:
+        self._world.network.late = chance.choice((0.02, 0.2))
+        self._world.loop.call_later(chance.choice((5.0, 20.0)), self._calm)
+        return "some requests, answers and beats take seconds"
+
     def _calm(self) -> None:
-        self._world.network.loss, self._world.network.slowest = 0.0, 0.02
+        network = self._world.network
+        network.loss, network.late, network.slowest = 0.0, 0.0, 0.02
 
     def _lag(self, chance: random.Random) -> str:
         """One of an agent's watches, which another member of etcd than the others' may serve."""
-        agent = self._some(chance)
+        agent = self.some(chance)
         if agent is None:
             return ""
         prefix = rows.base(self._world.settings.run_id) + chance.choice(

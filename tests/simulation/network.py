@@ -1,33 +1,59 @@
-"""The virtual network: delays, cut links, hosts that stand still."""
+"""The virtual network: delays, cut links, messages that come late, and what is sent just now."""
 
 from __future__ import annotations
 
-import asyncio
 import random
+from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from simulation.virtual_loop import VirtualLoop
 
 STORE = "store"
 Cut = tuple[frozenset[str], frozenset[str]]
 """What the first ones send does not reach the others."""
 
 
+class Mishap(NamedTuple):
+    """What becomes of one request to the store."""
+
+    late: float = 0.0
+    """Seconds by which it comes late, whether or not its sender has given up meanwhile."""
+    answer_late: float = 0.0
+    """Seconds by which its answer does."""
+    is_lost: bool = False
+    """Whether the answer is lost."""
+
+
+Ambush = Callable[[str, str], Mishap | None]
+"""Waits for a request, told by its sender and its kind; None if it is another one."""
+
+
 @dataclass
 class Network:
     """Which of the ends reach each other, and how long messages take."""
 
+    loop: VirtualLoop
     chance: random.Random
     cuts: list[Cut] = field(default_factory=list)
     lags: dict[tuple[str, str], float] = field(default_factory=dict)
     """How many seconds late an end's watch of a prefix is."""
-    paused: dict[str, asyncio.Event] = field(default_factory=dict)
-    """Ends that stand still, until their event is set."""
-    gone: set[str] = field(default_factory=set)
+    down: set[str] = field(default_factory=set)
+    """Hosts that nothing reaches any more."""
+    ambushes: list[Ambush] = field(default_factory=list)
     loss: float = 0.0
     """How often an answer of the store is lost."""
+    late: float = 0.0
+    """How often a message takes seconds."""
     slowest: float = 0.02
     """Seconds that a message takes at most."""
+    outside: Context = field(default_factory=copy_context)
+    """What messages are carried in: they move while their sender stands still."""
 
     def reaches(self, sender: str, receiver: str) -> bool:
+        if receiver in self.down:
+            return False
         return not any(sender in these and receiver in those for these, those in self.cuts)
 
     def joins(self, one: str, other: str) -> bool:
@@ -35,31 +61,39 @@ class Network:
         return self.reaches(one, other) and self.reaches(other, one)
 
     def delay(self) -> float:
-        return self.chance.uniform(0.0002, self.slowest)
+        return 0.0002 + (self.slowest - 0.0002) * self.chance.random()
 
-    async def carry(self, sender: str, receiver: str) -> None:
-        """One message's way; for ever if the link is cut."""
-        await self.moves(sender)
-        await asyncio.sleep(self.delay())
-        if not self.reaches(sender, receiver):
-            await asyncio.sleep(3600)
-        await self.moves(receiver)
+    def send(
+        self, sender: str, receiver: str, deliver: Callable[[], object], late: float = 0.0
+    ) -> None:
+        """One message. It arrives whatever becomes of its sender, unless the link is cut then."""
+        seconds = self.delay() + late
+        self.loop.call_later(seconds, self._arrive, sender, receiver, deliver, context=self.outside)
 
-    async def moves(self, end: str) -> None:
-        while end in self.paused:
-            await self.paused[end].wait()
+    def _arrive(self, sender: str, receiver: str, deliver: Callable[[], object]) -> None:
+        if (not self.cuts and not self.down) or self.reaches(sender, receiver):
+            deliver()
 
-    def pause(self, end: str) -> None:
-        self.paused.setdefault(end, asyncio.Event())
+    def befall(self, sender: str, kind: Callable[[], str]) -> Mishap:
+        """What becomes of a request that is sent now."""
+        if self.ambushes:
+            what = kind()
+            for ambush in tuple(self.ambushes):
+                mishap = ambush(sender, what)
+                if mishap is not None:
+                    return mishap
+        if self.loss and self.chance.random() < self.loss:
+            return Mishap(is_lost=True)
+        return Mishap(late=self.lateness(), answer_late=self.lateness())
 
-    def resume(self, end: str) -> None:
-        if event := self.paused.pop(end, None):
-            event.set()
+    def lateness(self) -> float:
+        """By how many seconds a message that is sent now comes late."""
+        is_late = self.late and self.chance.random() < self.late
+        return self.chance.uniform(0.5, 7.0) if is_late else 0.0
 
     def heal(self) -> None:
-        """All links work, and everybody moves."""
+        """All links work, and messages are fast."""
         self.cuts.clear()
         self.lags.clear()
-        self.loss, self.slowest = 0.0, 0.02
-        for end in [*self.paused]:
-            self.resume(end)
+        self.ambushes.clear()
+        self.loss, self.late, self.slowest = 0.0, 0.0, 0.02

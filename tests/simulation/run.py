@@ -36,25 +36,41 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--agents", type=int, default=50)
     parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument(
+        "--all-faults", action="store_true", help="also those that are not stood yet"
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="tell of each seed that fails, in a line"
+    )
+    parser.add_argument("--quick", action="store_true", help="no history of what is found")
     options = parser.parse_args()
     gc.set_threshold(200_000, 20, 100)  # thousands of tasks, and few cycles
-    begun, rounds, requests = time.monotonic(), 0, 0
+    begun, rounds, requests, failed = time.monotonic(), 0, 0, 0
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        plan = Plan(seed=seed, agents=options.agents, faults=options.faults)
+        plan = Plan(
+            seed=seed,
+            agents=options.agents,
+            faults=options.faults,
+            all_faults=options.all_faults,
+        )
         result = play(plan)
-        if result.violation:
-            plan, result = smallest(plan, result)
-            print(*result.history, sep="\n")
+        if result.violation and options.keep_going:
+            failed += 1
+            print(f"seed {seed}: {result.violation}")
+        elif result.violation:
+            if not options.quick:
+                plan, result = smallest(plan, result)
+                print(*result.history, sep="\n")
             print(f"seed {seed}, faults {result.happened}: {result.violation}")
             return 1
         rounds += result.rounds
         requests = max(requests, result.requests)
     print(
-        f"{options.seeds} run(s) of {options.agents} agents, {rounds} rounds, no violation; "
+        f"{options.seeds} run(s) of {options.agents} agents, {rounds} rounds, {failed or 'no'} violation(s); "
         f"{requests} requests at most of one agent until the first round; "
         f"{time.monotonic() - begun:.1f} s"
     )
-    return 0
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

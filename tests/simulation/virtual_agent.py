@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
 
-from simulation.invariants import Invariants
-from simulation.network import Network
+from simulation.codec import SECRET
+from simulation.record import check
+from simulation.server import Server
+from simulation.verdicts import cause_of, code_of
 from simulation.virtual_beats import VirtualBeats
-from simulation.virtual_store import SECRET, Server, VirtualStore
+from simulation.virtual_loop import END, Handle
+from simulation.virtual_store import VirtualStore
 
+from torsh_runtime.store.base import Store
 from torshrun.rendezvous.base import (
     Granted,
     JobOver,
     Place,
+    Rendezvous,
     RendezvousEvent,
     Report,
     ReportOutcome,
     RoundClosing,
     RoundFormed,
+    StandingBy,
 )
+from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.rejoin import EpochRendezvous
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Tell = Callable[[str, str], None]
+WARNED = 0.11
+"""Part of the ttl before a grant's end from which on it counts as run out."""
 
 
 class VirtualAgent:
-    """One node. The keeper's part goes on while the agent stands still."""
+    """One node. What it does runs in a context of its own, and stops when the node stands still or
+    crashes; the keeper's part does not.
+    """
 
     def __init__(
         self,
@@ -36,15 +50,12 @@ class VirtualAgent:
         settings: Settings,
         server: Server,
         ends: dict[str, VirtualBeats],
-        invariants: Invariants,
         chance: random.Random,
         tell: Tell,
-        host: str = "",
     ) -> None:
-        """`host` is the name of the machine, that of the agent unless given."""
         self.name = name
         self.alive = True
-        """Whether the host is."""
+        """Whether the agent is."""
         self.over: JobOver | None = None
         self.place: Place | None = None
         """Of the round whose workers run."""
@@ -57,120 +68,156 @@ class VirtualAgent:
         """Seconds that its workers need to end once the job is over."""
         self.ended_in_time = False
         """Whether they did so before their grant was over."""
-        self._network: Network = server.network
-        self._invariants = invariants
+        self.told = ""
+        """What it was told last: "closing", or why it stands by."""
+        self.moved = -math.inf
+        """When it went on, after it had stood still; inf while it does."""
+        self._settings = settings
+        self._server = server
+        self._ends = ends
+        self._oracles = server.oracles
         self._chance = chance
         self._tell = tell
-        self._loop = asyncio.get_running_loop()
+        self._loop = server.network.loop
         self._granted = 0.0
-        self._dead_man: asyncio.TimerHandle | None = None
-        self._held: list[RendezvousEvent] = []
+        self._token = ""
+        self._dead_man: Handle | None = None
+        self._outside = server.network.outside
+        self._context = copy_context()
+        self._context.run(END.set, name)
+        self._closing: asyncio.Task[None] | None = None
+        self._context.run(self._begin)
+
+    def _begin(self) -> None:
+        name, chance = self.name, self._chance
         facts = NodeFacts(
             node=name,
-            host=host or name,
+            host=name,
             address=name,
             endpoint=f"tcp:{name}:1",
             nproc=chance.choice((1, 2, 8)),
             ports=lambda: (1, 2),
         )
-        self._ends = ends
-        self.rendezvous = EpochRendezvous(
-            VirtualStore(server, name),
-            settings,
+
+        async def prepare(_store: Store, _epoch: Epoch) -> tuple[NodeFacts, VirtualBeats]:
+            network = self._server.network
+            return facts, VirtualBeats(network, self._oracles, self._ends, name, self._context)
+
+        self.rendezvous: Rendezvous = EpochRendezvous(
+            VirtualStore(self._server, name),
+            self._settings,
             SECRET,
-            lambda store, epoch: self._prepare(facts),
+            prepare,
             clock=self._loop.time,
             chance=random.Random(chance.random()),
         )
-        self._closing: asyncio.Task[None] | None = None
         self.rendezvous.start(self._on_event)
 
-    async def _prepare(self, facts: NodeFacts) -> tuple[NodeFacts, VirtualBeats]:
-        return facts, VirtualBeats(self._network, self._ends, self.name)
+    def pause(self) -> None:
+        self.moved = math.inf
+        self._loop.stand_still(self.name)
 
-    @property
-    def leads(self) -> bool:
-        node = self.rendezvous._node
-        return node is not None and node._leads()
+    def resume(self) -> None:
+        self.moved = self._loop.time()
+        self._loop.move(self.name)
+
+    def stood_still(self) -> bool:
+        """Whether it did so while it should have stopped its workers by itself."""
+        return self.moved > self._granted - WARNED * self._settings.ttl
+
+    def soon(self, what: Callable[..., object], *args: Any) -> None:
+        """Let the agent do it: at once, unless it stands still."""
+        self._loop.call_soon(what, *args, context=self._context)
 
     # ---- what the rendezvous says
 
     def _on_event(self, event: RendezvousEvent) -> None:
-        if self.name in self._network.paused:
-            self._held.append(event)
-        elif self.alive:
-            self._handle(event)
-
-    def resume(self) -> None:
-        """The agent, but not its keeper, stood still until now."""
-        held, self._held = self._held, []
-        for event in held:
-            self._on_event(event)
-        if self.place is None and self.in_round >= 0:
-            self._stopped(self.in_round)
-
-    def _handle(self, event: RendezvousEvent) -> None:
         if isinstance(event, Granted):
             self._arm(event.until)
+        elif isinstance(event, StandingBy):
+            self.told = event.reason
+            self._tell(self.name, f"stands by: {event.reason}")
         elif isinstance(event, RoundFormed):
             self._tell(self.name, f"starts round {event.place.round} as {event.place.node_rank}")
             self._start(event.place)
         elif isinstance(event, RoundClosing):
             self._tell(self.name, f"is to stop round {event.round}: {event.reason}")
+            self._note_expiry()
+            self.told = "closing"
             self._stop_soon(event.round)
         elif isinstance(event, JobOver):
             self._end(event)
 
+    def _note_expiry(self) -> None:
+        left = self._oracles.grants.end(self.name) - self._loop.time()
+        if left <= WARNED * self._settings.ttl:
+            self._oracles.expired(self.name)
+
     def _start(self, place: Place) -> None:
         assert self.in_round < 0, f"{self.name} has not reported round {self.in_round}"
-        self.in_round = place.round
+        self.in_round, self.told = place.round, ""
+        self._token = self._oracles.record.inside[self.name].token
         if self._granted <= self._loop.time():
+            self._oracles.expired(self.name)
             self.report("stopped")  # the agent came back too late: the keeper starts nothing
             return
         self.place = place
-        self._invariants.started(self.name, place, self._granted, self._loop.time())
+        self._oracles.started(self.name, place)
         if self.finishing:
             self._loop.call_later(1.0, self._succeed, place.round)
+
+    # ---- the keeper
 
     def _arm(self, until: float) -> None:
         self._granted = until
         if self._dead_man:
             self._dead_man.cancel()
-        self._dead_man = self._loop.call_at(until, self._time_is_up)
+        self._dead_man = self._loop.call_at(until, self._time_is_up, context=self._outside)
 
     def _kill_workers(self) -> None:
         if self.place is not None:
-            place, self.place = self.place, None
-            self._invariants.stopped(place.round)
+            self.place = None
+            self._oracles.stopped(self.name)
 
     def _time_is_up(self) -> None:
         """The keeper kills the workers; the agent learns of it when it moves."""
         if self.place is not None:
+            stopping = self.told == "closing" or self.over is not None
+            check(stopping or self.stood_still(), f"{self.name} was not told to stop in good time")
             self._kill_workers()
-            if self.name not in self._network.paused:
-                self._stopped(self.in_round)
+            self._oracles.expired(self.name)
+            self.soon(self._stopped, self.in_round)
+
+    # ---- the agent
 
     def _stop_soon(self, number: int) -> None:
         if number == self.in_round:
             seconds = self._chance.choice((0.0, 0.05, 0.5, 3.0))
-            self._loop.call_later(seconds, self._stopped, number)
+            self._loop.call_later(seconds, self._stopped, number, context=self._context)
 
     def _stopped(self, number: int) -> None:
-        if number == self.in_round and self.alive:
-            self._kill_workers()
+        if number == self.in_round:
             self.report("stopped")
 
-    def report(self, outcome: ReportOutcome, code: int = 0) -> None:
+    def report(self, outcome: ReportOutcome) -> None:
         """The round's workers have ended."""
         self._kill_workers()
         number, self.in_round = self.in_round, -1
-        self.rendezvous.report(Report(round=number, outcome=outcome, code=code))
+        self._oracles.reported(self.name, self._token, outcome)
+        failed = outcome == "failed"
+        self.rendezvous.report(
+            Report(
+                round=number,
+                outcome=outcome,
+                code=code_of(self.name) if failed else 0,
+                cause=cause_of(self.name) if failed else "",
+            )
+        )
 
     def _end(self, event: JobOver) -> None:
         self._tell(self.name, f"ends: {event.verdict.outcome}, {event.verdict.reason}")
         self.over = event
-        if not self.left and event.verdict.outcome != "lost":
-            self._invariants.over(self.name, event.verdict)
+        self._oracles.over(self.name, event.verdict)
         self._closing = self._loop.create_task(self._end_workers())
 
     async def _end_workers(self) -> None:
@@ -179,49 +226,48 @@ class VirtualAgent:
             await asyncio.sleep(self.slow_end)
             self.ended_in_time = self.place is not None
         self._kill_workers()
-        await self.close()
+        self.alive = False
+        await self.rendezvous.close()
+        self._ends.pop(self.name, None)
 
     # ---- what happens to it
 
     def fail(self) -> None:
         """A worker fails by itself."""
-        if self.place is not None and self.name not in self._network.paused:
+        if self.place is not None:
             self._tell(self.name, "fails")
-            self._invariants.failures += 1
-            self.report("failed", 3)
+            self.soon(self._failed, self.place.round)
+
+    def _failed(self, number: int) -> None:
+        if self.place is not None and self.place.round == number:
+            self.report("failed")
 
     def finish(self) -> None:
         """Its workers succeed, in this round or the next."""
         self.finishing = True
-        self._succeed(self.in_round)
+        self.soon(self._succeed, self.in_round)
 
     def _succeed(self, number: int) -> None:
-        if self.place is not None and self.place.round == number:
+        if self.place is not None and self.place.round == number and not self.over:
             self.report("succeeded")
 
     def leave(self) -> None:
         """Somebody sends SIGTERM."""
         self.left = True
+        self._oracles.record.leavers.add(self.name)
         self._tell(self.name, "leaves")
+        self.soon(self._leave)
+
+    def _leave(self) -> None:
         self.rendezvous.leave("preempted", 75, "SIGTERM")
         if self.in_round >= 0:
             self._stop_soon(self.in_round)
 
-    def crash(self) -> None:
-        """The host is gone, all at once."""
+    def crash(self, host: bool) -> None:
+        """The agent is gone, all at once; with its host nobody tells those who ask for it."""
         self.alive = False
         self._kill_workers()
-        self._ends.pop(self.name, None)
-        self.rendezvous._over = True
-        node = self.rendezvous._node
-        for task in (self.rendezvous._task, *(node._tasks if node else ())):
-            if task:
-                task.cancel()
-        if node:
-            node._over = True
-            node._pulse.disarm()
-
-    async def close(self) -> None:
-        self.alive = False
-        await self.rendezvous.close()
+        self._loop.stand_still(self.name)
+        if host:
+            self._server.network.down.add(self.name)
         self._ends.pop(self.name, None)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 
 from simulation.network import Network
+from simulation.oracles import Oracles
 
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 
 
 class VirtualBeats(Beats):
-    """One agent's end; its endpoint is its node id."""
+    """One agent's end."""
 
-    def __init__(self, network: Network, ends: dict[str, VirtualBeats], end: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        oracles: Oracles,
+        ends: dict[str, VirtualBeats],
+        end: str,
+        context: Context,
+    ) -> None:
+        """`context` is the agent's: beats are judged in it, and so not while it stands still."""
         self._network = network
+        self._oracles = oracles
         self._ends = ends
         self._end = end
+        self._context = context
         self._judge: Judge | None = None
         ends[end] = self
 
@@ -25,17 +37,47 @@ class VirtualBeats(Beats):
     async def beat(
         self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
     ) -> Answer:
+        network = self._network
+        answer: asyncio.Future[Answer] = network.loop.create_future()
+        sent = network.loop.time()
+
+        def reply(what: Answer, arrived: float) -> None:
+            late = network.lateness()
+            network.send(node, self._end, lambda: settle(what, arrived), late)
+
+        def settle(what: Answer, arrived: float) -> None:
+            if answer.done():
+                return
+            if what != "gone":
+                self._oracles.on_answer(self._end, node, sent, arrived, what == "granted")
+            answer.set_result(what)
+
+        def arrive() -> None:
+            other = self._ends.get(node)
+            if other is None:
+                reply("gone", 0.0)
+            else:
+                network.loop.call_soon(judge, other, context=other._context)
+
+        def judge(other: VirtualBeats) -> None:
+            arrived = network.loop.time()
+            self._oracles.on_beat(self._end, node, arrived)
+            granted = other._judge is not None and other._judge(beat)
+            if granted:
+                self._oracles.on_grant(node, arrived)
+            reply("granted" if granted else "refused", arrived)
+
+        network.send(self._end, node, arrive, network.lateness())
+        silence = network.loop.call_later(timeout, _give_up, answer)
         try:
-            async with asyncio.timeout(timeout):
-                await self._network.carry(self._end, node)
-                other = self._ends.get(node)
-                if other is None:
-                    return "gone"
-                granted = other._judge is not None and other._judge(beat)
-                await self._network.carry(node, self._end)
-                return "granted" if granted else "refused"
-        except TimeoutError:
-            return "silent"
+            return await answer
+        finally:
+            silence.cancel()
 
     async def close(self) -> None:
         self._ends.pop(self._end, None)
+
+
+def _give_up(answer: asyncio.Future[Answer]) -> None:
+    if not answer.done():
+        answer.set_result("silent")

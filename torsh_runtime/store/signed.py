@@ -39,6 +39,8 @@ class SignedStore(Store):
     may be empty. A value that was signed once can be put back under the same key by anybody who may
     write there: values say themselves what they are of.
 
+    Nothing is written unless all `guards` hold, besides what a transaction compares itself.
+
     `on_older` is called when an answer comes from an earlier revision than was known before it was
     asked for: the store has lost something, or was put back to an earlier state.
 
@@ -49,12 +51,13 @@ class SignedStore(Store):
         self,
         store: Store,
         secret: bytes,
-        *,
+        *guards: Compare,
         on_forged: Callable[[str], None] = lambda key: None,
         on_older: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._secret = secret
+        self._guards = guards
         self._on_forged = on_forged
         self._on_older = on_older
         self._newest = 0
@@ -71,7 +74,10 @@ class SignedStore(Store):
         return Listing(tuple(map(self._entry, items)), revision)
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        return (await self.transact((), (Put(key, value, lease),))).revision
+        outcome = await self.transact((), (Put(key, value, lease),))
+        if not outcome.succeeded:
+            raise StoreError(f"put({key!r}): what this store is to hold first does not stand there")
+        return outcome.revision
 
     async def delete(self, key: str) -> bool:
         return await self._store.delete(key)
@@ -84,7 +90,7 @@ class SignedStore(Store):
             for write in writes
         ]
         known = self._newest
-        outcome = await self._store.transact(compares, signed)
+        outcome = await self._store.transact((*self._guards, *compares), signed)
         self._note(outcome.revision, known)
         return outcome
 

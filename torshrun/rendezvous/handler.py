@@ -81,6 +81,8 @@ class NodeRendezvous(Rendezvous):
         """
         self._came_back_older: bool | None = None
         """The same, while workers of it still run."""
+        self._is_gone = False
+        """Whether no other epoch stood in the place of the one that was lost."""
         self._newest_header = (0, -1, False)
         """Fence, number and whether it was closing, of the newest header seen."""
         self._lead: Lead | None = None
@@ -94,7 +96,7 @@ class NodeRendezvous(Rendezvous):
     def start(self, post: Post) -> None:
         self._post = post
         self._started = self._clock()
-        if not rows.can_be_read(self.row):
+        if not rows.can_be_read(self._member.row):
             what = f"address {self._facts.address!r}, endpoint {self._facts.endpoint!r}"
             self._tell(self._member.give_up(f"other nodes could not reach this one: {what}"))
             return
@@ -102,9 +104,10 @@ class NodeRendezvous(Rendezvous):
             self._spawn(work())
 
     @property
-    def row(self) -> NodeRow:
-        """This node's row, as it is to stand in the store."""
-        return self._member.row
+    def past(self) -> NodeRow | None:
+        """What the next epoch is to know of this node: none of another job."""
+        header = self._member.header
+        return None if header and header.died else self._member.row
 
     def report(self, report: Report) -> None:
         self._tell(self._member.report(report))
@@ -122,8 +125,9 @@ class NodeRendezvous(Rendezvous):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with suppress(StoreError):
-            await self._asking.ask(self._give_back(), CLOSE_TIMEOUT)
+        if self._came_back_older is None:  # else nothing there is this node's
+            with suppress(StoreError):
+                await self._asking.ask(self._give_back(), CLOSE_TIMEOUT)
 
     async def _resign(self) -> None:
         with suppress(StoreError):
@@ -170,9 +174,11 @@ class NodeRendezvous(Rendezvous):
 
     def _take_control(self, items: Items) -> None:
         found = {rows.CONTROL + name: (value, revision) for name, value, revision in items}
-        for name in (rows.VERDICT, rows.EPOCH, rows.ROUND, rows.LEADER, rows.WAIT):
+        is_ours = bool(found.get(rows.EPOCH, (b"", 0))[0])
+        for name in (rows.VERDICT, rows.ROUND, rows.EPOCH, rows.LEADER, rows.WAIT):
             value, revision = found.get(name, (None, 0))
-            self._take(name, value, revision, self._control.listed)
+            if is_ours or value or name == rows.EPOCH:  # what is signed may tell why it is over
+                self._take(name, value, revision, self._control.listed)
 
     def _take_change(self, name: str, value: bytes | None, revision: int) -> None:
         self._take(rows.CONTROL + name, value, revision if value is not None else 0, revision)
@@ -182,23 +188,24 @@ class NodeRendezvous(Rendezvous):
         if self._came_back_older is not None:
             return
         if name == rows.EPOCH and not value:  # gone, or another's, which is signed with another key
-            self.lose(is_older=False)
+            self.lose(is_gone=value is None)
         elif name == rows.LEADER:
             self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
         elif name == rows.ROUND:
             self._take_header(rows.decode(Header, value) if value else None, revision, as_of)
         elif name == rows.VERDICT and value and (verdict := rows.decode(VerdictRow, value)):
             self._tell(self._member.take_verdict(verdict))
-        elif name == rows.WAIT and value and (wait := rows.decode(WaitRow, value)):
-            self._tell(self._member.take_wait(wait.why))
+        elif name == rows.WAIT:
+            wait = rows.decode(WaitRow, value) if value else None
+            self._tell(self._member.take_wait(wait.why if wait else ""))
 
-    def lose(self, *, is_older: bool) -> None:
-        """The store is not the one that the round was formed in: stop, and look no more at it.
-        `is_older`: it has come back as it was before.
+    def lose(self, *, is_older: bool = False, is_gone: bool = False) -> None:
+        """The epoch stands no more in the store: stop, and look no more at it. `is_older`: the
+        store has come back as it was before. `is_gone`: no other one stands there either.
         """
         if self._over or self._came_back_older is not None:
             return
-        self._came_back_older = is_older
+        self._came_back_older, self._is_gone = is_older, is_gone and not is_older
         self._end_term()
         for task in self._tasks:
             task.cancel()
@@ -207,13 +214,17 @@ class NodeRendezvous(Rendezvous):
 
     def _note_lost(self) -> None:
         older = self._came_back_older
-        if older is not None and not self._member.takes_part and not self.lost.done():
+        if older is None or self._member.takes_part:
+            return
+        self._tell(self._member.forget_epoch(is_gone=self._is_gone))
+        if not (self._over or self.lost.done()):
             self.lost.set_result(older)
 
     def _take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         if header:
             age = (header.fence, header.number, header.phase == "closing")
-            if age < self._newest_header:  # an old one, put back by somebody
+            if age < self._newest_header:  # the store was put back, or somebody did that to the row
+                self.lose(is_older=True)
                 return
             self._newest_header = age
         if self._lead:

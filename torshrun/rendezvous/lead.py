@@ -268,11 +268,12 @@ class Lead:
 
     async def _renew(self, fences: Fences) -> bool:
         """End the epoch of the job that has died: all nodes meet anew, as another job."""
-        asking = self._asking
-        gone = Delete(asking.key(rows.EPOCH))
-        outcome = await asking.ask(asking.store.transact(fences, (gone,)))
-        self._over = outcome.succeeded
-        return outcome.succeeded
+        assert self._view.header is not None
+        gone = Delete(self._asking.key(rows.EPOCH))
+        self._over = await self._write_header(
+            fences, replace(self._own(self._view.header), died=True), gone
+        )
+        return self._over
 
     async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
         """Write the verdict; the run id is free when its lease has ended, and the epoch with it."""

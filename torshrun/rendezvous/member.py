@@ -35,7 +35,7 @@ _UNKNOWN = (
 )
 
 
-_LOST_EPOCH = "the store has lost what it held of this job, so its nodes meet anew"
+_LOST_EPOCH = "what the store held of this job is gone, so its nodes meet anew"
 
 
 def _round_of(row: NodeRow) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Member:
         self.place: PlaceRow | None = None
         self.dropped = False
         """Whether its grant ran out in the last round it was in."""
-        self._told = ""
+        self._told = self._job_waits = ""
         self._closed = ""
         """Token of the last round that its agent was told is closing."""
         told = _round_of(past) if past else {}
@@ -132,8 +132,6 @@ class Member:
             return self._follow_own(header if ours else None)
         if self.status == "entering" and not (ours and header and header.phase == "open"):
             self._wait()
-        if header is None and self.dropped:
-            return self._end("lost", exit_codes.LOST, _UNKNOWN)
         if self.status == "reported":
             self.status = "waiting"
         if self.status != "waiting" or self.wants_place:  # its place row may say more
@@ -170,6 +168,8 @@ class Member:
 
     def _why(self, header: Header | None) -> str:
         """Why a node without a place has none."""
+        if self._job_waits:
+            return self._job_waits
         least, most = self._settings.min_nodes, self._settings.max_nodes
         if header is None:
             count = f"{least}" if least == most else f"{least} to {most}"
@@ -233,14 +233,22 @@ class Member:
 
     def take_wait(self, why: str) -> Events:
         """What the leader waits for, if it does."""
+        self._job_waits = f"the job waits {why}" if why else ""
         resting = self.status in ("waiting", "reported")
-        return self._stand_by(f"the job waits {why}") if why and resting else ()
+        return self._stand_by(self._job_waits) if why and resting else ()
 
     def lose_epoch(self) -> Events:
-        """The store has lost what it held: nobody knows of the round any more but its nodes."""
+        """Nobody but its nodes knows of the round any more."""
         if not self.takes_part:
             return self._stand_by(f"{_LOST_EPOCH}; looking for the others")
         return self._close(RoundClosing(round=self.row.round, reason=_LOST_EPOCH, failed=False))
+
+    def forget_epoch(self, *, is_gone: bool) -> Events:
+        """No worker of it runs here any more. `is_gone`: perhaps it has ended with the job."""
+        died = self.header is not None and self.header.died
+        if self.row.state != "left" and is_gone and self.dropped and not died:
+            return self._end("lost", exit_codes.LOST, _UNKNOWN)
+        return self.left()  # if it was about to go
 
     # ---- what happened here
 

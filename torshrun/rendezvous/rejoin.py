@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
-from torsh_runtime.store.base import Store
+from torsh_runtime.store.base import Compare, Store
 from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
+from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import (
     JobOver,
@@ -65,6 +66,7 @@ class EpochRendezvous(Rendezvous):
         self._node: NodeRendezvous | None = None
         self._beats: Beats | None = None
         self._leaving: JobOver | None = None
+        """How it ends, once this node has been told to go."""
         self._over = False
 
     def start(self, post: Post) -> None:
@@ -109,13 +111,14 @@ class EpochRendezvous(Rendezvous):
             self._node = await self._join(epoch, past)
             self._node.start(self._pass_on)
             is_older = await self._node.lost
-            past = self._node.row
+            past = self._node.past
             if self._leaving:
                 self._pass_on(self._leaving)
             await self._close_node()
 
     async def _join(self, epoch: Epoch, past: NodeRow | None) -> NodeRendezvous:
-        store = SignedStore(self._store, epoch.records, on_older=self._on_older)
+        stands = Compare(rows.base(epoch.run_id) + rows.EPOCH, epoch.revision)
+        store = SignedStore(self._store, epoch.records, stands, on_older=self._on_older)
         facts, self._beats = await self._prepare(store, epoch)
         return NodeRendezvous(
             store,

@@ -1,0 +1,60 @@
+"""The dead-man timer, with the compiled keeper: who does not come back has no workers."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from torshrun.agent.heart import Heart
+from torshrun.workers.keeper import DeadManFired, Exited, Keeper, Report, Spawned
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    started = Keeper.start()
+    yield started
+    started.close(10)
+
+
+def until(keeper: Keeper, kind: type[Report]) -> None:
+    """Wait until the keeper has reported this."""
+    deadline, reports = time.monotonic() + 20, list[Report]()
+    while not any(isinstance(report, kind) for report in reports):
+        assert time.monotonic() < deadline, reports
+        waiting = [] if keeper.flush() else [keeper]
+        select.select([keeper], waiting, [], 0.1)
+        reports += keeper.receive()
+
+
+@pytest.mark.parametrize("granted", [None, 3600.0])
+def test_workers_of_an_agent_whose_loop_stands_still_end(
+    keeper: Keeper, granted: float | None
+) -> None:
+    keeper.spawn(1, ["/bin/sleep", "600"], {}, "", (0, 1, 2))
+    until(keeper, Spawned)
+    loop = asyncio.new_event_loop()
+    heart = Heart(loop, keeper, 0.2, lambda: None)
+    if granted:
+        heart.grant(time.monotonic() + granted)
+    heart.beat()  # and the loop never runs
+    until(keeper, DeadManFired)
+    until(keeper, Exited)
+    heart.stop()
+    loop.close()
+
+
+def test_workers_end_with_what_was_granted(keeper: Keeper) -> None:
+    keeper.spawn(1, ["/bin/sleep", "600"], {}, "", (0, 1, 2))
+    until(keeper, Spawned)
+    loop = asyncio.new_event_loop()
+    heart = Heart(loop, keeper, 0.0, lambda: None)
+    heart.beat()
+    heart.grant(time.monotonic() + 0.2)
+    until(keeper, DeadManFired)
+    assert heart.expired
+    heart.stop()
+    loop.close()

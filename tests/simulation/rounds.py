@@ -1,0 +1,80 @@
+"""One round at a time: none begins while workers of another run, and all have the same."""
+
+from __future__ import annotations
+
+from simulation.record import Commit, Record, check
+
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.base import Place
+from torshrun.rendezvous.rows import Header
+
+
+class Rounds:
+    """Judges headers and places."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._places: dict[str, dict[int, tuple[str, Place]]] = {}
+        self.count = 0
+        """How many rounds followed another."""
+
+    def check(self, commit: Commit) -> None:
+        for event in commit.events:
+            if self._record.codec.name(event.key) != rows.ROUND:
+                continue
+            if event.kind == "put":
+                header = self._record.codec.read(Header, event.key, event.value)
+                check(header is not None, "the header can be read")
+                assert header is not None
+                self._check_header(header)
+            else:  # the run id is free; another job may use it
+                running = self._record.rounds_running()
+                check(not running, "nobody runs workers of a job that has ended")
+
+    def _check_header(self, header: Header) -> None:
+        before = self._record.header
+        if before is not None and before.token == header.token:
+            again = before.phase == "closing" and header.phase == "open"
+            check(not again, f"round {header.number} is closing, and then open again")
+            return
+        record = self._record
+        others = record.rounds_running() - {header.token}
+        check(not others, f"round {header.number} is formed while workers of {others} run")
+        if before is None:
+            return
+        self.count += 1
+        gap = f"round {header.number} follows {before.number} {before.phase}"
+        follows = header.number == before.number + 1
+        claimed = record.losses and header.number > before.number  # nodes knew of later ones
+        check(bool(follows or claimed), gap)
+        check(before.phase == "closing", "a round is closing before the next is formed")
+        self._check_restarts(before, header)
+
+    def _check_restarts(self, before: Header, header: Header) -> None:
+        """What fails is charged, and nothing else."""
+        record = self._record
+        outcomes = record.outcomes[before.token]
+        failed = "failed" in outcomes.values()
+        grown = header.restarts - before.restarts
+        mine = {node for node, row in record.nodes.items() if row.token == before.token}
+        is_new_job = header.restarts == 0 and not (mine & record.starters[before.token])
+        fits = grown == 0 or (grown == 1 and failed) or is_new_job
+        check(fits, f"restarts {before.restarts}, then {header.restarts}; outcomes {outcomes}")
+        most = header.max_restarts
+        check(header.restarts <= most, f"{header.restarts} restarts, and {most} at most")
+
+    def started(self, agent: str, token: str, place: Place) -> None:
+        record = self._record
+        if record.formed.get(token) == record.losses:
+            others = record.rounds_running() - {token}
+            check(not others, f"{agent} starts round {place.round} while those of {others} run")
+        places = self._places.setdefault(token, {})
+        holder, _ = places.setdefault(place.node_rank, (agent, place))
+        check(holder == agent, f"{holder} and {agent} both have rank {place.node_rank}")
+        check(0 <= place.node_rank < place.num_nodes, f"{agent} has a rank in the round")
+        for _, other in [next(iter(places.values()))]:
+            same = (other.num_nodes, other.world_size, other.master_addr, other.restarts)
+            mine = (place.num_nodes, place.world_size, place.master_addr, place.restarts)
+            check(same == mine, f"all have the same round: {same}, {mine}")
+        fits = any(least <= place.num_nodes <= most for least, most in record.limits)
+        check(fits, f"{place.num_nodes} nodes are not too few or many")

@@ -1,0 +1,178 @@
+"""What a node may take for a grant: it counts from when it asked, and not once it stood still."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+import pytest
+
+from torsh_runtime.store.memory import MemoryStore
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.base import Granted, RendezvousEvent, RoundClosing
+from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.member import Member
+from torshrun.rendezvous.pulse import Pulse
+from torshrun.rendezvous.registration import Registration
+from torshrun.rendezvous.rows import Header, LeaderRow, PlaceRow
+from torshrun.rendezvous.settings import GRANT, NodeFacts, Settings
+
+RULES = Settings(run_id="r", min_nodes=1, max_nodes=2, ttl=10.0)
+FACTS = NodeFacts(node="a", host="a", address="a", endpoint="e", nproc=1)
+HEADER = Header(number=0, phase="open", token="t", fence=5, leader="b", size=2, world_size=2)
+LEADER = LeaderRow(node="b", endpoint="there", token="t", ttl=RULES.ttl)
+
+
+class Clock:
+    """Goes when it is told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowStore(MemoryStore):
+    """Each lease's request takes a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._at = clock
+
+    async def grant(self, ttl: float) -> int:
+        lease = await super().grant(ttl)
+        self._at.now += 1
+        return lease
+
+    async def keep_alive(self, lease: int) -> None:
+        await super().keep_alive(lease)
+        self._at.now += 1
+
+
+class SlowBeats(Beats):
+    """Each beat takes a second, and is granted; meanwhile something may happen."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.meanwhile = lambda: None
+
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
+    ) -> Answer:
+        self._clock.now += 1
+        self.meanwhile()
+        return "granted"
+
+    def serve(self, judge: Judge | None) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Node:
+    """One that is inside a round, as far as `enter` has been called."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.store = SlowStore(self.clock)
+        self.beats = SlowBeats(self.clock)
+        self.events: list[RendezvousEvent] = []
+        asking = Asking(self.store, RULES, self.clock, random.Random(1))
+        self.member = Member(RULES, FACTS)
+        self.registration = Registration(asking, self.member, lambda: None)
+        self.pulse = Pulse(
+            self.beats,
+            asking,
+            self.member,
+            self.registration,
+            leads_until=lambda: -math.inf,
+            tell=self.events.extend,
+            post=self.events.append,
+        )
+
+    async def enter(self) -> None:
+        revision = await self.store.put(rows.base("r") + rows.ROUND, rows.encode(HEADER))
+        self.member.take_header(HEADER, revision)
+        place = PlaceRow(round=0, token="t", node_rank=1, first_rank=1)
+        self.member.take_place("t", place)
+        await self.registration.open_lease()
+        assert await self.registration.write()
+        self.events.extend(self.member.entered())
+
+    def grants(self) -> list[float]:
+        return [event.until for event in self.events if isinstance(event, Granted)]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_lease_counts_from_when_it_was_asked_for(node: Node) -> None:
+    async def scene() -> None:
+        sent = node.clock.now
+        await node.enter()
+        assert node.registration.until == sent + GRANT * RULES.ttl
+        sent = node.clock.now
+        assert await node.registration.renew()
+        assert node.registration.until == sent + GRANT * RULES.ttl
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_a_beat_counts_from_when_it_was_sent(node: Node) -> None:
+    async def scene() -> None:
+        await node.enter()
+        sent = node.clock.now
+        await node.pulse._beat(LEADER, 0)
+        assert node.pulse.hearing.until("t") == sent + GRANT * RULES.ttl
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_stood_still_for_longer_than_its_grant_stops(node: Node) -> None:
+    async def scene() -> None:
+        await node.enter()
+        node.pulse.extend()
+        (until,) = node.grants()
+        node.clock.now = until
+        assert await node.registration.renew()  # the lease lives for a while yet
+        node.pulse.extend()
+        assert node.grants() == [until]
+        assert isinstance(node.events[-1], RoundClosing)
+        node.pulse.disarm()
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_answers_tell_nothing_of_a_leader_who_may_have_forgotten_this_node(node: Node) -> None:
+    async def scene() -> None:
+        await node.enter()
+        await node.pulse._beat(LEADER, 0)
+        assert [*node.pulse.hearing.answers] == [0]
+        node.pulse.hearing.answers.clear()
+        node.registration.lease = 0
+        await node.pulse._beat(LEADER, 0)
+        assert not node.pulse.hearing.answers
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_an_answer_of_a_leader_who_has_been_replaced_counts_for_nothing(node: Node) -> None:
+    async def scene() -> None:
+        await node.enter()
+        node.beats.meanwhile = lambda: node.pulse.follow(None, 9)
+        await node.pulse._beat(LEADER, 0)
+        assert node.pulse.hearing.confirmed == 0
+        assert not node.pulse.hearing.answers
+        assert node.pulse.hearing.until("t") == -math.inf
+        await node.store.close()
+
+    asyncio.run(scene())
