@@ -52,7 +52,7 @@ def test_workers_share_the_rounds_store(torshrun: Launcher) -> None:
     script = torshrun.script(
         """
         from torsh_runtime.store.client import StoreClient
-        secret = bytes.fromhex(os.environ["TORSH_SECRET"])
+        secret = bytes.fromhex(os.environ["TORSH_WORKER_SECRET"])
         store = StoreClient.connect(os.environ["TORSH_STORE_ENDPOINT"], secret, timeout=10)
         store.put(f"rank{rank}", b"here")
         store.wait(["rank0", "rank1"], timeout=10)
@@ -375,7 +375,7 @@ def test_a_dead_keeper_fails_the_job_and_leaves_nothing(torshrun: Launcher) -> N
 def test_the_job_scripts_start_a_worker_per_cpu(
     torshrun: Launcher, template: str, environ: dict[str, str]
 ) -> None:
-    torshrun.script("print(os.environ['TORSH_RUN_ID'], os.environ['WORLD_SIZE'])")
+    torshrun.script("print(os.environ['TORCHELASTIC_RUN_ID'], os.environ['WORLD_SIZE'])")
     process = subprocess.run(
         ["bash", Path(__file__).parents[2] / "configs" / template, "train.py"],
         env={

@@ -165,8 +165,9 @@ def test_certificates_and_a_secret_of_ones_own(torshrun: Launcher, tmp_path: Pat
     served = (f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={ca}")
     options = (*served, "--client-cert-auth")
     secret = tmp_path / "secret"
-    secret.write_text("long and random\n")
-    script = torshrun.script(PLACE + "print(bytes.fromhex(os.environ['TORSH_SECRET']).decode())")
+    secret.write_text("a long and random text\n")
+    secret.chmod(0o600)
+    script = torshrun.script(PLACE + "print(bytes.fromhex(os.environ['TORSH_WORKER_SECRET']).decode())")
     with EtcdCluster(binary_or_skip("3.5"), tmp_path, 1, *options, tls=True) as etcd:
         conf = f"{QUICK},cacert={ca},cert={cert},key={key}"
         meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint=https://{etcd.endpoints[0]}")
@@ -174,4 +175,4 @@ def test_certificates_and_a_secret_of_ones_own(torshrun: Launcher, tmp_path: Pat
             nodes = [job.start(f"--secret-file={secret}", script) for _ in range(2)]
             for node in nodes:
                 code, out = node.end()
-                assert (code, "long and random" in out) == (0, True), out
+                assert (code, "a long and random text" in out) == (0, True), out
