@@ -155,6 +155,16 @@ VARIABLES: Mapping[str, str] = {
 None of them is one that torshrun itself is told something by: what a user sets for a torshrun that
 a worker starts (TORSH_SECRET, TORSH_RUN_ID) means the same there as everywhere.
 """
+ALL_VARIABLES = frozenset(
+    (
+        *VARIABLES,
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    )
+)
+"""All that to_environ may set."""
 
 
 def secret_text(environ: Mapping[str, str]) -> str:

@@ -167,7 +167,9 @@ def test_certificates_and_a_secret_of_ones_own(torshrun: Launcher, tmp_path: Pat
     secret = tmp_path / "secret"
     secret.write_text("a long and random text\n")
     secret.chmod(0o600)
-    script = torshrun.script(PLACE + "print(bytes.fromhex(os.environ['TORSH_WORKER_SECRET']).decode())")
+    script = torshrun.script(
+        PLACE + "print(bytes.fromhex(os.environ['TORSH_WORKER_SECRET']).decode())"
+    )
     with EtcdCluster(binary_or_skip("3.5"), tmp_path, 1, *options, tls=True) as etcd:
         conf = f"{QUICK},cacert={ca},cert={cert},key={key}"
         meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint=https://{etcd.endpoints[0]}")

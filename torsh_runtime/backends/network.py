@@ -102,7 +102,7 @@ def secret_of(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise ConfigError("TORSH_SECRET is not hexadecimal: openssl rand -hex 32 makes a secret") from None
+        raise ConfigError("TORSH_SECRET is not hexadecimal (openssl rand -hex 32)") from None
 
 
 def is_loopback(address: str) -> bool:

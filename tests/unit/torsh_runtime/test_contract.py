@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.errors import ConfigError
 
 PLACE = WorkerEnv(
@@ -34,6 +34,10 @@ PLACE = WorkerEnv(
 
 def test_a_worker_reads_what_the_agent_sets() -> None:
     assert WorkerEnv.from_environ(PLACE.to_environ()) == PLACE
+
+
+def test_all_variables_are_listed() -> None:
+    assert PLACE.to_environ().keys() == ALL_VARIABLES
 
 
 def test_what_is_empty_is_not_set() -> None:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from torshrun.config.option import Option
-from torshrun.config.options import HEADINGS
-from torshrun.config.setting import Setting, Settings
+from torshrun.config.options import HEADINGS, Option
+from torshrun.config.request import Entry, Request
 
 _WIDEST = 48
 """Columns; what is longer does not push all comments to the right."""
@@ -16,11 +15,11 @@ _Line = tuple[str, str]
 """YAML, and the comment beside it."""
 
 
-def show(settings: Settings) -> str:
+def show(request: Request) -> str:
     """The text, one value a line."""
-    blocks = [list(_target(settings)), list(_environment(settings))]
+    blocks = [list(_target(request)), list(_environment(request))]
     for heading, options in HEADINGS.items():
-        lines = [_line(option, settings[option.key]) for option in options if _shown(option)]
+        lines = [_line(option, request.entries[option.key]) for option in options if _shown(option)]
         if lines:
             blocks.append([(f"# {heading}", ""), *lines])
     lengths = (len(yaml) for yaml, comment in chain(*blocks) if comment and len(yaml) <= _WIDEST)
@@ -37,35 +36,35 @@ def _shown(option: Option) -> bool:
     return option.in_file and option.key != "module"
 
 
-def _target(settings: Settings) -> Iterator[_Line]:
+def _target(request: Request) -> Iterator[_Line]:
     """What is run, under the key that says how."""
-    if settings.target is None:
+    if request.target is None:
         return
-    key = "module" if settings.value("module") and not settings.value("run_path") else "script"
-    yield f"{key}: {_scalar(settings.target.text)}", settings.target.origin
-    if settings.arguments:
+    key = "module" if request["module"] and not request["run_path"] else "script"
+    yield f"{key}: {_scalar(request.target.text)}", request.target.origin
+    if request.arguments:
         yield "arguments:", ""
-    for argument in settings.arguments:
+    for argument in request.arguments:
         yield f"  - {_scalar(argument.text)}", argument.origin
 
 
-def _environment(settings: Settings) -> Iterator[_Line]:
-    if settings.environment:
+def _environment(request: Request) -> Iterator[_Line]:
+    if request.environment:
         yield "environment:", ""
-    for name, extra in settings.environment.items():
+    for name, extra in request.environment.items():
         yield f"  {_scalar(name)}: {_scalar(extra.text)}", extra.origin
 
 
-def _line(option: Option, setting: Setting) -> _Line:
-    origin = setting.origin
-    if setting.text is None and option.unset:
+def _line(option: Option, entry: Entry) -> _Line:
+    origin = entry.origin
+    if entry.text is None and option.unset:
         origin = f"{origin}: {option.unset}"
-    text = setting.text if not option.is_flag else _boolean(option, setting)
+    text = entry.text if not option.is_flag else _boolean(option, entry)
     return f"{option.key}: {_scalar(text, plain=option.is_flag)}", origin
 
 
-def _boolean(option: Option, setting: Setting) -> str:
-    return "true" if option.parse(setting.text or "") else "false"
+def _boolean(option: Option, entry: Entry) -> str:
+    return "true" if option.parse(entry.text or "") else "false"
 
 
 def _scalar(text: str | None, *, plain: bool = False) -> str:
