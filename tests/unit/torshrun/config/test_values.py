@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,7 @@ def test_values(parse: Callable[[str], Any], text: str, value: object) -> None:
         (values.endpoints, "a:b", "not HOST:PORT"),
         (values.endpoints, "a:70000", "not a TCP port"),
         (values.listening, "host", "not a whole number"),
+        (values.rdzv_backend, "etcd-v2", "etcd's version 3, give etcd"),
         (values.flag, "maybe", "neither true nor false"),
         (values.ranks, "3-1", "0,2,4-7"),
         (values.ranks, "1,", "0,2,4-7"),
@@ -121,6 +123,20 @@ def test_values(parse: Callable[[str], Any], text: str, value: object) -> None:
 def test_refusals(parse: Callable[[str], Any], text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(text)
+
+
+def test_a_handler_for_torchruns_agents_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "plugin-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: plugin\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[torchrun.handlers]\nzeus = plugin:handler\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"'zeus' is a rendezvous handler .* give c10d, etcd or"):
+        values.rdzv_backend("zeus")
+    with pytest.raises(ConfigError, match="'zeux' is not one of static, c10d, tcp, etcd"):
+        values.rdzv_backend("zeux")
 
 
 def test_streams_for_all_by_local_rank_and_by_rank() -> None:
