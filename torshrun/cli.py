@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
@@ -57,6 +56,8 @@ def run(argv: Sequence[str]) -> int:
 def _answer(line: CommandLine) -> int:
     """Do what was asked for; the exit code."""
     if "help" in line.given:
+        import shutil
+
         return _print(help_text(shutil.get_terminal_size().columns))
     if "version" in line.given:
         from importlib.metadata import version

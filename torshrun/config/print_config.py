@@ -3,78 +3,66 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 
 from torshrun.config.options import HEADINGS, Option
 from torshrun.config.request import Entry, Request
 
-_WIDEST = 48
-"""Columns; what is longer does not push all comments to the right."""
-_Line = tuple[str, str]
-"""YAML, and the comment beside it."""
+_COLUMN = 48
+"""Where origins stand, behind all values but the longest."""
 
 
 def show(request: Request) -> str:
     """The text, one value a line."""
-    blocks = [list(_target(request)), list(_environment(request))]
+    blocks = [[*_target(request)], [*_environment(request)]]
     for heading, options in HEADINGS.items():
-        lines = [_line(option, request.entries[option.key]) for option in options if _shown(option)]
-        if lines:
-            blocks.append([(f"# {heading}", ""), *lines])
-    lengths = (len(yaml) for yaml, comment in chain(*blocks) if comment and len(yaml) <= _WIDEST)
-    width = max(lengths, default=0)
-    return "\n".join(_render(block, width) for block in blocks if block)
+        # In a file module: is what is run, so that the flag is spoken for.
+        told = [option for option in options if option.in_file and option.key != "module"]
+        lines = (_option(option, request.entries[option.key]) for option in told)
+        blocks.append([f"# {heading}\n", *lines] if told else [])
+    return "\n".join("".join(lines) for lines in blocks if lines)
 
 
-def _render(lines: Iterable[_Line], width: int) -> str:
-    return "".join(f"{yaml:{width}}  # {note}\n" if note else f"{yaml}\n" for yaml, note in lines)
-
-
-def _shown(option: Option) -> bool:
-    """In a file module: is what is run, so that the flag is spoken for."""
-    return option.in_file and option.key != "module"
-
-
-def _target(request: Request) -> Iterator[_Line]:
+def _target(request: Request) -> Iterator[str]:
     """What is run, under the key that says how."""
     if request.target is None:
         return
     key = "module" if request["module"] and not request["run_path"] else "script"
-    yield f"{key}: {_scalar(request.target.text)}", request.target.origin
+    yield _line(f"{key}: ", request.target)
     if request.arguments:
-        yield "arguments:", ""
+        yield "arguments:\n"
     for argument in request.arguments:
-        yield f"  - {_scalar(argument.text)}", argument.origin
+        yield _line("  - ", argument)
 
 
-def _environment(request: Request) -> Iterator[_Line]:
+def _environment(request: Request) -> Iterator[str]:
     if request.environment:
-        yield "environment:", ""
+        yield "environment:\n"
     for name, extra in request.environment.items():
-        yield f"  {_scalar(name)}: {_scalar(extra.text)}", extra.origin
+        yield _line(f"  {_scalar(name)}: ", extra)
 
 
-def _line(option: Option, entry: Entry) -> _Line:
-    origin = entry.origin
+def _option(option: Option, entry: Entry) -> str:
+    if option.is_flag:
+        value = str(option.parse(entry.text or "")).lower()
+        return f"{f'{option.key}: {value}':{_COLUMN}}  # {entry.origin}\n"
     if entry.text is None and option.unset:
-        origin = f"{origin}: {option.unset}"
-    text = entry.text if not option.is_flag else _boolean(option, entry)
-    return f"{option.key}: {_scalar(text, plain=option.is_flag)}", origin
+        return _line(f"{option.key}: ", entry, f": {option.unset}")
+    return _line(f"{option.key}: ", entry)
 
 
-def _boolean(option: Option, entry: Entry) -> str:
-    return "true" if option.parse(entry.text or "") else "false"
+def _line(key: str, entry: Entry, more: str = "") -> str:
+    return f"{key + _scalar(entry.text):{_COLUMN}}  # {entry.origin}{more}\n"
 
 
-def _scalar(text: str | None, *, plain: bool = False) -> str:
+def _scalar(text: str | None) -> str:
     """In YAML, quoted where it might be taken for something else."""
-    if text is None or plain:
-        return "null" if text is None else text
-    import yaml
-
+    if text is None:
+        return "null"
     if re.fullmatch(r"(0|[1-9][0-9]*)(\.[0-9]+)?", text):
         return text
+    import yaml
+
     written = str(yaml.safe_dump(text, width=1 << 20, allow_unicode=True))
     written = written.removesuffix("\n...\n").removesuffix("\n")
     if len(written.splitlines()) > 1:

@@ -160,21 +160,15 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
 
 def _find_program(name: str, path: str) -> str:
     """The program's path as the shell would find it."""
-    if "/" in name:
-        return _check_program(name)
-    for folder in path.split(os.pathsep):
-        candidate = Path(folder or ".", name)
-        if os.access(candidate, os.X_OK) and not candidate.is_dir():
-            return str(candidate.absolute())
-    raise ConfigError(f"program {name} is not in PATH")
+    import shutil
 
-
-def _check_program(name: str) -> str:
-    program = Path(name)
-    if not program.exists():
+    found = shutil.which(name, path=path)
+    if found:
+        return found if "/" in name else str(Path(found).absolute())
+    if "/" not in name:
+        raise ConfigError(f"program {name} is not in PATH")
+    if not Path(name).exists():
         raise ConfigError(f"program {name} does not exist")
-    if program.is_dir():
+    if Path(name).is_dir():
         raise ConfigError(f"{name} is a directory, not a program")
-    if not os.access(program, os.X_OK):
-        raise ConfigError(f"{name} is not executable: chmod +x it, or drop --no-python")
-    return name
+    raise ConfigError(f"{name} is not executable: chmod +x it, or drop --no-python")

@@ -10,13 +10,10 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import StreamRule, Streams
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 MOST_WORKERS = 65536
 LONGEST = 1e9
@@ -24,8 +21,7 @@ LONGEST = 1e9
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_TRUE = ("true", "yes", "on")
-_FALSE = ("false", "no", "off")
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 CONF_WITHOUT_EFFECT = (
     "is_host",
     "store_type",
@@ -195,10 +191,8 @@ def listening(text: str) -> tuple[str, int]:
 
 def flag(text: str) -> bool:
     word = text.strip().lower()
-    if word in _TRUE or word in _FALSE:
-        return word in _TRUE
     try:
-        return bool(whole(word))
+        return _FLAGS[word] if word in _FLAGS else bool(whole(word))
     except ConfigError:
         raise ConfigError(f"{text!r} is neither true nor false (nor 1 or 0)") from None
 
@@ -318,7 +312,7 @@ def rdzv_backend(text: str) -> str:
     try:
         return one_of("static", "c10d", "tcp", "etcd")(text)
     except ConfigError:
-        if not plugins("torchrun.handlers", text):
+        if not _is_plugin("torchrun.handlers", text):
             raise
     raise ConfigError(
         f"{text!r} is a rendezvous handler for torchrun's agents (an entry point in the group "
@@ -326,11 +320,13 @@ def rdzv_backend(text: str) -> str:
     )
 
 
-def plugins(group: str, name: str) -> tuple[EntryPoint, ...]:
-    """What installed packages offer under this name to torchrun."""
+def _is_plugin(group: str, name: str) -> bool:
+    """Whether an installed package offers this to torchrun."""
     from importlib.metadata import entry_points
 
-    return tuple(entry_points(group=group, name=name))
+    return re.fullmatch(r"[A-Za-z][\w.-]*", name) is not None and bool(
+        entry_points(group=group, name=name)
+    )
 
 
 def rdzv_conf(text: str) -> Mapping[str, Any]:
@@ -351,19 +347,10 @@ def rdzv_conf(text: str) -> Mapping[str, Any]:
 
 
 _CONF: Mapping[str, Callable[[str], Any]] = {
-    "join_timeout": seconds,
-    "last_call_timeout": seconds,
-    "close_timeout": seconds,
-    "keep_alive_interval": seconds,
-    "ttl": seconds,
-    "timeout": seconds,
+    **dict.fromkeys(("join_timeout", "last_call_timeout", "close_timeout"), seconds),
+    **dict.fromkeys(("keep_alive_interval", "ttl", "timeout"), seconds),
     "keep_alive_max_attempt": count,
     "protocol": one_of("http", "https"),
-    "cacert": readable,
-    "cert": readable,
-    "key": readable,
-    "ca_cert": readable,
-    "ssl_cert": readable,
-    "ssl_cert_key": readable,
+    **dict.fromkeys(("cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key"), readable),
 }
 """The keys of --rdzv-conf, and what each one's value is."""

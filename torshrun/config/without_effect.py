@@ -10,6 +10,7 @@ from torshrun.config.resolve_rendezvous import first_endpoint, is_alone, is_stat
 from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_INERT = [(option.key, option.without_effect) for option in OPTIONS if option.without_effect]
 
 
 def notes(request: Request, workers: int) -> Iterator[str]:
@@ -22,7 +23,7 @@ def notes(request: Request, workers: int) -> Iterator[str]:
             "--rdzv-id is not given: this job is one with any other at this etcd that has none "
             "either"
         )
-    for key, why in _reasons(request).items():
+    for key, why in (*_idle(request), *_overruled(request), *_INERT):
         if request.has(key):
             yield f"{request.name(key)} has no effect: {why}"
     for key in request["rdzv_conf"]:
@@ -34,52 +35,37 @@ def notes(request: Request, workers: int) -> Iterator[str]:
             yield f"{request.name(key)} names no worker: their {ranks} are 0 to {workers - 1}"
 
 
-def _reasons(request: Request) -> dict[str, str]:
-    """By option, why it does not count."""
-    kinds = [key for key in ("module", "no_python") if request["run_path"] and request[key]]
-    inert = {option.key: option.without_effect for option in OPTIONS if option.without_effect}
-    unused = _unused_by_nodes(request)
-    return {**dict.fromkeys(kinds, "--run-path wins"), **_overruled(request), **unused, **inert}
-
-
-def _unused_by_nodes(request: Request) -> dict[str, str]:
+def _idle(request: Request) -> Iterator[tuple[str, str]]:
+    """Options that nothing asks for in such a job, and why."""
+    for key in ("module", "no_python"):
+        if request["run_path"] and request[key]:
+            yield key, "--run-path wins"
     if is_alone(request):
-        why = "with one node nobody asks for it"
-        return dict.fromkeys(("local_addr", "secret_file"), why)
-    if is_static(request):
-        return {}
-    return {"node_rank": "only --rdzv-backend static has fixed ranks"}
-
-
-def _overruled(request: Request) -> dict[str, str]:
-    """Options that say something else about rank 0's place than what holds."""
-    endpoint = first_endpoint(request) if is_static(request) else None
-    different = _other_master(request, endpoint or Endpoint("127.0.0.1", 0))
-    if request["standalone"]:
-        different |= _not_alone(request)
-        why = "--standalone is given"
+        for key in ("local_addr", "secret_file"):
+            yield key, "with one node nobody asks for it"
     elif not is_static(request):
-        why = "only --rdzv-backend static uses it"
-    elif endpoint:
-        why = "--rdzv-endpoint says where rank 0 listens"
-    else:
-        return {}
-    return {key: why for key, differs in different.items() if differs}
+        yield "node_rank", "only --rdzv-backend static has fixed ranks"
 
 
-def _not_alone(request: Request) -> dict[str, bool]:
-    """Whether they say something else than --standalone does."""
-    endpoint = first_endpoint(request)
-    return {
-        "nnodes": request["nnodes"] != (1, 1),
-        "node_rank": request["node_rank"] != 0,
-        "rdzv_backend": request["rdzv_backend"] == "etcd",
-        "rdzv_endpoint": bool(endpoint and (endpoint.port or endpoint.host not in _LOCAL)),
-    }
-
-
-def _other_master(request: Request, endpoint: Endpoint) -> dict[str, bool]:
-    return {
-        "master_addr": request["master_addr"] not in (endpoint.host, *_LOCAL),
-        "master_port": (request["master_port"] or 0) != endpoint.port,
-    }
+def _overruled(request: Request) -> Iterator[tuple[str, str]]:
+    """Options that say something else about the nodes, or rank 0's place, than what holds."""
+    given, holds = first_endpoint(request), Endpoint("127.0.0.1", 0)
+    why = "only --rdzv-backend static uses it"
+    if request["standalone"]:
+        why = "--standalone is given"
+        if request["nnodes"] != (1, 1):
+            yield "nnodes", why
+        if request["node_rank"]:
+            yield "node_rank", why
+        if request["rdzv_backend"] == "etcd":
+            yield "rdzv_backend", why
+        if given and (given.port or given.host not in _LOCAL):
+            yield "rdzv_endpoint", why
+    elif is_static(request):
+        if given is None:
+            return
+        holds, why = given, "--rdzv-endpoint says where rank 0 listens"
+    if request["master_addr"] not in (holds.host, *_LOCAL):
+        yield "master_addr", why
+    if (request["master_port"] or 0) != holds.port:
+        yield "master_port", why
