@@ -83,7 +83,7 @@ def _answer(line: CommandLine) -> int:
 
 
 def _print(text: str) -> int:
-    sys.stdout.write(text)
+    sys.stdout.write(text.encode(errors="backslashreplace").decode())
     sys.stdout.flush()
     return 0
 

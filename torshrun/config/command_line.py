@@ -91,7 +91,7 @@ def _full_name(typed: str) -> str:
     fitting = [name for name in names if start and name.startswith(start)]
     fitting = [name for name in fitting if name in TORCHRUNS.split()] or fitting
     if not fitting:
-        hint = nearest(typed, (f"--{name.replace('_', '-')}" for name in names))
+        hint = nearest(typed[2:], [name.replace("_", "-") for name in names], "--")
         raise ConfigError(f"there is no option {typed}{hint}")
     if len({BY_NAME[name].key if name in BY_NAME else name for name in fitting}) > 1:
         spelled = ", ".join(f"--{name.replace('_', '-')}" for name in fitting)

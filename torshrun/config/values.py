@@ -57,14 +57,14 @@ class Endpoint(NamedTuple):
     scheme: str = ""
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """ "; did you mean …?" if one of the words resembles this one, else ""."""
+def nearest(word: str, words: Iterable[str], dashes: str = "") -> str:
+    """ "; did you mean …?" if one of the words, named with dashes, resembles this one, else ""."""
     from difflib import get_close_matches
 
     candidates = list(words)
     longer = [candidate for candidate in candidates if word and candidate.startswith(word)]
     found = get_close_matches(word, candidates, 1) or longer
-    return f"; did you mean {found[0]}?" if found else ""
+    return f"; did you mean {dashes}{found[0]}?" if found else ""
 
 
 def whole(text: str) -> int:

@@ -229,6 +229,12 @@ def test_printing_the_configuration_needs_no_script(launched: list[config.Launch
     assert not launched
 
 
+def test_a_plan_can_be_printed_whatever_the_arguments_are(script: str) -> None:
+    result = run("--dry-run", script, "\udcff")
+    assert result.exit_code == 0
+    result.stdout.encode()
+
+
 def test_a_dry_run_starts_nothing(launched: list[config.LaunchConfig], script: str) -> None:
     result = run("--dry-run", "--standalone", "--nproc", "2", script, "x")
     assert result.exit_code == 0

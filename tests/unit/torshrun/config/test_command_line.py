@@ -53,6 +53,7 @@ def test_what_is_given(typed: str, given: dict[str, str], rest: str) -> None:
     [
         ("--unheard-of a", "there is no option --unheard-of"),
         ("--nproc-per-noode 2", "no option --nproc-per-noode; did you mean --nproc-per-node?"),
+        ("--nproc-per-node-x 2", "no option --nproc-per-node-x; did you mean --nproc-per-node?"),
         ("--=3", "there is no option --"),
         ("-x", "there is no option -x"),
         ("-mx", "there is no option -x"),
