@@ -9,7 +9,6 @@ on from its last checkpoint. Needs torch and scikit-learn.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -96,9 +95,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on handwritten digits with torch's DDP.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32, help="images per rank and step")
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    checkpoint = Path("checkpoints", f"torch-digits-{run_id}.pt")
-    parser.add_argument("--checkpoint", type=Path, default=checkpoint)
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/torch-digits.pt"))
     return parser.parse_args()
 
 

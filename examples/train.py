@@ -44,16 +44,13 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    run = os.environ.get("TORSH_RUN_ID", "none")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch", type=int, default=64, help="samples of all ranks together")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a collective")
-    parser.add_argument(
-        "--checkpoint", type=Path, default=Path("checkpoints") / f"digits-{run}.npz"
-    )
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/digits.npz"))
     return parser.parse_args()
 
 

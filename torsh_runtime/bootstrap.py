@@ -22,7 +22,7 @@ from torsh_runtime.comm.groups import backend_type
 from torsh_runtime.comm.seal import Seal
 from torsh_runtime.comm.session import Session
 from torsh_runtime.comm.timeouts import DEFAULT_TIMEOUT, Timeout, seconds
-from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.contract import WorkerEnv, secret_text
 from torsh_runtime.errors import (
     BackendUnavailable,
     CommError,
@@ -350,7 +350,7 @@ def _worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
         local_world_size=world_size,
         master_addr=host,
         master_port=port,
-        secret=os.environ.get("TORSH_SECRET", ""),
+        secret=secret_text(os.environ),
     )
     return WorkerEnv.from_environ(env.to_environ())
 

@@ -37,6 +37,10 @@ class WorkerEnv:
     """Number of nodes of this round (torchrun's GROUP_WORLD_SIZE)."""
     role_name: str = "default"
     """The role's name, as given with --role."""
+    role_rank: int = -1
+    """Rank among the workers of this role, of all nodes. -1 becomes rank: all have one role."""
+    role_world_size: int = -1
+    """Number of workers of this role. -1 becomes world_size."""
     master_addr: str = "127.0.0.1"
     """Host where rank 0's worker may bind master_port."""
     master_port: int = 29500
@@ -61,6 +65,11 @@ class WorkerEnv:
     """File with a page for each local rank, in which the worker notes how far it is; "" is none."""
     jax_coordinator_port: int = 0
     """TCP port on master_addr for rank 0's JAX coordinator; 0 is none."""
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "world_size"):
+            if getattr(self, f"role_{name}") < 0:
+                object.__setattr__(self, f"role_{name}", getattr(self, name))
 
     def to_environ(self) -> dict[str, str]:
         """The variables to set: torchrun's whole set, and TORSH_*."""
@@ -100,6 +109,8 @@ class WorkerEnv:
             node_rank=_integer(environ, "GROUP_RANK", 0),
             num_nodes=_integer(environ, "GROUP_WORLD_SIZE", 1),
             role_name=environ.get("ROLE_NAME", "default"),
+            role_rank=_integer(environ, "ROLE_RANK", rank),
+            role_world_size=_integer(environ, "ROLE_WORLD_SIZE", world_size),
             master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
             master_port=port,
             restart_count=_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0),
@@ -107,7 +118,7 @@ class WorkerEnv:
             run_id=environ.get("TORCHELASTIC_RUN_ID", "none"),
             round=_integer(environ, "TORSH_ROUND", 0),
             store_endpoint=environ.get("TORSH_STORE_ENDPOINT", ""),
-            secret=environ.get("TORSH_SECRET", ""),
+            secret=secret_text(environ),
             error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
             scratch=environ.get("TORSH_SCRATCH", ""),
             status_file=environ.get("TORSH_STATUS_FILE", ""),
@@ -124,23 +135,43 @@ VARIABLES: Mapping[str, str] = {
     "GROUP_WORLD_SIZE": "num_nodes",
     "NODE_RANK": "node_rank",
     "ROLE_NAME": "role_name",
-    "ROLE_RANK": "rank",
-    "ROLE_WORLD_SIZE": "world_size",
+    "ROLE_RANK": "role_rank",
+    "ROLE_WORLD_SIZE": "role_world_size",
     "MASTER_ADDR": "master_addr",
     "MASTER_PORT": "master_port",
     "TORCHELASTIC_RESTART_COUNT": "restart_count",
     "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
     "TORCHELASTIC_RUN_ID": "run_id",
     "TORCHELASTIC_ERROR_FILE": "error_file",
-    "TORSH_RUN_ID": "run_id",
     "TORSH_LOCAL_RANK": "local_rank",  # also where --virtual-local-rank makes LOCAL_RANK 0
     "TORSH_ROUND": "round",
     "TORSH_STORE_ENDPOINT": "store_endpoint",
-    "TORSH_SECRET": "secret",
+    "TORSH_WORKER_SECRET": "secret",
     "TORSH_SCRATCH": "scratch",
     "TORSH_STATUS_FILE": "status_file",
 }
-"""The variables and the fields that they carry; one whose field is "" is not set."""
+"""The variables and the fields that they carry; one whose field is "" is not set.
+
+None of them is one that torshrun itself is told something by: what a user sets for a torshrun that
+a worker starts (TORSH_SECRET, TORSH_RUN_ID) means the same there as everywhere.
+"""
+ALL_VARIABLES = frozenset(
+    (
+        *VARIABLES,
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    )
+)
+"""All that to_environ may set."""
+
+
+def secret_text(environ: Mapping[str, str]) -> str:
+    """The job's secret in hexadecimal: that of the round around this worker, or what was set by
+    hand for a job without torshrun. "" is none.
+    """
+    return environ.get("TORSH_WORKER_SECRET") or environ.get("TORSH_SECRET", "")
 
 
 def _jax_port(environ: Mapping[str, str]) -> int:

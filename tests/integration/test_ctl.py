@@ -209,7 +209,8 @@ def test_an_interrupted_command_leaves_the_job_alone(site: Site) -> None:
 def test_who_does_not_know_the_secret_is_told_so(tmp_path: Path) -> None:
     with Launcher(tmp_path) as launcher:
         secret = tmp_path / "secret"
-        secret.write_text("a long word")
+        secret.write_text("a long and random text")
+        secret.chmod(0o600)
         meet = ("--rdzv-backend=tcp", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
         site = Site(launcher, *meet)
         with site.job("1:2", f"--secret-file={secret}") as job:

@@ -52,7 +52,7 @@ def test_workers_share_the_rounds_store(torshrun: Launcher) -> None:
     script = torshrun.script(
         """
         from torsh_runtime.store.client import StoreClient
-        secret = bytes.fromhex(os.environ["TORSH_SECRET"])
+        secret = bytes.fromhex(os.environ["TORSH_WORKER_SECRET"])
         store = StoreClient.connect(os.environ["TORSH_STORE_ENDPOINT"], secret, timeout=10)
         store.put(f"rank{rank}", b"here")
         store.wait(["rank0", "rank1"], timeout=10)
@@ -145,6 +145,20 @@ def test_the_same_failure_at_the_start_is_not_tried_a_third_time(torshrun: Launc
     code, out, err = torshrun.run("--max-restarts", "5", script)
     assert (code, out.count("go")) == (1, 2)
     assert "attempt 2 of 6: the job has failed in the same way at its start as before" in err
+    assert "(--retry-same-start: it is)" in err
+
+
+def test_who_wants_it_tries_the_same_start_again(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        print("go")
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] != "3": raise ConnectionError("not yet there")
+        """
+    )
+    options = ("--max-restarts", "5", "--restart-backoff", "0")
+    assert torshrun.run(*options, script)[0] == 1
+    code, out, _ = torshrun.run(*options, "--retry-same-start", script)
+    assert (code, out.count("go")) == (0, 4)
 
 
 def test_a_failure_after_the_start_is_tried_again(torshrun: Launcher) -> None:
@@ -375,7 +389,7 @@ def test_a_dead_keeper_fails_the_job_and_leaves_nothing(torshrun: Launcher) -> N
 def test_the_job_scripts_start_a_worker_per_cpu(
     torshrun: Launcher, template: str, environ: dict[str, str]
 ) -> None:
-    torshrun.script("print(os.environ['TORSH_RUN_ID'], os.environ['WORLD_SIZE'])")
+    torshrun.script("print(os.environ['TORCHELASTIC_RUN_ID'], os.environ['WORLD_SIZE'])")
     process = subprocess.run(
         ["bash", Path(__file__).parents[2] / "configs" / template, "train.py"],
         env={

@@ -165,7 +165,8 @@ def test_certificates_and_a_secret_of_ones_own(torshrun: Launcher, tmp_path: Pat
     served = (f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={ca}")
     options = (*served, "--client-cert-auth")
     secret = tmp_path / "secret"
-    secret.write_text("long and random\n")
+    secret.write_text("a long and random text\n")
+    secret.chmod(0o600)
     script = torshrun.script(PLACE)
     with EtcdCluster(binary_or_skip("3.5"), tmp_path, 1, *options, tls=True) as etcd:
         conf = f"{QUICK},cacert={ca},cert={cert},key={key}"

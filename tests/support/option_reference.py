@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torshrun.config.option import Option
-from torshrun.config.options import HEADINGS
+from torshrun.config.options import HEADINGS, Option
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
@@ -33,7 +32,7 @@ def _table(heading: str, options: tuple[Option, ...]) -> str:
 def _cells(option: Option) -> list[str]:
     names = " ".join(f"`{spelling}`" for spelling in option.spellings)
     value = f"`{option.metavar}`" if option.metavar else "flag"
-    default = option.unset if option.default is None else f"`{option.default}`"
+    default = f"`{option.default}`" if option.default else option.unset
     others = ", ".join(f"`{variable}`" for variable in option.variables)
     text = f"{option.help} Also from {others}." if others else option.help
     return [cell.replace("|", "\\|").replace("<", "&lt;") for cell in (names, value, default, text)]

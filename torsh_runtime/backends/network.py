@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
+from torsh_runtime.contract import secret_text
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 
@@ -38,13 +39,13 @@ class Network:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Network:
-        """As TORSH_SECRET, TORSH_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TORSH_SOCKET_STREAMS and
+        """As the job's secret, TORSH_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TORSH_SOCKET_STREAMS and
         MASTER_ADDR say. Raises ConfigError naming the variable that is wrong.
         """
         variable = next((name for name in _INTERFACE_VARIABLES if environ.get(name)), None)
         names = environ[variable].split(",") if variable else []
         return cls(
-            secret=secret_of(environ.get("TORSH_SECRET", "")),
+            secret=secret_of(secret_text(environ)),
             interfaces=tuple(name.strip() for name in names if name.strip()),
             variable=variable or _INTERFACE_VARIABLES[0],
             streams=_streams(environ.get("TORSH_SOCKET_STREAMS", str(DEFAULT_STREAMS))),
@@ -97,11 +98,11 @@ class Network:
 
 
 def secret_of(text: str) -> bytes:
-    """The job's secret as TORSH_SECRET has it. ConfigError when it is malformed."""
+    """The job's secret from its hexadecimal text. ConfigError when it is malformed."""
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise ConfigError("TORSH_SECRET is not hexadecimal (torshrun sets it itself)") from None
+        raise ConfigError("TORSH_SECRET is not hexadecimal (openssl rand -hex 32)") from None
 
 
 def is_loopback(address: str) -> bool:

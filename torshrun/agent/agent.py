@@ -216,11 +216,12 @@ class Agent:
         exits = self._exits()
         cause = failure.root_cause(exits)
         statuses = self._round.statuses() if self._round else ()
+        startup = self._diagnosis.startup(cause, statuses)
         return protocol.Diagnosed(
             event.round,
             code=cause.code if cause else 0,
             signo=cause.signo if cause else 0,
-            startup=self._diagnosis.startup(cause, statuses),
+            startup="" if self._config.retry_same_start else startup,
             seconds=time.monotonic() - self._group.begun,
             unkillable=event.unkillable,
             cause=summary(cause) if cause else "",

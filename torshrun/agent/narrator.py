@@ -271,7 +271,8 @@ class Narrator:
             return f"{attempt}: restarting {when}, {left} of {budget} restarts left"
         why = {
             "budget spent": ", no restarts left",
-            "same start": " in the same way at its start as before, so it is not started again",
+            "same start": " in the same way at its start as before, so it is not started again "
+            "(--retry-same-start: it is)",
         }
         return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
 

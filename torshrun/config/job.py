@@ -94,7 +94,7 @@ class LaunchConfig:
     rendezvous: RendezvousConfig | None = None
     """How its nodes find each other; None is a job of one node."""
     run_id: str = "none"
-    """Names the job; the same on all nodes."""
+    """Names the job; the same on all nodes. A job of one node has one of its own."""
     role: str = "default"
     """The workers' role, handed on as ROLE_NAME."""
     master_addr: str = "127.0.0.1"
@@ -106,6 +106,9 @@ class LaunchConfig:
     restart_backoff: float = 1.0
     """Seconds before the second restart in a row; doubled for each further one, up to a minute,
     and varied by a quarter. The first restart comes at once. 0: all do."""
+    retry_same_start: bool = False
+    """Whether workers are started again also when they failed at their start in the same way as
+    the time before."""
     shutdown_timeout: float = 30.0
     """Seconds that workers have after SIGTERM before SIGKILL; 0 kills at once."""
     signals_to_handle: tuple[signal.Signals, ...] = HANDLED_SIGNALS
@@ -124,6 +127,8 @@ class LaunchConfig:
     """Whether every worker sees LOCAL_RANK 0 and, in CUDA_VISIBLE_DEVICES, only its own GPU."""
     metrics: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
+    health_check_port: int = 0
+    """TCP port on which torchrun's health check is answered; 0 is none."""
     events: str | None = None
     """File to which the job's events are added, or "-" for stdout; None is nowhere."""
     error_file: str | None = None

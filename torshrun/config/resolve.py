@@ -1,9 +1,9 @@
-"""From settings to a LaunchConfig: the rules that are about more than one option."""
+"""From a request to a LaunchConfig: the rules that are about more than one option."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,13 +11,14 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Kind, LaunchConfig, OutputConfig
-from torshrun.config.nodes import first_endpoint, is_alone, rendezvous
-from torshrun.config.notes import is_static, notes
-from torshrun.config.options import OPTIONS
-from torshrun.config.setting import Settings
-from torshrun.config.target import check_target
-from torshrun.config.values import Endpoint, Nodes, worker_count
+from torshrun.config.options import JOB_FIELDS, OPTIONS, OUTPUT_FIELDS, Option
+from torshrun.config.request import Request
+from torshrun.config.resolve_rendezvous import first_endpoint, is_alone, is_static, rendezvous
+from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text
 from torshrun.topology import allowed_cpus
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_INERT = [(option.key, option.without_effect) for option in OPTIONS if option.without_effect]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,114 +32,109 @@ class Resolution:
 
 
 def _new_id() -> str:
-    import uuid
-
-    return str(uuid.uuid4())
+    return os.urandom(8).hex()
 
 
 def resolve(
-    settings: Settings, environ: Mapping[str, str], *, new_id: Callable[[], str] = _new_id
+    request: Request, environ: Mapping[str, str], *, new_id: Callable[[], str] = _new_id
 ) -> Resolution:
     """Make the job. `environ` is torshrun's own; `new_id` names a job that is to have a name of
     its own. Raises ConfigError naming the option, variable or line of a file that is wrong.
     """
-    if settings.target is None:
+    if request.target is None:
         raise ConfigError(
             "SCRIPT is missing: name it after the options, or in a --config file as script:, "
             "module: or program: (torshrun --help lists the options)"
         )
-    fields, said = _check(settings, environ, new_id)
-    target = check_target(settings.target.text or "", fields["kind"], environ)
+    fields = _check(request, environ, new_id)
+    target = _check_target(request.target.text or "", fields["kind"], environ)
+    said = tuple(_notes(request, fields["nproc_per_node"]))
     return Resolution(LaunchConfig(target=target, **fields), said)
 
 
-def validate(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+def validate(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The notes that resolve would give; no target is needed. Raises ConfigError as it would."""
-    if settings.target is not None:
-        return resolve(settings, environ).notes
-    return _check(settings, environ, _new_id)[1]
+    if request.target is not None:
+        return resolve(request, environ).notes
+    return tuple(_notes(request, _check(request, environ, _new_id)["nproc_per_node"]))
 
 
 def _check(
-    settings: Settings, environ: Mapping[str, str], new_id: Callable[[], str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """LaunchConfig's fields but target, and the notes."""
-    values = settings.values()
-    fields = {
-        **_fields(LaunchConfig, values),
-        **_master(settings, values),
-        **_size(values),
-        "rendezvous": rendezvous(settings, values, environ),
-        "nproc_per_node": _workers(settings, values, environ),
-        "arguments": tuple(argument.text for argument in settings.arguments),
-        "environment": MappingProxyType(
-            {name: extra.text for name, extra in settings.environment.items()}
-        ),
-        "kind": _kind(settings, values),
-        "scratch_place": _scratch_place(environ),
-        "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
-        "output": OutputConfig(**_fields(OutputConfig, values)),
-    }
-    if values["standalone"] and not settings["run_id"].given:
-        fields["run_id"] = new_id()
-    return fields, tuple(notes(settings, values, fields["nproc_per_node"]))
-
-
-def _fields(
-    kind: type[LaunchConfig] | type[OutputConfig], values: Mapping[str, Any]
+    request: Request, environ: Mapping[str, str], new_id: Callable[[], str]
 ) -> dict[str, Any]:
-    """The values that are fields as they are; where there is none the field has its default."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    found = {option.field or option.key: values[option.key] for option in OPTIONS}
-    return {name: found[name] for name in names & found.keys() if found[name] is not None}
+    """LaunchConfig's fields but target. Raises ConfigError for the first option that is wrong."""
+    for option in OPTIONS:
+        request[option.key]
+    alone = is_alone(request)
+    if alone and request["node_rank"] and not request["standalone"]:
+        raise ConfigError(
+            f"{request.name('node_rank')}: {request['node_rank']} is not possible: the job has one "
+            f"node, whose rank is 0; --nnodes says how many it has"
+        )
+    extras = {name: extra.text for name, extra in request.environment.items()}
+    fewest, most = (1, 1) if alone else request["nnodes"]
+    addr, port = _master(request) if alone and is_static(request) else ("127.0.0.1", 0)
+    return {
+        **_fields(request, JOB_FIELDS),
+        "arguments": tuple(argument.text for argument in request.arguments),
+        "environment": MappingProxyType(extras),
+        "kind": _kind(request),
+        "nproc_per_node": _workers(request, environ),
+        "min_nodes": fewest,
+        "max_nodes": most,
+        "rendezvous": None if alone else rendezvous(request, environ),
+        "run_id": request["run_id"] or (new_id() if alone else "none"),
+        "master_addr": addr,
+        "master_port": port,
+        "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
+        "scratch_place": _scratch_place(environ),
+        "output": OutputConfig(**_fields(request, OUTPUT_FIELDS)),
+    }
 
 
-def _size(values: Mapping[str, Any]) -> dict[str, int]:
-    if is_alone(values):
-        return {"min_nodes": 1, "max_nodes": 1}
-    nodes: Nodes = values["nnodes"]
-    return {"min_nodes": nodes.fewest, "max_nodes": nodes.most}
+def _fields(request: Request, options: Iterable[Option]) -> dict[str, Any]:
+    """Their values, by field: one that is no field of the class that gets them is a TypeError."""
+    return {option.field or option.key: request[option.key] for option in options}
 
 
-def _master(settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
-    """master_addr and master_port: those of the static endpoint, else those given. Without static
-    torchrun takes neither, so that jobs whose scripts name the same port do not collide.
+def _master(request: Request) -> tuple[str, int]:
+    """MASTER_ADDR and MASTER_PORT with one node: those of the static endpoint, else those given.
+    Without static torchrun takes neither, so that jobs whose scripts name the same port do not
+    collide.
     """
-    if not (is_static(values) and is_alone(values)):
-        return {"master_addr": "127.0.0.1", "master_port": 0}
-    endpoint: Endpoint | None = first_endpoint(values)
+    endpoint = first_endpoint(request)
     if endpoint is None:
-        return {"master_addr": values["master_addr"], "master_port": values["master_port"] or 0}
+        return request["master_addr"], request["master_port"] or 0
     if endpoint.port is None:
         raise ConfigError(
-            f"{settings['rdzv_endpoint'].name}: with --rdzv-backend static it needs a port, like "
+            f"{request.name('rdzv_endpoint')}: with --rdzv-backend static it needs a port, like "
             f"{endpoint.host}:29500"
         )
-    return {"master_addr": endpoint.host, "master_port": endpoint.port}
+    return endpoint.host, endpoint.port
 
 
-def _workers(settings: Settings, values: Mapping[str, Any], environ: Mapping[str, str]) -> int:
-    asked: int | str = values["nproc_per_node"]
+def _workers(request: Request, environ: Mapping[str, str]) -> int:
+    asked: int | str = request["nproc_per_node"]
     if isinstance(asked, int):
         return asked
-    name = settings["nproc_per_node"].name
     number = 0
     if asked in ("gpu", "auto"):
         from torshrun.topology import gpus
 
         number = gpus.count(environ)
     if asked == "gpu" and number == 0:
+        name = request.name("nproc_per_node")
         raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
-    return worker_count(number or len(allowed_cpus()))
+    return number or len(allowed_cpus())
 
 
-def _kind(settings: Settings, values: Mapping[str, Any]) -> Kind:
-    if values["run_path"]:
+def _kind(request: Request) -> Kind:
+    if request["run_path"]:
         return "path"
-    if values["module"] and values["no_python"]:
-        names = f"{settings['module'].name} and {settings['no_python'].name}"
+    if request["module"] and request["no_python"]:
+        names = f"{request.name('module')} and {request.name('no_python')}"
         raise ConfigError(f"{names} exclude each other")
-    return "module" if values["module"] else "program" if values["no_python"] else "script"
+    return "module" if request["module"] else "program" if request["no_python"] else "script"
 
 
 def _scratch_place(environ: Mapping[str, str]) -> str:
@@ -146,3 +142,96 @@ def _scratch_place(environ: Mapping[str, str]) -> str:
     if outer and Path(outer).is_dir():
         return outer
     return str(Path(environ.get("TMPDIR") or "/tmp").absolute())
+
+
+def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
+    """The script, module or program as workers are to be given it, if it is there."""
+    if not any_text(target):
+        raise ConfigError("the script's name must not be empty")
+    if kind == "module":
+        return target
+    if kind == "program":
+        return _find_program(target, environ.get("PATH", os.defpath))
+    script = Path(target)
+    if script.is_dir() and not (script / "__main__.py").is_file():
+        raise ConfigError(f"{target} is a directory, not a script; name the script inside it")
+    if not script.exists():
+        raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
+    return target
+
+
+def _find_program(name: str, path: str) -> str:
+    """The program's path as the shell would find it."""
+    import shutil
+
+    found = shutil.which(name, path=path)
+    if found:
+        return found if "/" in name else str(Path(found).absolute())
+    if "/" not in name:
+        raise ConfigError(f"program {name} is not in PATH")
+    if not Path(name).exists():
+        raise ConfigError(f"program {name} does not exist")
+    if Path(name).is_dir():
+        raise ConfigError(f"{name} is a directory, not a program")
+    raise ConfigError(f"{name} is not executable: chmod +x it, or drop --no-python")
+
+
+# ---- what was given and comes to nothing: said in a line each, never an error
+
+
+def _notes(request: Request, workers: int) -> Iterator[str]:
+    """A line about each option that has no effect, or that is missed. What says in many words that
+    there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
+    """
+    alone = is_alone(request)
+    if request["rdzv_backend"] == "etcd" and not alone and not request.has("run_id"):
+        yield (
+            "--rdzv-id is not given: this job is one with any other at this etcd that has none "
+            "either"
+        )
+    for key, why in (*_idle(request), *_overruled(request), *_INERT):
+        if request.has(key):
+            yield f"{request.name(key)} has no effect: {why}"
+    for key in request["rdzv_conf"]:
+        if key in CONF_WITHOUT_EFFECT:
+            yield f"{request.name('rdzv_conf')}: {key} has no effect here"
+    numbered = {"local_ranks_filter": "local ranks"} | ({"ranks_filter": "ranks"} if alone else {})
+    for key, ranks in numbered.items():
+        if request[key] and min(request[key]) >= workers:
+            yield f"{request.name(key)} names no worker: their {ranks} are 0 to {workers - 1}"
+
+
+def _idle(request: Request) -> Iterator[tuple[str, str]]:
+    """Options that nothing asks for in such a job, and why."""
+    for key in ("module", "no_python"):
+        if request["run_path"] and request[key]:
+            yield key, "--run-path wins"
+    if is_alone(request):
+        for key in ("local_addr", "secret_file"):
+            yield key, "with one node nobody asks for it"
+    elif not is_static(request):
+        yield "node_rank", "only --rdzv-backend static has fixed ranks"
+
+
+def _overruled(request: Request) -> Iterator[tuple[str, str]]:
+    """Options that say something else about the nodes, or rank 0's place, than what holds."""
+    given, holds = first_endpoint(request), Endpoint("127.0.0.1", 0)
+    why = "only --rdzv-backend static uses it"
+    if request["standalone"]:
+        why = "--standalone is given"
+        if request["nnodes"] != (1, 1):
+            yield "nnodes", why
+        if request["node_rank"]:
+            yield "node_rank", why
+        if request["rdzv_backend"] == "etcd":
+            yield "rdzv_backend", why
+        if given and (given.port or given.host not in _LOCAL):
+            yield "rdzv_endpoint", why
+    elif is_static(request):
+        if given is None:
+            return
+        holds, why = given, "--rdzv-endpoint says where rank 0 listens"
+    if request["master_addr"] not in (holds.host, *_LOCAL):
+        yield "master_addr", why
+    if (request["master_port"] or 0) != holds.port:
+        yield "master_port", why

@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import StreamRule, Streams
@@ -21,17 +21,7 @@ LONGEST = 1e9
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_TRUE = ("true", "yes", "on")
-_FALSE = ("false", "no", "off")
-_CONF_SECONDS = (
-    "join_timeout",
-    "last_call_timeout",
-    "close_timeout",
-    "keep_alive_interval",
-    "ttl",
-    "timeout",
-)
-_CONF_TEXTS = ("protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key")
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 CONF_WITHOUT_EFFECT = (
     "is_host",
     "store_type",
@@ -60,20 +50,21 @@ class Nodes(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """HOST:PORT; port None is not given."""
+    """HOST:PORT; port None is not given, and nor is the scheme ("http" or "https") if it is ""."""
 
     host: str
     port: int | None
+    scheme: str = ""
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """ "; did you mean …?" if one of the words resembles this one, else ""."""
+def nearest(word: str, words: Iterable[str], dashes: str = "") -> str:
+    """ "; did you mean …?" if one of the words, named with dashes, resembles this one, else ""."""
     from difflib import get_close_matches
 
     candidates = list(words)
     longer = [candidate for candidate in candidates if word and candidate.startswith(word)]
     found = get_close_matches(word, candidates, 1) or longer
-    return f"; did you mean {found[0]}?" if found else ""
+    return f"; did you mean {dashes}{found[0]}?" if found else ""
 
 
 def whole(text: str) -> int:
@@ -89,13 +80,6 @@ def count(text: str) -> int:
     return number
 
 
-def restarts(text: str) -> int:
-    number = whole(text)
-    if number < 0:
-        raise ConfigError(f"{number} is negative; 0 means never restart")
-    return number
-
-
 def workers(text: str) -> int | str:
     """A number, or "auto", "cpu" or "gpu", which only a look at the machine makes a number."""
     if text in ("auto", "cpu", "gpu"):
@@ -106,14 +90,8 @@ def workers(text: str) -> int | str:
         number = whole(text)
     except ConfigError as error:
         raise ConfigError(f"{error}; auto, cpu and gpu are possible too") from None
-    return worker_count(number)
-
-
-def worker_count(number: int) -> int:
-    if number < 1:
-        raise ConfigError(f"at least 1 worker is needed, not {number}")
-    if number > MOST_WORKERS:
-        raise ConfigError(f"{number} workers are too many for one node")
+    if not 1 <= number <= MOST_WORKERS:
+        raise ConfigError(f"{number} is not possible: a node has 1 to {MOST_WORKERS} workers")
     return number
 
 
@@ -192,12 +170,13 @@ def endpoints(text: str) -> tuple[Endpoint, ...]:
 
 
 def _place(text: str) -> Endpoint:
-    bare = text.strip().removeprefix("http://").removeprefix("https://")
+    found = re.fullmatch(r"(?:(https?)://)?(.*)", text.strip(), re.DOTALL)
+    scheme, bare = found.groups("") if found else ("", "")
     name, colon, number = bare.rpartition(":")
     if not colon or number.endswith("]"):
-        return Endpoint(host(bare), None)
+        return Endpoint(host(bare), None, scheme)
     try:
-        return Endpoint(host(name), port(number))
+        return Endpoint(host(name), port(number), scheme)
     except ConfigError as error:
         raise ConfigError(f"{text!r} is not HOST:PORT: {error}") from None
 
@@ -212,20 +191,16 @@ def listening(text: str) -> tuple[str, int]:
 
 def flag(text: str) -> bool:
     word = text.strip().lower()
-    if word in _TRUE or word in _FALSE:
-        return word in _TRUE
     try:
-        return bool(whole(word))
+        return _FLAGS[word] if word in _FLAGS else bool(whole(word))
     except ConfigError:
         raise ConfigError(f"{text!r} is neither true nor false (nor 1 or 0)") from None
 
 
-def one_of(*allowed: str, refused: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """A parser that takes these words; `refused` says about others why not."""
+def one_of(*allowed: str) -> Callable[[str], str]:
+    """A parser that takes these words."""
 
     def parse(text: str) -> str:
-        if refused and text in refused:
-            raise ConfigError(f"{text!r} is not possible: {refused[text]}")
         if text not in allowed:
             hint = nearest(text, allowed)
             raise ConfigError(f"{text!r} is not one of {', '.join(allowed)}{hint}")
@@ -235,12 +210,9 @@ def one_of(*allowed: str, refused: Mapping[str, str] | None = None) -> Callable[
 
 
 def readable(text: str) -> str:
-    """A file that is there."""
-    path = _looked_up(text)
-    if not path.is_file():
-        what = "is no file" if path.exists() else "does not exist"
-        raise ConfigError(f"{path} {what}")
-    return str(path)
+    if not _looked_up(text).is_file():
+        raise ConfigError(f"there is no file {text}")
+    return text
 
 
 def directory(text: str) -> str:
@@ -333,29 +305,52 @@ def _signal(word: str) -> signal.Signals:
         raise ConfigError(f"{word!r} is not a signal's name{hint}") from None
 
 
-def rdzv_conf(text: str) -> Mapping[str, str]:
-    """ "key=value,key=value", every value checked."""
-    conf: dict[str, str] = {}
+def rdzv_backend(text: str) -> str:
+    """One of ours; who names a rendezvous handler of torch's is told what it cannot be."""
+    if text == "etcd-v2":
+        raise ConfigError("'etcd-v2' is not possible: torshrun speaks etcd's version 3, give etcd")
+    try:
+        return one_of("static", "c10d", "tcp", "etcd")(text)
+    except ConfigError:
+        if not _is_plugin("torchrun.handlers", text):
+            raise
+    raise ConfigError(
+        f"{text!r} is a rendezvous handler for torchrun's agents (an entry point in the group "
+        f"torchrun.handlers), by which torshrun's cannot meet: give c10d, etcd or static"
+    )
+
+
+def _is_plugin(group: str, name: str) -> bool:
+    """Whether an installed package offers this to torchrun."""
+    from importlib.metadata import entry_points
+
+    return re.fullmatch(r"[A-Za-z][\w.-]*", name) is not None and bool(
+        entry_points(group=group, name=name)
+    )
+
+
+def rdzv_conf(text: str) -> Mapping[str, Any]:
+    """ "key=value,key=value"; each value as its key has it."""
+    conf: dict[str, Any] = {}
     for part in text.split(",") if text.strip() else ():
         key, _, value = (piece.strip() for piece in part.partition("="))
         if not key or not value:
             raise ConfigError(f"{part.strip()!r} is not KEY=VALUE")
-        _check_conf(key, value)
-        conf[key] = value
+        if key not in _CONF and key not in CONF_WITHOUT_EFFECT:
+            known = f"the keys are {', '.join(_CONF)}{nearest(key, _CONF)}"
+            raise ConfigError(f"there is no key {key!r}; {known}")
+        try:
+            conf[key] = _CONF.get(key, words)(value)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
     return MappingProxyType(conf)
 
 
-def _check_conf(key: str, value: str) -> None:
-    known: Sequence[str] = (*_CONF_SECONDS, "keep_alive_max_attempt", *_CONF_TEXTS)
-    if key not in (*known, *CONF_WITHOUT_EFFECT):
-        hint = nearest(key, known)
-        raise ConfigError(f"there is no key {key!r}; the keys are {', '.join(known)}{hint}")
-    try:
-        if key in _CONF_SECONDS:
-            seconds(value)
-        elif key == "keep_alive_max_attempt":
-            count(value)
-        elif key == "protocol":
-            one_of("http", "https")(value)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
+_CONF: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("join_timeout", "last_call_timeout", "close_timeout"), seconds),
+    **dict.fromkeys(("keep_alive_interval", "ttl", "timeout"), seconds),
+    "keep_alive_max_attempt": count,
+    "protocol": one_of("http", "https"),
+    **dict.fromkeys(("cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key"), readable),
+}
+"""The keys of --rdzv-conf, and what each one's value is."""

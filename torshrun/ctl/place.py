@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from torsh_runtime.errors import ConfigError
-from torshrun.config.gather import gather
-from torshrun.config.nodes import rendezvous
 from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.config.request import gather
+from torshrun.config.resolve_rendezvous import rendezvous
 
 OPTIONS = (
     "rdzv_backend",
@@ -20,23 +20,19 @@ OPTIONS = (
     "config",
 )
 """Those of torshrun's options, by key, that say where nodes meet."""
-_ANY_JOB = MappingProxyType({"nnodes": "2", "standalone": "false", "node_rank": "0"})
+_ANY_JOB = MappingProxyType(
+    {"nnodes": "2", "standalone": "false", "node_rank": "0", "require_secret": "false"}
+)
 """What else the rules about such a job ask for, and nothing here depends on."""
-_READ = (*(key for key in OPTIONS if key != "config"), *_ANY_JOB, "local_addr")
 
 
 def meeting_place(given: Mapping[str, str | None], environ: Mapping[str, str]) -> RendezvousConfig:
     """`given` are the options of the command line by key. Raises ConfigError."""
-    settings = gather({**given, **_ANY_JOB}, None, (), environ)
-    values = {key: settings.value(key) for key in _READ}
-    is_named = values["rdzv_endpoint"] or (
-        values["rdzv_backend"] == "static" and settings["master_addr"].given
-    )
-    if not is_named:
+    request = gather({**given, **_ANY_JOB}, None, (), environ)
+    is_static = request["rdzv_backend"] == "static"
+    if not request["rdzv_endpoint"] and not (is_static and request.has("master_addr")):
         raise ConfigError(
             "--rdzv-endpoint is missing: say where the job's nodes meet, with the same --rdzv-* "
             "options or variables (TORSH_RDZV_ENDPOINT) as torshrun has there"
         )
-    found = rendezvous(settings, values, environ)
-    assert found is not None  # by _ANY_JOB
-    return found
+    return rendezvous(request, environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.errors import ConfigError
 
 PLACE = WorkerEnv(
@@ -15,6 +15,8 @@ PLACE = WorkerEnv(
     node_rank=1,
     num_nodes=2,
     role_name="trainer",
+    role_rank=3,
+    role_world_size=6,
     master_addr="10.0.0.1",
     master_port=4000,
     restart_count=1,
@@ -34,12 +36,32 @@ def test_a_worker_reads_what_the_agent_sets() -> None:
     assert WorkerEnv.from_environ(PLACE.to_environ()) == PLACE
 
 
+def test_all_variables_are_listed() -> None:
+    assert PLACE.to_environ().keys() == ALL_VARIABLES
+
+
 def test_what_is_empty_is_not_set() -> None:
     bare = WorkerEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
     environ = bare.to_environ()
     assert "" not in environ.values()
-    assert not environ.keys() & {"TORSH_SECRET", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"}
+    assert not environ.keys() & {"TORSH_WORKER_SECRET", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"}
     assert WorkerEnv.from_environ(environ) == bare
+
+
+def test_the_place_within_the_role() -> None:
+    environ = PLACE.to_environ()
+    assert (environ["ROLE_RANK"], environ["ROLE_WORLD_SIZE"]) == ("3", "6")
+    alone = WorkerEnv(rank=2, world_size=4, local_rank=0, local_world_size=2)
+    assert (alone.role_rank, alone.role_world_size) == (2, 4)
+    by_hand = WorkerEnv.from_environ({"RANK": "1", "WORLD_SIZE": "3"})
+    assert (by_hand.role_rank, by_hand.role_world_size) == (1, 3)
+
+
+def test_the_rounds_secret_is_not_what_a_user_sets() -> None:
+    assert "TORSH_SECRET" not in PLACE.to_environ()
+    mine = {"RANK": "0", "WORLD_SIZE": "1", "TORSH_SECRET": "aa"}
+    assert WorkerEnv.from_environ(mine).secret == "aa"
+    assert WorkerEnv.from_environ({**PLACE.to_environ(), "TORSH_SECRET": "aa"}).secret == "00ff"
 
 
 def test_the_place_for_jax() -> None:

@@ -33,7 +33,7 @@ def test_common_and_own(script: str) -> None:
 
 def test_what_is_chosen_at_the_start_is_not_made_up(script: str) -> None:
     text = plan(LaunchConfig(target=script), {})
-    for name in ("MASTER_PORT", "TORSH_SECRET", "TORSH_STORE_ENDPOINT", "TORSH_SCRATCH"):
+    for name in ("MASTER_PORT", "TORSH_WORKER_SECRET", "TORSH_STORE_ENDPOINT", "TORSH_SCRATCH"):
         assert f"  {name}={CHOSEN_AT_START}\n" in text
     assert "  MASTER_PORT=29511\n" in plan(LaunchConfig(target=script, master_port=29511), {})
 

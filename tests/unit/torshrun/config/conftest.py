@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.config import Resolution, Settings, gather, resolve
+from torshrun.config import Request, Resolution, gather, resolve
 
-Asked = Callable[..., Settings]
+Asked = Callable[..., Request]
 Made = Callable[..., Resolution]
 
 
@@ -24,7 +24,7 @@ def script(tmp_path: Path) -> str:
 def asked(script: str) -> Asked:
     """asked(environ, option=text, …) with a script named on the command line."""
 
-    def ask(environ: Mapping[str, str] | None = None, **options: str | None) -> Settings:
+    def ask(environ: Mapping[str, str] | None = None, **options: str | None) -> Request:
         return gather(options, script, (), environ or {})
 
     return ask

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
 
+import pytest
 from support.option_reference import PAGE, renewed
 
-from torshrun.config import LaunchConfig, OutputConfig
-from torshrun.config.options import BY_NAME, OPTIONS
+from torshrun.config import LaunchConfig, OutputConfig, gather, resolve
+from torshrun.config.options import JOB_FIELDS, OPTIONS, OUTPUT_FIELDS, Option
 
 TORCHRUNS = """
 nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts
@@ -37,21 +39,21 @@ def test_every_default_is_a_value() -> None:
         assert option.default is None or option.parse(option.default) is not None
 
 
-def test_every_option_with_a_field_names_one() -> None:
-    fields = {
-        field.name for kind in (LaunchConfig, OutputConfig) for field in dataclasses.fields(kind)
-    }
-    assert {option.field for option in OPTIONS if option.field} <= fields
-
-
-def test_every_field_can_be_set() -> None:
-    by_others = {"target", "arguments", "environment", "kind", "min_nodes", "max_nodes"}
-    by_others |= {"rendezvous"}
-    by_others |= {"scratch_place", "output", "error_file"}
-    fields = {
-        field.name for kind in (LaunchConfig, OutputConfig) for field in dataclasses.fields(kind)
-    }
-    assert fields - by_others <= {option.field or option.key for option in BY_NAME.values()}
+@pytest.mark.parametrize(
+    ("kind", "options"), [(LaunchConfig, JOB_FIELDS), (OutputConfig, OUTPUT_FIELDS)]
+)
+def test_no_field_keeps_its_default_because_nobody_knows_it(
+    kind: type[LaunchConfig] | type[OutputConfig],
+    options: tuple[Option, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    assert {option.field or option.key for option in options} <= names
+    made: list[dict[str, object]] = []
+    rules = sys.modules["torshrun.config.resolve"]
+    monkeypatch.setattr(rules, kind.__name__, lambda **given: made.append(given))
+    resolve(gather({}, __file__, (), {}), {})
+    assert made[0].keys() == names
 
 
 def test_the_page_lists_them() -> None:

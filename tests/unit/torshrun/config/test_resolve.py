@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig, OutputConfig, gather, resolve, validate
 from torshrun.config.job import StreamRule, Streams
+from torshrun.config.options import OPTIONS
 
 from .conftest import Asked, Made
 
 
 def test_defaults(made: Made, script: str) -> None:
     resolution = made()
-    assert resolution.job == LaunchConfig(target=script)
+    assert resolution.job == LaunchConfig(target=script, run_id="a new name")
     assert resolution.notes == ()
 
 
@@ -25,6 +27,7 @@ def test_all_fields(made: Made, script: str) -> None:
         nproc_per_node="2",
         max_restarts="3",
         restart_backoff="0",
+        retry_same_start="true",
         run_id="j",
         role="r",
         hang_timeout="5m",
@@ -33,6 +36,7 @@ def test_all_fields(made: Made, script: str) -> None:
         virtual_local_rank="1",
         numa_binding="core-complex",
         metrics_port="0.0.0.0:9400",
+        health_check_port="9500",
         events="-",
         tee="1",
         local_ranks_filter="0",
@@ -50,6 +54,7 @@ def test_all_fields(made: Made, script: str) -> None:
         nproc_per_node=2,
         max_restarts=3,
         restart_backoff=0.0,
+        retry_same_start=True,
         run_id="j",
         role="r",
         hang_timeout=300.0,
@@ -58,6 +63,7 @@ def test_all_fields(made: Made, script: str) -> None:
         virtual_local_rank=True,
         numa_binding="core-complex",
         metrics=("0.0.0.0", 9400),
+        health_check_port=9500,
         events="-",
         output=OutputConfig(
             tee=StreamRule(everyone=Streams(stdout=True)),
@@ -77,7 +83,7 @@ def test_all_fields(made: Made, script: str) -> None:
 @pytest.mark.parametrize(
     ("option", "text", "said"),
     [
-        ("nproc_per_node", "0", "^--nproc-per-node: at least 1"),
+        ("nproc_per_node", "0", "^--nproc-per-node: 0 is not possible"),
         ("max_restarts", "1.5", "^--max-restarts: '1.5' is not a whole number"),
         ("run_id", "", "^--rdzv-id: must not be empty"),
         ("master_addr", "", "^--master-addr: must not be empty"),
@@ -117,6 +123,7 @@ def test_variables_of_other_names(made: Made) -> None:
     environ = {
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7",
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}> ",
+        "TORCHELASTIC_HEALTH_CHECK_PORT": "9500",
         "PET_RDZV_ID": "j",
     }
     job = made(environ).job
@@ -125,6 +132,7 @@ def test_variables_of_other_names(made: Made) -> None:
         "<${rank}> ",
         "j",
     )
+    assert job.health_check_port == 9500
     assert made({**environ, "PET_SHUTDOWN_TIMEOUT": "8"}).job.shutdown_timeout == 8.0
 
 
@@ -137,16 +145,27 @@ def test_an_empty_variable_is_none(made: Made) -> None:
     assert made({"PET_NPROC_PER_NODE": ""}).job.nproc_per_node == 1
 
 
-def test_the_outer_job_gives_no_defaults(made: Made, script: str) -> None:
-    outer = {
-        "TORCHELASTIC_RUN_ID": "o",
-        "TORSH_RUN_ID": "o",
-        "MASTER_PORT": "1",
-        "MASTER_ADDR": "x",
-    }
-    assert made(outer).job == LaunchConfig(target=script)
-    assert made({"MASTER_PORT": "1", "MASTER_ADDR": "x"}).job == LaunchConfig(target=script)
-    assert made({"TORSH_RUN_ID": "mine"}).job.run_id == "mine"
+def test_the_job_around_a_worker_gives_no_defaults(made: Made) -> None:
+    outer = WorkerEnv(rank=3, world_size=4, local_rank=1, local_world_size=2, run_id="outer")
+    around = {**outer.to_environ(), "TORCHELASTIC_ERROR_FILE": ""}
+    assert made(around) == made()
+    assert made({"MASTER_PORT": "1", "MASTER_ADDR": "x"}) == made()
+
+
+def test_no_variable_of_workers_is_one_that_torshrun_is_told_something_by() -> None:
+    read = {variable for option in OPTIONS for variable in option.environment}
+    assert not ALL_VARIABLES & {*read, "TORSH_SECRET", "TORSH_ETCD_USER", "TORSH_ETCD_PASSWORD"}
+
+
+def test_a_name_is_kept_wherever_it_is_given(made: Made) -> None:
+    assert made({"TORSH_RUN_ID": "mine", "TORCHELASTIC_RUN_ID": "x"}).job.run_id == "mine"
+    assert made({"PET_RDZV_ID": "mine"}).job.run_id == "mine"
+
+
+def test_a_job_of_one_node_has_a_name_of_its_own(made: Made, asked: Asked) -> None:
+    assert made().job.run_id == "a new name"
+    several = made(nnodes="2", rdzv_backend="tcp", rdzv_endpoint="n0").job
+    assert several.run_id == "none"  # nodes cannot know what another one made up
 
 
 def test_one_worker_per_processor(made: Made) -> None:
@@ -246,6 +265,13 @@ def test_standalone_makes_a_name_unless_one_is_given(made: Made) -> None:
     )
     assert (resolution.job.run_id, resolution.notes) == ("a new name", ())
     assert made(standalone="true", run_id="mine").job.run_id == "mine"
+
+
+def test_a_rank_of_another_node_is_no_mistake(made: Made) -> None:
+    several = {"nnodes": "2", "rdzv_backend": "tcp", "rdzv_endpoint": "n0", "nproc_per_node": "4"}
+    assert made(**several, ranks_filter="4-7").notes == ()
+    (note,) = made(nproc_per_node="4", ranks_filter="4-7").notes
+    assert note == "--ranks-filter names no worker: their ranks are 0 to 3"
 
 
 def test_names_made_up_differ(asked: Asked) -> None:

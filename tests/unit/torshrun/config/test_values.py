@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,10 +45,10 @@ OUT, ERR, BOTH = Streams(stdout=True), Streams(stderr=True), Streams(stdout=True
         (values.size, "1gb", 1000**3),
         (values.host, "[::1]", "::1"),
         (values.endpoints, "", ()),
-        (values.endpoints, "node1:29400", (("node1", 29400),)),
-        (values.endpoints, "node1", (("node1", None),)),
-        (values.endpoints, "[::1]:0", (("::1", 0),)),
-        (values.endpoints, "http://a:1,https://b:2", (("a", 1), ("b", 2))),
+        (values.endpoints, "node1:29400", (("node1", 29400, ""),)),
+        (values.endpoints, "node1", (("node1", None, ""),)),
+        (values.endpoints, "[::1]:0", (("::1", 0, ""),)),
+        (values.endpoints, "http://a:1,https://b", (("a", 1, "http"), ("b", None, "https"))),
         (values.listening, "9400", ("127.0.0.1", 9400)),
         (values.listening, ":9400", ("", 9400)),
         (values.listening, "[::]:9400", ("::", 9400)),
@@ -65,7 +66,7 @@ OUT, ERR, BOTH = Streams(stdout=True), Streams(stderr=True), Streams(stdout=True
         (
             values.rdzv_conf,
             "join_timeout=5m, is_host = true",
-            {"join_timeout": "5m", "is_host": "true"},
+            {"join_timeout": 300.0, "is_host": "true"},
         ),
     ],
 )
@@ -76,15 +77,15 @@ def test_values(parse: Callable[[str], Any], text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("parse", "text", "said"),
     [
-        (values.workers, "0", "at least 1"),
-        (values.workers, "99999999", "too many"),
+        (values.workers, "0", "1 to 65536 workers"),
+        (values.workers, "99999999", "1 to 65536 workers"),
         (values.workers, "four", "auto, cpu and gpu"),
         (values.workers, "xpu", "cannot be counted"),
         (values.nodes, "1:2:3", "nor MIN:MAX"),
         (values.nodes, "4:2", "1 <= MIN <= MAX"),
         (values.nodes, "0", "1 <= MIN <= MAX"),
         (values.nodes, ":", "nor MIN:MAX"),
-        (values.restarts, "-1", "-1 is negative"),
+        (values.count, "-1", "-1 is negative"),
         (values.whole, "1_000", "not a whole number"),
         (values.whole, "٣", "not a whole number"),
         (values.whole, "9" * 5000, "not a whole number"),
@@ -99,6 +100,7 @@ def test_values(parse: Callable[[str], Any], text: str, value: object) -> None:
         (values.endpoints, "a:b", "not HOST:PORT"),
         (values.endpoints, "a:70000", "not a TCP port"),
         (values.listening, "host", "not a whole number"),
+        (values.rdzv_backend, "etcd-v2", "etcd's version 3, give etcd"),
         (values.flag, "maybe", "neither true nor false"),
         (values.ranks, "3-1", "0,2,4-7"),
         (values.ranks, "1,", "0,2,4-7"),
@@ -121,6 +123,20 @@ def test_values(parse: Callable[[str], Any], text: str, value: object) -> None:
 def test_refusals(parse: Callable[[str], Any], text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(text)
+
+
+def test_a_handler_for_torchruns_agents_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "plugin-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: plugin\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[torchrun.handlers]\nzeus = plugin:handler\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"'zeus' is a rendezvous handler .* give c10d, etcd or"):
+        values.rdzv_backend("zeus")
+    with pytest.raises(ConfigError, match="'zeux' is not one of static, c10d, tcp, etcd"):
+        values.rdzv_backend("zeux")
 
 
 def test_streams_for_all_by_local_rank_and_by_rank() -> None:

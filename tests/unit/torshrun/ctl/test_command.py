@@ -68,10 +68,10 @@ def test_the_variables_of_torshrun_say_where() -> None:
         "PET_RDZV_BACKEND": "c10d",
         "TORSH_RDZV_ENDPOINT": "host",
         "TORSH_NNODES": "1",
-        "TORSH_SECRET": "word",
+        "TORSH_SECRET": "a long and random word",
     }
     place = meeting_place({}, environ)
-    assert (place.backend, place.secret) == ("tcp", "word")
+    assert (place.backend, place.secret) == ("tcp", "a long and random word")
     assert place.endpoints == (("host", 29400),)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torshrun.config import gather, resolve
-from torshrun.config.show import show
+from torshrun.config.print_config import show
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 
@@ -99,4 +99,5 @@ def test_modules_and_programs_come_back(tmp_path: Path, key: str) -> None:
     again.write_text(show(once))
     twice = gather({"config": str(again)}, None, (), {})
     path = {"PATH": "/usr/bin:/bin"}
-    assert resolve(twice, path).job == resolve(once, path).job
+    first, second = (resolve(one, path, new_id=lambda: "new") for one in (once, twice))
+    assert second == first

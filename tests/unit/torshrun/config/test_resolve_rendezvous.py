@@ -74,6 +74,7 @@ def test_etcd_takes_a_list_certificates_and_a_user(made: Made, tmp_path: Path) -
     )
 
 
+GOOD = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 ETCD = {"nnodes": "2", "rdzv_backend": "etcd", "rdzv_endpoint": "e"}
 TCP = {"nnodes": "1:4", "rdzv_backend": "tcp", "rdzv_endpoint": "n0"}
 STATIC = {"nnodes": "2", "master_addr": "n0"}
@@ -98,7 +99,7 @@ def test_how_long_a_node_may_be_silent(made: Made, conf: str, ttl: float) -> Non
         ({**STATIC, "node_rank": "2"}, "ranks end at 1"),
         ({**TCP, "rdzv_conf": "ttl=0.5"}, "ttl .* is at least 1"),
         ({**TCP, "rdzv_conf": "keep_alive_max_attempt=0"}, "is at least 1"),
-        ({**ETCD, "rdzv_conf": "cert=/nowhere"}, "cert and key go together"),
+        ({**ETCD, "rdzv_conf": f"cert={__file__}"}, "cert and key go together"),
         ({**ETCD, "rdzv_conf": "cacert=/nowhere/ca"}, "there is no file /nowhere/ca"),
         ({**ETCD, "rdzv_endpoint": "http://a,https://b"}, "cannot be mixed"),
         ({**ETCD, "rdzv_endpoint": "http://a", "rdzv_conf": "protocol=https"}, "exclude each"),
@@ -106,7 +107,10 @@ def test_how_long_a_node_may_be_silent(made: Made, conf: str, ttl: float) -> Non
         ({**TCP, "rdzv_endpoint": "https://n0"}, "are for etcd; give HOST:PORT alone"),
         ({**STATIC, "rdzv_endpoint": "http://n0"}, "are for etcd; give HOST:PORT alone"),
         ({**ETCD, "rdzv_conf": "protocol=ftp"}, "protocol: 'ftp' is not one of http, https"),
-        ({**TCP, "secret_file": "/nowhere/s"}, "--secret-file: /nowhere/s does not exist"),
+        (
+            {**TCP, "secret_file": "/nowhere/s"},
+            "--secret-file: /nowhere/s cannot be read",
+        ),
     ],
 )
 def test_refusals(made: Made, options: dict[str, str], said: str) -> None:
@@ -144,22 +148,32 @@ def test_a_user_has_a_password(made: Made, name: str) -> None:
 
 
 def test_secrets_are_not_shown(made: Made) -> None:
-    environ = {"TORSH_SECRET": "hush", "TORSH_ETCD_USER": "u", "TORSH_ETCD_PASSWORD": "hush"}
+    environ = {"TORSH_SECRET": GOOD, "TORSH_ETCD_USER": "u", "TORSH_ETCD_PASSWORD": "hush"}
     found = met(made, environ, **ETCD)
-    assert (found.secret, found.access.password) == ("hush", "hush")
+    assert (found.secret, found.access.password) == (GOOD, "hush")
     assert "hush" not in repr(found)
+    assert GOOD not in repr(found)
 
 
 def test_the_secret_comes_from_a_file_or_the_environment(made: Made, tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    file.write_text("in a file\n")
-    environ = {"TORSH_SECRET": " around\n"}
-    assert met(made, environ, **TCP).secret == "around"
-    assert met(made, environ, **TCP, secret_file=str(file)).secret == "in a file"
-    assert met(made, {**environ, "TORCHELASTIC_RUN_ID": "outer"}, **TCP).secret == ""
-    file.write_text("\n")
-    with pytest.raises(ConfigError, match="is empty"):
-        made(**TCP, secret_file=str(file))
+    file.write_text(f"{GOOD} in a file\n")
+    file.chmod(0o600)
+    environ = {"TORSH_SECRET": f" {GOOD}\n", "TORCHELASTIC_RUN_ID": "set for another reason"}
+    assert met(made, environ, **TCP).secret == GOOD
+    assert met(made, environ, **TCP, secret_file=str(file)).secret == f"{GOOD} in a file"
+    assert met(made, {"TORSH_SECRET": ""}, **TCP).secret == ""
+
+
+@pytest.mark.parametrize("asked_by", ["TORSH_REQUIRE_SECRET", "PET_REQUIRE_SECRET", ""])
+def test_a_secret_can_be_required(made: Made, asked_by: str) -> None:
+    environ = {asked_by: "1"} if asked_by else {}
+    options = {**TCP} if asked_by else {**TCP, "require_secret": "true"}
+    name = asked_by or "--require-secret"
+    with pytest.raises(ConfigError, match=f"^{name}: this job has no secret: .*openssl rand"):
+        made(environ, **options)
+    assert met(made, {**environ, "TORSH_SECRET": GOOD}, **options).secret == GOOD
+    assert made(environ, require_secret="true").job.rendezvous is None
 
 
 def test_only_static_has_fixed_ranks(made: Made) -> None:

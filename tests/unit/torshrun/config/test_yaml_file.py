@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig, gather, resolve, validate
-from torshrun.config.file import LARGEST, read
 from torshrun.config.job import Streams
+from torshrun.config.yaml_file import LARGEST, read
 
 ROOT = Path(__file__).parents[4]
 Written = Callable[[str], str]
@@ -103,11 +103,11 @@ def test_the_command_line_wins_over_the_file_and_that_over_the_environment(
         "PET_NPROC_PER_NODE": "4",
     }
     settings = gather({}, "train.py", (), environ)
-    origins = [settings[key].origin for key in ("max_restarts", "nproc_per_node", "tee")]
+    origins = [settings.entries[key].origin for key in ("max_restarts", "nproc_per_node", "tee")]
     assert origins == ["job.yaml:1", "PET_NPROC_PER_NODE", "default"]
-    assert settings.value("max_restarts") == 2
-    assert settings.value("role") == "default"  # null, whatever the environment says
-    assert gather({"max_restarts": "7"}, "train.py", (), environ).value("max_restarts") == 7
+    assert settings["max_restarts"] == 2
+    assert settings["role"] == "default"  # null, whatever the environment says
+    assert gather({"max_restarts": "7"}, "train.py", (), environ)["max_restarts"] == 7
 
 
 def test_an_empty_file_says_nothing(written: Written) -> None:

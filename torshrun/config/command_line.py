@@ -1,0 +1,99 @@
+"""The command line as people type it: names abbreviated, with _ or -. Pure: argv in, texts out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torsh_runtime.errors import ConfigError
+from torshrun.config.options import BY_NAME, OPTIONS, Option
+from torshrun.config.values import nearest
+
+EAGER = ("help", "version")
+"""What is done at once, without a job."""
+TORCHRUNS = """
+    duplicate_stderr_filters duplicate_stdout_filters event_log_handler help local_addr
+    local_ranks_filter log_dir logs_specs master_addr master_port max_restarts module
+    monitor_interval nnodes no_python node_rank nproc_per_node numa_binding rdzv_backend rdzv_conf
+    rdzv_endpoint rdzv_id redirects role run_path shutdown_timeout signals_to_handle standalone
+    start_method tee virtual_local_rank
+"""
+"""torchrun's own options. Where an abbreviation fits several, the others stand back: what is
+unambiguous there is so here.
+"""
+_BY_LETTER = {word[1]: option for option in OPTIONS for word in option.spellings if word[1] != "-"}
+
+
+class CommandLine(NamedTuple):
+    """What was typed."""
+
+    given: dict[str, str]
+    """The options by key; a flag, and what of EAGER there is, is "true"."""
+    script: str | None
+    arguments: tuple[str, ...]
+    """What follows the script."""
+
+
+def parse(argv: Sequence[str]) -> CommandLine:
+    """Everything from the first word that is no option on, or after --, is SCRIPT and its
+    arguments. Raises ConfigError naming the word that is wrong.
+    """
+    words, given = deque(argv), dict[str, str]()
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.popleft()
+        if word == "--":
+            break
+        if word.startswith("--"):
+            _take_long(word, words, given)
+        else:
+            _take_letters(word, words, given)
+    return CommandLine(given, words.popleft() if words else None, tuple(words))
+
+
+def _take_long(word: str, words: deque[str], given: dict[str, str]) -> None:
+    typed, equals, value = word.partition("=")
+    name = _full_name(typed)
+    option = BY_NAME.get(name)
+    if option and not option.is_flag:
+        given[option.key] = value if equals else _following(typed, option, words)
+    elif equals:
+        raise ConfigError(f"{typed} takes no value")
+    else:
+        given[option.key if option else name] = "true"
+
+
+def _take_letters(word: str, words: deque[str], given: dict[str, str]) -> None:
+    """One letter or several: -m, -mr 3, -r3, -r=3."""
+    for place, letter in enumerate(word[1:], start=2):
+        option = _BY_LETTER.get(letter)
+        if option and not option.is_flag:
+            value = word[place:].removeprefix("=")
+            given[option.key] = value or _following(f"-{letter}", option, words)
+            return
+        if not option and letter != "h":
+            raise ConfigError(f"there is no option -{letter}")
+        given[option.key if option else "help"] = "true"
+
+
+def _following(typed: str, option: Option, words: deque[str]) -> str:
+    if not words:
+        raise ConfigError(f"{typed} needs a value: {option.metavar}")
+    return words.popleft()
+
+
+def _full_name(typed: str) -> str:
+    """The one name that this is, or begins."""
+    start = typed[2:].replace("-", "_")
+    names = (*BY_NAME, *EAGER)
+    if start in names:
+        return start
+    fitting = [name for name in names if start and name.startswith(start)]
+    fitting = [name for name in fitting if name in TORCHRUNS.split()] or fitting
+    if not fitting:
+        hint = nearest(typed[2:], [name.replace("_", "-") for name in names], "--")
+        raise ConfigError(f"there is no option {typed}{hint}")
+    if len({BY_NAME[name].key if name in BY_NAME else name for name in fitting}) > 1:
+        spelled = ", ".join(f"--{name.replace('_', '-')}" for name in fitting)
+        raise ConfigError(f"{typed} could be {spelled}: write more of it")
+    return fitting[0]

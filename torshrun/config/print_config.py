@@ -1,0 +1,70 @@
+"""--print-config: every value with its origin, as a file that --config would take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torshrun.config.options import HEADINGS, Option
+from torshrun.config.request import Entry, Request
+
+_COLUMN = 48
+"""Where origins stand, behind all values but the longest."""
+
+
+def show(request: Request) -> str:
+    """The text, one value a line."""
+    blocks = [[*_target(request)], [*_environment(request)]]
+    for heading, options in HEADINGS.items():
+        # In a file module: is what is run, so that the flag is spoken for.
+        told = [option for option in options if option.in_file and option.key != "module"]
+        lines = (_option(option, request.entries[option.key]) for option in told)
+        blocks.append([f"# {heading}\n", *lines] if told else [])
+    return "\n".join("".join(lines) for lines in blocks if lines)
+
+
+def _target(request: Request) -> Iterator[str]:
+    """What is run, under the key that says how."""
+    if request.target is None:
+        return
+    key = "module" if request["module"] and not request["run_path"] else "script"
+    yield _line(f"{key}: ", request.target)
+    if request.arguments:
+        yield "arguments:\n"
+    for argument in request.arguments:
+        yield _line("  - ", argument)
+
+
+def _environment(request: Request) -> Iterator[str]:
+    if request.environment:
+        yield "environment:\n"
+    for name, extra in request.environment.items():
+        yield _line(f"  {_scalar(name)}: ", extra)
+
+
+def _option(option: Option, entry: Entry) -> str:
+    if option.is_flag:
+        value = str(option.parse(entry.text or "")).lower()
+        return f"{f'{option.key}: {value}':{_COLUMN}}  # {entry.origin}\n"
+    if entry.text is None and option.unset:
+        return _line(f"{option.key}: ", entry, f": {option.unset}")
+    return _line(f"{option.key}: ", entry)
+
+
+def _line(key: str, entry: Entry, more: str = "") -> str:
+    return f"{key + _scalar(entry.text):{_COLUMN}}  # {entry.origin}{more}\n"
+
+
+def _scalar(text: str | None) -> str:
+    """In YAML, quoted where it might be taken for something else."""
+    if text is None:
+        return "null"
+    if re.fullmatch(r"(0|[1-9][0-9]*)(\.[0-9]+)?", text):
+        return text
+    import yaml
+
+    written = str(yaml.safe_dump(text, width=1 << 20, allow_unicode=True))
+    written = written.removesuffix("\n...\n").removesuffix("\n")
+    if len(written.splitlines()) > 1:
+        written = str(yaml.safe_dump(text, width=1 << 20, default_style='"')).removesuffix("\n")
+    return written

@@ -1,0 +1,121 @@
+"""What was asked for, before it means anything: texts from the command line, the file, the
+environment and the defaults, each with the place that it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torshrun.config.options import BY_KEY, OPTIONS, Option
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+TARGETS: Mapping[str, str] = MappingProxyType(
+    {"script": "", "module": "module", "program": "no_python"}
+)
+"""The keys of a file that say what to run, and the flag that each one stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One text and where it came from."""
+
+    text: str | None
+    """As it would stand on the command line; None is what holds when nothing is given."""
+    origin: str
+    """ "command line", "job.yaml:7", "PET_NNODES" or "default"."""
+    name: str
+    """What an error or a note calls it: "--nnodes", "job.yaml:7: nnodes", "PET_NNODES"."""
+
+
+Entries = Mapping[str, Entry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that was asked for; complete, but nothing is checked yet."""
+
+    entries: Entries = field(default_factory=lambda: MappingProxyType({}))
+    """By option: one for each, but those that a file does not mention are missing in what is of
+    that file alone."""
+    target: Entry | None = None
+    """The script, module or program; None if none was named."""
+    arguments: tuple[Entry, ...] = ()
+    """What follows the target."""
+    environment: Entries = field(default_factory=lambda: MappingProxyType({}))
+    """Extra variables for workers."""
+
+    def __getitem__(self, key: str) -> Any:
+        """What the option's text means; None if it has neither text nor default. Raises
+        ConfigError naming where the text came from.
+        """
+        entry = self.entries[key]
+        try:
+            return None if entry.text is None else BY_KEY[key].parse(entry.text)
+        except ConfigError as error:
+            raise ConfigError(f"{entry.name}: {error}") from None
+
+    def name(self, key: str) -> str:
+        """What an error or a note calls the option."""
+        return self.entries[key].name
+
+    def has(self, key: str) -> bool:
+        """Whether anybody gave the option."""
+        entry = self.entries[key]
+        return entry.origin != DEFAULT and entry.text is not None
+
+
+def gather(
+    given: Mapping[str, str | None],
+    script: str | None,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+) -> Request:
+    """For each option the first of command line, file, environment and default that has it.
+
+    `given` are the options of the command line by key (None or missing if not given), `script`
+    and `arguments` what follows them. Reads the file that --config or TORSH_CONFIG names, and
+    raises ConfigError if that cannot be understood.
+    """
+    path = _first(BY_KEY["config"], given, {}, environ).text
+    job = _read(path) if path else Request()
+    from_file = job.entries
+    if script is not None:  # takes the place of the file's, with arguments and what module: implies
+        replaced = job.target and job.target.name
+        from_file = {key: entry for key, entry in from_file.items() if entry.name != replaced}
+        job = Request(
+            target=Entry(script, COMMAND_LINE, "SCRIPT"),
+            arguments=tuple(Entry(text, COMMAND_LINE, "ARGUMENTS") for text in arguments),
+            environment=job.environment,
+        )
+    return Request(
+        entries={option.key: _first(option, given, from_file, environ) for option in OPTIONS},
+        target=job.target,
+        arguments=job.arguments,
+        environment=job.environment,
+    )
+
+
+def _read(path: str) -> Request:
+    from torshrun.config.yaml_file import read
+
+    return read(path)
+
+
+def _first(
+    option: Option, given: Mapping[str, str | None], from_file: Entries, environ: Mapping[str, str]
+) -> Entry:
+    spelling = option.spellings[-1]
+    text = given.get(option.key)
+    if text is not None:
+        return Entry(text, COMMAND_LINE, spelling)
+    if option.key in from_file:
+        return from_file[option.key]
+    for variable in option.environment:
+        if environ.get(variable):
+            return Entry(environ[variable], variable, variable)
+    return Entry(option.default, DEFAULT, spelling)
