@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.hostile import (
     GUARD,
     MOST_BYTES,
@@ -28,13 +29,16 @@ from support.hostile import (
     Saying,
     Surface,
     Target,
+    mostly,
+    packed,
     requests,
     scripts,
+    unframed,
 )
 from support.raw_clients import RawClient
 
 from torsh_runtime.backends import segment
-from torsh_runtime.backends.links import GREETING, Doors, Keys, connect_all
+from torsh_runtime.backends.links import ANSWER, GREETING, Doors, Keys, connect_all
 from torsh_runtime.backends.network import Network
 from torsh_runtime.backends.place import Place, Terms
 from torsh_runtime.errors import StoreError
@@ -47,16 +51,16 @@ MESSAGES, MESSAGES_IN_FULL = 800, 40_000
 IN_A_SCRIPT = 40
 SECRET = b"the job's secret"
 TREASURE = b"what strangers must not see"
-OPERATIONS = [
-    "get", "list", "put", "delete", "transact", "add", "wait", "watch", "grant", "keep_alive",
-    "revoke", "close", "__init__",
-]  # fmt: skip
+ANSWERS = st.tuples(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
 
 
 class StoreSurface(Surface):
     """A StoreServer."""
 
-    payloads = requests(OPERATIONS) | PAYLOADS
+    payloads = mostly(
+        requests({**wire._ARGUMENTS, "close": (), "__init__": ()}),
+        PAYLOADS | ANSWERS.map(lambda answer: packed(list(answer))),
+    )
 
     def __init__(self, listen: str, secret: bytes) -> None:
         kind = listen.partition(":")[0]
@@ -95,7 +99,13 @@ class StoreSurface(Surface):
         return signed
 
     def hears(self, known: str, said: bytes, honest: bool) -> None:
-        assert honest or not self._secret or TREASURE not in said
+        if self._secret and not honest:
+            decoder = wire.FrameDecoder(wire.MAX_HANDSHAKE_FRAME)
+            decoder.feed(said)
+            while (payload := decoder.take()) is not None:
+                message = wire.decode(payload)
+                assert isinstance(message, list)
+                assert message[0] in (wire.MAGIC, False), "somebody was let in"
 
     def works(self, known: str) -> None:
         with StoreClient.connect(known, self._secret, GUARD) as client:
@@ -112,6 +122,16 @@ class LinkSurface(Surface):
     """A rank that waits for the links of a higher one."""
 
     name = "links"
+    payloads = mostly(
+        st.binary(min_size=ANSWER.size, max_size=ANSWER.size)
+        | st.builds(
+            ANSWER.pack,
+            st.integers(0, 3),
+            st.integers(0, 3),
+            st.binary(min_size=32, max_size=32),
+            st.binary(min_size=32, max_size=32),
+        )
+    )
 
     def serve(self) -> tuple[Any, Callable[[], int], Callable[[], None]]:
         opening = Doors.opened(Network(secret=SECRET, master="127.0.0.1"))
@@ -132,6 +152,9 @@ class LinkSurface(Surface):
             opening.__exit__(None, None, None)
 
         return doors.contact, lambda: 0, close
+
+    def frame(self, saying: Saying) -> bytes:
+        return unframed(saying)
 
     def connect(self, known: Any) -> socket.socket:
         return socket.create_connection(known.addresses[-1], GUARD)
@@ -155,6 +178,12 @@ class SegmentSurface(Surface):
     """A node's first rank that hands out the shared memory."""
 
     name = "segment"
+    payloads = mostly(
+        st.binary(min_size=40, max_size=40)
+        | st.tuples(st.binary(min_size=32, max_size=32), st.integers(0, 3)).map(
+            lambda parts: parts[0] + parts[1].to_bytes(8, "little")
+        )
+    )
 
     def serve(self) -> tuple[Any, Callable[[], int], Callable[[], None]]:
         offer = segment.Offer()
@@ -173,6 +202,9 @@ class SegmentSurface(Surface):
             assert handed
 
         return own, lambda: 0, close
+
+    def frame(self, saying: Saying) -> bytes:
+        return unframed(saying)
 
     def connect(self, known: Place) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

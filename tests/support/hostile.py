@@ -6,13 +6,14 @@ each call connects, perhaps is honest in its handshake, says a few things and le
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,13 @@ _LEAF = (
     | st.sampled_from(["put", "delete", "hostile/a", "", "\0", b"", -1, 0, 2**63, 1e308])
 )
 _TREE = st.recursive(_LEAF, lambda inner: st.lists(inner, max_size=4), max_leaves=8)
+_OF_KIND: Mapping[type, st.SearchStrategy[Any]] = {
+    str: st.sampled_from(["hostile/a", "hostile/b", "hostile/", "", "\0"]) | st.text(max_size=20),
+    bytes: st.binary(max_size=40),
+    int: st.sampled_from([0, 1, -1, 2**63 - 1, 2**64 - 1]),
+    float: st.sampled_from([0.0, 0.001, 1e308, -1.0, math.inf, math.nan]),
+    list: st.lists(_TREE, max_size=4),
+}
 _RAW = st.binary(max_size=100) | st.sampled_from(
     [
         b"",
@@ -70,13 +78,23 @@ PAYLOADS = TREES | _RAW
 """Bodies of messages, of no protocol in particular."""
 
 
-def requests(operations: Sequence[str]) -> st.SearchStrategy[bytes]:
-    """Lists that begin as [number, operation, [arguments]]."""
-    numbers = st.integers(-5, 2**32) | _LEAF
-    arguments = st.lists(_TREE, max_size=4) | _TREE
-    return st.tuples(numbers, st.sampled_from(operations) | _LEAF, arguments).map(
-        lambda parts: packed(list(parts))
-    )
+def requests(operations: Mapping[str, Sequence[type]]) -> st.SearchStrategy[bytes]:
+    """Lists that begin as [number, operation, [arguments]], most of them as they should be."""
+
+    def of(op: str) -> st.SearchStrategy[bytes]:
+        right = st.tuples(*[_OF_KIND[kind] for kind in operations[op]])
+        wrong = st.lists(_TREE, max_size=4) | _TREE
+        numbers = st.sampled_from([1, 2**32]) | _LEAF
+        return st.tuples(numbers, st.just(op), right | wrong).map(lambda parts: packed(list(parts)))
+
+    return st.sampled_from(sorted(operations)).flatmap(of)
+
+
+def mostly(
+    those: st.SearchStrategy[bytes], others: st.SearchStrategy[bytes] = PAYLOADS
+) -> st.SearchStrategy[bytes]:
+    """Three of four are `those`."""
+    return st.integers(0, 3).flatmap(lambda number: those if number else others)
 
 
 class Saying(NamedTuple):
@@ -169,6 +187,12 @@ def framed(saying: Saying) -> bytes:
     return frame
 
 
+def unframed(saying: Saying) -> bytes:
+    """For protocols whose messages have a fixed length."""
+    cut = saying.number % (len(saying.payload) + 1) if saying.manner == "cut" else None
+    return saying.payload[:cut] * (2 if saying.manner == "twice" else 1)
+
+
 # --- whom it is said to ---
 
 
@@ -199,6 +223,10 @@ class Surface(ABC):
         """
 
     # In the test's:
+
+    def frame(self, saying: Saying) -> bytes:
+        """The bytes of it."""
+        return framed(saying)
 
     @abstractmethod
     def connect(self, known: Any) -> socket.socket:
@@ -293,7 +321,7 @@ class Target:
     def _talk(self, sock: socket.socket, call: Call) -> None:
         session = self.surface.greet(sock, self.known) if call.honest else None
         for saying in call.sayings:
-            data = framed(saying)
+            data = self.surface.frame(saying)
             if session is not None:
                 data = self.surface.sign(session, data, saying)
             half = len(data) // 2 if saying.manner == "split" else len(data)
