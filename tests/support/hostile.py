@@ -120,7 +120,7 @@ class Call(NamedTuple):
     """
 
 
-MANNERS = ("framed", "framed", "framed", "lying", "cut", "bare", "forged", "twice", "split")
+MANNERS = (*["framed"] * 7, "lying", "cut", "bare", "forged", "twice", "split")
 
 
 KINSHIP = 10
@@ -161,7 +161,7 @@ def _family(drawn: tuple[Call, int]) -> list[Call]:
 def _like(saying: Saying, chance: random.Random) -> Saying:
     """Another one that differs by a few bytes, or in its manner."""
     data = bytearray(saying.payload)
-    for _ in range(chance.randrange(3)):
+    for _ in range(chance.choice([0, 0, 0, 1, 2])):
         at = chance.randrange(len(data) + 1)
         match chance.randrange(3):
             case 0:
