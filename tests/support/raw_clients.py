@@ -15,14 +15,15 @@ class RawClient:
     """A connection; until `authenticate` it has sent nothing. Close it."""
 
     def __init__(self, endpoint: str, secret: bytes) -> None:
-        where = parse_endpoint(endpoint)
-        if isinstance(where, UnixEndpoint):
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.sock.settimeout(GUARD)
-            self.sock.connect(where.address)
-        else:
-            self.sock = socket.create_connection((where.host, where.port), GUARD)
+        self.sock = _connected(endpoint)
         self.session = ClientSession(secret)
+
+    @classmethod
+    def over(cls, sock: socket.socket, secret: bytes) -> RawClient:
+        """The same over a connection that there is."""
+        client = cls.__new__(cls)
+        client.sock, client.session = sock, ClientSession(secret)
+        return client
 
     def authenticate(self) -> None:
         """Prove that the secret is known. StoreError when the server refuses."""
@@ -58,3 +59,13 @@ class RawClient:
     def close(self) -> None:
         """Hang up."""
         self.sock.close()
+
+
+def _connected(endpoint: str) -> socket.socket:
+    where = parse_endpoint(endpoint)
+    if not isinstance(where, UnixEndpoint):
+        return socket.create_connection((where.host, where.port), GUARD)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(GUARD)
+    sock.connect(where.address)
+    return sock

@@ -1,0 +1,145 @@
+"""What proofs cost: requests to a store with and without a secret, and connections while another
+user floods its socket: `store.py [--seconds 2] [--rate 1000]`.
+
+A secret adds a MAC to each frame. "without" and "with" are the same requests, interleaved. A
+connection is what a worker does first: connect, prove, one put. The flood needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
+
+PATIENCE = 60.0
+STRANGER = 65534
+SIZES = {"16 B": 16, "64 KiB": 64 << 10, "8 MiB": 8 << 20}
+
+
+@contextmanager
+def served(listen: str, secret: bytes) -> Iterator[str]:
+    """A store in a process of its own; its endpoint."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with HostedStore.start(listen, secret) as hosted:
+            os.write(writer, hosted.endpoint.encode())
+            signal.pause()
+    try:
+        yield os.read(reader, 200).decode()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+def duration(work: Callable[[], object], seconds: float) -> float:
+    """The median of as many runs as fit, at least 5, in seconds."""
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(samples) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def endpoint_of(kind: str) -> str:
+    """An endpoint to listen on."""
+    return "tcp:127.0.0.1:0" if kind == "tcp" else f"unix:@torsh-benchmark-{secrets.token_hex(8)}"
+
+
+def requests(kind: str, seconds: float) -> None:
+    """A table of put and get with and without a secret."""
+    key = b"benchmark's secret"
+    with (
+        served(endpoint_of(kind), b"") as plain,
+        served(endpoint_of(kind), key) as signed,
+        StoreClient.connect(plain, b"", PATIENCE) as one,
+        StoreClient.connect(signed, key, PATIENCE) as two,
+    ):
+        for name, size in SIZES.items():
+            value = os.urandom(size)
+            works: dict[str, Callable[[StoreClient], object]] = {
+                "put": lambda client, value=value: client.put("key", value),
+                "get": lambda client: client.get("key"),
+            }
+            for what, work in works.items():
+                plains, signeds = [], []
+                for _ in range(3):
+                    plains.append(duration(partial(work, one), seconds / 3))
+                    signeds.append(duration(partial(work, two), seconds / 3))
+                without, with_secret = min(plains), min(signeds)
+                print(
+                    f"{kind:5} {what} {name:7} {1 / without:9.0f}/s without {1 / with_secret:9.0f}"
+                    f"/s with   {with_secret / without:.2f}"
+                )
+
+
+def flood(endpoint: str, rate: float) -> None:
+    """For ever, connect as another user, so many times a second."""
+    os.setgid(STRANGER)
+    os.setuid(STRANGER)
+    address = "\0" + endpoint.removeprefix("unix:@")
+    due = time.perf_counter()
+    while True:
+        due += 1 / rate
+        time.sleep(max(due - time.perf_counter(), 0.0))
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(address)
+
+
+def connections(seconds: float, rate: float) -> None:
+    """The median connection, undisturbed and flooded, interleaved."""
+    key = b"benchmark's secret"
+    quiet, flooded = [], []
+    with served(endpoint_of("unix"), key) as endpoint:
+
+        def connect() -> None:
+            with StoreClient.connect(endpoint, key, PATIENCE) as client:
+                client.put("key", b"")
+
+        for _ in range(5):
+            quiet.append(duration(connect, seconds))
+            child = os.fork()
+            if child == 0:
+                flood(endpoint, rate)
+            try:
+                flooded.append(duration(connect, seconds))
+            finally:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    without, under = statistics.median(quiet), statistics.median(flooded)
+    print(
+        f"connection {without * 1e3:.2f} ms, {under * 1e3:.2f} ms while another user connects "
+        f"{rate:g} times a second   {under / without:.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
+    parser.add_argument("--rate", type=float, default=1000.0, help="of the flood, a second")
+    options = parser.parse_args()
+    for kind in ("unix", "tcp"):
+        requests(kind, options.seconds)
+    if os.geteuid() == 0:
+        connections(options.seconds, options.rate)
+    else:
+        print("connections under a flood: only root can be another user", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
