@@ -29,7 +29,6 @@ def test_the_nodes_of_an_earlier_epochs_round_are_waited_for() -> None:
     assert waits[:2] == (None, 10.0 + 2 * TTL)
     assert waits.why.startswith("for the grants of 1 node(s) to run out, which were in an earlier")
     assert decide(seen, 12.0).wake == 10.0 + 2 * TTL
-    seen.put(node("e", round=-1, round_size=9), 9)  # it was in none
     following = act(seen, 10.0 + 2 * TTL)
     assert isinstance(following, Form)
     assert (following.number, following.history.restarts) == (7, 2)

@@ -191,6 +191,17 @@ def test_a_host_is_never_held_back_until_the_job_ends_for_want_of_it() -> None:
     assert hosts.free_at("h", needed=True) == 104.0
 
 
+def test_a_round_that_is_large_enough_is_not_closed_for_a_refused_host() -> None:
+    seen = view(node("a"))
+    for number in range(5):
+        lose(seen, "b", number, 100.0 * number, "b")
+    for rank, name in enumerate("ac"):
+        seen.put(inside(name, rank, token="t9", round=9, sequence=90), 9)
+    seen.put(node("b", sequence=99), 10)
+    seen.take_header(header(number=9, token="t9"), 500.0)
+    assert decide(seen, 500.0)[:2] == (None, 400.0 + TTL + 3600.0)
+
+
 def test_of_a_job_with_too_few_nodes_a_round_is_closed_even_for_a_refused_host() -> None:
     seen = view(node("a"))
     for number in range(5):
