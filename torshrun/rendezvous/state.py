@@ -114,7 +114,7 @@ def _gather(view: View, now: float) -> Decision:
     """
     if view.roster.strays:
         return _wait_to_stop(view, view.roster.strays)
-    earlier = [row for row in view.rows.values() if row.round >= 0 and row.round_size > 0]
+    earlier = [row for row in view.rows.values() if row.round_size]
     missing, fenced = _missing_of(earlier, view, now)
     if missing > 0 and now < fenced:
         return _wait(_grants_of(missing), fenced, now)

@@ -4,72 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from support.led_nodes import (
+    TTL,
+    act,
+    close,
+    formed,
+    header,
+    inside,
+    node,
+    reported,
+    settings,
+    view,
+)
 
 from torshrun import exit_codes
 from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.restart import STABLE_SECONDS
-from torshrun.rendezvous.rows import Header, NodeRow, StopWanted
+from torshrun.rendezvous.rows import Header, SizeWanted, StopWanted
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, Renew, decide
-from torshrun.rendezvous.view import View
-
-TTL = 10.0
-
-
-def settings(least: int = 2, most: int = 3, **changes: Any) -> Settings:
-    return Settings(
-        run_id="r", min_nodes=least, max_nodes=most, ttl=TTL, last_call_timeout=5.0, **changes
-    )
-
-
-def node(name: str, **changes: Any) -> NodeRow:
-    return NodeRow(**({"node": name, "host": name, "sequence": 1, "state": "waiting"} | changes))
-
-
-def inside(name: str, rank: int, **changes: Any) -> NodeRow:
-    return node(
-        name, **({"state": "inside", "round": 0, "token": "t", "node_rank": rank} | changes)
-    )
-
-
-def reported(name: str, rank: int, outcome: str, **changes: Any) -> NodeRow:
-    return inside(name, rank, state="reported", outcome=outcome, **changes)
-
-
-def view(*rows: NodeRow, header: Header | None = None, rules: Settings | None = None) -> View:
-    seen = View(rules or settings(), "a", 0.0)
-    seen.fence = 7
-    seen.take_header(header, 0.0)
-    for revision, row in enumerate(rows):
-        seen.put(row, revision)
-    seen.listed_since_close = True
-    return seen
-
-
-def formed(*names: str, now: float = 0.0, rules: Settings | None = None) -> View:
-    """This leader has just formed a round of nodes that have not entered it yet."""
-    seen = view(*map(node, names), rules=rules)
-    seen.forming["t"] = names
-    seen.take_header(header(len(names)), now)
-    return seen
-
-
-def close(seen: View, closing: Header, now: float) -> None:
-    """The round is closing, and the leader has seen who is inside."""
-    seen.take_header(closing, now)
-    seen.listed_since_close = True
-
-
-def header(size: int = 2, **changes: Any) -> Header:
-    facts = {"number": 0, "phase": "open", "token": "t", "fence": 7, "size": size}
-    return Header(**(facts | {"min_nodes": 2, "max_nodes": 3} | changes))
-
-
-def act(seen: View, now: float = 0.0) -> Any:
-    return decide(seen, now).action
 
 
 def test_the_first_round_waits_for_all_or_for_the_last_call() -> None:
@@ -90,45 +44,6 @@ def test_too_few_nodes_end_the_job_in_time() -> None:
     assert ended.verdict.code == exit_codes.RENDEZVOUS
 
 
-def test_a_failure_closes_the_round_and_is_restarted() -> None:
-    failed = reported("b", 1, "failed", code=3, cause="boom")
-    seen = view(inside("a", 0), failed, header=header(max_restarts=1))
-    closing = act(seen)
-    assert closing == Close(0, "node b: boom", failed=True)
-    close(seen, header(phase="closing", failed=True, max_restarts=1), 1.0)
-    assert act(seen, 1.0) is None
-    seen.put(reported("a", 0, "stopped"), 12)
-    formed = act(seen, 1.0)
-    assert isinstance(formed, Form)
-    assert (formed.number, formed.history.restarts) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("budget", "spent", "code", "sequel"),
-    [(0, 0, 3, "no budget"), (2, 2, exit_codes.BUDGET_SPENT, "budget spent")],
-)
-def test_without_budget_the_root_cause_is_the_verdict(
-    budget: int, spent: int, code: int, sequel: str
-) -> None:
-    first = reported("b", 1, "failed", code=1, cause="PeerLost")
-    cause = reported("a", 0, "failed", code=3, signo=11, cause="died of SIGSEGV")
-    closing = header(phase="closing", failed=True, max_restarts=budget, restarts=spent)
-    verdict = act(view(first, cause, header=closing)).verdict
-    assert (verdict.code, verdict.sequel, verdict.reason) == (
-        code,
-        sequel,
-        "node a: died of SIGSEGV",
-    )
-
-
-def test_the_root_cause_is_what_follows_from_nothing() -> None:
-    follows = reported("b", 1, "failed", code=1, signo=6, follows=True, cause="PeerLost")
-    cause = reported("a", 0, "failed", code=3, cause="boom")
-    closing = header(phase="closing", failed=True)
-    verdict = act(view(follows, cause, header=closing)).verdict
-    assert (verdict.code, verdict.reason) == (3, "node a: boom")
-
-
 def test_the_next_round_waits_until_all_were_listed_who_entered_this_one() -> None:
     """What is heard of the nodes may lag behind what is heard of the header."""
     seen = formed("a", "b")
@@ -136,18 +51,6 @@ def test_the_next_round_waits_until_all_were_listed_who_entered_this_one() -> No
     assert decide(seen, 1.0)[:2] == (None, math.inf)
     seen.listed_since_close = True
     assert isinstance(act(seen, 1.0), Form)
-
-
-def test_failures_that_follow_from_a_lost_node_spend_no_budget() -> None:
-    seen = view(inside("a", 0), inside("b", 1), node("c"), header=header())
-    seen.put(reported("a", 0, "failed", code=1), 5)
-    assert act(seen).failed
-    close(seen, header(phase="closing", failed=True), 1.0)
-    assert act(seen, 1.0) is None
-    seen.drop("b")
-    formed = act(seen, 1.0 + TTL)
-    assert isinstance(formed, Form)
-    assert formed.history.restarts == 0
 
 
 def test_a_node_without_a_row_is_lost_once_its_beats_have_run_out() -> None:
@@ -216,13 +119,6 @@ def test_more_nodes_than_the_maximum_wait_as_spares() -> None:
     assert [name for name, _ in formed.seating.waiting] == ["d"]
 
 
-def test_success_needs_all_nodes_of_the_round() -> None:
-    seen = view(reported("a", 0, "succeeded"), inside("b", 1), header=header())
-    assert act(seen) is None
-    seen.put(reported("b", 1, "succeeded"), 8)
-    assert act(seen).verdict.outcome == "succeeded"
-
-
 def test_who_leaves_ends_the_job_only_if_too_few_are_left() -> None:
     leaving = reported("b", 1, "stopped", leaving="preempted", leaving_code=75)
     gone = replace(leaving, state="left")
@@ -269,11 +165,87 @@ def test_impossible_ranks_are_told_of_when_too_few_nodes_came() -> None:
     assert "node c: there is no node rank 7 (--node-rank)." in reason
 
 
-@pytest.mark.parametrize("code", [0, -3, 10**6])
-def test_an_odd_code_of_a_failure_counts_as_one(code: int) -> None:
-    cause = reported("a", 0, "failed", code=code)
-    seen = view(cause, reported("b", 1, "stopped"), header=header(phase="closing", failed=True))
-    assert act(seen).verdict.code == 1
+def test_a_round_larger_than_what_is_wanted_is_closed() -> None:
+    seen = view(inside("a", 0), inside("b", 1), inside("c", 2), header=header(3))
+    seen.wishes.size = SizeWanted(min_nodes=1, max_nodes=2)
+    assert act(seen) == Close(0, "the job was scaled to 2 nodes")
+
+
+def test_a_node_that_is_to_go_is_told_so_by_the_header() -> None:
+    seen = view(inside("a", 0), inside("b", 1), node("c"), header=header())
+    seen.drain("c", wanted=True)
+    assert act(seen) == Adopt()
+    seen.take_header(header(drained=("c",)), 0.0)
+    assert act(seen) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "rules"),
+    [(header(2, max_nodes=2), settings()), (header(), settings(fixed_ranks=True))],
+)
+def test_a_round_that_cannot_grow_is_not_closed_for_newcomers(
+    head: Header, rules: Settings
+) -> None:
+    seen = view(inside("a", 0), inside("b", 1), node("c"), header=head, rules=rules)
+    assert act(seen, 99.0) is None
+
+
+def test_a_round_does_not_grow_while_nodes_of_it_are_missing() -> None:
+    seen = view(inside("a", 0), node("c"), header=header(fence=3))
+    seen.blind_until = 50.0
+    assert act(seen, 49.0) is None
+
+
+def test_who_goes_or_is_drained_leaves_the_job_and_a_failure_beside_it_spends_no_budget() -> None:
+    failed = reported("a", 0, "failed")
+    gone = reported("b", 1, "stopped", state="left", leaving="preempted")
+    seen = view(failed, gone, node("c"), header=header(phase="closing", failed=True))
+    following = act(seen)
+    assert [row.node for row in following.seating.nodes] == ["a", "c"]
+    drained = view(failed, reported("b", 1, "stopped"), node("c"), header=header(phase="closing"))
+    drained.drain("b", wanted=True)
+    assert [row.node for row in act(drained).seating.nodes] == ["a", "c"]
+
+
+def test_the_next_round_waits_for_the_last_of_the_grants() -> None:
+    seen = view(node("x"), *(inside(name, rank) for rank, name in enumerate("abc")))
+    seen.take_header(header(3), 0.0)
+    for number, name in enumerate("abc"):
+        assert seen.answer_beat(Beat(name, 0, "t", 1, 0), float(number), 99.0)
+        seen.drop(name)
+    close(seen, header(3, phase="closing"), 3.0)
+    assert decide(seen, 3.0).wake == 2.0 + TTL
+
+
+def test_who_leaves_for_reasons_of_its_own_does_not_end_the_job() -> None:
+    gone = reported("b", 1, "lost", state="left", leaving="lost", leaving_code=70)
+    seen = view(reported("a", 0, "stopped"), gone, header=header(phase="closing"))
+    assert decide(seen, 1.0).why.startswith("for at least 2 node(s) (1 here)")
+
+
+def test_the_last_call_begins_anew_when_there_were_too_few_meanwhile() -> None:
+    seen = view(node("a"), node("b"))
+    assert decide(seen, 1.0).wake == 6.0
+    seen.drop("b")
+    assert act(seen, 3.0) is None
+    seen.put(node("b", sequence=2), 9)
+    assert decide(seen, 4.0).wake == 9.0
+
+
+def test_after_a_job_that_has_died_the_next_has_all_the_time_there_is() -> None:
+    seen = view(node("a"), header=header(4, number=8, phase="closing", fence=3))
+    assert act(seen, 500.0) == Renew()
+    seen.take_header(None, 500.0)
+    assert decide(seen, 500.0).wake == 1100.0
+    seen.put(node("b"), 9)
+    decide(seen, 500.0)
+    assert act(seen, 505.0).number == 9
+
+
+def test_places_go_by_the_order_of_arrival() -> None:
+    seen = view(node("z"), node("y"), node("x"), node("w"))
+    seen.put(node("z", sequence=2), 9)  # it has new ports
+    assert [row.node for row in act(seen).seating.nodes] == ["z", "y", "x"]
 
 
 # ---- who does not enter
@@ -320,35 +292,6 @@ def test_a_row_that_the_node_had_before_stands_for_nothing() -> None:
     assert act(seen).failed
 
 
-def test_a_success_stands_whatever_befalls_its_node() -> None:
-    seen = view(reported("a", 0, "succeeded"), inside("b", 1), header=header())
-    seen.put(inside("a", 0, state="waiting", sequence=2), 8)  # it lost touch afterwards
-    assert act(seen) is None
-    seen.drop("a")
-    assert act(seen) is None
-    seen.put(reported("b", 1, "succeeded", sequence=2), 9)
-    assert act(seen).verdict.outcome == "succeeded"
-
-
-def test_a_failed_node_that_is_lost_too_is_a_loss() -> None:
-    seen = view(inside("a", 0), reported("b", 1, "failed"), node("c"), header=header())
-    close(seen, header(phase="closing", failed=True), 1.0)
-    seen.put(reported("a", 0, "stopped", sequence=2), 8)
-    assert isinstance(act(seen, 1.0), Conclude)
-    seen.drop("b")
-    following = act(seen, 1.0)
-    assert isinstance(following, Form)
-    assert [row.node for row in following.seating.nodes] == ["a", "c"]
-
-
-def test_failures_are_told_in_the_order_in_which_they_came() -> None:
-    seen = view(inside("a", 0), inside("b", 1), header=header())
-    seen.put(reported("b", 1, "failed", code=3, sequence=2), 8)
-    seen.put(reported("a", 0, "failed", code=4, sequence=2), 9)
-    seen.put(reported("b", 1, "failed", code=3, sequence=3, leaving="stopped"), 10)
-    assert seen.roster.failures == ["b", "a"]
-
-
 def test_the_next_round_waits_for_those_inside_and_for_the_grants_of_the_lost() -> None:
     seen = view(inside("a", 0), inside("b", 1), inside("c", 2), header=header(3))
     assert seen.answer_beat(Beat("b", 0, "t", 1, 0), 3.0, 99.0)
@@ -381,158 +324,6 @@ def test_a_round_of_another_leader_is_not_adopted_while_nodes_of_it_are_missing(
     seen.drop("b")
     seen.inherited_until = 50.0
     assert act(seen) is None
-
-
-def test_after_a_failure_the_pause_is_kept() -> None:
-    rows = [reported("a", 0, "failed"), reported("b", 1, "stopped")]
-    seen = view(*rows, header=header(max_restarts=1))
-    close(seen, header(phase="closing", failed=True, max_restarts=1, delay=7.0), 2.0)
-    assert decide(seen, 2.0) == (
-        None,
-        9.0,
-        "for the pause after a failure to end, at most 7 s more",
-    )
-    assert isinstance(act(seen, 9.0), Form)
-
-
-# ---- an earlier epoch
-
-
-def earlier(name: str, token: str = "old", **changes: Any) -> NodeRow:
-    facts = {"round": 6, "token": token, "round_size": 3, "round_leader": "c", "restarts": 2}
-    return node(name, **(facts | changes))
-
-
-def test_the_nodes_of_an_earlier_epochs_round_are_waited_for() -> None:
-    seen = view(earlier("a"), earlier("b"), node("d"))
-    waits = decide(seen, 10.0)
-    assert waits[:2] == (None, 10.0 + 2 * TTL)
-    assert waits.why.startswith("for the grants of 1 node(s) to run out, which were in an earlier")
-    assert decide(seen, 12.0).wake == 10.0 + 2 * TTL
-    following = act(seen, 10.0 + 2 * TTL)
-    assert isinstance(following, Form)
-    assert (following.number, following.history.restarts) == (7, 2)
-
-
-def test_its_leader_granted_nothing_after_it_has_come_here() -> None:
-    seen = view(earlier("a"), earlier("x", "older", round=4), rules=settings(most=5))
-    assert decide(seen, 10.0).wake == 10.0 + 2 * TTL
-    seen.put(earlier("c"), 9)
-    assert decide(seen, 13.0).wake == 13.0 + TTL
-    seen.put(earlier("b"), 10)  # now all of that round are here
-    assert decide(seen, 14.0).why.startswith("for the last call")
-
-
-def test_a_node_inside_an_unknown_round_is_waited_for_until_it_says_otherwise() -> None:
-    seen = view(node("a"), inside("b", 0), node("c"))
-    assert decide(seen, 999.0) == (None, math.inf, "for node b to stop the workers there")
-    seen.put(node("b", sequence=2), 9)
-    assert isinstance(act(seen, 999.0), Form)
-
-
-# ---- hosts
-
-
-def lose(seen: View, name: str, number: int, now: float, host: str = "h") -> None:
-    """The round closes as that node is lost soon after it has entered; the other has reported."""
-    token = f"t{number}"
-    seen.take_header(header(number=number, token=token), now)
-    for rank, one in enumerate(("a", name)):
-        facts = {"token": token, "round": number, "sequence": number + 2}
-        seen.put(inside(one, rank, **facts, host="x" if one == "a" else host), 9)
-    seen.drop(name)
-    assert isinstance(act(seen, now + TTL), Close)
-    close(seen, header(number=number, token=token, phase="closing"), now + TTL)
-    report = reported("a", 0, "stopped", token=token, round=number, sequence=number + 3)
-    seen.put(report, 9)
-
-
-def test_a_host_that_loses_its_nodes_again_and_again_is_held_back() -> None:
-    seen, pauses, now = view(node("a")), [], 0.0
-    for number in range(6):
-        name = f"b{number}"
-        seen.put(node(name, host="h"), 9)
-        lose(seen, name, number, now)
-        now += TTL
-        seen.put(node(f"b{number + 1}", host="h"), 9)
-        waits = decide(seen, now)
-        pauses.append(0.0 if waits.action else waits.wake - now)
-        now += 100.0
-    unit = TTL / 4
-    assert pauses == [0.0, unit, 2 * unit, 4 * unit, 8 * unit, 16 * unit]
-
-
-def test_after_five_losses_a_host_waits_for_an_hour_unless_the_job_has_too_few_nodes() -> None:
-    seen = view(node("a"))
-    for number in range(5):
-        lose(seen, "b", number, 100.0 * number, "b")
-    now = 400.0 + TTL
-    seen.put(node("b", sequence=99), 9)
-    seen.put(node("c"), 10)
-    following = act(seen, now + 60)
-    assert [row.node for row in following.seating.nodes] == ["a", "c"]
-    ((who, why),) = following.seating.waiting
-    assert (who, "5 times in a row" in why) == ("b", True)
-    assert len(act(seen, now + 3600).seating.nodes) == 3
-    seen.drop("c")
-    assert len(act(seen, now + 60).seating.nodes) == 2, "without it there are too few"
-
-
-def test_a_round_is_not_closed_for_a_node_whose_host_is_held_back() -> None:
-    seen = view(node("a"))
-    for number in range(3):
-        lose(seen, "b", number, 100.0 * number, "b")
-    for rank, name in enumerate("ac"):
-        seen.put(inside(name, rank, token="t9", round=9, sequence=50), 9)
-    seen.put(node("b", sequence=99), 10)
-    seen.take_header(header(number=9, token="t9"), 211.0)
-    waits = decide(seen, 211.0)
-    assert waits[:2] == (None, 200.0 + TTL + TTL / 2)
-    assert waits.why.startswith("for node b: the host was lost 3 times in a row")
-    assert act(seen, 215.0) == Close(9, "node b joined")
-
-
-def test_losses_count_only_if_the_round_had_not_lasted() -> None:
-    seen = view(node("a"))
-    for number in range(9):
-        token = f"t{number}"
-        seen.take_header(header(number=number, token=token), 1000.0 * number)
-        row = inside("b", 1, token=token, round=number, sequence=2 * number + 2)
-        seen.put(inside("a", 0, token=token, round=number, sequence=number + 2), 9)
-        seen.put(row, 9)
-        seen.put(replace(row, state="waiting", sequence=row.sequence + 1), 9)
-        assert isinstance(act(seen, 1000.0 * number + STABLE_SECONDS), Close)
-    assert seen.hosts.free_at("b", needed=False) <= 9000.0
-
-
-@pytest.mark.parametrize(("leaving", "is_held"), [("preempted", False), ("lost", True)])
-def test_who_goes_because_somebody_said_so_does_not_count_against_its_host(
-    leaving: str, is_held: bool
-) -> None:
-    seen = view(node("a"))
-    for number in range(3):
-        token = f"t{number}"
-        seen.take_header(header(number=number, token=token), 0.0)
-        row = reported("b", 1, "stopped", token=token, round=number, sequence=number + 2)
-        seen.put(replace(row, state="left", leaving=leaving), 9)
-        assert isinstance(act(seen), Close)
-    assert (seen.hosts.free_at("b", needed=False) > 0.0) is is_held
-
-
-def test_a_newcomer_that_is_gone_when_the_round_was_closed_for_it_counts_against_its_host() -> None:
-    seen = view(node("a"))
-    for number in range(2):
-        token = f"t{number}"
-        seen.take_header(header(number=number, token=token), 0.0)
-        for rank, name in enumerate("ac"):
-            row = inside(name, rank, token=token, round=number, sequence=number + 2)
-            seen.put(row, 9)
-        seen.put(node(f"b{number}", host="h"), 10)
-        assert isinstance(act(seen), Close)
-        close(seen, header(number=number, token=token, phase="closing"), 0.0)
-        seen.drop(f"b{number}")
-        assert act(seen) is None
-    assert seen.hosts.free_at("h", needed=False) == TTL / 4
 
 
 # ---- what is waited for
