@@ -22,7 +22,7 @@ from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
-from torshrun.topology import allowed_cpus
+from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper, become_subreaper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port

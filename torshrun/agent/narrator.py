@@ -13,7 +13,7 @@ from torshrun.agent import protocol
 from torshrun.config import LaunchConfig
 from torshrun.live import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
-from torshrun.rendezvous.printable import printable
+from torshrun.text import printable
 from torshrun.workers.group import WorkerState
 from torshrun.workers.spec import RoundFacts
 

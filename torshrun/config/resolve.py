@@ -17,7 +17,7 @@ from torshrun.config.options import OPTIONS
 from torshrun.config.setting import Settings
 from torshrun.config.target import check_target
 from torshrun.config.values import Endpoint, Nodes, worker_count
-from torshrun.topology import allowed_cpus
+from torshrun.topology.cpus import usable_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _workers(settings: Settings, values: Mapping[str, Any], environ: Mapping[str
         number = gpus.count(environ)
     if asked == "gpu" and number == 0:
         raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
-    return worker_count(number or len(allowed_cpus()))
+    return worker_count(number or usable_cpus())
 
 
 def _kind(settings: Settings, values: Mapping[str, Any]) -> Kind:

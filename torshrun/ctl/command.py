@@ -14,7 +14,7 @@ from torshrun.config import values
 from torshrun.config.options import BY_KEY
 from torshrun.ctl.place import OPTIONS, meeting_place
 from torshrun.exit_codes import RENDEZVOUS, USAGE
-from torshrun.rendezvous.printable import printable
+from torshrun.text import printable
 
 if TYPE_CHECKING:
     from torsh_runtime.store.base import Store
