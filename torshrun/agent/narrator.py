@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torshrun import failure, health
 from torshrun.agent import protocol
 from torshrun.config import LaunchConfig
-from torshrun.live import Recorder
+from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
 from torshrun.text import printable
 from torshrun.workers.group import WorkerState

@@ -8,8 +8,8 @@ from torshrun.config.option import Option
 from torshrun.config.options import BY_KEY, OPTIONS
 from torshrun.config.setting import COMMAND_LINE, DEFAULT, TARGETS, JobFile, Setting, Settings
 
-_OUTER_JOBS = frozenset({"TORSH_RUN_ID"})
-"""Variables that torshrun sets for its workers: in there they name the job they are of."""
+_OUTER_JOBS = frozenset({"TORSH_RUN_ID", "TORCHELASTIC_HEALTH_CHECK_PORT"})
+"""Variables that workers find: in there they are about the job that the workers are of."""
 
 
 def gather(

@@ -211,6 +211,7 @@ _WATCHING = (
         values.listening,
         unset="not served",
         field="metrics",
+        variables=("TORCHELASTIC_HEALTH_CHECK_PORT",),
     ),
     Option(
         "events",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from torsh_runtime.events import Event, EventSink
-from torshrun.live.files import LineFile
+from torshrun.live.line_file import LineFile
 
 
 class Recorder:

@@ -8,7 +8,7 @@ import pytest
 
 from torshrun.agent.narrator import COMPLAINTS, Narrator
 from torshrun.config import gather, resolve
-from torshrun.live import Recorder
+from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, RoundClosing, Verdict
 
 HOSTILE = "\x1b[2Jgone\r\ntorshrun: all is well"

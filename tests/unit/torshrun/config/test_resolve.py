@@ -141,6 +141,7 @@ def test_the_outer_job_gives_no_defaults(made: Made, script: str) -> None:
     outer = {
         "TORCHELASTIC_RUN_ID": "o",
         "TORSH_RUN_ID": "o",
+        "TORCHELASTIC_HEALTH_CHECK_PORT": "9090",
         "MASTER_PORT": "1",
         "MASTER_ADDR": "x",
     }

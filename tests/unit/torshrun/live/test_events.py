@@ -15,7 +15,8 @@ from support.processes import soon
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event, faults
-from torshrun.live import JsonLines, Recorder, StdoutLines, files, open_sink
+from torshrun.live import line_file
+from torshrun.live.events import JsonLines, Recorder, StdoutLines, open_sink
 
 
 def an_event(number: int, text: str = "SIGUSR1") -> Event:
@@ -208,7 +209,7 @@ def test_a_fifo_that_nobody_reads_holds_up_nothing(
     complaints: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(line_file, "CLOSE_SECONDS", 0.1)
     sink = open_lines(fifo)
     for number in range(1000):
         sink.emit(an_event(number, "x" * 1000))  # far more than a pipe holds
@@ -223,7 +224,7 @@ def test_a_reader_that_falls_behind_learns_how_many_events_it_missed(
     complaints: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "BACKLOG_BYTES", 20_000)
+    monkeypatch.setattr(line_file, "BACKLOG_BYTES", 20_000)
     sink = open_lines(fifo)
     for number in range(1000):
         sink.emit(an_event(number, "x" * 1000))
@@ -246,7 +247,7 @@ def test_a_reader_that_falls_behind_learns_how_many_events_it_missed(
 def test_a_write_that_never_returns_does_not_hold_up_the_end(
     complaints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(line_file, "CLOSE_SECONDS", 0.1)
     go_on = threading.Event()
     sink = JsonLines(str(tmp_path / "events"), complaints.append)
     real = sink._file._write_some

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from support.processes import soon
 
-from torshrun.live import Snapshot, StatusLine
-from torshrun.live.statusline import elapsed, render
+from torshrun.live.snapshot import Snapshot
+from torshrun.live.status_line import StatusLine, elapsed, render
 
 NOW = 1000.0
 
