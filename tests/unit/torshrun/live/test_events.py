@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,9 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event, faults
 from torshrun.live import line_file
 from torshrun.live.events import JsonLines, Recorder, StdoutLines, open_sink
+
+STRANGER = 64999
+"""Another user, who need not have a name."""
 
 
 def an_event(number: int, text: str = "SIGUSR1") -> Event:
@@ -136,6 +141,92 @@ def test_a_file_that_cannot_be_written_is_named_before_the_start(
     with pytest.raises(ConfigError, match=why) as caught:
         open_lines(path)
     assert path in str(caught.value)
+
+
+def test_a_new_file_is_for_its_owner_only(
+    tmp_path: Path, open_lines: Callable[[Path], JsonLines]
+) -> None:
+    before = os.umask(0)
+    try:
+        open_lines(tmp_path / "events").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "events").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's files")
+@pytest.mark.parametrize("part", ["events", "folder", "link to a link", "file", "hard link"])
+def test_another_users_traps_are_not_written_to(
+    tmp_path: Path, part: str, open_lines: Callable[[Path], JsonLines]
+) -> None:
+    mine, trap = tmp_path / "mine", tmp_path / "trap"
+    mine.mkdir()
+    (mine / "events").touch()
+    path, why = trap, "another user's symbolic link"
+    if part == "events":
+        trap.symlink_to(mine / "events")
+    elif part == "folder":
+        trap.symlink_to(mine)
+        path = trap / "events"
+    elif part == "link to a link":
+        trap.symlink_to("mine/events")
+        path = tmp_path / "own"
+        path.symlink_to(trap)
+    elif part == "file":
+        trap.touch()
+        why = f"belongs to another user, of uid {STRANGER}"
+    else:
+        trap.hardlink_to(mine / "events")
+        why = "hard links"
+    if part != "hard link":
+        os.chown(trap, STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(ConfigError, match=why):
+        open_lines(path)
+    assert (mine / "events").read_bytes() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_another_user_may_use_links_of_roots_and_ones_own(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, STRANGER, STRANGER)
+    (tmp_path / "roots").symlink_to("home/../home/folder")
+    code = (
+        f"import os; os.chdir({str(home)!r}); os.setgid({STRANGER}); os.setuid({STRANGER})\n"
+        "os.mkdir('folder'); os.symlink('real', 'folder/events')\n"
+    )
+    run_lines(code, "folder/events", "../roots/real")
+    assert (home / "folder/real").read_bytes() == b"folder/events\n../roots/real\n"
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_an_open_file_may_be_named(path: str) -> None:
+    assert run_lines("", path) == f"{path}\n"
+
+
+def run_lines(before: str, *paths: str) -> str:
+    """Writes to each file its name, in a process of its own; what that has written to stdout."""
+    code = (
+        f"import sys; from torshrun.live.line_file import LineFile\n{before}"
+        f"for path in {paths}:\n"
+        "    file = LineFile(path, sys.exit); file.put(path.encode() + b'\\n'); file.close()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+@pytest.mark.parametrize("links", [["a", "b"], ["a"]])
+def test_links_in_a_circle_end(
+    tmp_path: Path, links: list[str], open_lines: Callable[[Path], JsonLines]
+) -> None:
+    for link, target in zip(links, links[1:] + links[:1], strict=True):
+        (tmp_path / link).symlink_to(target)
+    with pytest.raises(ConfigError, match="Too many levels"):
+        open_lines(tmp_path / "a")
 
 
 def test_a_full_disk_is_told_once(
