@@ -106,6 +106,8 @@ class Agent:
             surroundings.pump,
             self._group,
             self._events.put_nowait,
+            surroundings.spec.timer_file,
+            self._on_timer,
         )
         self._last_signal, self._signalled = 0, 0.0
         self._complained_in = -1
@@ -211,6 +213,10 @@ class Agent:
         self._tell.workers_started(self._group.workers())
         if self._round:
             self._vigil.start(self._round)
+
+    def _on_timer(self, rank: int, finding: str) -> None:
+        self._diagnosis.hung = {**self._diagnosis.hung, rank: finding}
+        self._tell.say(f"rank {rank} is killed: {finding}")
 
     def _diagnose(self, event: GroupStopped) -> protocol.Diagnosed:
         exits = self._exits()
@@ -322,7 +328,7 @@ class Agent:
     # ---- the end
 
     async def _close(self, state: protocol.Finished) -> None:
-        self._vigil.stop()
+        self._vigil.close()
         await self._close_round()
         self._heart.stop()
         self._group.close()

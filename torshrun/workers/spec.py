@@ -31,6 +31,8 @@ class WorkerSpec:
     """What each local rank has besides; it wins over its place."""
     cpus: tuple[CpuSet, ...]
     """The processors of each local rank; an empty set is no binding."""
+    timer_file: str = ""
+    """The pipe into which workers write torch's file timers; "" is none."""
 
     @classmethod
     def from_config(
