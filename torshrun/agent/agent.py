@@ -301,9 +301,9 @@ class Agent:
         self._group.stop(stop.signo, stop.grace)
 
     def _tell_hang(self, finding: Finding) -> None:
-        from torshrun import health
+        from torshrun.health.report import summary as found
 
-        self._diagnosis.hung = {finding.hang.suspect: health.summary(finding.hang)}
+        self._diagnosis.hung = {finding.hang.suspect: found(finding.hang)}
         self._tell.hung(*finding)
 
     def _report(self, report: protocol.ReportFailure) -> None:

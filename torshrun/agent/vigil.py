@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
-from torshrun.health import HangWatch, Watched
+from torshrun.health.watch import HangWatch, Watched
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump
 
 if TYPE_CHECKING:
-    from torshrun.health import Hang
+    from torshrun.health.detector import Hang
     from torshrun.health.timers import TimerServer
 
 STACKS_BOUND = 20.0
@@ -92,7 +92,7 @@ class Vigil:
 
     async def _inquire(self, hang: Hang, a_round: Round) -> None:
         """Find out where the workers stand, while they still do."""
-        from torshrun.health import Stacks, collect
+        from torshrun.health.stacks import Stacks, collect
 
         pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
         before = self._progress(a_round)
