@@ -19,18 +19,21 @@ def printable(text: str) -> str:
     """The text on one line, as a terminal may safely get it: without escape sequences, and with a
     mark in place of what is no letter, digit or the like.
     """
-    if text.isprintable():
-        return text
-    plain = re.sub(_ESCAPES, "", text)
-    return "".join(c if c.isprintable() else " " if c.isspace() else _MARK for c in plain)
+    return text if text.isprintable() else _marked(re.sub(_ESCAPES, "", text))
 
 
 def printable_lines(text: str) -> list[str]:
     """The lines as a terminal would show them, each of them printable: tabs become spaces, and
     what a carriage return led back over is gone. No line for a text that shows nothing.
     """
-    lines = text.rstrip().split("\n") if text.strip() else []
-    return [printable(line.rstrip("\r").rpartition("\r")[2].expandtabs()) for line in lines]
+    lines = re.sub(_ESCAPES, "", text).rstrip().split("\n") if text.strip() else []
+    return [_marked(line.rstrip("\r").rpartition("\r")[2].expandtabs()) for line in lines]
+
+
+def _marked(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else _MARK for c in text)
 
 
 def ranges(numbers: Collection[int]) -> list[str]:

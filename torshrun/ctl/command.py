@@ -12,7 +12,7 @@ import click
 from torsh_runtime.errors import ConfigError, StoreError, TorshError
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
-from torshrun.ctl.place import OPTIONS, meeting_place
+from torshrun.ctl.rendezvous_options import OPTIONS, meeting_place
 from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
@@ -227,7 +227,7 @@ async def _list_runs(store: Store, _: RendezvousConfig) -> None:
 
 
 def _show(picture: Picture, *, as_json: bool, again: bool) -> None:
-    from torshrun.ctl.words import in_json, in_words
+    from torshrun.ctl.status_text import in_json, in_words
 
     if as_json:
         click.echo(in_json(picture), nl=False)

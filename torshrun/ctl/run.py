@@ -13,8 +13,7 @@ from torsh_runtime.store.base import Compare, Delete, Event, Put, Store, Write
 from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.config.rendezvous import Address, RendezvousConfig
-from torshrun.ctl.errors import NotDone
-from torshrun.ctl.picture import ALL_RUNS, Picture, read, runs_among
+from torshrun.ctl.picture import ALL_RUNS, NotDone, Picture, read, runs_among
 from torshrun.ctl.progress import Progress
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.meeting import Meeting

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torshrun.failure.exits import Exit
 from torshrun.text import printable_lines
@@ -59,6 +60,7 @@ class Words:
     """Whether the lines that matter most are the first ones."""
 
 
+@lru_cache(maxsize=1024)  # of hundreds of workers it takes time, and several ask
 def last_words(exit_: Exit) -> Words:
     """The crash's stack after a crash, else the last traceback, else the error file, else the
     last lines of stderr. Nobody who is killed from outside has a traceback to show for it.
