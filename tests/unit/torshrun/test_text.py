@@ -30,7 +30,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_commands_to_a_terminal_are_taken_out(command: str) -> None:
     assert printable(f"a{command}b") == "ab"
-    assert printable_lines(f"a{command}b\n{command}") == ["ab", ""]
+    assert printable_lines(f"{command}\na{command}b\n{command}") == ["", "ab"]
 
 
 @pytest.mark.parametrize("unfinished", ["\x1b]0;title", "\x9d0;title", "\x1bPq", "\x1b", "\x9b1"])
