@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.events import EventSink
 from torshrun.agent.board import Board
 from torshrun.config import LaunchConfig
-from torshrun.live.events import Recorder, open_sink
+from torshrun.live.events import ConsoleLines, Recorder
+from torshrun.live.line_file import LineFile
 from torshrun.live.snapshot import Snapshot
 from torshrun.live.status_line import StatusLine
 from torshrun.workers.logs import LogPump
@@ -29,7 +29,7 @@ class Outside:
         """What is shown; to be set before open()."""
         self._server = _server(config, self._latest)
         try:
-            self.recorder = Recorder(_sinks(config, pump), config.run_id)
+            self.recorder = Recorder(_event_lines(config, pump), config.run_id)
         except ConfigError:
             self._close_server()
             raise
@@ -78,7 +78,9 @@ def _server(config: LaunchConfig, latest: Callable[[], Snapshot]) -> HttpServer 
     return HttpServer(*config.metrics, Pages(latest).respond)
 
 
-def _sinks(config: LaunchConfig, pump: LogPump) -> Sequence[EventSink]:
+def _event_lines(config: LaunchConfig, pump: LogPump) -> LineFile | ConsoleLines | None:
     if config.events is None:
-        return ()
-    return (open_sink(config.events, pump.write, lambda text: pump.say(f"torshrun: {text}")),)
+        return None
+    if config.events == "-":
+        return ConsoleLines(pump.write)
+    return LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))

@@ -42,7 +42,7 @@ def _headline(hang: Hang) -> str:
     if waited is None:
         return text + "no output and no CPU use of any worker"
     waiting = _ranks_in(hang, waited)
-    text += f"{format_ranks(waiting)} {_verb(waiting, 'wait')} in {_numbered(waited)}"
+    text += f"{format_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {_numbered(waited)}"
     if hang.suspect not in waiting:
         return f"{text} for rank {hang.suspect}"
     elsewhere = len(waiting) == len(hang.ranks) < waited.ranks
@@ -122,7 +122,3 @@ def _numbered(collective: Collective) -> str:
     if not collective.sequence:
         return str(collective)
     return f"{collective} (operation {collective.sequence})"
-
-
-def _verb(ranks: Sequence[int], verb: str) -> str:
-    return verb + ("s" if len(ranks) == 1 else "")
