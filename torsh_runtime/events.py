@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 VERSION = 1
 """Version of the schema, in every line as "v"."""
@@ -83,16 +83,6 @@ class Event:
             raise ValueError(f"not an event: its {', '.join(_ENVELOPE)} are not all as they should")
         del envelope["v"]
         return cls(name=envelope.pop("event"), facts=MappingProxyType(document), **envelope)
-
-
-class EventSink(Protocol):
-    """Where events go."""
-
-    def emit(self, event: Event) -> None:
-        """Take an event. Returns at once and raises nothing, whatever becomes of it."""
-
-    def close(self) -> None:
-        """Pass on what is held back, within bounded time. No events come afterwards."""
 
 
 def faults(event: Event) -> tuple[str, ...]:

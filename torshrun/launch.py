@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
-from torshrun.topology import allowed_cpus
+from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper, become_subreaper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
@@ -72,6 +73,8 @@ def _make_surroundings(
     keeper = Keeper.start(str(scratch), namespace=config.pid_namespace)
     undo.callback(keeper.close, KEEPER_BOUND)
     _make_directory(scratch)
+    if spec.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
+        spec = _with_timers(spec, str(scratch))
     _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)
     pump = LogPump(config.output)
     undo.callback(pump.close)
@@ -90,6 +93,13 @@ def _make_surroundings(
         rendezvous=rendezvous,
         serve_store=serve_store,
     )
+
+
+def _with_timers(spec: WorkerSpec, scratch: str) -> WorkerSpec:
+    from torshrun.health.timers import TIMER_FILE, make_pipe
+
+    path = make_pipe(spec.environ, scratch)
+    return replace(spec, timer_file=path, environ={**spec.environ, TIMER_FILE: path})
 
 
 def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torshrun.config import LaunchConfig
 from torshrun.config.values import MOST_WORKERS
-from torshrun.topology import allowed_cpus
+from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, assign
 
 CHOSEN_AT_START = "<chosen at start>"

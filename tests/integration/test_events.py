@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -54,6 +55,21 @@ def check(events: list[Event], code: int) -> None:
 
 def outcome(events: list[Event]) -> object:
     return events[-1].facts["outcome"]
+
+
+def test_the_health_check_port_of_torchrun(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", str(port))
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    code, _ = tell(
+        f"""
+        import json, urllib.request
+        with urllib.request.urlopen("http://127.0.0.1:{port}/healthz", timeout=20) as answer:
+            assert (answer.status, json.load(answer)["workers"]) == (200, 1)
+        """
+    )
+    assert code == 0
 
 
 def test_success(tell: Tell) -> None:

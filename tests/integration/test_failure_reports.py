@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.processes import marked, soon
 
-from torshrun.failure import memory
+from torshrun import cgroups
 
 Run = Callable[..., tuple[int, str]]
 
@@ -155,8 +155,7 @@ def test_a_launcher_above_finds_the_root_cause(torshrun: Run, tmp_path: Path) ->
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
     """A cgroup of 64 MiB without swap, below this process's own, or beside it in version 2."""
-    levels = tuple(memory.levels(Path("/")))
-    own = levels[0] if levels else None
+    own = next((path[0] for path in cgroups.find("memory", Path("/"))), None)
     if own is None or not os.access(own.folder / "cgroup.procs", os.W_OK):
         pytest.skip("no writable memory cgroup")
     place = own.folder if own.version == 1 else own.folder.parent

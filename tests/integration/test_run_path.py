@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torshrun.config import LaunchConfig
-from torshrun.topology import allowed_cpus
+from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import WorkerSpec
 
 SHOW = """

@@ -106,6 +106,8 @@ class Agent:
             surroundings.pump,
             self._group,
             self._events.put_nowait,
+            surroundings.spec.timer_file,
+            self._on_timer,
         )
         self._last_signal, self._signalled = 0, 0.0
         self._complained_in = -1
@@ -212,6 +214,10 @@ class Agent:
         if self._round:
             self._vigil.start(self._round)
 
+    def _on_timer(self, rank: int, finding: str) -> None:
+        self._diagnosis.hung = {**self._diagnosis.hung, rank: finding}
+        self._tell.say(f"rank {rank} is killed: {finding}")
+
     def _diagnose(self, event: GroupStopped) -> protocol.Diagnosed:
         exits = self._exits()
         cause = failure.root_cause(exits)
@@ -296,9 +302,9 @@ class Agent:
         self._group.stop(stop.signo, stop.grace)
 
     def _tell_hang(self, finding: Finding) -> None:
-        from torshrun import health
+        from torshrun.health.report import summary as found
 
-        self._diagnosis.hung = {finding.hang.suspect: health.summary(finding.hang)}
+        self._diagnosis.hung = {finding.hang.suspect: found(finding.hang)}
         self._tell.hung(*finding)
 
     def _report(self, report: protocol.ReportFailure) -> None:
@@ -323,7 +329,7 @@ class Agent:
     # ---- the end
 
     async def _close(self, state: protocol.Finished) -> None:
-        self._vigil.stop()
+        self._vigil.close()
         await self._close_round()
         self._heart.stop()
         self._group.close()

@@ -10,7 +10,7 @@ from torshrun import failure
 from torshrun.agent import protocol
 from torshrun.agent.narrator import summary
 from torshrun.config import LaunchConfig
-from torshrun.live import JobState, Snapshot
+from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.rendezvous.base import Place
 
 

@@ -13,7 +13,7 @@ from torshrun.workers.group import Ending
 from torshrun.workers.logs import keeps
 
 if TYPE_CHECKING:
-    from torshrun.health import WorkerStatus
+    from torshrun.health.pages import WorkerStatus
 
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at

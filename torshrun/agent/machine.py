@@ -53,14 +53,13 @@ from torshrun.rendezvous.base import (
     Sequel,
     Verdict,
 )
+from torshrun.signals import FIRST_CAUSES
 from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
 SETTLE_SECONDS = 0.2
 """How long to wait after a failure for those that follow from it, or that it follows from."""
 HUNG_GRACE = 5.0
 """Seconds at most that workers which hang have between the signal and SIGKILL."""
-_FIRST_CAUSES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
-"""A worker that one of these killed did not fail because another one had: nothing to wait for."""
 
 
 def begin() -> State:
@@ -196,7 +195,7 @@ def _on_exit(policy: Policy, state: Running | Settling, event: WorkerExited) -> 
     alive = state.alive - {event.rank}
     if not alive:
         return _stop(policy, state, "failure" if failed else "done")
-    if event.signo in _FIRST_CAUSES:
+    if event.signo in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop(policy, state, "failure")
     if failed and isinstance(state, Running):
         settling = Settling(attempt=state.attempt, alive=alive)

@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torshrun import failure, health
+from torshrun import failure
 from torshrun.agent import protocol
 from torshrun.config import LaunchConfig
-from torshrun.live import Recorder
+from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
-from torshrun.rendezvous.printable import printable
+from torshrun.text import printable
 from torshrun.workers.group import WorkerState
 from torshrun.workers.spec import RoundFacts
 
 if TYPE_CHECKING:
-    from torshrun.health import Hang
+    from torshrun.health.detector import Hang
 
 Say = Callable[[str], None]
 
@@ -149,7 +149,9 @@ class Narrator:
 
     def hung(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
         """Workers make no progress; `stacks` by rank, `hint` says why some are missing."""
-        text = health.describe(hang, stacks, hint)
+        from torshrun.health.report import describe
+
+        text = describe(hang, stacks, hint)
         self.say(text)
         ranks = [state.sample.rank for state in hang.ranks if state.sample.alive]
         self.emit(

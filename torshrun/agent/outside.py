@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.events import EventSink
 from torshrun.agent.board import Board
 from torshrun.config import LaunchConfig
-from torshrun.live import MetricsServer, Recorder, Snapshot, StatusLine, open_sink
+from torshrun.live.events import ConsoleLines, Recorder
+from torshrun.live.line_file import LineFile
+from torshrun.live.snapshot import Snapshot
+from torshrun.live.status_line import StatusLine
 from torshrun.workers.logs import LogPump
+
+if TYPE_CHECKING:
+    from torshrun.live.http_server import HttpServer
 
 
 class Outside:
@@ -21,11 +27,11 @@ class Outside:
         """
         self.board: Board | None = None
         """What is shown; to be set before open()."""
-        self._metrics = MetricsServer(*config.metrics, self._latest) if config.metrics else None
+        self._server = _server(config, self._latest)
         try:
-            self.recorder = Recorder(_sinks(config, pump), config.run_id)
+            self.recorder = Recorder(_event_lines(config, pump), config.run_id)
         except ConfigError:
-            self._close_metrics()
+            self._close_server()
             raise
         wanted = config.output.status_line == "auto" and pump.shows_status
         self._line = (
@@ -39,12 +45,12 @@ class Outside:
     @property
     def is_looked_at(self) -> bool:
         """Whether snapshots are wanted."""
-        return self._metrics is not None or self._line is not None
+        return self._server is not None or self._line is not None
 
     def open(self) -> None:
         """Let the first visitors in."""
-        if self._metrics:
-            self._metrics.start()
+        if self._server:
+            self._server.start()
 
     def tick(self) -> None:
         """Bring what is shown up to date."""
@@ -56,14 +62,25 @@ class Outside:
         if self._line:
             self._line.close()
         self.recorder.close()
-        self._close_metrics()
+        self._close_server()
 
-    def _close_metrics(self) -> None:
-        if self._metrics:
-            self._metrics.close()
+    def _close_server(self) -> None:
+        if self._server:
+            self._server.close()
 
 
-def _sinks(config: LaunchConfig, pump: LogPump) -> Sequence[EventSink]:
+def _server(config: LaunchConfig, latest: Callable[[], Snapshot]) -> HttpServer | None:
+    if config.metrics is None:
+        return None
+    from torshrun.live.http_pages import Pages
+    from torshrun.live.http_server import HttpServer
+
+    return HttpServer(*config.metrics, Pages(latest).respond)
+
+
+def _event_lines(config: LaunchConfig, pump: LogPump) -> LineFile | ConsoleLines | None:
     if config.events is None:
-        return ()
-    return (open_sink(config.events, pump.write, lambda text: pump.say(f"torshrun: {text}")),)
+        return None
+    if config.events == "-":
+        return ConsoleLines(pump.write)
+    return LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))

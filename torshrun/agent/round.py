@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from torsh_runtime.errors import ConfigError
 from torshrun.failure import MemoryWatch
-from torshrun.health import StatusPages
+from torshrun.health.pages import StatusPages
 from torshrun.rendezvous.base import Place
 
 if TYPE_CHECKING:
-    from torshrun.health import WorkerStatus
+    from torshrun.health.pages import WorkerStatus
 
 STORE_BOUND = 2.0
 """Seconds that a round's store may take to close."""

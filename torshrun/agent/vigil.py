@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
-from torshrun.health import HangWatch, Watched
+from torshrun.health.watch import HangWatch, Watched
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump
 
 if TYPE_CHECKING:
-    from torshrun.health import Hang
+    from torshrun.health.detector import Hang
+    from torshrun.health.timers import TimerServer
 
 STACKS_BOUND = 20.0
 """Seconds that finding out the stacks of workers that hang may take."""
@@ -40,8 +41,12 @@ class Vigil:
         pump: LogPump,
         group: WorkerGroup,
         post: Callable[[protocol.Event], None],
+        timer_file: str,
+        on_expired: Callable[[int, str], None],
     ) -> None:
-        """`timeout`: seconds without progress that are a hang; 0 is never."""
+        """`timeout`: seconds without progress that are a hang; 0 is never. `on_expired` is told the
+        rank of a worker whose own timer ran out, and what happened, before that kills it.
+        """
         self._loop = loop
         self._keeper = keeper
         self._pump = pump
@@ -50,12 +55,15 @@ class Vigil:
         self._watch = HangWatch(timeout, loop, self._on_hang)
         self._inquiry: asyncio.Task[None] | None = None
         self._round: Round | None = None
+        self._timers = _serve(timer_file, loop, group, on_expired) if timer_file else None
         self.finding: Finding | None = None
         """What was found in this round."""
 
     def start(self, a_round: Round) -> None:
         """Watch this round, whose pages stay open until stop()."""
         self._round, self.finding = a_round, None
+        if self._timers:
+            self._timers.forget()
         self._go_on(a_round)
 
     def stop(self) -> None:
@@ -64,6 +72,12 @@ class Vigil:
         if self._inquiry:
             self._inquiry.cancel()
             self._inquiry = None
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.stop()
+        if self._timers:
+            self._timers.close()
 
     def _go_on(self, a_round: Round) -> None:
         pump = self._pump
@@ -78,7 +92,7 @@ class Vigil:
 
     async def _inquire(self, hang: Hang, a_round: Round) -> None:
         """Find out where the workers stand, while they still do."""
-        from torshrun.health import Stacks, collect
+        from torshrun.health.stacks import Stacks, collect
 
         pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
         before = self._progress(a_round)
@@ -99,3 +113,17 @@ class Vigil:
         """What changes when workers get on."""
         workers = self._group.workers()
         return a_round.statuses(), [(worker.output, worker.alive) for worker in workers]
+
+
+def _serve(
+    path: str,
+    loop: asyncio.AbstractEventLoop,
+    group: WorkerGroup,
+    on_expired: Callable[[int, str], None],
+) -> TimerServer:
+    from torshrun.health.timers import TimerServer
+
+    def ranks() -> Mapping[int, int]:
+        return {worker.pid: worker.rank for worker in group.workers() if worker.alive}
+
+    return TimerServer(path, loop, ranks, on_expired)

@@ -127,8 +127,6 @@ class LaunchConfig:
     """Whether every worker sees LOCAL_RANK 0 and, in CUDA_VISIBLE_DEVICES, only its own GPU."""
     metrics: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
-    health_check_port: int = 0
-    """TCP port on which torchrun's health check is answered; 0 is none."""
     events: str | None = None
     """File to which the job's events are added, or "-" for stdout; None is nowhere."""
     error_file: str | None = None

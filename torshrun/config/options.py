@@ -261,11 +261,6 @@ _WATCHING = (
         "Serve Prometheus metrics: PORT to this host only, :PORT on every address.",
         values.listening,
         field="metrics",
-    ),
-    Option(
-        "--health-check-port PORT = 0",
-        "Answer torchrun's health check there; 0: not.",
-        values.port,
         variables=("TORCHELASTIC_HEALTH_CHECK_PORT",),
     ),
     Option(

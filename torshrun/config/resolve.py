@@ -14,8 +14,8 @@ from torshrun.config.job import Kind, LaunchConfig, OutputConfig
 from torshrun.config.options import JOB_FIELDS, OPTIONS, OUTPUT_FIELDS, Option
 from torshrun.config.request import Request
 from torshrun.config.resolve_rendezvous import first_endpoint, is_alone, is_static, rendezvous
-from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text
-from torshrun.topology import allowed_cpus
+from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text, worker_count
+from torshrun.topology.cpus import usable_cpus
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _INERT = [(option.key, option.without_effect) for option in OPTIONS if option.without_effect]
@@ -125,7 +125,7 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
     if asked == "gpu" and number == 0:
         name = request.name("nproc_per_node")
         raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
-    return number or len(allowed_cpus())
+    return worker_count(int(number) or usable_cpus())
 
 
 def _kind(request: Request) -> Kind:

@@ -90,6 +90,11 @@ def workers(text: str) -> int | str:
         number = whole(text)
     except ConfigError as error:
         raise ConfigError(f"{error}; auto, cpu and gpu are possible too") from None
+    return worker_count(number)
+
+
+def worker_count(number: int) -> int:
+    """The number itself, if a node may have so many."""
     if not 1 <= number <= MOST_WORKERS:
         raise ConfigError(f"{number} is not possible: a node has 1 to {MOST_WORKERS} workers")
     return number

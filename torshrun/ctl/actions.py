@@ -10,8 +10,7 @@ from functools import partial
 from torsh_runtime.errors import StoreError
 from torshrun import exit_codes
 from torshrun.config.values import Nodes
-from torshrun.ctl.errors import NotDone
-from torshrun.ctl.picture import Picture, find_nodes
+from torshrun.ctl.picture import NotDone, Picture, find_nodes
 from torshrun.ctl.progress import check_drain, drained, ended, nodes, scaled, stopped, undone
 from torshrun.ctl.run import Run, Say
 from torshrun.rendezvous import rows

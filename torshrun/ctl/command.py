@@ -12,9 +12,9 @@ import click
 from torsh_runtime.errors import ConfigError, StoreError, TorshError
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
-from torshrun.ctl.place import OPTIONS, meeting_place
+from torshrun.ctl.rendezvous_options import OPTIONS, meeting_place
 from torshrun.exit_codes import RENDEZVOUS, USAGE
-from torshrun.rendezvous.printable import printable
+from torshrun.text import printable
 
 if TYPE_CHECKING:
     from torsh_runtime.store.base import Store
@@ -228,7 +228,7 @@ async def _list_runs(store: Store, _: RendezvousConfig) -> None:
 
 
 def _show(picture: Picture, *, as_json: bool, again: bool) -> None:
-    from torshrun.ctl.words import in_json, in_words
+    from torshrun.ctl.status_text import in_json, in_words
 
     if as_json:
         click.echo(in_json(picture), nl=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
-from torshrun.ctl.errors import NotDone
+from torsh_runtime.errors import TorshError
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import (
     Header,
@@ -22,6 +22,11 @@ from torshrun.rendezvous.rows import (
 
 ALL_RUNS = rows.base("").removesuffix("/")
 """What the keys of every run begin with."""
+
+
+class NotDone(TorshError):
+    """What was asked for is not so: there is no such run or node, or it did not happen in time."""
+
 
 Phase = Literal["gathering", "running", "changing", "ended", "abandoned"]
 

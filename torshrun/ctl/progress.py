@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torshrun.ctl.errors import NotDone
-from torshrun.ctl.picture import Picture
+from torshrun.ctl.picture import NotDone, Picture
 from torshrun.rendezvous.rows import NodeRow, SizeWanted
 
 

@@ -14,8 +14,7 @@ from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.signed import SignedStore, verified
 from torshrun.config.rendezvous import Address, RendezvousConfig
-from torshrun.ctl.errors import NotDone
-from torshrun.ctl.picture import ALL_RUNS, Picture, read, runs_among
+from torshrun.ctl.picture import ALL_RUNS, NotDone, Picture, read, runs_among
 from torshrun.ctl.progress import Progress
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.epoch import Epoch, read_epoch

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import PurePath
 
-from torshrun.failure.exits import Exit, OomEvidence, signal_name
-from torshrun.failure.words import CRASHES, Words, last_words
+from torshrun.failure.exits import Exit, OomEvidence
+from torshrun.failure.last_words import CRASHES, Words, last_words
+from torshrun.signals import signal_name
 
 
 class Kind(StrEnum):
@@ -152,7 +154,10 @@ def followed(exit_: Exit) -> bool:
 
 def _suspicion(exit_: Exit) -> int:
     """That it only followed another one: 0 is none, 1 is likely, 2 is sure."""
-    errors = () if exit_.signo else last_words(exit_).errors
+    if exit_.signo and exit_.signo != signal.SIGABRT:
+        return 0
+    words = last_words(exit_)
+    errors = words.lines if exit_.signo else words.errors  # before it aborts, a library says why
     if any(map(_SURELY_FOLLOWS.match, errors)):
         return 2
     return int(any(map(_MAY_FOLLOW.search, errors)))
@@ -179,11 +184,11 @@ def _diagnose(exit_: Exit) -> tuple[Kind, str]:
         return Kind.STOPPED, ""
     if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):
         return Kind.OUT_OF_MEMORY, _out_of_memory(exit_, exit_.oom)
+    if _suspicion(exit_):
+        return Kind.PEER_LOST, _HINTS[Kind.PEER_LOST]
     if exit_.signo:
         crashed = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
         return crashed, _SIGNALS.get(signal_name(exit_.signo), "")
-    if _suspicion(exit_):
-        return Kind.PEER_LOST, _HINTS[Kind.PEER_LOST]
     return _by_pattern(exit_, said) or _by_code(exit_, words)
 
 

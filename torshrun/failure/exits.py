@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
+
+from torshrun.signals import signal_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +66,6 @@ class Exit:
         """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0."""
         code = 128 + self.signo if self.signo else self.status >> 8 & 0xFF
         return code or int(self.failed)
-
-
-def signal_name(signo: int) -> str:
-    """The signal's name, as in SIGKILL."""
-    try:
-        return signal.Signals(signo).name
-    except ValueError:
-        return f"signal {signo}"
 
 
 def how(exit_: Exit) -> str:

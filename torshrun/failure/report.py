@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from torshrun.failure.cause import explain, fingerprint, followed, root_cause
 from torshrun.failure.exits import Exit, how
-from torshrun.failure.words import Words, last_words
+from torshrun.failure.last_words import Words, last_words
+from torshrun.text import format_ranks
 
 SHOWN_LINES = 40
 """How many lines of a worker's last words the report shows."""
 LINE_CHARS = 500
 """How much of each it shows."""
 _GROUPS = 6
-_RANGES = 8
 
 
 def describe(exits: Sequence[Exit], outlook: str) -> str:
@@ -64,7 +64,7 @@ def _in_brief(exits: Iterable[Exit], cause: str) -> str:
     groups: dict[str, list[int]] = {}
     for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
         groups.setdefault(_fate(exit_, cause), []).append(exit_.rank)
-    told = [f"{_ranks(ranks)} {fate}" for fate, ranks in list(groups.items())[:_GROUPS]]
+    told = [f"{format_ranks(ranks)} {fate}" for fate, ranks in list(groups.items())[:_GROUPS]]
     rest = sum(len(ranks) for ranks in list(groups.values())[_GROUPS:])
     return "; ".join([*told, f"{rest} others in other ways"] if rest else told)
 
@@ -75,16 +75,3 @@ def _fate(exit_: Exit, cause: str) -> str:
     if followed(exit_):
         return "lost its peer"
     return "in the same way" if fingerprint(exit_) == cause else how(exit_)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ascending ranks as people write them: "rank 3", "ranks 0-2, 5"."""
-    ranges: list[list[int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][-1] == rank - 1:
-            ranges[-1] = [ranges[-1][0], rank]
-        else:
-            ranges.append([rank])
-    shown = ", ".join("-".join(map(str, bounds)) for bounds in ranges[:_RANGES])
-    more = f" and others, {len(ranks)} in all," if len(ranges) > _RANGES else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"

@@ -63,11 +63,6 @@ class Hang:
     suspect: int
     """The rank that the others wait for; the lowest one if that cannot be told."""
 
-    @property
-    def in_collective(self) -> bool:
-        """Whether ranks wait in a collective; else nothing goes on at all."""
-        return any(state.waits_in for state in self.ranks)
-
 
 @dataclass(frozen=True, slots=True)
 class _Seen:

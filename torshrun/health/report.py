@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torshrun.health.detector import Hang, RankState, find, waited_group
 from torshrun.health.pages import Collective
+from torshrun.text import format_ranks, printable
 
 MOST_STACKS = 8
 """Different stacks that are shown."""
@@ -41,7 +42,7 @@ def _headline(hang: Hang) -> str:
     if waited is None:
         return text + "no output and no CPU use of any worker"
     waiting = _ranks_in(hang, waited)
-    text += f"{format_ranks(waiting)} {_verb(waiting, 'wait')} in {_numbered(waited)}"
+    text += f"{format_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {_numbered(waited)}"
     if hang.suspect not in waiting:
         return f"{text} for rank {hang.suspect}"
     elsewhere = len(waiting) == len(hang.ranks) < waited.ranks
@@ -73,7 +74,7 @@ def _suspect_first(hang: Hang) -> list[RankState]:
 def _line(does: str, details: str, states: Sequence[RankState]) -> str:
     least, most = (f"{pick(state.seconds for state in states):.0f}" for pick in (min, max))
     seconds = f"{least} s" if least == most else f"{least} to {most} s"
-    who = format_ranks(state.sample.rank for state in states)
+    who = format_ranks([state.sample.rank for state in states])
     time = f" for {seconds}" if states[0].waits_in else ""
     return f"  {who}: {does}{time}{details}"
 
@@ -107,7 +108,7 @@ def _stack_lines(hang: Hang, stacks: Mapping[int, str]) -> list[str]:
     lines = []
     for text, ranks in list(alike.items())[:MOST_STACKS]:
         lines.append(f"  stack of {format_ranks(ranks)}, most recent call first:")
-        lines += [f"    {line}" for line in _shortened(text.splitlines())]
+        lines += [f"    {printable(line)}" for line in _shortened(text.splitlines())]
     left = len(alike) - MOST_STACKS
     return [*lines, f"  {left} other stacks are not shown"] if left > 0 else lines
 
@@ -121,19 +122,3 @@ def _numbered(collective: Collective) -> str:
     if not collective.sequence:
         return str(collective)
     return f"{collective} (operation {collective.sequence})"
-
-
-def _verb(ranks: Sequence[int], verb: str) -> str:
-    return verb + ("s" if len(ranks) == 1 else "")
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0-2, 7"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], rank]
-        else:
-            runs.append([rank])
-    one = len(runs) == 1 and len(runs[0]) == 1
-    return ("rank " if one else "ranks ") + ", ".join("-".join(map(str, run)) for run in runs)

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
-from torsh_runtime.events import Event, EventSink
-from torshrun.live.files import LineFile
+from torsh_runtime.events import Event
+from torshrun.live.line_file import LineFile
+
+
+class ConsoleLines:
+    """What LineFile is, over `write`, which must return at once and keep all it gets."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+
+    def put(self, line: bytes, worth: int = 1) -> None:
+        """Hand on the line."""
+        self._write(line)
+
+    def take_lost(self) -> int:
+        """None."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is held back."""
 
 
 class Recorder:
-    """Makes events of one job on one node and hands them to sinks. Belongs to one thread."""
+    """Makes events of one job on one node, and lines of them. Belongs to one thread."""
 
     def __init__(
         self,
-        sinks: Sequence[EventSink],
+        lines: LineFile | ConsoleLines | None,
         run_id: str,
         node_rank: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` gives seconds since 1970."""
-        self._sinks = tuple(sinks)
+        """Without `lines` nothing is told. `clock` gives seconds since 1970."""
+        self._lines = lines
         self._run_id = run_id
         self.node_rank = node_rank
         """Rank of the node that tells."""
@@ -28,7 +47,7 @@ class Recorder:
 
     def record(self, name: str, round_number: int, /, **facts: object) -> None:
         """Tell that this happened, with the facts that torsh_runtime.events.SCHEMA asks for."""
-        if not self._sinks:
+        if self._lines is None:
             return
         event = Event(
             name=name,
@@ -38,66 +57,13 @@ class Recorder:
             round=round_number,
             facts=facts,
         )
-        for sink in self._sinks:
-            sink.emit(event)
-
-    def close(self) -> None:
-        """Close the sinks; takes bounded time."""
-        for sink in self._sinks:
-            sink.close()
-
-
-class JsonLines:
-    """A sink that writes each event as a line of JSON to a file."""
-
-    def __init__(self, path: str, complain: Callable[[str], None]) -> None:
-        """Raises ConfigError if the file cannot be written. `complain` is called at most once, from
-        any thread, when events are lost later.
-        """
-        self._file = LineFile(path, complain)
-
-    def emit(self, event: Event) -> None:
-        """Write the event when the file takes it."""
-        lost = self._file.take_lost()
+        lost = self._lines.take_lost()
         if lost:
-            self._put(_dropped(event, lost), count=lost)
-        self._put(event)
-
-    def _put(self, event: Event, count: int = 1) -> None:
-        self._file.put(event.to_json(), count)
+            dropped = replace(event, name="events_dropped", facts={"count": lost})
+            self._lines.put(dropped.to_json(), lost)
+        self._lines.put(event.to_json())
 
     def close(self) -> None:
-        """Write what is left, within CLOSE_SECONDS."""
-        self._file.close()
-
-
-class StdoutLines:
-    """A sink that hands each event as a line of JSON to `write`, which must return at once."""
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self._write = write
-
-    def emit(self, event: Event) -> None:
-        """Hand on the event."""
-        self._write(event.to_json())
-
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
-def open_sink(
-    target: str, write: Callable[[bytes], None], complain: Callable[[str], None]
-) -> EventSink:
-    """The sink for --events: `write` takes the lines if the target is "-". Raises ConfigError."""
-    return StdoutLines(write) if target == "-" else JsonLines(target, complain)
-
-
-def _dropped(following: Event, count: int) -> Event:
-    return Event(
-        name="events_dropped",
-        time=following.time,
-        run_id=following.run_id,
-        node_rank=following.node_rank,
-        round=following.round,
-        facts={"count": count},
-    )
+        """Write what is left; takes bounded time."""
+        if self._lines:
+            self._lines.close()

@@ -22,6 +22,7 @@ from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow, VerdictRow
 from torshrun.rendezvous.seats import Seating, candidates, seat
 from torshrun.rendezvous.view import View
+from torshrun.signals import FIRST_CAUSES
 
 ON_PURPOSE = ("preempted", "stopped")
 """How a node leaves that somebody told to."""
@@ -311,10 +312,6 @@ def _failed(view: View, cause: NodeRow, sequel: Sequel) -> Decision:
     return _conclude(cast(Outcome, cause.outcome), code, _describe(view, cause), sequel)
 
 
-_FIRST_CAUSES = (9, 11, 7, 4, 8, 6)
-"""Signals that workers do not die of because another one has failed: KILL, SEGV and so on."""
-
-
 def _root_cause(view: View) -> NodeRow:
     """The report that the others most likely follow from; of equal ones the first."""
     reports = [view.roster.reports[node] for node in view.roster.failures]
@@ -323,7 +320,7 @@ def _root_cause(view: View) -> NodeRow:
 
 def _remoteness(row: NodeRow) -> tuple[bool, bool, bool]:
     """How likely it is that a failure follows from another one."""
-    return row.follows, row.signo not in _FIRST_CAUSES, row.outcome == "hung"
+    return row.follows, row.signo not in FIRST_CAUSES, row.outcome == "hung"
 
 
 def _describe(view: View, cause: NodeRow) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
+from torshrun.procfs import read_text
 
 ROOT = Path("/")
 
@@ -53,7 +54,7 @@ def pci_numa_node(gpu: Gpu, root: Path = ROOT) -> int | None:
     """The NUMA node that the GPU is attached to; None if the machine does not say."""
     if not gpu.pci:
         return None
-    text = _read(root / "sys/bus/pci/devices" / gpu.pci / "numa_node").strip()
+    text = read_text(root / "sys/bus/pci/devices" / gpu.pci / "numa_node").strip()
     return int(text) if text.isdecimal() else None  # -1 stands for no node
 
 
@@ -128,7 +129,7 @@ def _nvidia(root: Path) -> list[Gpu]:
 def _driver_facts(root: Path) -> Iterator[tuple[int, str, str]]:
     """Minor number, PCI address and UUID of each GPU that NVIDIA's driver knows."""
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
-        text = _read(folder / "information")
+        text = read_text(folder / "information")
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
         uuid = re.search(r"^GPU UUID:\s*(GPU-[\da-f-]+)", text, re.MULTILINE)
         if minor:
@@ -145,7 +146,7 @@ def _amd(root: Path) -> list[Gpu]:
 
 def _properties(node: Path) -> dict[str, int]:
     """A node that a container may not use is there, but cannot be read."""
-    pairs = (line.split() for line in _read(node / "properties").splitlines())
+    pairs = (line.split() for line in read_text(node / "properties").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
@@ -161,11 +162,3 @@ def _uuid(node: Mapping[str, int]) -> str:
 
 def _may_use(device: Path) -> bool:
     return os.access(device, os.R_OK | os.W_OK)
-
-
-def _read(path: Path) -> str:
-    """The file's text; "" if there is none, or it is not for this process."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

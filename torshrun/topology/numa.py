@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
+from torshrun.procfs import read_text
+from torshrun.text import ranges
 
 ROOT = Path("/")
 
@@ -47,7 +49,7 @@ def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
     """What the kernel says about the processors `allowed`. Where it says nothing, as in some
     containers, they are cores of their own, in one node and one socket, with one cache.
     """
-    online = parse_cpus(_read(root / "sys/devices/system/cpu/online"))
+    online = parse_cpus(read_text(root / "sys/devices/system/cpu/online"))
     numbers = sorted(n for n in allowed if n in online or not online)
     nodes = _nodes(root)
     return tuple(_cpu(root, number, nodes.get(number, 0)) for number in numbers)
@@ -80,10 +82,7 @@ def parse_cpus(text: str) -> set[int]:
 
 def format_cpus(numbers: Collection[int]) -> str:
     """The counterpart of parse_cpus."""
-    starts = sorted(n for n in numbers if n - 1 not in numbers)
-    ends = sorted(n for n in numbers if n + 1 not in numbers)
-    pairs = zip(starts, ends, strict=True)
-    return ",".join(f"{start}-{end}" if end > start else f"{start}" for start, end in pairs)
+    return ",".join(ranges(numbers))
 
 
 # ---- policies
@@ -184,14 +183,14 @@ def _nodes(root: Path) -> dict[int, int]:
     return {
         number: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
-        for number in parse_cpus(_read(folder / "cpulist"))
+        for number in parse_cpus(read_text(folder / "cpulist"))
     }
 
 
 def _cpu(root: Path, number: int, node: int) -> Cpu:
     folder = root / f"sys/devices/system/cpu/cpu{number}"
-    siblings = parse_cpus(_read(folder / "topology/thread_siblings_list"))
-    package = _read(folder / "topology/physical_package_id").strip()
+    siblings = parse_cpus(read_text(folder / "topology/thread_siblings_list"))
+    package = read_text(folder / "topology/physical_package_id").strip()
     return Cpu(
         number=number,
         node=node,
@@ -204,16 +203,8 @@ def _cpu(root: Path, number: int, node: int) -> Cpu:
 def _largest_cache(folder: Path) -> int:
     levels: dict[int, int] = {}
     for index in folder.glob("index[0-9]*"):
-        level = _read(index / "level").strip()
-        shared = parse_cpus(_read(index / "shared_cpu_list"))
+        level = read_text(index / "level").strip()
+        shared = parse_cpus(read_text(index / "shared_cpu_list"))
         if level and shared:
             levels[int(level)] = min(shared)
     return levels[max(levels)] if levels else 0
-
-
-def _read(path: Path) -> str:
-    """The file's text; "" if it is missing or kept from this process."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torshrun import procfs
+
 
 @dataclass(frozen=True, slots=True)
 class Unkillable:
@@ -26,38 +28,21 @@ class Unkillable:
 
 def unkillable(pids: Iterable[int]) -> tuple[Unkillable, ...]:
     """What is known about these processes."""
-    found = ((pid, _stat(str(pid))) for pid in pids)
-    return tuple(Unkillable(pid, name, rest[0] if rest else "") for pid, (name, rest) in found)
+    found = ((pid, procfs.read_stat(pid)) for pid in pids)
+    return tuple(Unkillable(pid, *(stat[:2] if stat else ("", ""))) for pid, stat in found)
 
 
 def children() -> tuple[int, ...]:
     """Pids of this process's children, those that have ended but were not waited for included."""
-    threads = list(Path("/proc/self/task").iterdir())
     if not Path("/proc/thread-self/children").exists():  # a kernel built without it
         return _scanned_children()
-    pids: list[int] = []
-    for thread in threads:
-        try:
-            pids += map(int, (thread / "children").read_text().split())
-        except FileNotFoundError:
-            continue
-    return tuple(pids)
+    return tuple(procfs.children(os.getpid()))
 
 
 def _scanned_children() -> tuple[int, ...]:
-    me = str(os.getpid())
-    numbers = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return tuple(int(number) for number in numbers if _stat(number)[1][1:2] == [me])
-
-
-def _stat(pid: str) -> tuple[str, list[str]]:
-    """A process's name, and what /proc/PID/stat has from its state on; nothing if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return "", []
-    name, _, rest = text.partition("(")[2].rpartition(")")  # the name itself may hold anything
-    return name, rest.split()
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    found = ((pid, procfs.read_stat(pid)) for pid in pids)
+    return tuple(pid for pid, stat in found if stat and stat.parent == os.getpid())
 
 
 def kill(pid: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
+from torshrun.topology.cpus import cpu_quota
 from torshrun.workers import startup
 
 CpuSet = frozenset[int]
@@ -30,6 +31,8 @@ class WorkerSpec:
     """What each local rank has besides; it wins over its place."""
     cpus: tuple[CpuSet, ...]
     """The processors of each local rank; an empty set is no binding."""
+    timer_file: str = ""
+    """The pipe into which workers write torch's file timers; "" is none."""
 
     @classmethod
     def from_config(
@@ -106,7 +109,8 @@ def _own_environ(
     """`usable` are the processors that each local rank may run on."""
     own: list[dict[str, str]] = [{} for _ in usable]
     if "OMP_NUM_THREADS" not in environ:
-        own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable)]
+        numbers = threads(usable, cpu_quota(root))
+        own = [{"OMP_NUM_THREADS": str(number)} for number in numbers]
     if not config.virtual_local_rank:
         return tuple(own)
     from torshrun.topology import gpus
@@ -121,10 +125,13 @@ def _virtual(environ: Mapping[str, str], gpu: str) -> dict[str, str]:
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu, **hip}
 
 
-def threads(usable: Sequence[CpuSet]) -> tuple[int, ...]:
-    """How many threads each worker may run so that every one has a processor; at least 1."""
+def threads(usable: Sequence[CpuSet], quota: float) -> tuple[int, ...]:
+    """How many threads each worker may run so that every one has a processor, and all of them no
+    more than `quota` processors' time; at least 1.
+    """
     sharing = Counter(usable)
-    return tuple(max(1, len(own) // sharing[own]) for own in usable)
+    share = quota / len(usable)
+    return tuple(max(1, int(min(len(own) // sharing[own], share))) for own in usable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 
 from torshrun.agent.narrator import COMPLAINTS, Narrator
 from torshrun.config import gather, resolve
-from torshrun.live import Recorder
+from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, RoundClosing, Verdict
 
 HOSTILE = "\x1b[2Jgone\r\ntorshrun: all is well"
@@ -24,7 +24,7 @@ def tell(said: list[str]) -> Narrator:
     options = {"nnodes": "2", "rdzv_backend": "tcp", "rdzv_endpoint": "n0", "no_python": "true"}
     settings = gather(options, "true", (), {})
     job = resolve(settings, {}, new_id=lambda: "a name").job
-    return Narrator(job, said.append, Recorder((), "job"))
+    return Narrator(job, said.append, Recorder(None, "job"))
 
 
 def test_nothing_that_others_wrote_gets_at_the_terminal(tell: Narrator, said: list[str]) -> None:

@@ -36,7 +36,6 @@ def test_all_fields(made: Made, script: str) -> None:
         virtual_local_rank="1",
         numa_binding="core-complex",
         metrics_port="0.0.0.0:9400",
-        health_check_port="9500",
         events="-",
         tee="1",
         local_ranks_filter="0",
@@ -63,7 +62,6 @@ def test_all_fields(made: Made, script: str) -> None:
         virtual_local_rank=True,
         numa_binding="core-complex",
         metrics=("0.0.0.0", 9400),
-        health_check_port=9500,
         events="-",
         output=OutputConfig(
             tee=StreamRule(everyone=Streams(stdout=True)),
@@ -132,7 +130,7 @@ def test_variables_of_other_names(made: Made) -> None:
         "<${rank}> ",
         "j",
     )
-    assert job.health_check_port == 9500
+    assert job.metrics == ("127.0.0.1", 9500)
     assert made({**environ, "PET_SHUTDOWN_TIMEOUT": "8"}).job.shutdown_timeout == 8.0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from torsh_runtime.errors import ConfigError
 from torshrun.ctl.command import run
-from torshrun.ctl.place import meeting_place
+from torshrun.ctl.rendezvous_options import meeting_place
 
 MEET = "--rdzv-endpoint=127.0.0.1:1"
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from support.rows import header, keys, node
 
-from torshrun.ctl.errors import NotDone
-from torshrun.ctl.picture import Picture, find_nodes, read, runs_among
+from torshrun.ctl.picture import NotDone, Picture, find_nodes, read, runs_among
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import NodeRow, SizeWanted, VerdictRow
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.rows import header, keys, node
 
-from torshrun.ctl.errors import NotDone
-from torshrun.ctl.picture import Picture, read
+from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.ctl.progress import check_drain, drained, scaled, stopped, undone
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, VerdictRow

@@ -16,8 +16,7 @@ from torsh_runtime.store.base import Listing, Store
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.config.values import Nodes
 from torshrun.ctl import actions
-from torshrun.ctl.errors import NotDone
-from torshrun.ctl.picture import Picture
+from torshrun.ctl.picture import NotDone, Picture
 from torshrun.ctl.progress import Progress
 from torshrun.ctl.run import Run, run_ids
 from torshrun.rendezvous import rows

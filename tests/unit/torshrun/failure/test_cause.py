@@ -204,3 +204,16 @@ def test_another_failure_has_another() -> None:
     words = {prints(1 << 8, raised(error)) for error in ("A: x", "B: x", "A: y")}
     assert len(words) == 3
     assert len({prints(3 << 8, line) for line in (b"", b"one\n", b"deadbeef\n")}) == 3
+
+
+def test_a_rank_that_aborts_because_it_lost_a_peer_only_followed() -> None:
+    said = b"terminate called after throwing an instance of 'c10::Error'\n"
+    said += b"  what(): remote process exited or there was a network error\n"
+    said += b"Fatal Python error: Aborted\n\n"
+    aborted = an_exit(0, 6, stderr=said)
+    raised_later = an_exit(1, 1 << 8, stderr=VALUE_ERROR)
+    assert failure.root_cause([aborted, raised_later]) is raised_later
+    assert failure.kind(aborted) is Kind.PEER_LOST
+    own = an_exit(2, 6, stderr=b"assertion failed\nFatal Python error: Aborted\n\n")
+    assert failure.root_cause([own, raised_later]) is own
+    assert failure.kind(own) is Kind.CRASHED

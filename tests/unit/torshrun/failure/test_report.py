@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
 from torshrun import failure
@@ -91,6 +92,17 @@ def test_hundreds_of_ranks_take_one_short_line() -> None:
     assert line.endswith("; 264 others in other ways")
     even = [an_exit(301, 9), *(an_exit(rank, 15, stopped=True) for rank in range(0, 300, 2))]
     assert (
-        "ranks 0, 2, 4, 6, 8, 10, 12, 14 and others, 150 in all, stopped by torshrun"
+        "ranks 0, 2, 4, 6, 8, 10, 12, 14, … (150 in all) stopped by torshrun"
         in failure.describe(even, "x")
     )
+
+
+@pytest.mark.parametrize(
+    "command", [b"\x1b]0;title\x07", b"\x1b]52;c;cm0=\x1b\\", b"\x1bPq\x1b\\", "\x9b2J".encode()]
+)
+def test_no_worker_commands_the_terminal(command: bytes) -> None:
+    loud = raised("ValueError: bad").replace(b"bad", b"b" + command + b"ad\0")
+    for facts in ({"stderr": loud}, {"account": loud.decode()}):
+        report = failure.describe([an_exit(0, 1 << 8, **facts)], "x")
+        assert "| ValueError: bad\N{REPLACEMENT CHARACTER}\n" in report
+        assert all(line.isprintable() for line in report.split("\n"))

@@ -73,7 +73,7 @@ def found(hang: Hang | None) -> Hang:
 
 def test_a_rank_that_never_comes_is_suspected() -> None:
     hang = found(observe(waiting(0), computing(1)))
-    assert (hang.suspect, hang.in_collective) == (1, True)
+    assert hang.suspect == 1
     assert TIMEOUT <= hang.seconds < TIMEOUT + 4
     assert [state.waits_in is not None for state in hang.ranks] == [True, False]
 
@@ -160,7 +160,7 @@ def test_a_step_reported_by_another_thread_does_not_hide_a_collective() -> None:
 
 def test_silence_without_cpu_is_a_hang() -> None:
     hang = found(observe(idle(1), idle(0)))
-    assert (hang.suspect, hang.in_collective) == (0, False)
+    assert hang.suspect == 0
     assert hang.seconds >= TIMEOUT
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from torshrun.health.detector import Hang, RankState, Sample
 from torshrun.health.pages import Collective, WorkerStatus
-from torshrun.health.report import MOST_LINES, MOST_STACKS, describe, format_ranks, summary
+from torshrun.health.report import MOST_LINES, MOST_STACKS, describe, summary
+from torshrun.text import format_ranks
 
 
 def operation(sequence: int, ranks: int = 2, active: bool = True) -> Collective:

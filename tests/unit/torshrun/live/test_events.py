@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +17,30 @@ from support.processes import soon
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event, faults
-from torshrun.live import JsonLines, Recorder, StdoutLines, files, open_sink
+from torshrun.live import line_file
+from torshrun.live.events import ConsoleLines, Recorder
+from torshrun.live.line_file import LineFile
+
+STRANGER = 64999
+"""Another user, who need not have a name."""
 
 
 def an_event(number: int, text: str = "SIGUSR1") -> Event:
     facts = {"signal": text}
     return Event(name="notice", time=number, run_id="j", node_rank=0, round=number, facts=facts)
+
+
+class Sink(Recorder):
+    """Writes events, as they are, to a file."""
+
+    def __init__(self, path: str, complain: Callable[[str], None]) -> None:
+        self.file = LineFile(path, complain)
+        self._time = 0.0
+        super().__init__(self.file, "j", clock=lambda: self._time)
+
+    def emit(self, event: Event) -> None:
+        self._time = event.time
+        self.record(event.name, event.round, **event.facts)
 
 
 def rounds(data: str | bytes) -> list[int]:
@@ -33,12 +53,12 @@ def complaints() -> list[str]:
 
 
 @pytest.fixture
-def open_lines(complaints: list[str]) -> Iterator[Callable[[Path | str], JsonLines]]:
+def open_lines(complaints: list[str]) -> Iterator[Callable[[Path | str], Sink]]:
     """Opens sinks that are closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def opened(path: Path | str) -> JsonLines:
-            sink = JsonLines(str(path), complaints.append)
+        def opened(path: Path | str) -> Sink:
+            sink = Sink(str(path), complaints.append)
             stack.callback(sink.close)
             return sink
 
@@ -58,7 +78,7 @@ def biggest_file(size: int) -> Iterator[None]:
 
 def test_a_recorder_stamps_what_happens() -> None:
     lines: list[bytes] = []
-    recorder = Recorder([StdoutLines(lines.append)], "job", 3, clock=lambda: 12.5)
+    recorder = Recorder(ConsoleLines(lines.append), "job", 3, clock=lambda: 12.5)
     recorder.record("notice", 2, signal="SIGUSR1")
     recorder.close()
     facts = {"signal": "SIGUSR1"}
@@ -66,26 +86,17 @@ def test_a_recorder_stamps_what_happens() -> None:
     assert [Event.from_json(line) for line in lines] == [expected]
 
 
-def test_a_recorder_without_sinks_does_not_even_look_at_the_clock() -> None:
+def test_a_recorder_without_lines_does_not_even_look_at_the_clock() -> None:
     def clock() -> float:
         raise AssertionError("looked")
 
-    recorder = Recorder([], "job", clock=clock)
+    recorder = Recorder(None, "job", clock=clock)
     recorder.record("notice", 0, signal="SIGUSR1")
     recorder.close()
 
 
-def test_the_target_decides_where_lines_go(tmp_path: Path) -> None:
-    lines: list[bytes] = []
-    for target in ("-", str(tmp_path / "events")):
-        sink = open_sink(target, lines.append, lines.append)  # type: ignore[arg-type]
-        sink.emit(an_event(4))
-        sink.close()
-    assert lines == [an_event(4).to_json()] == [(tmp_path / "events").read_bytes()]
-
-
 def test_lines_are_added_to_what_is_there(
-    tmp_path: Path, open_lines: Callable[[Path], JsonLines], complaints: list[str]
+    tmp_path: Path, open_lines: Callable[[Path], Sink], complaints: list[str]
 ) -> None:
     path = tmp_path / "events"
     for start in (0, 50):
@@ -98,7 +109,7 @@ def test_lines_are_added_to_what_is_there(
 
 
 def test_a_line_comes_without_waiting_for_the_next(
-    tmp_path: Path, open_lines: Callable[[Path], JsonLines]
+    tmp_path: Path, open_lines: Callable[[Path], Sink]
 ) -> None:
     sink = open_lines(tmp_path / "events")
     sink.emit(an_event(1))
@@ -106,7 +117,7 @@ def test_a_line_comes_without_waiting_for_the_next(
 
 
 def test_several_agents_share_a_file_without_tearing_lines(
-    tmp_path: Path, open_lines: Callable[[Path], JsonLines]
+    tmp_path: Path, open_lines: Callable[[Path], Sink]
 ) -> None:
     path = tmp_path / "events"
     sinks = [open_lines(path) for _ in range(3)]
@@ -128,7 +139,7 @@ def test_several_agents_share_a_file_without_tearing_lines(
     ],
 )
 def test_a_file_that_cannot_be_written_is_named_before_the_start(
-    tmp_path: Path, place: str, why: str, open_lines: Callable[[str], JsonLines]
+    tmp_path: Path, place: str, why: str, open_lines: Callable[[str], Sink]
 ) -> None:
     (tmp_path / "file").touch()
     path = f"{tmp_path}/{place}"
@@ -137,9 +148,93 @@ def test_a_file_that_cannot_be_written_is_named_before_the_start(
     assert path in str(caught.value)
 
 
-def test_a_full_disk_is_told_once(
-    open_lines: Callable[[str], JsonLines], complaints: list[str]
+def test_a_new_file_is_for_its_owner_only(
+    tmp_path: Path, open_lines: Callable[[Path], Sink]
 ) -> None:
+    before = os.umask(0)
+    try:
+        open_lines(tmp_path / "events").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "events").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's files")
+@pytest.mark.parametrize("part", ["events", "folder", "link to a link", "file", "hard link"])
+def test_another_users_traps_are_not_written_to(
+    tmp_path: Path, part: str, open_lines: Callable[[Path], Sink]
+) -> None:
+    mine, trap = tmp_path / "mine", tmp_path / "trap"
+    mine.mkdir()
+    (mine / "events").touch()
+    path, why = trap, "another user's symbolic link"
+    if part == "events":
+        trap.symlink_to(mine / "events")
+    elif part == "folder":
+        trap.symlink_to(mine)
+        path = trap / "events"
+    elif part == "link to a link":
+        trap.symlink_to("mine/events")
+        path = tmp_path / "own"
+        path.symlink_to(trap)
+    elif part == "file":
+        trap.touch()
+        why = f"belongs to another user, of uid {STRANGER}"
+    else:
+        trap.hardlink_to(mine / "events")
+        why = "hard links"
+    if part != "hard link":
+        os.chown(trap, STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(ConfigError, match=why):
+        open_lines(path)
+    assert (mine / "events").read_bytes() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_another_user_may_use_links_of_roots_and_ones_own(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, STRANGER, STRANGER)
+    (tmp_path / "roots").symlink_to("home/../home/folder")
+    code = (
+        f"import os; os.chdir({str(home)!r}); os.setgid({STRANGER}); os.setuid({STRANGER})\n"
+        "os.mkdir('folder'); os.symlink('real', 'folder/events')\n"
+    )
+    run_lines(code, "folder/events", "../roots/real")
+    assert (home / "folder/real").read_bytes() == b"folder/events\n../roots/real\n"
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_an_open_file_may_be_named(path: str) -> None:
+    assert run_lines("", path) == f"{path}\n"
+
+
+def run_lines(before: str, *paths: str) -> str:
+    """Writes to each file its name, in a process of its own; what that has written to stdout."""
+    code = (
+        f"import sys; from torshrun.live.line_file import LineFile\n{before}"
+        f"for path in {paths}:\n"
+        "    file = LineFile(path, sys.exit); file.put(path.encode() + b'\\n'); file.close()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+@pytest.mark.parametrize("links", [["a", "b"], ["a"]])
+def test_links_in_a_circle_end(
+    tmp_path: Path, links: list[str], open_lines: Callable[[Path], Sink]
+) -> None:
+    for link, target in zip(links, links[1:] + links[:1], strict=True):
+        (tmp_path / link).symlink_to(target)
+    with pytest.raises(ConfigError, match="Too many levels"):
+        open_lines(tmp_path / "a")
+
+
+def test_a_full_disk_is_told_once(open_lines: Callable[[str], Sink], complaints: list[str]) -> None:
     sink = open_lines("/dev/full")
     for number in range(5):
         sink.emit(an_event(number))
@@ -150,7 +245,7 @@ def test_a_full_disk_is_told_once(
 
 
 def test_after_a_full_disk_lines_are_whole_again_and_the_lost_are_counted(
-    tmp_path: Path, open_lines: Callable[[Path], JsonLines], complaints: list[str]
+    tmp_path: Path, open_lines: Callable[[Path], Sink], complaints: list[str]
 ) -> None:
     path = tmp_path / "events"
     sink = open_lines(path)
@@ -158,9 +253,9 @@ def test_after_a_full_disk_lines_are_whole_again_and_the_lost_are_counted(
     with biggest_file(size + size // 2):
         for number in range(4):
             sink.emit(an_event(number))
-        assert soon(lambda: sink._file._lost == 3)
+        assert soon(lambda: sink.file._lost == 3)
         sink.emit(an_event(4))  # the account of those three is lost with it, but not forgotten
-        assert soon(lambda: sink._file._lost == 4)
+        assert soon(lambda: sink.file._lost == 4)
     sink.emit(an_event(5))
     sink.close()
     whole, cut, dropped, last = path.read_bytes().splitlines()
@@ -189,7 +284,7 @@ def drain(reader: int) -> bytes:
 
 
 def test_a_fifo_needs_no_reader_at_first_and_survives_the_loss_of_one(
-    fifo: Path, open_lines: Callable[[Path], JsonLines], complaints: list[str]
+    fifo: Path, open_lines: Callable[[Path], Sink], complaints: list[str]
 ) -> None:
     sink = open_lines(fifo)
     for number in range(3):
@@ -204,11 +299,11 @@ def test_a_fifo_needs_no_reader_at_first_and_survives_the_loss_of_one(
 
 def test_a_fifo_that_nobody_reads_holds_up_nothing(
     fifo: Path,
-    open_lines: Callable[[Path], JsonLines],
+    open_lines: Callable[[Path], Sink],
     complaints: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(line_file, "CLOSE_SECONDS", 0.1)
     sink = open_lines(fifo)
     for number in range(1000):
         sink.emit(an_event(number, "x" * 1000))  # far more than a pipe holds
@@ -219,17 +314,17 @@ def test_a_fifo_that_nobody_reads_holds_up_nothing(
 
 def test_a_reader_that_falls_behind_learns_how_many_events_it_missed(
     fifo: Path,
-    open_lines: Callable[[Path], JsonLines],
+    open_lines: Callable[[Path], Sink],
     complaints: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "BACKLOG_BYTES", 20_000)
+    monkeypatch.setattr(line_file, "BACKLOG_BYTES", 20_000)
     sink = open_lines(fifo)
     for number in range(1000):
         sink.emit(an_event(number, "x" * 1000))
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     read = bytearray()
-    assert soon(lambda: read.extend(drain(reader)) or not sink._file._lines)
+    assert soon(lambda: read.extend(drain(reader)) or not sink.file._lines)
     sink.emit(an_event(1000))
     sink.close()
     read.extend(drain(reader))
@@ -246,19 +341,19 @@ def test_a_reader_that_falls_behind_learns_how_many_events_it_missed(
 def test_a_write_that_never_returns_does_not_hold_up_the_end(
     complaints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(line_file, "CLOSE_SECONDS", 0.1)
     go_on = threading.Event()
-    sink = JsonLines(str(tmp_path / "events"), complaints.append)
-    real = sink._file._write_some
+    sink = Sink(str(tmp_path / "events"), complaints.append)
+    real = sink.file._write_some
 
     def stuck(view: memoryview) -> int:
         go_on.wait(10)
         return real(view)
 
-    monkeypatch.setattr(sink._file, "_write_some", stuck)  # as a network file system does
+    monkeypatch.setattr(sink.file, "_write_some", stuck)  # as a network file system does
     sink.emit(an_event(0))
     sink.close()
     assert len(complaints) == 1
     go_on.set()
-    sink._file._thread.join(10)
+    sink.file._thread.join(10)
     assert rounds((tmp_path / "events").read_bytes()) == [0]

@@ -89,6 +89,21 @@ def test_threads_share_the_cpus(workers: int, threads: str) -> None:
     assert {worker.environ["OMP_NUM_THREADS"] for worker in assigned(config)} == {threads}
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(1, "5"), (2, "2"), (8, "1")])
+def test_threads_share_a_quota(tmp_path: Path, workers: int, threads: str) -> None:
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": "25 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "sys/fs/cgroup/cpu.max": "550000 100000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    config = LaunchConfig(target="t", nproc_per_node=workers)
+    shares = {worker.environ["OMP_NUM_THREADS"] for worker in assigned(config, root=tmp_path)}
+    assert shares == {threads}
+
+
 def test_threads_that_are_set_stay() -> None:
     given = {"OMP_NUM_THREADS": "7"}
     (inherited,) = assigned(LaunchConfig(target="t"), given)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torshrun.ctl.picture import Picture
 from torshrun.ctl.progress import nodes
-from torshrun.rendezvous.printable import printable
 from torshrun.rendezvous.rows import Header, NodeRow
+from torshrun.text import printable
 
 _ROUND = (
     "number",

@@ -10,7 +10,7 @@ import pytest
 from support.exits import VALUE_ERROR, an_exit
 
 from torshrun import failure
-from torshrun.failure.account import ACCOUNT_BYTES
+from torshrun.failure.error_file import ACCOUNT_BYTES
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.exits import VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.words import TAIL_LINES, Words, last_words
+from torshrun.failure.last_words import TAIL_LINES, Words, last_words
 
 SEGFAULT = b"""step 7
 Fatal Python error: Segmentation fault
@@ -100,7 +100,7 @@ def test_side_shows_count_only_if_there_is_nothing_else(heading: str) -> None:
 def test_messages_and_notes_of_several_lines_stay_whole() -> None:
     message = "RuntimeError: Error(s) in loading:\n\tMissing key(s)\n\tUnexpected key(s)\na note"
     words = words_of(raised(message))
-    assert words.errors == (message,)
+    assert words.errors == (message.expandtabs(),)
 
 
 def test_an_error_from_another_process_keeps_its_original_traceback() -> None:
@@ -109,7 +109,7 @@ def test_an_error_from_another_process_keeps_its_original_traceback() -> None:
         'Original Traceback (most recent call last):\n  File "data.py", line 9, in get\nKeyError: 1'
     )
     words = words_of(raised(message))
-    assert words.errors == (message,)
+    assert words.errors == (message.expandtabs(),)
     assert words.frame == "t.py:1"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torshrun.live.snapshot import Snapshot
+from torshrun.text import printable
 
 QUIET_SECONDS = 1.0
 """A job that is younger shows no status line; most that are short never do."""
@@ -18,7 +18,6 @@ _GAP = 2
 _FAILURE = 8
 """The weight of what failed, which may be cut short, but not to less than so many columns:"""
 _SHORTEST_FAILURE = 16
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class Part(NamedTuple):
@@ -122,7 +121,7 @@ def parts(snapshot: Snapshot, now: float) -> list[Part]:
         Part(f"{snapshot.num_nodes} nodes" if snapshot.num_nodes > 1 else "", "", 7),
         Part(_restarts(snapshot), "yellow", 4),
         Part(elapsed(now - snapshot.started), "dim", 2),
-        Part(_printable(snapshot.last_failure), "red", _FAILURE),
+        Part(printable(snapshot.last_failure), "red", _FAILURE),
     ]
     return [part for part in said if part.text]
 
@@ -154,12 +153,6 @@ def elapsed(seconds: float) -> str:
 def _restarts(snapshot: Snapshot) -> str:
     count = snapshot.restarts
     return f"{count} restart{'s' if count > 1 else ''}" if count else ""
-
-
-def _printable(text: str) -> str:
-    """One line that cannot move the cursor: it may quote a worker."""
-    plain = _ESCAPES.sub("", text)
-    return " ".join("".join(c if c.isprintable() else " " for c in plain).split())
 
 
 def _load_rich() -> None:

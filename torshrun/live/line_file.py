@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
+from torshrun.safe_open import safe_open, trusted_uids
 
 BACKLOG_BYTES = 16 << 20
 """How many bytes wait at most for a file that does not take them."""
@@ -128,10 +130,25 @@ def _open(path: str) -> int:
     try:
         access = os.O_RDWR if Path(path).is_fifo() else os.O_WRONLY
         flags = access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        return os.open(path, flags, 0o666)
+        descriptor = safe_open(path, flags)
+        why = _objection(os.fstat(descriptor))
+        if not why:
+            return descriptor
+        os.close(descriptor)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"--events: cannot write to {path} ({why}). Name a file in a directory that you may "
-            f"write to, or - for stdout."
-        ) from None
+        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    raise ConfigError(
+        f"--events: cannot write to {path} ({why}). Name a file in a directory that you may "
+        f"write to, or - for stdout."
+    )
+
+
+def _objection(file: os.stat_result) -> str:
+    """Why it is not to be written to; "" if it is."""
+    if stat.S_ISBLK(file.st_mode):
+        return "it is a disk"
+    if stat.S_ISREG(file.st_mode) and file.st_uid not in trusted_uids():
+        return f"it belongs to another user, of uid {file.st_uid}"
+    if stat.S_ISREG(file.st_mode) and file.st_nlink > 1:
+        return "it has other names, too: hard links"
+    return ""

@@ -7,7 +7,7 @@ import json
 from support.rows import TOKEN, header, keys, node
 
 from torshrun.ctl.picture import Picture, read
-from torshrun.ctl.words import in_json, in_words
+from torshrun.ctl.status_text import in_json, in_words
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import PlaceRow, StopWanted, VerdictRow
 

@@ -9,7 +9,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.processes import soon
 
 from torsh_runtime.errors import ConfigError
-from torshrun.live import MetricsServer, Snapshot, metrics
-from torshrun.live.exposition import METRICS, Exposition
-from torshrun.live.pages import STALL_SECONDS, unhealthy
+from torshrun.live import http_server
+from torshrun.live.http_pages import STALL_SECONDS, Pages, unhealthy
+from torshrun.live.http_server import HttpServer
+from torshrun.live.prometheus import METRICS, Exposition
+from torshrun.live.snapshot import Snapshot
 
 DOC = Path(__file__).parents[4] / "docs/metrics.md"
 
@@ -46,7 +50,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
         self.failure: Exception | None = None
-        self.server = MetricsServer("127.0.0.1", 0, self.snapshot)
+        self.server = HttpServer("127.0.0.1", 0, Pages(self.snapshot).respond)
         self.server.start()
         host, port = self.server.url.removeprefix("http://").split(":")
         self.address = (host, int(port))
@@ -310,7 +314,7 @@ def test_clients_that_go_away_are_no_trouble(
         with endpoint.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-    assert soon(lambda: not endpoint.server._ends)
+    assert soon(lambda: not endpoint.server._visits)
     assert endpoint.ask("/healthz")[0].status == 200
     assert capfd.readouterr() == ("", "")
 
@@ -318,7 +322,7 @@ def test_clients_that_go_away_are_no_trouble(
 def test_a_client_that_trickles_is_cut_off(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "VISIT_SECONDS", 0.3)
+    monkeypatch.setattr(http_server, "VISIT_SECONDS", 0.3)
     with endpoint.connect() as connection:
         connection.settimeout(0.05)
         with contextlib.suppress(TimeoutError):
@@ -337,29 +341,107 @@ def test_a_client_that_trickles_is_cut_off(
     assert endpoint.ask("/healthz")[0].status == 200
 
 
-def test_more_clients_than_places_are_turned_away_until_one_is_free(endpoint: Endpoint) -> None:
-    endpoint.ask("/healthz")
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HT", b"GET /metrics HTTP/1.1\r\nA: b\r\n"])
+def test_clients_that_never_end_their_request_keep_nobody_out(
+    endpoint: Endpoint, begun: bytes
+) -> None:
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(endpoint.connect()) for _ in range(metrics.MOST_VISITS)]
-        assert soon(lambda: len(endpoint.server._ends) == metrics.MOST_VISITS)
-        with endpoint.connect() as further:
-            assert cut_off(further)
-        assert len(endpoint.server._visitors) == metrics.MOST_VISITS
-        idle[0].close()
-        assert soon(lambda: answered(endpoint))
+        for _ in range(500):
+            idle = stack.enter_context(endpoint.connect())
+            idle.sendall(begun)
+        for path in ("/healthz", "/metrics"):
+            assert endpoint.ask(path)[0].status == 200
+        assert len(endpoint.server._visits) <= http_server.MOST_VISITS
 
 
-def answered(endpoint: Endpoint) -> bool:
+def test_a_client_that_does_not_read_keeps_nobody_out(endpoint: Endpoint) -> None:
+    endpoint.facts = {"run_id": "x" * 8_000_000}
+    with endpoint.connect() as idle:
+        idle.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert idle.recv(1)
+        endpoint.facts = {}
+        assert endpoint.ask("/healthz")[0].status == 200
+
+
+def test_a_flood_goes_on_while_others_are_answered(endpoint: Endpoint) -> None:
+    over = threading.Event()
+
+    def flood() -> None:
+        opened: deque[socket.socket] = deque()
+        while not over.is_set():
+            opened.append(endpoint.connect())
+            if len(opened) > 200:
+                opened.popleft().close()
+        for connection in opened:
+            connection.close()
+
+    flooder = threading.Thread(target=flood)
+    flooder.start()
     try:
-        return endpoint.ask("/healthz")[0].status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+        assert soon(lambda: len(endpoint.server._visits) == http_server.MOST_VISITS)
+        assert [endpoint.ask("/healthz")[0].status for _ in range(20)] == [200] * 20
+    finally:
+        over.set()
+        flooder.join()
+
+
+def test_another_hosts_connections_do_not_take_this_hosts_place(endpoint: Endpoint) -> None:
+    visits = [http_server._Visit(socket.socket(), host, 0.0) for host in ("a", "b", "b", "c")]
+    server = HttpServer("127.0.0.1", 0, bytes)
+    for visit in visits:
+        server._visits.append(visit)
+        server._selector.register(visit.connection, 1, visit)
+    server._make_room(list(visits))
+    assert [visit.host for visit in server._visits] == ["a", "b", "c"]
+    server._make_room(visits[:1])
+    assert [visit.host for visit in server._visits] == ["b", "c"]
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("client", "own", "foreign"),
+    [
+        ("127.0.0.9", "127.0.0.1", ""),
+        ("::ffff:127.0.0.1", "::", ""),
+        ("10.0.0.1", "10.0.0.1", ""),
+        ("10.0.0.2", "10.0.0.1", "10.0.0.2"),
+    ],
+)
+def test_who_is_of_this_host(client: str, own: str, foreign: str) -> None:
+    assert http_server._foreign(client, own) == foreign
+
+
+def test_what_follows_a_request_is_no_trouble(endpoint: Endpoint) -> None:
+    with endpoint.connect() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" + b"\0nonsense\r\n\r\n" * 10_000)
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    assert received.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert received.count(b"HTTP/1.0") == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 5000, b"431 "),
+        (b"GET /" + b"x" * 20_000, b"431 "),
+        (b"nonsense\r\n\r\n", b"400 "),
+        (b"GET /healthz HTTP/2\r\n\r\n", b"400 "),
+        (b"\r\n\r\n", b"400 "),
+        (b"GET /healthz HTTP/1.0\n\n", b"200 "),
+    ],
+)
+def test_what_is_no_request_is_told_so(endpoint: Endpoint, request_: bytes, status: bytes) -> None:
+    with endpoint.connect() as connection:
+        connection.sendall(request_)
+        assert connection.recv(65536).startswith(b"HTTP/1.0 " + status)
 
 
 def test_closing_ends_open_connections(endpoint: Endpoint) -> None:
     with endpoint.connect() as idle, endpoint.connect() as half:
         half.sendall(b"GET /metr")
-        assert soon(lambda: len(endpoint.server._ends) == 2)
+        assert soon(lambda: len(endpoint.server._visits) == 2)
         endpoint.server.close()
         assert cut_off(idle)
         assert cut_off(half)
@@ -368,12 +450,12 @@ def test_closing_ends_open_connections(endpoint: Endpoint) -> None:
 
 
 def test_a_server_that_never_began_can_be_closed() -> None:
-    MetricsServer("127.0.0.1", 0, a_snapshot).close()
+    HttpServer("127.0.0.1", 0, bytes).close()
 
 
 def test_an_ipv6_address_may_stand_in_brackets() -> None:
     try:
-        server = MetricsServer("[::1]", 0, a_snapshot)
+        server = HttpServer("[::1]", 0, bytes)
     except ConfigError:
         pytest.skip("needs IPv6 on the loopback interface")
     assert server.url.startswith("http://[::1]:")
@@ -382,8 +464,8 @@ def test_an_ipv6_address_may_stand_in_brackets() -> None:
 
 def test_its_threads_do_not_keep_a_process_from_ending() -> None:
     code = (
-        "import socket; from torshrun.live import MetricsServer\n"
-        "server = MetricsServer('127.0.0.1', 0, lambda: None); server.start()\n"
+        "import socket; from torshrun.live.http_server import HttpServer\n"
+        "server = HttpServer('127.0.0.1', 0, bytes); server.start()\n"
         "host, port = server.url.removeprefix('http://').split(':')\n"
         "client = socket.create_connection((host, int(port))); print('ready')"
     )

@@ -6,8 +6,10 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torshrun.failure.exits import Exit
+from torshrun.text import printable_lines
 
 TAIL_LINES = 20
 """How many lines of a worker's stderr are looked at where it holds no traceback."""
@@ -24,7 +26,6 @@ _CHAINED = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"^\[rank\d+\]:(?: |$)")  # put before a traceback's lines by torch
 _FRAME = re.compile(r'^[ |]*File "([^"]+)", line (\d+)')
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
@@ -59,11 +60,12 @@ class Words:
     """Whether the lines that matter most are the first ones."""
 
 
+@lru_cache(maxsize=1024)  # of hundreds of workers it takes time, and several ask
 def last_words(exit_: Exit) -> Words:
     """The crash's stack after a crash, else the last traceback, else the error file, else the
     last lines of stderr. Nobody who is killed from outside has a traceback to show for it.
     """
-    lines = visible_lines(exit_.stderr.decode("utf-8", "backslashreplace"))
+    lines = _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
     crashed = exit_.signo in CRASHES
     stack = find_stack(lines, _BEFORE_FATAL * (exit_.signo == signal.SIGABRT)) if crashed else None
     trace = find_trace(lines) if crashed or not exit_.signo else None
@@ -72,10 +74,8 @@ def last_words(exit_: Exit) -> Words:
     return stack or trace or _accounted(exit_.account) or _tail(lines)
 
 
-def visible_lines(text: str) -> list[str]:
-    """The lines as a terminal shows them: without colours and what a carriage return erased."""
-    lines = _ANSI.sub("", text).rstrip().split("\n") if text.strip() else []
-    return [_RANK.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in lines]
+def _lines(text: str) -> list[str]:
+    return [_RANK.sub("", line) for line in printable_lines(text)]
 
 
 def find_trace(lines: Sequence[str]) -> Words | None:
@@ -219,7 +219,7 @@ def _syntax_error(lines: Sequence[str]) -> Words | None:
 
 
 def _accounted(account: str) -> Words | None:
-    lines = visible_lines(account)
+    lines = _lines(account)
     if not lines:
         return None
     trace = find_trace(lines)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from torshrun.failure.exits import Exit, how
-from torshrun.failure.words import last_words
+from torshrun.failure.last_words import last_words
+from torshrun.procfs import read_text
 
 ACCOUNT_BYTES = 1 << 20
 """How much of a worker's error file is read."""
@@ -18,16 +18,9 @@ def load_account(path: str) -> str:
     import json
 
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return ""
-            return read_account(json.loads(file.read(ACCOUNT_BYTES)))
-    except (OSError, ValueError, RecursionError):
+        return read_account(json.loads(read_text(path, ACCOUNT_BYTES) or "null"))
+    except (ValueError, RecursionError):
         return ""
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would take for ever
 
 
 def read_account(document: object) -> str:

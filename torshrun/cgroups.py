@@ -1,0 +1,80 @@
+"""The control groups that this process is in, of version 1 and 2, and the numbers they tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from torshrun.procfs import read_text
+
+Version = Literal[1, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """One of them, in one hierarchy."""
+
+    name: str
+    folder: Path
+    version: Version
+
+    def text(self, file: str) -> str:
+        """What one of its files holds; "" if it has none such."""
+        return read_text(self.folder / file)
+
+    def number(self, file: str) -> int | None:
+        """A file that is one number that is not negative; None if it is none, or anything else."""
+        text = self.text(file).strip()
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    def field(self, file: str, name: str) -> int | None:
+        """The number after `name` in a file of such lines; None if it is not there."""
+        return field(self.text(file), name)
+
+
+def field(text: str, name: str) -> int | None:
+    """The number after `name` in such lines; None if it is not there."""
+    found = re.search(rf"^{name} (\d+)$", text, re.MULTILINE | re.ASCII)
+    return int(found[1]) if found else None
+
+
+def find(controller: str, root: Path) -> Iterator[list[Cgroup]]:
+    """For each hierarchy in which the controller may be: this process's cgroup, and those above it
+    that can be seen from here, innermost first. `root` is where proc and sys are found.
+    """
+    mounts = read_text(root / "proc/self/mountinfo").splitlines()
+    lines = read_text(root / "proc/self/cgroup").splitlines()
+    for _, controllers, name in (line.split(":", 2) for line in lines if line.count(":") > 1):
+        version: Version = 1 if controllers else 2
+        if not controllers or controller in controllers.split(","):
+            found = (_mount(mount, version, controller) for mount in mounts)
+            top, point = next(filter(None, found), ("", ""))
+            if top:
+                yield [*_path(PurePosixPath(name), top, root / point.lstrip("/"), version)]
+
+
+def _mount(line: str, version: Version, controller: str) -> tuple[str, str] | None:
+    """Which cgroup is mounted and where, if this line of mountinfo is of such a hierarchy."""
+    fields, _, options = line.partition(" - ")
+    where, kind = fields.split(" "), options.split(" ")
+    if len(where) < 5 or len(kind) < 3:
+        return None
+    fits = kind[0] == "cgroup2"
+    if version == 1:
+        fits = kind[0] == "cgroup" and controller in kind[2].split(",")
+    return (_unescape(where[3]), _unescape(where[4])) if fits else None
+
+
+def _path(name: PurePosixPath, top: str, point: Path, version: Version) -> Iterator[Cgroup]:
+    if not name.is_relative_to(top) or ".." in name.parts:
+        name = PurePosixPath(top)  # a container that sees no more than its own
+    below = name.relative_to(top)
+    for part in (below, *below.parents):
+        yield Cgroup(str(PurePosixPath(top) / part), point / part, version)
+
+
+def _unescape(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)

@@ -1,0 +1,162 @@
+"""The agent's side of torch's file timers: whoever holds one longer than it asked for is killed.
+
+Scripts use torch.distributed.elastic.timer with a FileTimerClient, which writes each request into
+a named pipe as a line of JSON: {"pid", "scope_id", "expiration_time", "signal"}, with a time since
+1970 that is negative when the timer is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from torsh_runtime.errors import ConfigError
+from torshrun.health import usage
+from torshrun.procfs import read_text
+from torshrun.text import printable
+
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+"""The variable in which workers find the pipe's path."""
+MOST_TIMERS = 10_000
+"""Requests for more at a time count for nothing."""
+_LONGEST_SLEEP = 60.0
+"""Seconds: the clock that the times are of may be set meanwhile."""
+_SCOPE_CHARS = 200
+
+
+class Timer(NamedTuple):
+    """A request."""
+
+    pid: int
+    """As its own pid namespace has it."""
+    scope: str
+    end: float
+    """Seconds since 1970; negative: it is given back."""
+    signo: int
+    """What is sent when it has run out; 0 or less is nothing."""
+
+
+def make_pipe(environ: Mapping[str, str], scratch: str) -> str:
+    """The path of a new pipe: the one that the variable names, but for one of an outer job's, else
+    in `scratch`. Raises ConfigError.
+    """
+    named = "" if "TORCHELASTIC_RUN_ID" in environ else environ.get(TIMER_FILE)
+    path = named or f"{scratch}/timers"
+    try:
+        if named and Path(path).is_fifo() and Path(path).stat().st_uid == os.geteuid():
+            Path(path).unlink()  # of a job that was killed
+        os.mkfifo(path, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{TIMER_FILE}: cannot make a pipe at {path} ({error.strerror}); leave it unset, and "
+            f"torshrun chooses a path"
+        ) from None
+    return path
+
+
+def parse(line: bytes) -> Timer | None:
+    """None if it is no request."""
+    try:
+        document = json.loads(line)
+        values = [document[key] for key in ("pid", "scope_id", "expiration_time", "signal")]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return None
+    pid, scope, end, signo = values
+    are_numbers = all(type(value) is int for value in (pid, signo)) and type(end) in (int, float)
+    if not are_numbers or not isinstance(scope, str) or not abs(end) < 1e12:
+        return None
+    return Timer(pid, printable(scope[:_SCOPE_CHARS]), end, signo)
+
+
+class TimerServer:
+    """Serves the workers of this node. All of it belongs to the loop's thread."""
+
+    def __init__(
+        self,
+        path: str,
+        loop: asyncio.AbstractEventLoop,
+        workers: Callable[[], Mapping[int, int]],
+        on_expired: Callable[[int, str], None],
+    ) -> None:
+        """`workers` gives rank by pid of those that live: only they and what they started are ever
+        killed. `on_expired` is told the rank and what has happened, just before.
+        """
+        self._loop = loop
+        self._workers = workers
+        self._on_expired = on_expired
+        self._timers: dict[tuple[int, str], Timer] = {}
+        self._unfinished = b""
+        self._alarm: asyncio.TimerHandle | None = None
+        # For writing, too: so the pipe has never an end.
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        loop.add_reader(self._pipe, self._read)
+
+    def forget(self) -> None:
+        """Timers so far are of workers that have ended."""
+        self._timers.clear()
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._loop.remove_reader(self._pipe)
+        os.close(self._pipe)
+        if self._alarm:
+            self._alarm.cancel()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._pipe, 65536)
+        except BlockingIOError:  # somebody else has read it
+            return
+        *lines, rest = (self._unfinished + data).split(b"\n")
+        self._unfinished = rest if len(rest) <= select.PIPE_BUF else b""
+        for timer in filter(None, map(parse, lines)):
+            key = timer.pid, timer.scope
+            if timer.end < 0:
+                self._timers.pop(key, None)
+            elif key in self._timers or len(self._timers) < MOST_TIMERS:
+                self._timers[key] = timer
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._alarm:
+            self._alarm.cancel()
+        first = min((timer.end for timer in self._timers.values()), default=math.inf)
+        wait = min(max(0.0, first - time.time()), _LONGEST_SLEEP)
+        self._alarm = self._loop.call_later(wait, self._look) if self._timers else None
+
+    def _look(self) -> None:
+        now = time.time()
+        over = sorted(
+            (timer for timer in self._timers.values() if timer.end <= now),
+            key=lambda timer: timer.end,
+        )
+        for timer in over:
+            del self._timers[timer.pid, timer.scope]
+            if 0 < timer.signo < signal.NSIG:
+                self._kill(timer)
+        self._wait()
+
+    def _kill(self, timer: Timer) -> None:
+        for worker, rank in self._workers().items():
+            for pid in usage.tree(worker):
+                if _pid_inside(pid) == timer.pid:
+                    self._on_expired(rank, f"its timer {timer.scope} ran out")
+                    with suppress(OSError):  # it has just ended, or became another user's
+                        os.kill(pid, timer.signo)
+                    return
+
+
+def _pid_inside(pid: int) -> int:
+    """How the process itself, which may be in a pid namespace, would call itself; 0 is unknown."""
+    found = re.search(r"^NSpid:.*?(\d+)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
+    return int(found[1]) if found else 0

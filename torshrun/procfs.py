@@ -1,0 +1,59 @@
+"""Small files of the kernel and of processes that may end, or lie, at any moment."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessStat(NamedTuple):
+    """What /proc/<pid>/stat says about a process."""
+
+    name: str
+    """Of its program, cut off after 15 characters."""
+    state: str
+    """R, S, D, T (stopped), t (held by a debugger), Z and others."""
+    parent: int
+    cpu: float
+    """Seconds of CPU that it has used, with those of children that it has waited for."""
+
+
+def read_text(path: str | Path, limit: int = 1 << 20) -> str:
+    """The first `limit` bytes of a regular file, with marks for what is no UTF-8; "" if there is
+    no such file, or it is not for this process. Never waits for a writer.
+    """
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read(limit).decode("utf-8", "replace")
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        pass
+    return ""
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would take for ever
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """None if there is no such process."""
+    text = read_text(f"/proc/{pid}/stat")
+    name, _, rest = text.partition("(")[2].rpartition(")")  # the name itself may hold anything
+    fields = rest.split()
+    if len(fields) < 15:
+        return None
+    return ProcessStat(name, fields[0], int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
+
+
+def children(pid: int) -> list[int]:
+    """Children of all its threads; a kernel without CONFIG_PROC_CHILDREN tells of none."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  (pathlib costs more)
+    except OSError:
+        return []
+    listed = (read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads)
+    return [int(child) for line in listed for child in line.split()]

@@ -1,0 +1,22 @@
+"""Signals that processes die of: their names, and what they tell about who is to blame."""
+
+from __future__ import annotations
+
+import signal
+
+FIRST_CAUSES = frozenset(
+    {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+)
+"""A worker that one of these killed did not fail because another one had.
+
+SIGABRT is none of them. A process aborts by itself, and often because of its peers: NCCL's watchdog
+and an exception that no thread catches end a rank so after another one has gone.
+"""
+
+
+def signal_name(signo: int) -> str:
+    """The signal's name, as in SIGKILL."""
+    try:
+        return signal.Signals(signo).name
+    except ValueError:
+        return f"signal {signo}"

@@ -1,0 +1,53 @@
+"""Text for a terminal: what others wrote without what would command the terminal; ranges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+_ESCAPES = (
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor, erasing
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, …
+    r"|\x1b[ -/]*[0-OQ-WYZ`-~]"  # two bytes or three: character sets, reset
+)
+"""Of ECMA-48, with its 8-bit forms. A string without an end stays, as text."""
+_MARK = "\N{REPLACEMENT CHARACTER}"
+_MOST_RANGES = 8
+
+
+def printable(text: str) -> str:
+    """The text on one line, as a terminal may safely get it: without escape sequences, and with a
+    mark in place of what is no letter, digit or the like.
+    """
+    return text if text.isprintable() else _marked(re.sub(_ESCAPES, "", text))
+
+
+def printable_lines(text: str) -> list[str]:
+    """The lines as a terminal would show them, each of them printable: tabs become spaces, and
+    what a carriage return led back over is gone. No line for a text that shows nothing.
+    """
+    plain = re.sub(_ESCAPES, "", text).rstrip()
+    lines = plain.split("\n") if plain else []
+    return [_marked(line.rstrip("\r").rpartition("\r")[2].expandtabs()) for line in lines]
+
+
+def _marked(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else _MARK for c in text)
+
+
+def ranges(numbers: Collection[int]) -> list[str]:
+    """Each run of neighbours: "0-2" and "5" for 5, 0, 1 and 2."""
+    starts = sorted(n for n in numbers if n - 1 not in numbers)
+    ends = sorted(n for n in numbers if n + 1 not in numbers)
+    pairs = zip(starts, ends, strict=True)
+    return [f"{start}-{end}" if end > start else f"{start}" for start, end in pairs]
+
+
+def format_ranks(ranks: Collection[int]) -> str:
+    """ "rank 3", "ranks 0-2, 7"; of very many runs the first ones and how many ranks it are."""
+    found = ranges(frozenset(ranks))
+    shown = ", ".join(found[:_MOST_RANGES])
+    more = f", … ({len(ranks)} in all)" if len(found) > _MOST_RANGES else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
