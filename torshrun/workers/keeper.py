@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torshrun.keeper
 from torsh_runtime.errors import BackendUnavailable, ConfigError
+from torshrun.workers.exec_strings import encoded, encoded_environment
 from torshrun.workers.processes import Unkillable, children, kill, reap_all, unkillable, wait_for
 
 ALL = 0xFFFFFFFF
@@ -33,6 +34,7 @@ _STAGES = {
     "a": "affinity",
     "d": "chdir",
     "x": "exec",
+    "r": "request",
 }
 _START_BOUND = 10.0
 """Seconds that a keeper may take to make its namespace."""
@@ -56,7 +58,8 @@ class SpawnFailed:
     worker_id: int
     errno: int
     stage: str
-    """What failed: "fork", "file descriptors", "affinity", "chdir" or "exec"."""
+    """What failed: "fork", "file descriptors", "affinity", "chdir", "exec" or "request", which
+    did not make sense to the keeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +162,23 @@ class Keeper:
     ) -> None:
         """Start a program; argv[0] is its path. `fds` become its descriptors 0, 1, 2, .. and are
         duplicated at once: the caller may close them. It may run on `cpus` only, if there are any.
-        Answered by Spawned or SpawnFailed.
+        Answered by Spawned or SpawnFailed. Raises ConfigError for strings that no program can be
+        started with.
         """
-        pairs = [f"{name}={value}" for name, value in environ.items()]
-        strings = b"".join(os.fsencode(text) + b"\0" for text in [cwd, *argv, *pairs])
+        pairs = encoded_environment(environ)
+        words = [encoded("the working directory", cwd)]
+        words += [encoded(f"argument {number}", word) for number, word in enumerate(argv)]
         mask = _cpu_mask(cpus)
         head = struct.pack("=IIIII", worker_id, len(fds), len(argv), len(pairs), len(mask))
-        self._send(b"S" + head + mask + strings, fds)
+        self._send(b"S" + head + mask + b"".join(words + pairs), fds)
 
     def signal(self, worker_id: int, signo: int) -> None:
         """Send a signal to the process group of one worker, or of ALL that are alive."""
         self._send(b"K" + _TWO.pack(worker_id, signo))
+
+    def notify(self, worker_id: int, signo: int) -> None:
+        """Send a signal to one worker's process alone, or to those of ALL that are alive."""
+        self._send(b"N" + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
         """SIGKILL every worker and everything they left behind. Answered by Swept, within `bound`
