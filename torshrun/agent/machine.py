@@ -18,7 +18,6 @@ from torshrun.agent.protocol import (
     Cause,
     Diagnosed,
     Event,
-    Finish,
     Finished,
     Hung,
     Instruction,
@@ -90,7 +89,7 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
 
 
 def _finish(attempt: Attempt, code: int, outcome: Outcome, *before: Instruction) -> Step:
-    return Finished(attempt=attempt, code=code, outcome=outcome), (*before, Finish(code))
+    return Finished(attempt=attempt, code=code, outcome=outcome), before
 
 
 def _on_keeper_lost(policy: Policy, state: State) -> Step:
@@ -112,9 +111,10 @@ def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
     if isinstance(event, JobOver):
         return _end(state, event.verdict)
     if isinstance(event, StopRequested):
-        if state.stopped_by:
+        if not state.stopped_by:
+            return replace(state, stopped_by=event.signo), (_leave(event.signo),)
+        if event.signo == signal.SIGINT:
             return _finish(state.attempt, *_end_of_stop(event.signo))
-        return replace(state, stopped_by=event.signo), (_leave(event.signo),)
     return state, ()
 
 
@@ -231,14 +231,17 @@ def _on_decision(
 
 
 def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, signo: int) -> Step:
-    """The first request stops, the second kills. Workers get the signal itself if it is SIGINT,
-    which many scripts catch, else SIGTERM.
+    """The first request stops, and SIGINT after it kills. Others change nothing when they are not
+    the first: schedulers repeat theirs, which must not cut the grace short. Workers get the signal
+    itself if it is SIGINT, which many scripts catch, else SIGTERM.
     """
     if not isinstance(state, Stopping):
         cause: Cause = "failure" if isinstance(state, Settling) else "signal"
         state = Stopping(attempt=state.attempt, cause=cause)
     first = not state.stopped_by
-    state = replace(state, stopped_by=signo, requests=state.requests + 1)
+    if not first and signo != signal.SIGINT:
+        return state, ()
+    state = replace(state, stopped_by=signo)
     if state.cause == "done":
         return state, ()
     number = state.attempt.round

@@ -78,9 +78,7 @@ class Stopping:
     code: int = 0
     """The exit code, unless the cause is a failure, whose root cause gives it."""
     stopped_by: int = 0
-    """The last signal that asked for a stop; 0 if none did."""
-    requests: int = 0
-    """How often somebody asked for a stop."""
+    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
     decided: RoundClosing | JobOver | None = None
     """What the rendezvous has said meanwhile about what follows."""
 
@@ -100,7 +98,7 @@ class Waiting:
     settled: bool = False
     """Whether it is known that the job went on after it."""
     stopped_by: int = 0
-    """The last signal that asked for a stop; 0 if none did."""
+    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,13 +266,6 @@ class KillDescendants:
     """The keeper is gone: kill what it leaves behind, without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The job is over on this node."""
-
-    code: int
-
-
 Instruction = (
     StartWorkers
     | Settle
@@ -284,6 +275,5 @@ Instruction = (
     | Leave
     | ReportFailure
     | KillDescendants
-    | Finish
 )
 Step = tuple[State, tuple[Instruction, ...]]

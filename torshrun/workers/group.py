@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.workers import keeper as reports
@@ -22,7 +21,7 @@ from torshrun.workers.events import (
     WorkerExited,
     WorkersKilled,
 )
-from torshrun.workers.logs import LogPump, Stream
+from torshrun.workers.logs import LogPump, Outlets, Stream
 from torshrun.workers.spec import Assignment
 
 if TYPE_CHECKING:
@@ -55,9 +54,9 @@ class Ending:
 class _Member:
     """A worker while it lives."""
 
-    def __init__(self, assignment: Assignment, streams: tuple[Stream, Stream]) -> None:
+    def __init__(self, assignment: Assignment, outlets: Outlets) -> None:
         self.assignment = assignment
-        self.streams = streams
+        self.outlets = outlets
         self.pid = 0
         self.started = time.monotonic()
 
@@ -147,11 +146,18 @@ class WorkerGroup:
             self._kill_timer = self._loop.call_later(grace, self._sweep)
 
     def send(self, signo: int) -> None:
-        """Send a signal to all workers."""
-        if self._closed:
-            return
-        self._keeper.signal(reports.ALL, signo)
-        self._flush()
+        """Send a signal to all workers and what they have in their process groups."""
+        if not self._closed:
+            self._keeper.signal(reports.ALL, signo)
+            self._flush()
+
+    def notify(self, signo: int) -> None:
+        """Send a signal to all workers alone: it would kill those they have started, which in most
+        cases know nothing of it.
+        """
+        if not self._closed:
+            self._keeper.notify(reports.ALL, signo)
+            self._flush()
 
     def workers(self) -> tuple[WorkerState, ...]:
         """The workers of this round at the moment, by local rank."""
@@ -178,7 +184,6 @@ class WorkerGroup:
         self._cancel_timer()
 
     def _spawn(self, assignment: Assignment) -> None:
-        Path(assignment.folder).mkdir(parents=True, exist_ok=True)
         outlets = self._pump.open(assignment.worker, assignment.folder)
         self._streams += outlets.streams
         try:
@@ -192,7 +197,7 @@ class WorkerGroup:
             )
         finally:
             outlets.close_ends()
-        self._alive[self._next_id] = _Member(assignment, outlets.streams)
+        self._alive[self._next_id] = _Member(assignment, outlets)
         self._members.append(self._alive[self._next_id])
         self._next_id += 1
 
@@ -293,7 +298,7 @@ class WorkerGroup:
 
 def _state(member: _Member, alive: bool) -> WorkerState:
     place = member.assignment.worker
-    output = sum(stream.received for stream in member.streams)
+    output = sum(stream.received for stream in member.outlets.streams)
     return WorkerState(place.rank, place.local_rank, member.pid, output, alive)
 
 
@@ -304,7 +309,7 @@ def _ending(ended: _Ended) -> Ending:
         status=ended.report.status,
         seconds=ended.seconds,
         stopped=ended.stopped,
-        stderr=ended.member.streams[1].tail(),
+        stderr=ended.member.outlets.tail.data,
         peak_rss_kib=ended.report.peak_rss_kib,
     )
 

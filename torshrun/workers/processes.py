@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -32,19 +33,6 @@ def unkillable(pids: Iterable[int]) -> tuple[Unkillable, ...]:
 
 def children() -> tuple[int, ...]:
     """Pids of this process's children, those that have ended but were not waited for included."""
-    threads = list(Path("/proc/self/task").iterdir())
-    if not Path("/proc/thread-self/children").exists():  # a kernel built without it
-        return _scanned_children()
-    pids: list[int] = []
-    for thread in threads:
-        try:
-            pids += map(int, (thread / "children").read_text().split())
-        except FileNotFoundError:
-            continue
-    return tuple(pids)
-
-
-def _scanned_children() -> tuple[int, ...]:
     me = str(os.getpid())
     numbers = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return tuple(int(number) for number in numbers if _stat(number)[1][1:2] == [me])
@@ -76,6 +64,16 @@ def reap_all() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def reap_orphans(own: int) -> None:
+    """Reap children that have ended and that this process did not start: as process 1, or as a
+    subreaper, it is given those of others. `own`, which it did start, stays for wait_for().
+    """
+    flags = os.WEXITED | os.WNOHANG
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, flags | os.WNOWAIT)) and ended.si_pid != own:
+            os.waitid(os.P_PID, ended.si_pid, flags)
 
 
 def wait_for(pid: int, timeout: float) -> bool:

@@ -166,7 +166,7 @@ class RoundFacts:
     status_file: str
     """File with a page for each local rank; "" is none."""
     folder: str
-    """The attempt's directory; each worker has <folder>/<local rank>/ in it."""
+    """The attempt's directory, if output is kept: each worker has <folder>/<local rank>/ in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class Assignment:
     cpus: CpuSet
     """The processors that it is bound to; empty is no binding."""
     folder: str
-    """Its own directory, which is to be made before it starts."""
+    """Its own directory, for what is kept of its output; the agent alone writes there."""
 
 
 def assign(config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts) -> tuple[Assignment, ...]:
@@ -245,7 +245,7 @@ def _place(config: LaunchConfig, facts: RoundFacts, local_rank: int) -> WorkerEn
         round=facts.number,
         store_endpoint=facts.store_endpoint,
         secret=facts.secret,
-        error_file=f"{facts.folder}/{local_rank}/error.json",
+        error_file=f"{facts.scratch}/error_{facts.number}_{local_rank}.json",
         scratch=facts.scratch,
         status_file=facts.status_file,
         jax_coordinator_port=facts.jax_coordinator_port,

@@ -95,9 +95,8 @@ def play(
 
 
 def finish_code(events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1) -> int:
-    state, instructions = play(events, policy, budget)
+    state, _ = play(events, policy, budget)
     assert isinstance(state, m.Finished)
-    assert instructions[-1] == m.Finish(state.code)
     return state.code
 
 
@@ -178,9 +177,22 @@ def test_a_stop_request_stops(signo: int, passed_on: int, code: int, before: lis
     assert finish_code([*events, m.Diagnosed(0, 128 + passed_on, passed_on)]) == code
 
 
-def test_a_second_stop_request_kills() -> None:
-    _, instructions = play([m.StopRequested(15), m.StopRequested(15)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGKILL, 0, "signal")
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_after_a_stop_request_kills(first: int) -> None:
+    events = [m.StopRequested(first), m.StopRequested(signal.SIGINT)]
+    assert play(events)[1][-1] == m.StopWorkers(0, signal.SIGKILL, 0, "signal")
+    assert finish_code([*events, m.Diagnosed(0, 137, signal.SIGKILL)]) == 130
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_any_other_request_that_is_repeated_changes_nothing(first: int, again: int) -> None:
+    once = [m.StopRequested(first)]
+    for rest in ([], [m.Diagnosed(0, 0)]):
+        assert play([*once, m.StopRequested(again), *rest]) == play([*once, *rest])
+    stopped, _ = among(once)
+    for state in (stopped, among([*once, m.Diagnosed(0, 143, 15)])[0]):
+        assert machine.handle(AMONG_OTHERS, state, m.StopRequested(again)) == (state, ())
 
 
 def test_a_stop_request_after_a_failure_prevents_the_restart() -> None:
@@ -194,7 +206,9 @@ def test_a_lost_keeper_ends_the_job_in_every_state() -> None:
     for before in ([], [WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
         state, _ = play(before)
         state, instructions = machine.handle(POLICY, state, KeeperLost(state.attempt.round))
-        assert instructions == (m.KillDescendants(), m.Finish(exit_codes.LOST))
+        assert instructions == (m.KillDescendants(),)
+        assert isinstance(state, m.Finished)
+        assert state.code == exit_codes.LOST
 
 
 def test_the_dead_man_ends_the_job() -> None:
@@ -269,7 +283,7 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
     ):
         ended, instructions = machine.handle(POLICY, state, m.InternalError())
         assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
-        assert instructions == (m.Finish(exit_codes.LOST),)
+        assert instructions == ()
 
 
 def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
@@ -281,13 +295,10 @@ def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
     failed = [WorkerExited(0, 1, FAIL), m.SettleOver(0)]
-    twice = [m.StopRequested(15), m.StopRequested(15)]
-    ended, instructions = play([*failed, *twice, m.Diagnosed(0, 4)], budget=3)
-    assert instructions[-4:] == [
+    ended, instructions = play([*failed, m.StopRequested(15), m.Diagnosed(0, 4)], budget=3)
+    assert instructions[-2:] == [
         m.StopWorkers(0, 15, 30.0, "signal"),
-        m.StopWorkers(0, 9, 0, "signal"),
         m.ReportFailure(0, 0, "stopped"),
-        m.Finish(4),
     ]
     assert ended == m.Finished(attempt=m.Attempt(), code=4, outcome="failed")
 
@@ -352,7 +363,7 @@ def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
     events = [WorkerExited(0, 0, 0), WorkerExited(0, 1, 0), KeeperLost(0)]
     state, instructions = play(events)
     assert state == m.Finished(attempt=m.Attempt(), code=0, outcome="succeeded")
-    assert instructions[-2:] == [m.KillDescendants(), m.Finish(0)]
+    assert instructions[-1] == m.KillDescendants()
 
 
 def test_the_outcome_does_not_follow_from_a_workers_code() -> None:

@@ -109,7 +109,7 @@ def test_each_worker_reads_its_own_place() -> None:
     assert (last.store_endpoint, last.secret, last.error_file) == (
         "unix:@x",
         "ab",
-        "/f/1/error.json",
+        "/tmp/torsh-x/error_2_1.json",
     )
     assert (last.status_file, last.jax_coordinator_port) == ("/tmp/torsh-x/status", 1235)
     assert assignments[1].environ["HOME"] == "/root"

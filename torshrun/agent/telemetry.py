@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import EventSink
-from torshrun.agent.board import Board
+from torshrun.agent.job_status import JobStatus
 from torshrun.config import LaunchConfig
 from torshrun.live import MetricsServer, Recorder, Snapshot, StatusLine, open_sink
 from torshrun.workers.logs import LogPump
 
 
-class Outside:
+class Telemetry:
     """Events, the metrics' endpoint and the status line, where they are wanted."""
 
     def __init__(self, config: LaunchConfig, pump: LogPump, color: bool) -> None:
         """Opens files and listens. Raises ConfigError if that cannot be done; nothing is open
         then.
         """
-        self.board: Board | None = None
+        self.status: JobStatus | None = None
         """What is shown; to be set before open()."""
         self._metrics = MetricsServer(*config.metrics, self._latest) if config.metrics else None
         try:
@@ -33,8 +33,8 @@ class Outside:
         )
 
     def _latest(self) -> Snapshot:
-        assert self.board is not None
-        return self.board.latest
+        assert self.status is not None
+        return self.status.latest
 
     @property
     def is_looked_at(self) -> bool:
