@@ -326,7 +326,7 @@ def test_one_that_is_named_stops_the_job_as_with_torchrun(
     torshrun: Launcher, signo: signal.Signals
 ) -> None:
     script = torshrun.script(
-        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), os._exit(0)))\n" + UP + ENDLESS
+        f"signal.signal({int(signo)}, lambda *_: (print('saved'), os._exit(0)))\n" + UP + ENDLESS
     )
     process = torshrun.start("--signals-to-handle", signo.name, script)
     torshrun.wait_for("up.0")

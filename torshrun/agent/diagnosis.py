@@ -33,10 +33,15 @@ async def beside_the_loop(work: Callable[[], Result]) -> Result:
     """What `work` returns: done in a thread, since the last words of hundreds of workers take their
     time, and the keeper and the other nodes want signs of life meanwhile.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
+    executor = ThreadPoolExecutor(1)  # the loop's own one needs another thread for its end
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
     except RuntimeError:  # there is no thread to be had
         return work()
+    finally:
+        executor.shutdown(wait=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,10 @@ HUNG_GRACE = 5.0
 _FIRST_CAUSES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 """A worker that one of these killed did not fail because another one had: nothing to wait for."""
 
+_PASSED_ON = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
+"""Stop requests that workers get as they are, since many catch the first and some the others;
+otherwise they get SIGTERM."""
+
 
 def begin() -> State:
     """Before the first round."""
@@ -232,8 +236,7 @@ def _on_decision(
 
 def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, signo: int) -> Step:
     """The first request stops, and SIGINT after it kills. Others change nothing when they are not
-    the first: schedulers repeat theirs, which must not cut the grace short. Workers get the signal
-    itself if it is SIGINT, which many scripts catch, else SIGTERM.
+    the first: schedulers repeat theirs, which must not cut the grace short.
     """
     if not isinstance(state, Stopping):
         cause: Cause = "failure" if isinstance(state, Settling) else "signal"
@@ -247,7 +250,7 @@ def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, sig
     number = state.attempt.round
     if not first:
         return state, (StopWorkers(number, signal.SIGKILL, 0, "signal"),)
-    passed_on = signal.SIGINT if signo == signal.SIGINT else signal.SIGTERM
+    passed_on = signo if signo in _PASSED_ON else signal.SIGTERM
     return state, (StopWorkers(number, passed_on, policy.grace, "signal"), _leave(signo))
 
 
