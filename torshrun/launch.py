@@ -24,9 +24,10 @@ from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
 from torshrun.safe_files import Folder
 from torshrun.topology import allowed_cpus
-from torshrun.workers.keeper import Keeper, become_subreaper
+from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
+from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def launch(config: LaunchConfig) -> int:
     gc.enable()
     _open_standard_fds()
     if config.output.prefix_template is not None:
-        _check_prefix(config.output.prefix_template)
+        check_template(config.output.prefix_template)
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
@@ -55,13 +56,6 @@ def launch(config: LaunchConfig) -> int:
         surroundings = _make_surroundings(config, spec, undo)
         undo.pop_all()
     return asyncio.run(_run(config, surroundings))
-
-
-def _check_prefix(template: str) -> None:
-    try:
-        check_template(template)
-    except ConfigError as error:
-        raise ConfigError(f"--log-line-prefix-template: {error}") from None
 
 
 def _make_surroundings(

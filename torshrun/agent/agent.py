@@ -44,9 +44,9 @@ from torshrun.workers.events import (
     WorkersKilled,
 )
 from torshrun.workers.group import WorkerGroup
-from torshrun.workers.keeper import Keeper, kill_descendants
+from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump
-from torshrun.workers.processes import Unkillable, reap_orphans
+from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
@@ -217,7 +217,7 @@ class Agent:
             self._tell.emit("workers_killed", ranks=list(event.ranks))
         else:
             if isinstance(event, WorkerExited):
-                self._tell.worker_exited(self._diagnosis.exit(self._group.last_ending()))
+                self._tell.worker_exited(self._diagnosis.exit(self._group.endings()[-1]))
             if isinstance(event, SpawnFailed) and self._complained_in != event.round:
                 self._complained_in = event.round  # the other ranks have the same reason
                 self._tell.start_failed(event.reason)
@@ -324,7 +324,7 @@ class Agent:
         """The keeper's work, and its scratch directory, when it cannot do it."""
         self._tell.keeper_lost(self._around.keeper.pid, self._clean_up())
 
-    def _clean_up(self) -> tuple[Unkillable, ...]:
+    def _clean_up(self) -> tuple[str, ...]:
         """Kill all descendants and remove the scratch directory; the processes that are left."""
         import shutil
 

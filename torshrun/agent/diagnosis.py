@@ -86,7 +86,7 @@ class Diagnosis:
             status=ending.status,
             seconds=ending.seconds,
             stopped=ending.stopped,
-            stderr=ending.stderr,
+            stderr=ending.tail.data,
             log=ending.assignment.folder if kept.stdout or kept.stderr else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,

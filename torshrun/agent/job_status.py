@@ -84,4 +84,5 @@ def _name_of(state: protocol.State) -> JobState:
         return "restarting" if state.report else "starting"
     if isinstance(state, protocol.Finished):
         return "finished"
-    return "running" if isinstance(state, protocol.Running) else "stopping"
+    well = isinstance(state, protocol.Running) and not state.failing
+    return "running" if well else "stopping"

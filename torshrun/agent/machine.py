@@ -31,7 +31,6 @@ from torshrun.agent.protocol import (
     Running,
     Settle,
     SettleOver,
-    Settling,
     StartFailed,
     StartWorkers,
     State,
@@ -164,10 +163,10 @@ def _tell_failure(
 # ---- workers run
 
 
-def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
+def _running(policy: Policy, state: Running, event: Event) -> Step:
     if isinstance(event, WorkerExited):
         return _on_exit(policy, state, event)
-    if isinstance(event, SettleOver) and isinstance(state, Settling):
+    if isinstance(event, SettleOver) and state.failing:
         return _stop(policy, state, "failure")
     if isinstance(event, Noticed):
         noticed = state.attempt.noticed | {event.signo}
@@ -178,7 +177,7 @@ def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
     return _on_no_start(policy, state, event)
 
 
-def _on_no_start(policy: Policy, state: Running | Settling, event: Event) -> Step:
+def _on_no_start(policy: Policy, state: Running, event: Event) -> Step:
     if isinstance(event, SpawnFailed):
         return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
     if isinstance(event, StartFailed):
@@ -195,33 +194,29 @@ def _code_of_no_start(number: int) -> int:
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
-def _on_exit(policy: Policy, state: Running | Settling, event: WorkerExited) -> Step:
-    failed = isinstance(state, Settling) or not event.succeeded
+def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
+    failed = state.failing or not event.succeeded
     alive = state.alive - {event.rank}
     if not alive:
         return _stop(policy, state, "failure" if failed else "done")
     if event.signo in _FIRST_CAUSES:
         return _stop(policy, state, "failure")
-    if failed and isinstance(state, Running):
-        settling = Settling(attempt=state.attempt, alive=alive)
-        return settling, (Settle(state.attempt.round, SETTLE_SECONDS),)
-    return replace(state, alive=alive), ()
+    settle = (Settle(state.attempt.round, SETTLE_SECONDS),) if failed and not state.failing else ()
+    return replace(state, alive=alive, failing=failed), settle
 
 
-def _on_hung(policy: Policy, state: Running | Settling, event: Hung) -> Step:
+def _on_hung(policy: Policy, state: Running, event: Hung) -> Step:
     stopping = Stopping(attempt=state.attempt, cause="hang", code=exit_codes.HUNG)
     grace = min(policy.grace, HUNG_GRACE)
     return stopping, (StopWorkers(state.attempt.round, event.signo, grace, "hang"),)
 
 
-def _stop(policy: Policy, state: Running | Settling, cause: Cause, *, code: int = 0) -> Step:
+def _stop(policy: Policy, state: Running, cause: Cause, *, code: int = 0) -> Step:
     stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
     return stopping, (StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause),)
 
 
-def _on_decision(
-    policy: Policy, state: Running | Settling | Stopping, event: RoundClosing | JobOver
-) -> Step:
+def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing | JobOver) -> Step:
     """What follows is known before this node's workers have ended. The first verdict stands."""
     if isinstance(state, Stopping) and isinstance(state.decided, JobOver):
         return state, ()
@@ -229,17 +224,17 @@ def _on_decision(
         return replace(state, decided=event), ()
     cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"
     asked = StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause)
-    if isinstance(state, Settling):
+    if state.failing:
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
 
 
-def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, signo: int) -> Step:
+def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) -> Step:
     """The first request stops, and SIGINT after it kills. Others change nothing when they are not
     the first: schedulers repeat theirs, which must not cut the grace short.
     """
     if not isinstance(state, Stopping):
-        cause: Cause = "failure" if isinstance(state, Settling) else "signal"
+        cause: Cause = "failure" if state.failing else "signal"
         state = Stopping(attempt=state.attempt, cause=cause)
     first = not state.stopped_by
     if not first and signo != signal.SIGINT:

@@ -51,18 +51,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Workers run, and none has failed."""
+    """Workers run."""
 
     attempt: Attempt
     alive: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settling:
-    """A worker has failed; others may be about to."""
-
-    attempt: Attempt
-    alive: frozenset[int]
+    failing: bool = False
+    """Whether one has failed; others may be about to."""
 
 
 Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "closing", "verdict"]
@@ -110,7 +104,7 @@ class Finished:
     outcome: Outcome
 
 
-State = Running | Settling | Stopping | Waiting | Finished
+State = Running | Stopping | Waiting | Finished
 
 
 # ---- events, beside those of the workers

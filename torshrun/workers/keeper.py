@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torshrun.keeper
 from torsh_runtime.errors import BackendUnavailable, ConfigError
 from torshrun.workers.exec_strings import encoded, encoded_environment
-from torshrun.workers.processes import Unkillable, children, kill, reap_all, unkillable, wait_for
+from torshrun.workers.processes import kill, named, wait_for
 
 ALL = 0xFFFFFFFF
 """Stands for every worker where a worker's id is asked for."""
@@ -77,8 +77,8 @@ class Swept:
     """A sweep is over: all of the keeper's descendants have ended, but for the unkillable."""
 
     tag: int
-    unkillable: tuple[Unkillable, ...]
-    """Those that outlived SIGKILL until the sweep's bound."""
+    unkillable: tuple[str, ...]
+    """Those that outlived SIGKILL until the sweep's bound, as a person would name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ def _decode(frame: bytes) -> Report:
     if kind == b"d":
         return DeadManFired()
     tag, count = _TWO.unpack_from(body)
-    return Swept(tag, unkillable(struct.unpack_from(f"={count}i", body, _TWO.size)))
+    return Swept(tag, named(struct.unpack_from(f"={count}i", body, _TWO.size)))
 
 
 def _cpu_mask(cpus: Collection[int]) -> bytes:
@@ -315,29 +315,3 @@ def _cpu_mask(cpus: Collection[int]) -> bytes:
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def become_subreaper() -> None:
-    """Make orphaned descendants children of this process, so that kill_descendants finds them."""
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def kill_descendants(bound: float) -> tuple[Unkillable, ...]:
-    """SIGKILL this process's children, and theirs as they become its own, until none is left or
-    `bound` seconds have passed. Returns those that are left.
-    """
-    deadline = time.monotonic() + bound
-    while pids := children():
-        for pid in pids:
-            kill(pid)
-        if not reap_all():
-            return ()
-        if time.monotonic() >= deadline:
-            return unkillable(children())
-        time.sleep(0.005)
-    return ()

@@ -21,7 +21,7 @@ from torshrun.health import WorkerStatus
 from torshrun.live import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Ending
-from torshrun.workers.logs import TAIL_BYTES
+from torshrun.workers.logs import TAIL_BYTES, Tail
 from torshrun.workers.spec import Assignment
 
 Result = TypeVar("Result")
@@ -38,13 +38,15 @@ def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> E
     assignment = Assignment(
         worker=place, argv=("/bin/x",), environ={}, cpus=frozenset(), folder=f"/logs/{rank}"
     )
+    tail = Tail()
+    tail.feed(stderr, b"")
     return Ending(
         assignment=assignment,
         pid=1000 + rank,
         status=code << 8,
         seconds=1.0,
         stopped=False,
-        stderr=stderr,
+        tail=tail,
         peak_rss_kib=0,
     )
 

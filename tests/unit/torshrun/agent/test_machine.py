@@ -114,7 +114,8 @@ def test_success_of_all_sweeps_and_finishes_with_0() -> None:
 
 def test_a_failure_settles_before_the_others_are_stopped() -> None:
     state, instructions = play([WorkerExited(0, 1, FAIL)])
-    assert isinstance(state, m.Settling)
+    assert isinstance(state, m.Running)
+    assert state.failing
     assert instructions[-1] == m.Settle(0, machine.SETTLE_SECONDS)
     state, instructions = play([WorkerExited(0, 1, FAIL), m.SettleOver(0)])
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
@@ -277,7 +278,7 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
     attempt = m.Attempt(round=2, restarts=1)
     for state in (
         m.Running(attempt=attempt, alive=frozenset({0})),
-        m.Settling(attempt=attempt, alive=frozenset({0})),
+        m.Running(attempt=attempt, alive=frozenset({0}), failing=True),
         m.Stopping(attempt=attempt, cause="failure"),
         m.Waiting(attempt=attempt),
     ):

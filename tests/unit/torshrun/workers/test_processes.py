@@ -10,21 +10,14 @@ from pathlib import Path
 from support.processes import soon
 
 from torshrun.workers import processes
-from torshrun.workers.processes import Unkillable
 
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
 
 
-def test_an_unkillable_process_is_named_with_its_state() -> None:
-    assert str(Unkillable(1234, "python3", "D")) == "1234 (python3, state D)"
-    assert str(Unkillable(1234, "", "")) == "1234"
-
-
-def test_name_and_state_are_those_of_the_process() -> None:
-    mine, gone = processes.unkillable([os.getpid(), NO_SUCH_PID])
+def test_a_process_is_named_with_its_program_and_state() -> None:
     name = Path("/proc/self/comm").read_text().rstrip("\n")
-    assert mine == Unkillable(os.getpid(), name, "R")
-    assert gone == Unkillable(NO_SUCH_PID, "", "")
+    named = processes.named([os.getpid(), NO_SUCH_PID])
+    assert named == (f"{os.getpid()} ({name}, state R)", str(NO_SUCH_PID))
 
 
 def test_children_are_found() -> None:
