@@ -113,7 +113,6 @@ class Agent:
         self._found = Findings()
         self._diagnosing: asyncio.Task[None] | None = None
         self._last_signal, self._signalled = 0, 0.0
-        self._lost_output: set[str] = set()
         self._complained_in = -1
         self._policy = protocol.Policy(
             workers=config.nproc_per_node,
@@ -169,7 +168,9 @@ class Agent:
         now = self._loop.time()
         if self._last_signal and now - self._signalled < ONE_REQUEST:
             return  # schedulers and shells send two at a time
-        self._last_signal, self._signalled = signo, now
+        if not self._last_signal or signo == signal.SIGINT:
+            self._signalled = now  # what is only repeated must not hide an interrupt
+        self._last_signal = signo
         self._tell.signal_received(signo, "stop_requested")
         self._events.put_nowait(protocol.StopRequested(signo))
 
@@ -196,16 +197,10 @@ class Agent:
         """Once a second or so."""
         if not self._hangs.inquires:  # that starts processes of its own
             reap_orphans(self._around.keeper.pid)
-        self._tell_lost_output()
+        self._tell.output_lost(self._around.pump.lost)
         if self._around.telemetry.is_looked_at:  # a snapshot costs time for each worker
             self._status.refresh()
             self._around.telemetry.tick()
-
-    def _tell_lost_output(self) -> None:
-        for name, reason in self._around.pump.lost.items():
-            if name not in self._lost_output:
-                self._lost_output.add(name)
-                self._tell.emit("output_lost", stream=name, reason=reason)
 
     def _on_worker_event(self, event: WorkerEvent) -> None:
         if isinstance(event, GroupStarted):
@@ -274,7 +269,7 @@ class Agent:
             await self._tell.failed(instruction, self._found)
             self._status.count_failure(self._found)
         elif isinstance(instruction, protocol.KillDescendants):
-            self._kill_descendants()
+            self._tell.keeper_lost(self._around.keeper.pid, self._clean_up())
 
     def _leave(self, leave: protocol.Leave) -> None:
         if self._policy.leased and not self._group.alive():
@@ -320,12 +315,10 @@ class Agent:
         self._diagnosis.hung = {finding.hang.suspect: health.summary(finding.hang)}
         self._tell.hung(*finding)
 
-    def _kill_descendants(self) -> None:
-        """The keeper's work, and its scratch directory, when it cannot do it."""
-        self._tell.keeper_lost(self._around.keeper.pid, self._clean_up())
-
     def _clean_up(self) -> tuple[str, ...]:
-        """Kill all descendants and remove the scratch directory; the processes that are left."""
+        """The keeper's work when it cannot do it: kill all descendants, remove the scratch
+        directory. Names the processes that are left.
+        """
         import shutil
 
         left = kill_descendants(KEEPER_BOUND)
@@ -342,7 +335,7 @@ class Agent:
         if not self._around.keeper.close(KEEPER_BOUND):
             self._clean_up()
         await self._leave_rendezvous()
-        self._tell_lost_output()
+        self._tell.output_lost(self._around.pump.lost)
         self._tell.job_finished(state)
         self._around.telemetry.close()
         self._around.pump.close()

@@ -38,6 +38,7 @@ class Announcer:
         self._began = time.monotonic()
         self._sequel: Sequel | None = None
         self._last_signal = 0
+        self._lost: set[str] = set()
         self._finished = False
         self._complained = -COMPLAINTS
         self.round = 0
@@ -187,6 +188,12 @@ class Announcer:
         """Workers have been asked to stop; `cause` is whose failure led to it."""
         who = f"rank {cause.rank} failed ({failure.how(cause)}): " if cause else ""
         self.say(f"{who}stopping the other {_in_time(stop, alive)}")
+
+    def output_lost(self, lost: Mapping[str, str]) -> None:
+        """Nobody takes what goes to these of stdout and stderr any more, and why. Told once."""
+        for stream in lost.keys() - self._lost:
+            self._lost.add(stream)
+            self.emit("output_lost", stream=stream, reason=lost[stream])
 
     def _tell_dead_man(self) -> None:
         timeout, others = self._config.agent_timeout, self._config.rendezvous
