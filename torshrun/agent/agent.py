@@ -30,6 +30,7 @@ from torshrun.rendezvous.base import (
     Place,
     Rendezvous,
     RendezvousEvent,
+    Report,
     RoundClosing,
     StandingBy,
 )
@@ -230,17 +231,17 @@ class Agent:
             a_round.memory if a_round else None,
             a_round.statuses() if a_round else (),
         )
-        diagnosed = protocol.Diagnosed(
-            event.round,
+        report = Report(
+            round=event.round,
+            outcome="failed",
             code=found.cause.code if found.cause else 0,
             signo=found.cause.signo if found.cause else 0,
             startup=found.startup,
             seconds=seconds,
-            unkillable=event.unkillable,
             cause=found.summary,
             follows=found.kind == "peer lost",
         )
-        self._events.put_nowait(diagnosed)
+        self._events.put_nowait(protocol.Diagnosed(report, event.unkillable))
 
     def _pids(self) -> list[int]:
         pids = [worker.pid if worker.alive else 0 for worker in self._group.workers()]

@@ -237,8 +237,8 @@ class Announcer:
         self.emit(
             "round_ended",
             cause=cause,
-            code=over.code,
-            seconds=over.seconds,
+            code=over.report.code,
+            seconds=over.report.seconds,
             unkillable=list(over.unkillable),
         )
 

@@ -287,22 +287,16 @@ def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
 
 
 def _report(policy: Policy, state: Stopping, event: Diagnosed) -> Report:
-    outcome, code = _what_became(policy, state, event)
+    found = event.report
+    outcome, code = _what_became(policy, state, found)
     if event.unkillable:
         outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
-    return Report(
-        round=event.round,
-        outcome=outcome,
-        code=code,
-        signo=event.signo,
-        startup=event.startup,
-        seconds=event.seconds,
-        cause=event.cause if outcome in ("failed", "hung") else "",
-        follows=event.follows and outcome == "failed",
-    )
+    cause = found.cause if outcome in ("failed", "hung") else ""
+    follows = found.follows and outcome == "failed"
+    return replace(found, outcome=outcome, code=code, cause=cause, follows=follows)
 
 
-def _what_became(policy: Policy, state: Stopping, event: Diagnosed) -> tuple[ReportOutcome, int]:
+def _what_became(policy: Policy, state: Stopping, found: Report) -> tuple[ReportOutcome, int]:
     """The outcome of the round here, and its exit code."""
     if state.cause == "done":
         return "succeeded", 0
@@ -312,8 +306,8 @@ def _what_became(policy: Policy, state: Stopping, event: Diagnosed) -> tuple[Rep
         return "lost", state.code
     if state.cause != "failure":
         return "stopped", 0
-    if event.signo in state.attempt.noticed and not state.stopped_by:
+    if found.signo in state.attempt.noticed and not state.stopped_by:
         return "noticed", exit_codes.PREEMPTED  # it did not handle the notice, which is no fault
-    if state.stopped_by and event.signo in (state.stopped_by, *state.attempt.noticed):
+    if state.stopped_by and found.signo in (state.stopped_by, *state.attempt.noticed):
         return "stopped", 0
-    return "failed", event.code
+    return "failed", found.code

@@ -151,21 +151,15 @@ class Hung:
 class Diagnosed:
     """The round is over and its root cause known; comes in the place of GroupStopped."""
 
-    round: int
-    code: int
-    """The root cause's exit code; 0 if no worker failed."""
-    signo: int = 0
-    """The signal that the root cause was killed by; 0 if none."""
-    startup: str = ""
-    """How it failed, if it did at its start in a way that trying again may not change."""
-    seconds: float = 0.0
-    """How long the round lasted."""
+    report: Report
+    """As if the root cause were all there is to say; its code is 0 if no worker failed."""
     unkillable: tuple[str, ...] = ()
     """Processes that outlived SIGKILL, as a person would name them."""
-    cause: str = ""
-    """The root cause in one line, for people on other nodes; "" if there is none."""
-    follows: bool = False
-    """Whether the workers failed because they lost one of another node."""
+
+    @property
+    def round(self) -> int:
+        """The round's number."""
+        return self.report.round
 
 
 @dataclass(frozen=True, slots=True)

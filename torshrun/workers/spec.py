@@ -60,7 +60,7 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     given = {
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **{name: value for name, value in environ.items() if not _CREDENTIAL.fullmatch(name)},
+        **{name: environ[name] for name in environ if name and not _CREDENTIAL.fullmatch(name)},
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
