@@ -233,7 +233,7 @@ SCHEMA: Mapping[str, Kind] = {
         {"pid": Fact("integer", "The process id that the keeper had.")},
     ),
     "stop_requested": Kind(
-        "Somebody sent the agent a signal that ends the job; the second one kills.",
+        "Somebody sent the agent a signal that ends the job; SIGINT after another kills.",
         {"signal": _SIGNAL},
     ),
     "notice": Kind(
@@ -309,6 +309,13 @@ SCHEMA: Mapping[str, Kind] = {
             ),
             "seconds": Fact("number", "How long the job lasted, in seconds."),
             "restarts": Fact("integer", "How often workers were restarted."),
+        },
+    ),
+    "output_lost": Kind(
+        "Nobody takes what workers write to torshrun's stdout or stderr any more. The job goes on.",
+        {
+            "stream": Fact("text", "Which of them.", ("stdout", "stderr")),
+            "reason": Fact("text", "Why, in the system's words."),
         },
     ),
     "events_dropped": Kind(

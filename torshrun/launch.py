@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent, Surroundings
-from torshrun.agent.outside import Outside
 from torshrun.agent.round import ServeStore
+from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
 from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
+from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
-from torshrun.workers.keeper import Keeper, become_subreaper
+from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
 from torshrun.workers.ports import choose_port
+from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def launch(config: LaunchConfig) -> int:
     gc.enable()
     _open_standard_fds()
     if config.output.prefix_template is not None:
-        _check_prefix(config.output.prefix_template)
+        check_template(config.output.prefix_template)
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
@@ -57,39 +59,31 @@ def launch(config: LaunchConfig) -> int:
     return asyncio.run(_run(config, surroundings))
 
 
-def _check_prefix(template: str) -> None:
-    try:
-        check_template(template)
-    except ConfigError as error:
-        raise ConfigError(f"--log-line-prefix-template: {error}") from None
-
-
 def _make_surroundings(
     config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitStack
 ) -> Surroundings:
     """Make all that outlives a call. `undo` takes it back."""
     scratch = _new_path(config.scratch_place, "torsh-")
     # First: whatever comes, the keeper removes the directory.
-    keeper = Keeper.start(str(scratch), namespace=config.pid_namespace)
+    keeper = Keeper.start(scratch, namespace=config.pid_namespace)
     undo.callback(keeper.close, KEEPER_BOUND)
-    _make_directory(scratch)
+    _make_folder(scratch).close()
     if spec.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
-        spec = _with_timers(spec, str(scratch))
+        spec = _with_timers(spec, scratch)
     _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)
-    pump = LogPump(config.output)
-    undo.callback(pump.close)
-    outside = Outside(config, pump, is_coloured(config.output, True, os.environ))
-    undo.callback(outside.close)
     folder = _make_log_folder(config)
+    pump = LogPump(config.output, folder)
+    undo.callback(pump.close)
+    telemetry = Telemetry(config, pump, is_coloured(config.output, True, os.environ))
+    undo.callback(telemetry.close)
     rendezvous, serve_store = _make_rendezvous(config)
     return Surroundings(
         spec=spec,
         keeper=keeper,
         pump=pump,
-        outside=outside,
-        scratch=str(scratch),
-        folder=folder or str(scratch),
-        keeps_output=bool(folder),
+        telemetry=telemetry,
+        scratch=scratch,
+        folder=folder,
         rendezvous=rendezvous,
         serve_store=serve_store,
     )
@@ -173,28 +167,28 @@ def _raise_descriptor_limit(workers: int, nodes: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _make_log_folder(config: LaunchConfig) -> str:
-    """<log_dir>/<run id>_<random>, or "" if nothing is to be kept."""
+def _make_log_folder(config: LaunchConfig) -> Folder | None:
+    """<log_dir>/<run id>_<random>; None if nothing is to be kept."""
     output = config.output
     if not needs_folder(output):
-        return ""
+        return None
     name = re.sub(r"[^\w.-]", "_", config.run_id)
     place = output.log_dir or config.scratch_place
-    folder = _new_path(place, f"{name}_" if output.log_dir else f"torshrun-logs-{name}_")
-    _make_directory(folder, parents=True)
-    return str(folder)
+    return _make_folder(
+        _new_path(place, f"{name}_" if output.log_dir else f"torshrun-logs-{name}_")
+    )
 
 
-def _new_path(place: str, prefix: str) -> Path:
-    return Path(place, prefix + os.urandom(8).hex())
+def _new_path(place: str, prefix: str) -> str:
+    return str(Path(place, prefix + os.urandom(8).hex()))
 
 
-def _make_directory(path: Path, *, parents: bool = False) -> None:
-    """Make a directory that only this user may enter. Raises ConfigError if it cannot be made."""
+def _make_folder(path: str) -> Folder:
+    """Raises ConfigError if it cannot be made."""
     try:
-        path.mkdir(mode=0o700, parents=parents)
+        return Folder.make(path)
     except OSError as error:
         raise ConfigError(
-            f"cannot make a directory in {path.parent}: {error.strerror}; --log-dir and TMPDIR say "
-            f"where torshrun makes some"
+            f"cannot make a directory in {Path(path).parent}: {error.strerror}; --log-dir and "
+            f"TMPDIR say where torshrun makes some"
         ) from None

@@ -22,6 +22,7 @@ from support.processes import marked, soon
 AGENT = """
 import os, random, select, signal, sys, time
 from torshrun.workers import keeper as k
+from torshrun.workers.processes import become_subreaper, kill_descendants
 scratch, namespace, workers = sys.argv[1], sys.argv[2] == "namespace", int(sys.argv[3])
 DAEMON = '''
 import os, signal, time
@@ -39,10 +40,10 @@ time.sleep(600)
 SHELL = "setsid sh -c 'sleep 600 & exec sleep 600' <&- >&- 2>&- & exec sleep 600"
 PROGRAMS = [[sys.executable, "-S", "-c", DAEMON], ["/bin/sh", "-c", SHELL]]
 keeper = k.Keeper.start(scratch, namespace)
-k.become_subreaper()
+become_subreaper()
 
 def end():
-    left = k.kill_descendants(10)
+    left = kill_descendants(10)
     print("left" if left else "ended", *left, flush=True)
     raise SystemExit(bool(left))
 

@@ -193,20 +193,6 @@ def test_a_signal_stops_the_workers(torshrun: Launcher, signo: int, code: int) -
     assert f"got {signal.Signals(signo).name}" in err
 
 
-def test_a_second_signal_kills_workers_that_do_not_stop(torshrun: Launcher) -> None:
-    script = torshrun.script(
-        "signal.signal(15, lambda *_: print('ignored'))\nprint('up')\nwhile True: time.sleep(60)"
-    )
-    process = torshrun.start(script)
-    until_line(process, "[0] up")
-    process.send_signal(signal.SIGTERM)
-    until_line(process, "[0] ignored")
-    time.sleep(0.2)  # in the same moment it would be the same request
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
-    assert process.returncode == exit_codes.PREEMPTED
-
-
 def test_the_grace_is_kept_and_ends(torshrun: Launcher) -> None:
     script = torshrun.script(
         """

@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -102,6 +103,43 @@ def test_a_failed_spawn_tells_why_and_only_that(
     assert not talk.of(k.Exited)
 
 
+@pytest.mark.parametrize(
+    ("argv", "cwd", "variables", "named"),
+    [
+        (["/bin/true", "a\0b"], "", {}, "argument 1"),
+        (["/bin/true"], "/\0", {}, "working directory"),
+        (["/bin/true"], "", {"TOKEN": "hush\0PYTHONSTARTUP=/x"}, "'TOKEN'"),
+        (["/bin/true"], "", {"TOKEN": "hush\ud800"}, "'TOKEN'"),
+        (["/bin/true"], "", {"TO=KEN": "hush"}, "'TO=KEN'"),
+    ],
+)
+def test_strings_that_no_program_can_have_are_never_sent(
+    talk: Conversation, argv: list[str], cwd: str, variables: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named) as raised:
+        talk.spawn(1, argv, cwd, **variables)
+    assert "hush" not in str(raised.value)
+    talk.spawn(2, ["/bin/true"])
+    talk.until(k.Exited)
+    assert talk.of(k.Spawned) == talk.reports[:1]
+
+
+def test_a_request_with_more_or_less_than_it_announces_is_refused(
+    talk: Conversation, tmp_path: Path
+) -> None:
+    """One string more is what an environment variable would be injected by."""
+    strings = [b"", b"/bin/touch", os.fsencode(tmp_path / "made"), b"A=b", b"INJECTED=x"]
+    for argc, envc in ((2, 1), (2, 3), (1, 1), (0, 4), (4, 4)):
+        head = struct.pack("=5I", 10 * argc + envc, 0, argc, envc, 0)
+        talk.keeper._send(b"S" + head + b"".join(text + b"\0" for text in strings))
+    refused = talk.until(k.SpawnFailed, 5)
+    assert {(r.errno, r.stage) for r in refused if isinstance(r, k.SpawnFailed)} == {
+        (errno.EBADMSG, "request")
+    }
+    assert talk.reports == refused
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_worker_gets_a_clean_start(talk: Conversation) -> None:
     """Its own session and group, default signals, and no descriptors but its own."""
     code = (
@@ -133,6 +171,30 @@ def test_signals_reach_the_group_of_one_worker_or_all(talk: Conversation) -> Non
     assert (exited.worker_id, exited.status) == (1, signal.SIGUSR1)
     talk.keeper.signal(k.ALL, signal.SIGTERM)
     assert {r.worker_id for r in talk.until(k.Exited, 3) if isinstance(r, k.Exited)} == {0, 1, 2}
+
+
+def test_a_notice_reaches_the_workers_alone_and_not_what_they_have_started(
+    talk: Conversation, mark: str
+) -> None:
+    code = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(child.poll() is not None))\n"
+        "child = subprocess.Popen(['/bin/sleep', '600'])\n"
+        "print('up', flush=True)\n"
+        "signal.pause()\n"
+    )
+    read, write = os.pipe()
+    talk.keeper.spawn(0, [sys.executable, "-c", code], {"MARK": mark}, "", (0, write, 2))
+    os.close(write)
+    with os.fdopen(read) as out:
+        assert out.readline() == "up\n"
+        talk.keeper.notify(k.ALL, signal.SIGUSR1)
+        (exited,) = talk.until(k.Exited)
+        assert isinstance(exited, k.Exited)
+        assert exited.status == 0
+        assert len(marked(mark)) == 1
+        talk.keeper.sweep(1, 5)
+        talk.until(k.Swept)
 
 
 def test_a_signal_right_behind_the_spawn_is_not_lost(talk: Conversation) -> None:

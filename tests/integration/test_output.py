@@ -272,3 +272,62 @@ def test_much_output_on_a_terminal_is_complete(job: Job, window: Callable[[], Wi
     for rank in ended:
         numbers = re.findall(rb"\[%d\] (\d+)\r\n" % rank, each.received)
         assert numbers == [b"%d" % number for number in range(5000)]
+
+
+# ---- a reader who leaves, and a log directory that somebody replaces
+
+
+def test_a_reader_who_leaves_does_not_end_the_job_and_that_is_said(job: Job) -> None:
+    """As `torshrun ... | head -1` does."""
+    script = """
+        print("first", flush=True)
+        while not os.path.exists("closed"):
+            time.sleep(0.01)
+        for number in range(10000):
+            print("z" * 100)
+        open("done", "w").close()
+    """
+    process = job.start(script, "--events", "events", "--log-dir", "logs")
+    assert process.stdout
+    assert process.stdout.readline() == b"[0] first\n"
+    process.stdout.close()
+    (job.folder / "closed").touch()
+    assert process.stderr
+    said = process.stderr.read()
+    assert process.wait(timeout=30) == 0
+    assert said.count(b"on stdout (Broken pipe)") == said.count(b"\n") == 1, said
+    assert (job.folder / "done").exists()
+    assert job.file("attempt_0/0/stdout.log").stat().st_size > 10000 * 100
+    lost = [
+        line for line in (job.folder / "events").read_text().splitlines() if "output_lost" in line
+    ]
+    assert len(lost) == 1
+    assert '"stream":"stdout","reason":"Broken pipe"' in lost[0]
+
+
+def test_nothing_is_written_through_a_link_in_the_log_directorys_place(job: Job) -> None:
+    """Who owns the directory around it may replace it at any time, for instance between attempts;
+    what it leads to then is not touched, though the agent may be root.
+    """
+    precious = job.folder / "precious"
+    (precious / "attempt_1" / "0").mkdir(parents=True)
+    logs = job.folder / "logs"
+    script = """
+        print("attempt", os.environ["TORSH_ROUND"], flush=True)
+        if os.environ["TORSH_ROUND"] == "0":
+            (folder,) = os.listdir("logs")
+            os.rename(f"logs/{folder}", "logs/moved")
+            os.symlink(os.path.abspath("precious"), f"logs/{folder}")
+        error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
+        with open(error_file, "w") as file:
+            file.write('{"message": "attempt %s"}' % os.environ["TORSH_ROUND"])
+        sys.exit(3)
+    """
+    code, _, err = job.run(script, "--max-restarts", "1", "--log-dir", str(logs))
+    assert code == 79, err
+    assert [path for path in precious.rglob("*") if path.is_file()] == []
+    for attempt in ("0", "1"):
+        folder = logs / "moved" / f"attempt_{attempt}" / "0"
+        assert (folder / "stdout.log").read_text() == f"attempt {attempt}\n"
+        assert (folder / "error.json").read_text() == f'{{"message": "attempt {attempt}"}}'
+    assert (logs / "moved").stat().st_mode & 0o777 == 0o700

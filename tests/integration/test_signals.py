@@ -102,8 +102,10 @@ def test_an_interrupt_reaches_workers_as_one(
     assert code == (exit_codes.PREEMPTED if signo == signal.SIGTERM else 128 + signo)
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_request_kills_at_once(torshrun: Launcher, second: signal.Signals) -> None:
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_a_request_kills_at_once(
+    torshrun: Launcher, first: signal.Signals
+) -> None:
     script = torshrun.script(
         NOTE
         + "for signo in (signal.SIGINT, signal.SIGTERM): signal.signal(signo, note)\n"
@@ -112,14 +114,31 @@ def test_a_second_request_kills_at_once(torshrun: Launcher, second: signal.Signa
     )
     process = torshrun.start("--nproc-per-node", "2", "--shutdown-timeout", "600", script)
     torshrun.wait_for("up.0", "up.1")
-    process.send_signal(signal.SIGINT)
-    torshrun.wait_for("SIGINT.0", "SIGINT.1")
+    process.send_signal(first)
+    torshrun.wait_for(f"{first.name}.0", f"{first.name}.1")
     assert process.poll() is None
     time.sleep(0.2)  # in the same moment it would be the same request
-    process.send_signal(second)
+    process.send_signal(signal.SIGINT)
     code, _, err = end(process)
-    assert code == (130 if second == signal.SIGINT else exit_codes.PREEMPTED)
-    assert f"got {second.name}: ending 2 workers at once" in err
+    assert code == 130
+    assert "got SIGINT: ending 2 workers at once" in err
+
+
+def test_a_scheduler_that_repeats_its_request_does_not_cut_the_grace_short(
+    torshrun: Launcher,
+) -> None:
+    script = torshrun.script(NOTE + "signal.signal(signal.SIGTERM, note)\n" + UP + UNTIL_GO)
+    process = torshrun.start("--shutdown-timeout", "600", "--events", "events", script)
+    torshrun.wait_for("up.0")
+    for times, signo in enumerate((signal.SIGTERM, signal.SIGTERM, signal.SIGHUP), start=1):
+        process.send_signal(signo)
+        assert soon(lambda times=times: happened(torshrun, "stop_requested", times))  # type: ignore[misc]
+        time.sleep(0.2)  # in the same moment it would be the same request
+    torshrun.wait_for("SIGTERM.0")
+    torshrun.make("go")
+    code, _, err = end(process)
+    assert (code, err.count("ending 1 worker")) == (exit_codes.PREEMPTED, 1), err
+    assert not happened(torshrun, "workers_killed")
 
 
 def test_one_that_ignores_the_request_is_killed_when_the_grace_is_over(torshrun: Launcher) -> None:
@@ -190,7 +209,7 @@ def test_a_failure_before_the_request_is_reported_and_was_what_ended_the_job(
         + UP
         + "while not os.path.exists('up.0'): time.sleep(0.01)\n"
         + "if rank == 1: sys.exit(42)\n"
-        + ENDLESS
+        + UNTIL_GO
     )
     process = torshrun.start(
         *("--nproc-per-node", "2", "--shutdown-timeout", "600", "--max-restarts", "3"),
@@ -199,8 +218,7 @@ def test_a_failure_before_the_request_is_reported_and_was_what_ended_the_job(
     torshrun.wait_for("SIGTERM.0")  # the other worker has failed
     process.send_signal(signo)
     assert soon(lambda: happened(torshrun, "stop_requested"))
-    time.sleep(0.2)  # in the same moment it would be the same request
-    process.send_signal(signo)
+    torshrun.make("go")
     got, _, err = end(process)
     assert (got, "rank 1 failed first: exit code 42" in err) == (code, True), err
 
@@ -270,6 +288,52 @@ def test_workers_that_die_of_a_notice_were_preempted(
 def test_dying_of_the_same_signal_without_a_notice_is_a_failure(torshrun: Launcher) -> None:
     script = torshrun.script("os.kill(os.getpid(), signal.SIGUSR1)\n" + ENDLESS)
     assert torshrun.run(script)[0] == 128 + signal.SIGUSR1
+
+
+# What a DataLoader starts: of these only a forked one has the handlers of its parent.
+CHILDREN = """
+import multiprocessing
+
+def work(method):
+    open(f"child.{method}", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, lambda *_: open("noticed", "w").close())
+    children = []
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        children.append(context.Process(target=work, args=(method,)))
+        children[-1].start()
+    for child in children:
+        child.join()
+        print(child.exitcode)
+"""
+
+
+def test_a_notice_does_not_kill_what_workers_have_started(torshrun: Launcher) -> None:
+    process = torshrun.start("--log-line-prefix-template", "", torshrun.script(CHILDREN))
+    torshrun.wait_for("child.fork", "child.spawn", "child.forkserver")
+    process.send_signal(signal.SIGUSR1)
+    torshrun.wait_for("noticed")
+    torshrun.make("go")
+    assert end(process)[:2] == (0, "0\n0\n0\n")
+
+
+@pytest.mark.parametrize("signo", [signal.SIGUSR1, signal.SIGUSR2])
+def test_one_that_is_named_stops_the_job_as_with_torchrun(
+    torshrun: Launcher, signo: signal.Signals
+) -> None:
+    script = torshrun.script(
+        f"signal.signal({int(signo)}, lambda *_: (print('saved'), os._exit(0)))\n" + UP + ENDLESS
+    )
+    process = torshrun.start("--signals-to-handle", signo.name, script)
+    torshrun.wait_for("up.0")
+    process.send_signal(signo)
+    code, out, err = end(process)
+    assert (code, out) == (128 + signo, "[0] saved\n")
+    assert f"got {signo.name}: ending 1 worker" in err
 
 
 # ---- suspending

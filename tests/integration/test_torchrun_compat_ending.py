@@ -99,11 +99,17 @@ def test_signals_to_handle(bench: Bench) -> None:
         assert run.code == -signal.SIGHUP
 
 
-@pytest.mark.parametrize("options", [(), ("--signals-to-handle", "SIGTERM,SIGUSR1")], ids=len)
-def test_a_notice_is_passed_on(bench: Bench, options: tuple[str, ...]) -> None:
+def test_a_notice_is_passed_on(bench: Bench) -> None:
     then = LISTEN.replace("(10, 12)", "(12,)")
-    run = bench.run("torshrun", *options, "probe.py", then=then, signo=signal.SIGUSR1)
+    run = bench.run("torshrun", "probe.py", then=then, signo=signal.SIGUSR1)
     assert (run.code, run.out) == (0, "[0] got SIGUSR1\n"), run.err
+
+
+def test_a_notice_that_is_named_stops_the_job(bench: Bench) -> None:
+    options = ("--signals-to-handle", "SIGTERM,SIGUSR1")
+    for run in bench.both(*options, "probe.py", then=LISTEN, signo=signal.SIGUSR1):
+        assert run.out.endswith("got SIGUSR1\n"), run.err
+        assert run.code == (128 + signal.SIGUSR1 if "[0]" in run.out else 1)
 
 
 def test_a_notice_ends_torchrun_alone(bench: Bench) -> None:

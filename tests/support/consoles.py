@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig
+from torshrun.safe_files import Folder
 from torshrun.workers.logs import LogPump, Outlets
 
 Write = Callable[[bytes], int]
@@ -31,7 +32,8 @@ class Console:
         self.out, out_end = os.pipe()
         self.err, err_end = (self.out, out_end) if one else os.pipe()
         self._ends = {out_end, err_end}
-        self.pump = LogPump(output, out_end, err_end, environ or {})
+        self._held = Folder(str(folder), os.open(folder, os.O_RDONLY))
+        self.pump = LogPump(output, self._held, out_end, err_end, environ or {})
         self.outlets: list[Outlets] = []
         self._ended = False
 
@@ -39,7 +41,6 @@ class Console:
         """What writes to this worker's stdout and stderr."""
         place = WorkerEnv(rank=rank, world_size=8, local_rank=rank, local_world_size=8)
         folder = self.folder / f"attempt_{attempt}" / str(rank)
-        folder.mkdir(parents=True, exist_ok=True)
         outlets = self.pump.open(place, str(folder))
         self.outlets.append(outlets)
         return (
@@ -73,6 +74,7 @@ class Console:
             outlets.close_ends()
         self.pump.close()
         assert self.pump.is_closed(10)
+        self._held.close()
         for fd in self._ends:
             os.close(fd)
 

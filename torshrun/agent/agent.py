@@ -16,13 +16,13 @@ from typing import Any
 from torsh_runtime.errors import TorshError
 from torshrun import failure
 from torshrun.agent import machine, protocol
-from torshrun.agent.board import Board
-from torshrun.agent.diagnosis import Diagnosis
-from torshrun.agent.heart import Heart
-from torshrun.agent.narrator import Narrator, summary
-from torshrun.agent.outside import Outside
+from torshrun.agent.announcer import Announcer
+from torshrun.agent.dead_man_timer import DeadManTimer
+from torshrun.agent.diagnosis import Diagnosis, Findings
+from torshrun.agent.hang_monitor import Finding, HangMonitor
+from torshrun.agent.job_status import JobStatus
 from torshrun.agent.round import Round, ServeStore
-from torshrun.agent.vigil import Finding, Vigil
+from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
 from torshrun.rendezvous.base import (
     Granted,
@@ -30,9 +30,11 @@ from torshrun.rendezvous.base import (
     Place,
     Rendezvous,
     RendezvousEvent,
+    Report,
     RoundClosing,
     StandingBy,
 )
+from torshrun.safe_files import Folder
 from torshrun.workers.events import (
     DeadManFired,
     GroupStarted,
@@ -43,9 +45,9 @@ from torshrun.workers.events import (
     WorkersKilled,
 )
 from torshrun.workers.group import WorkerGroup
-from torshrun.workers.keeper import Keeper, kill_descendants
+from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump
-from torshrun.workers.processes import Unkillable
+from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
@@ -55,10 +57,10 @@ RENDEZVOUS_BOUND = 15.0
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
 ONE_REQUEST = 0.1
-"""Seconds in which stop signals count as one request: only a later one is the second."""
+"""Seconds in which stop signals count as one request."""
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are for the workers, not for the agent."""
+"""Signals that are for the workers, unless the user names them as ones that stop the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +72,13 @@ class Surroundings:
     pump: LogPump
     scratch: str
     """Temporary directory, which is the keeper's to remove."""
-    folder: str
-    """Directory for the attempts' directories."""
-    keeps_output: bool
-    """Whether anything in that directory outlives the job."""
+    folder: Folder | None
+    """Directory for the attempts' directories, if any output is kept."""
     rendezvous: Rendezvous
     """Says which rounds this node takes part in."""
     serve_store: ServeStore
     """Serves a round's store."""
-    outside: Outside
+    telemetry: Telemetry
     """What is shown to others."""
 
 
@@ -94,12 +94,16 @@ class Agent:
             surroundings.keeper, surroundings.pump, self._loop, self._on_worker_event
         )
         self._round: Round | None = None
-        self._tell = Narrator(config, surroundings.pump.say, surroundings.outside.recorder)
-        self._board = Board(config, self._pids, self._steps, lambda: surroundings.pump.received)
-        surroundings.outside.board = self._board
-        self._heart = Heart(self._loop, surroundings.keeper, config.agent_timeout, self._on_beat)
-        self._diagnosis = Diagnosis(config.output)
-        self._vigil = Vigil(
+        self._tell = Announcer(config, surroundings.pump.say, surroundings.telemetry.recorder)
+        self._status = JobStatus(
+            config, self._pids, self._steps, lambda: surroundings.pump.received
+        )
+        surroundings.telemetry.status = self._status
+        self._dead_man = DeadManTimer(
+            self._loop, surroundings.keeper, config.agent_timeout, self._on_renewal
+        )
+        self._diagnosis = Diagnosis(config.output, surroundings.folder)
+        self._hangs = HangMonitor(
             config.hang_timeout,
             self._loop,
             surroundings.keeper,
@@ -109,6 +113,8 @@ class Agent:
             surroundings.spec.timer_file,
             self._on_timer,
         )
+        self._found = Findings()
+        self._diagnosing: asyncio.Task[None] | None = None
         self._last_signal, self._signalled = 0, 0.0
         self._complained_in = -1
         self._policy = protocol.Policy(
@@ -121,13 +127,13 @@ class Agent:
         """Run the job; its exit code. No worker is left afterwards."""
         self._listen_to_signals()
         self._loop.set_exception_handler(self._on_internal_error)
-        self._tell.job_started(self._around.folder if self._around.keeps_output else "")
-        self._around.outside.open()
-        self._heart.beat()
+        self._tell.job_started(self._around.folder.path if self._around.folder else "")
+        self._around.telemetry.open()
+        self._dead_man.renew()
         self._around.rendezvous.start(self._on_rendezvous)
         state = machine.begin()
         while not isinstance(state, protocol.Finished):
-            self._board.follow(state)
+            self._status.follow(state)
             event = await self._events.get()
             if isinstance(event, protocol.Diagnosed):
                 self._tell.round_ended(_cause_of(state), event)
@@ -138,7 +144,7 @@ class Agent:
                 self._tell.notice_handled(event.signo, bool(instructions))
             for instruction in instructions:
                 await self._carry_out(instruction)
-        self._board.follow(state)
+        self._status.follow(state)
         await self._close(state)
         return state.code
 
@@ -146,18 +152,17 @@ class Agent:
 
     def _on_rendezvous(self, event: RendezvousEvent) -> None:
         if isinstance(event, Granted):
-            self._heart.grant(event.until)
+            self._dead_man.grant(event.until)
         elif isinstance(event, StandingBy):
             self._tell.standing_by(event.reason)
         else:
             self._events.put_nowait(event)
 
     def _listen_to_signals(self) -> None:
-        stop = [signo for signo in self._config.signals_to_handle if signo not in NOTICES]
-        handlers: dict[int, Callable[[int], None]] = dict.fromkeys(stop, self._on_stop_signal)
-        handlers |= dict.fromkeys(NOTICES, self._on_notice)
-        handlers[signal.SIGTSTP] = lambda _: self._heart.suspend(self._group)
+        handlers: dict[int, Callable[[int], None]] = dict.fromkeys(NOTICES, self._on_notice)
+        handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend(self._group)
         handlers[signal.SIGWINCH] = self._on_resize
+        handlers |= dict.fromkeys(self._config.signals_to_handle, self._on_stop_signal)
         for signo, handler in handlers.items():
             if signal.getsignal(signo) is not signal.SIG_IGN:  # nohup, or a shell's background
                 self._loop.add_signal_handler(signo, handler, signo)
@@ -166,7 +171,9 @@ class Agent:
         now = self._loop.time()
         if self._last_signal and now - self._signalled < ONE_REQUEST:
             return  # schedulers and shells send two at a time
-        self._last_signal, self._signalled = signo, now
+        if not self._last_signal or signo == signal.SIGINT:
+            self._signalled = now  # what is only repeated must not hide an interrupt
+        self._last_signal = signo
         self._tell.signal_received(signo, "stop_requested")
         self._events.put_nowait(protocol.StopRequested(signo))
 
@@ -189,21 +196,26 @@ class Agent:
         if "handle" in facts:  # a callback, and not a task of one of the store's connections
             self._events.put_nowait(protocol.InternalError())
 
-    def _on_beat(self) -> None:
-        if self._around.outside.is_looked_at:  # a snapshot costs time for each worker
-            self._board.refresh()
-            self._around.outside.tick()
+    def _on_renewal(self) -> None:
+        """Once a second or so."""
+        if not self._hangs.inquires:  # that starts processes of its own
+            reap_orphans(self._around.keeper.pid)
+        self._tell.output_lost(self._around.pump.lost)
+        if self._around.telemetry.is_looked_at:  # a snapshot costs time for each worker
+            self._status.refresh()
+            self._around.telemetry.tick()
 
     def _on_worker_event(self, event: WorkerEvent) -> None:
         if isinstance(event, GroupStarted):
             self._on_started()
         elif isinstance(event, GroupStopped):
-            self._events.put_nowait(self._diagnose(event))
+            self._diagnosing = self._loop.create_task(self._diagnose(event))
+            self._diagnosing.add_done_callback(_raise_in_loop)
         elif isinstance(event, WorkersKilled):
             self._tell.emit("workers_killed", ranks=list(event.ranks))
         else:
             if isinstance(event, WorkerExited):
-                self._tell.worker_exited(*self._diagnosis.exits([self._group.last_ending()], None))
+                self._tell.worker_exited(self._diagnosis.exit(self._group.endings()[-1]))
             if isinstance(event, SpawnFailed) and self._complained_in != event.round:
                 self._complained_in = event.round  # the other ranks have the same reason
                 self._tell.start_failed(event.reason)
@@ -212,31 +224,30 @@ class Agent:
     def _on_started(self) -> None:
         self._tell.workers_started(self._group.workers())
         if self._round:
-            self._vigil.start(self._round)
+            self._hangs.start(self._round)
 
     def _on_timer(self, rank: int, finding: str) -> None:
         self._diagnosis.hung = {**self._diagnosis.hung, rank: finding}
         self._tell.say(f"rank {rank} is killed: {finding}")
 
-    def _diagnose(self, event: GroupStopped) -> protocol.Diagnosed:
-        exits = self._exits()
-        cause = failure.root_cause(exits)
-        statuses = self._round.statuses() if self._round else ()
-        startup = self._diagnosis.startup(cause, statuses)
-        return protocol.Diagnosed(
-            event.round,
-            code=cause.code if cause else 0,
-            signo=cause.signo if cause else 0,
-            startup="" if self._config.retry_same_start else startup,
-            seconds=time.monotonic() - self._group.begun,
-            unkillable=event.unkillable,
-            cause=summary(cause) if cause else "",
-            follows=cause is not None and failure.kind(cause) == failure.Kind.PEER_LOST,
+    async def _diagnose(self, event: GroupStopped) -> None:
+        a_round, seconds = self._round, time.monotonic() - self._group.begun
+        found = self._found = await self._diagnosis.findings(
+            self._group.endings(),
+            a_round.memory if a_round else None,
+            a_round.statuses() if a_round else (),
         )
-
-    def _exits(self) -> list[failure.Exit]:
-        memory = self._round.memory if self._round else None
-        return self._diagnosis.exits(self._group.endings(), memory)
+        report = Report(
+            round=event.round,
+            outcome="failed",
+            code=found.cause.code if found.cause else 0,
+            signo=found.cause.signo if found.cause else 0,
+            startup="" if self._config.retry_same_start else found.startup,
+            seconds=seconds,
+            cause=found.summary,
+            follows=found.kind == "peer lost",
+        )
+        self._events.put_nowait(protocol.Diagnosed(report, event.unkillable))
 
     def _pids(self) -> list[int]:
         pids = [worker.pid if worker.alive else 0 for worker in self._group.workers()]
@@ -254,17 +265,18 @@ class Agent:
             over = protocol.SettleOver(instruction.round)
             self._loop.call_later(instruction.seconds, self._events.put_nowait, over)
         elif isinstance(instruction, protocol.PassOn):
-            self._group.send(instruction.signo)
+            self._group.notify(instruction.signo)
         elif isinstance(instruction, protocol.StopWorkers):
-            self._stop_workers(instruction)
+            await self._stop_workers(instruction)
         elif isinstance(instruction, protocol.TellRendezvous):
             self._around.rendezvous.report(instruction.report)
         elif isinstance(instruction, protocol.Leave):
             self._leave(instruction)
         elif isinstance(instruction, protocol.ReportFailure):
-            self._report(instruction)
+            await self._tell.failed(instruction, self._found)
+            self._status.count_failure(self._found)
         elif isinstance(instruction, protocol.KillDescendants):
-            self._kill_descendants()
+            self._tell.keeper_lost(self._around.keeper.pid, self._clean_up())
 
     def _leave(self, leave: protocol.Leave) -> None:
         if self._policy.leased and not self._group.alive():
@@ -276,9 +288,9 @@ class Agent:
         config, around = self._config, self._around
         self._group.begin(place.round)
         self._tell.begin_round(place)
-        self._board.begin_round(place)
+        self._status.begin_round(place)
         self._diagnosis.hung = {}
-        if self._heart.expired:  # the keeper's timer has run out before there was any worker
+        if self._dead_man.expired:  # the keeper's timer has run out before there was any worker
             self._events.put_nowait(DeadManFired(place.round))
             return
         try:
@@ -293,13 +305,16 @@ class Agent:
             self._tell.start_failed(f"cannot start the workers: {error}")
             self._events.put_nowait(protocol.StartFailed(place.round))
 
-    def _stop_workers(self, stop: protocol.StopWorkers) -> None:
-        self._vigil.stop()
-        if stop.cause == "hang" and self._vigil.finding:
-            self._tell_hang(self._vigil.finding)
-        cause = failure.root_cause(self._exits())
-        self._tell.stopping(stop, self._group.alive(), cause)
+    async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
+        self._hangs.stop()
+        if stop.cause == "hang" and self._hangs.finding:
+            self._tell_hang(self._hangs.finding)
+        endings, alive = self._group.endings(), self._group.alive()
+        self._tell.stopping(stop, alive)
         self._group.stop(stop.signo, stop.grace)
+        if stop.cause == "failure" and alive:
+            found = await self._diagnosis.findings(endings)
+            self._tell.stopping_others(stop, alive, found.cause)
 
     def _tell_hang(self, finding: Finding) -> None:
         from torshrun.health.report import summary as found
@@ -307,19 +322,10 @@ class Agent:
         self._diagnosis.hung = {finding.hang.suspect: found(finding.hang)}
         self._tell.hung(*finding)
 
-    def _report(self, report: protocol.ReportFailure) -> None:
-        exits = self._exits()
-        self._tell.failed(report, exits)
-        cause = failure.root_cause(exits)
-        if cause is not None:
-            self._board.count_failure(cause)
-
-    def _kill_descendants(self) -> None:
-        """The keeper's work, and its scratch directory, when it cannot do it."""
-        self._tell.keeper_lost(self._around.keeper.pid, self._clean_up())
-
-    def _clean_up(self) -> tuple[Unkillable, ...]:
-        """Kill all descendants and remove the scratch directory; the processes that are left."""
+    def _clean_up(self) -> tuple[str, ...]:
+        """The keeper's work when it cannot do it: kill all descendants, remove the scratch
+        directory. Names the processes that are left.
+        """
         import shutil
 
         left = kill_descendants(KEEPER_BOUND)
@@ -329,15 +335,16 @@ class Agent:
     # ---- the end
 
     async def _close(self, state: protocol.Finished) -> None:
-        self._vigil.close()
+        self._hangs.close()
         await self._close_round()
-        self._heart.stop()
+        self._dead_man.stop()
         self._group.close()
         if not self._around.keeper.close(KEEPER_BOUND):
             self._clean_up()
         await self._leave_rendezvous()
+        self._tell.output_lost(self._around.pump.lost)
         self._tell.job_finished(state)
-        self._around.outside.close()
+        self._around.telemetry.close()
         self._around.pump.close()
         await self._wait_for_reader()
         # The exit code stands: nothing may change it while the interpreter ends.
@@ -371,6 +378,12 @@ def _cause_of(state: protocol.State) -> protocol.Cause:
     return state.cause if isinstance(state, protocol.Stopping) else "failure"
 
 
+def _raise_in_loop(task: asyncio.Task[None]) -> None:
+    """As a callback: its mistakes are internal errors, and not forgotten."""
+    if not task.cancelled():
+        task.result()
+
+
 def _facts(place: Place, a_round: Round, around: Surroundings) -> RoundFacts:
     return RoundFacts(
         number=place.round,
@@ -386,5 +399,5 @@ def _facts(place: Place, a_round: Round, around: Surroundings) -> RoundFacts:
         secret=a_round.store.secret,
         scratch=around.scratch,
         status_file=a_round.status_file,
-        folder=f"{around.folder}/attempt_{place.round}",
+        folder=f"{around.folder.path}/attempt_{place.round}" if around.folder else "",
     )

@@ -1,43 +1,82 @@
-"""From endings of workers to what the failure room makes of them."""
+"""From endings of workers to what is known of a round that is over."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from torshrun import failure
 from torshrun.config import OutputConfig
+from torshrun.safe_files import Folder
 from torshrun.workers.group import Ending
 from torshrun.workers.logs import keeps
 
 if TYPE_CHECKING:
     from torshrun.health.pages import WorkerStatus
 
+Result = TypeVar("Result")
+
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at
 its start, as far as can be seen from outside."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KEPT_BYTES = 1 << 20
+"""How much of a worker's error file is kept."""
+
+
+async def beside_the_loop(work: Callable[[], Result]) -> Result:
+    """What `work` returns: done in a thread, since the last words of hundreds of workers take their
+    time, and the keeper and the other nodes want signs of life meanwhile.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    executor = ThreadPoolExecutor(1)  # the loop's own one needs another thread for its end
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+    except RuntimeError:  # there is no thread to be had
+        return work()
+    finally:
+        executor.shutdown(wait=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Why a round ended as it did."""
+
+    exits: tuple[failure.Exit, ...] = ()
+    """How its workers ended, in the order in which they did."""
+    cause: failure.Exit | None = None
+    """The one that explains the others; None if none failed."""
+    kind: failure.Kind | None = None
+    """What sort of failure that was."""
+    startup: str = ""
+    """How it failed, if that was at its start and trying again may not change it."""
+
+    @property
+    def summary(self) -> str:
+        """The cause in one line; "" if there is none."""
+        cause = self.cause
+        return f"rank {cause.rank}: {failure.how(cause)} ({self.kind})" if cause else ""
 
 
 class Diagnosis:
     """Collects the facts about exits."""
 
-    def __init__(self, output: OutputConfig) -> None:
+    def __init__(self, output: OutputConfig, folder: Folder | None) -> None:
+        """`folder` is where output is kept."""
         self._output = output
+        self._folder = folder
         self._host = os.uname().nodename
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
 
-    def exits(
-        self, endings: Sequence[Ending], memory: failure.MemoryWatch | None
-    ) -> list[failure.Exit]:
-        """How the workers of a round ended, in the order in which they did."""
-        oom = memory.evidence() if memory and any(map(_may_be_oom, endings)) else None
-        return [self._exit(ending, oom) for ending in endings]
-
-    def _exit(self, ending: Ending, oom: failure.OomEvidence | None) -> failure.Exit:
+    def exit(self, ending: Ending, oom: failure.OomEvidence | None = None) -> failure.Exit:
+        """How a worker ended, but for what it may have left in its error file."""
         place = ending.assignment.worker
         kept = keeps(self._output, place.rank, place.local_rank)
         return failure.Exit(
@@ -47,8 +86,7 @@ class Diagnosis:
             status=ending.status,
             seconds=ending.seconds,
             stopped=ending.stopped,
-            stderr=ending.stderr,
-            account=failure.load_account(place.error_file) if ending.status else "",
+            stderr=ending.tail.data,
             log=ending.assignment.folder if kept.stdout or kept.stderr else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
@@ -56,18 +94,50 @@ class Diagnosis:
             hung=self.hung.get(place.rank, ""),
         )
 
-    def startup(self, cause: failure.Exit | None, statuses: Sequence[WorkerStatus]) -> str:
-        """How it failed, if that was at its start and trying again may not change it; else ""."""
-        if cause is None or cause.hung or cause.seconds > STARTUP_SECONDS:
-            return ""
-        kinds = failure.Kind
-        by_chance = (kinds.ADDRESS_IN_USE, kinds.OUT_OF_MEMORY, kinds.PEER_LOST)
-        if cause.signo in _FROM_OUTSIDE or failure.kind(cause) in by_chance:
-            return ""
-        if any(status.initialised for status in statuses):
-            return ""
-        return failure.fingerprint(cause)
+    async def findings(
+        self,
+        endings: Sequence[Ending],
+        memory: failure.MemoryWatch | None = None,
+        statuses: Sequence[WorkerStatus] = (),
+    ) -> Findings:
+        """What is known of a round with these endings so far."""
+        if not any(ending.status for ending in endings) and not self.hung:
+            return Findings(tuple(map(self.exit, endings)))
+        oom = memory.evidence() if memory else None
+        initialised = any(status.initialised for status in statuses)
+        return await beside_the_loop(lambda: self._examine(endings, oom, initialised))
+
+    def _examine(
+        self, endings: Sequence[Ending], oom: failure.OomEvidence | None, initialised: bool
+    ) -> Findings:
+        exits = tuple(self._account(ending, self.exit(ending, oom)) for ending in endings)
+        cause = failure.root_cause(exits)
+        if cause is None:
+            return Findings(exits)
+        kind = failure.kind(cause)
+        return Findings(exits, cause, kind, "" if initialised else _startup(cause, kind))
+
+    def _account(self, ending: Ending, exit_: failure.Exit) -> failure.Exit:
+        """With what the worker left in its error file, which is kept beside its output."""
+        path = ending.assignment.worker.error_file
+        if not ending.status or not os.path.lexists(path):
+            return exit_
+        if self._folder:
+            with contextlib.suppress(OSError):
+                _keep(path, self._folder, f"{ending.assignment.folder}/error.json")
+        return replace(exit_, account=failure.load_account(path))
 
 
-def _may_be_oom(ending: Ending) -> bool:
-    return ending.status != 0
+def _keep(path: str, folder: Folder, kept: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as left, os.fdopen(folder.open_for_append(kept), "wb") as file:
+        if not os.fstat(file.fileno()).st_size:  # it may have been kept before
+            file.write(left.read(KEPT_BYTES))
+
+
+def _startup(cause: failure.Exit, kind: failure.Kind) -> str:
+    if cause.hung or cause.seconds > STARTUP_SECONDS or cause.signo in _FROM_OUTSIDE:
+        return ""
+    kinds = failure.Kind
+    by_chance = kind in (kinds.ADDRESS_IN_USE, kinds.OUT_OF_MEMORY, kinds.PEER_LOST)
+    return "" if by_chance else failure.fingerprint(cause)

@@ -18,7 +18,6 @@ from torshrun.agent.protocol import (
     Cause,
     Diagnosed,
     Event,
-    Finish,
     Finished,
     Hung,
     Instruction,
@@ -32,7 +31,6 @@ from torshrun.agent.protocol import (
     Running,
     Settle,
     SettleOver,
-    Settling,
     StartFailed,
     StartWorkers,
     State,
@@ -60,6 +58,10 @@ SETTLE_SECONDS = 0.2
 """How long to wait after a failure for those that follow from it, or that it follows from."""
 HUNG_GRACE = 5.0
 """Seconds at most that workers which hang have between the signal and SIGKILL."""
+
+_PASSED_ON = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
+"""Stop requests that workers get as they are, since many catch the first and some the others;
+otherwise they get SIGTERM."""
 
 
 def begin() -> State:
@@ -89,7 +91,7 @@ def handle(policy: Policy, state: State, event: Event) -> Step:
 
 
 def _finish(attempt: Attempt, code: int, outcome: Outcome, *before: Instruction) -> Step:
-    return Finished(attempt=attempt, code=code, outcome=outcome), (*before, Finish(code))
+    return Finished(attempt=attempt, code=code, outcome=outcome), before
 
 
 def _on_keeper_lost(policy: Policy, state: State) -> Step:
@@ -111,9 +113,10 @@ def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
     if isinstance(event, JobOver):
         return _end(state, event.verdict)
     if isinstance(event, StopRequested):
-        if state.stopped_by:
+        if not state.stopped_by:
+            return replace(state, stopped_by=event.signo), (_leave(event.signo),)
+        if event.signo == signal.SIGINT:
             return _finish(state.attempt, *_end_of_stop(event.signo))
-        return replace(state, stopped_by=event.signo), (_leave(event.signo),)
     return state, ()
 
 
@@ -159,10 +162,10 @@ def _tell_failure(
 # ---- workers run
 
 
-def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
+def _running(policy: Policy, state: Running, event: Event) -> Step:
     if isinstance(event, WorkerExited):
         return _on_exit(policy, state, event)
-    if isinstance(event, SettleOver) and isinstance(state, Settling):
+    if isinstance(event, SettleOver) and state.failing:
         return _stop(policy, state, "failure")
     if isinstance(event, Noticed):
         noticed = state.attempt.noticed | {event.signo}
@@ -173,7 +176,7 @@ def _running(policy: Policy, state: Running | Settling, event: Event) -> Step:
     return _on_no_start(policy, state, event)
 
 
-def _on_no_start(policy: Policy, state: Running | Settling, event: Event) -> Step:
+def _on_no_start(policy: Policy, state: Running, event: Event) -> Step:
     if isinstance(event, SpawnFailed):
         return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
     if isinstance(event, StartFailed):
@@ -190,33 +193,29 @@ def _code_of_no_start(number: int) -> int:
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
-def _on_exit(policy: Policy, state: Running | Settling, event: WorkerExited) -> Step:
-    failed = isinstance(state, Settling) or not event.succeeded
+def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
+    failed = state.failing or not event.succeeded
     alive = state.alive - {event.rank}
     if not alive:
         return _stop(policy, state, "failure" if failed else "done")
     if event.signo in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop(policy, state, "failure")
-    if failed and isinstance(state, Running):
-        settling = Settling(attempt=state.attempt, alive=alive)
-        return settling, (Settle(state.attempt.round, SETTLE_SECONDS),)
-    return replace(state, alive=alive), ()
+    settle = (Settle(state.attempt.round, SETTLE_SECONDS),) if failed and not state.failing else ()
+    return replace(state, alive=alive, failing=failed), settle
 
 
-def _on_hung(policy: Policy, state: Running | Settling, event: Hung) -> Step:
+def _on_hung(policy: Policy, state: Running, event: Hung) -> Step:
     stopping = Stopping(attempt=state.attempt, cause="hang", code=exit_codes.HUNG)
     grace = min(policy.grace, HUNG_GRACE)
     return stopping, (StopWorkers(state.attempt.round, event.signo, grace, "hang"),)
 
 
-def _stop(policy: Policy, state: Running | Settling, cause: Cause, *, code: int = 0) -> Step:
+def _stop(policy: Policy, state: Running, cause: Cause, *, code: int = 0) -> Step:
     stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
     return stopping, (StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause),)
 
 
-def _on_decision(
-    policy: Policy, state: Running | Settling | Stopping, event: RoundClosing | JobOver
-) -> Step:
+def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing | JobOver) -> Step:
     """What follows is known before this node's workers have ended. The first verdict stands."""
     if isinstance(state, Stopping) and isinstance(state.decided, JobOver):
         return state, ()
@@ -224,26 +223,28 @@ def _on_decision(
         return replace(state, decided=event), ()
     cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"
     asked = StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause)
-    if isinstance(state, Settling):
+    if state.failing:
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
 
 
-def _on_stop_requested(policy: Policy, state: Running | Settling | Stopping, signo: int) -> Step:
-    """The first request stops, the second kills. Workers get the signal itself if it is SIGINT,
-    which many scripts catch, else SIGTERM.
+def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) -> Step:
+    """The first request stops, and SIGINT after it kills. Others change nothing when they are not
+    the first: schedulers repeat theirs, which must not cut the grace short.
     """
     if not isinstance(state, Stopping):
-        cause: Cause = "failure" if isinstance(state, Settling) else "signal"
+        cause: Cause = "failure" if state.failing else "signal"
         state = Stopping(attempt=state.attempt, cause=cause)
     first = not state.stopped_by
-    state = replace(state, stopped_by=signo, requests=state.requests + 1)
+    if not first and signo != signal.SIGINT:
+        return state, ()
+    state = replace(state, stopped_by=signo)
     if state.cause == "done":
         return state, ()
     number = state.attempt.round
     if not first:
         return state, (StopWorkers(number, signal.SIGKILL, 0, "signal"),)
-    passed_on = signal.SIGINT if signo == signal.SIGINT else signal.SIGTERM
+    passed_on = signo if signo in _PASSED_ON else signal.SIGTERM
     return state, (StopWorkers(number, passed_on, policy.grace, "signal"), _leave(signo))
 
 
@@ -285,22 +286,16 @@ def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
 
 
 def _report(policy: Policy, state: Stopping, event: Diagnosed) -> Report:
-    outcome, code = _what_became(policy, state, event)
+    found = event.report
+    outcome, code = _what_became(policy, state, found)
     if event.unkillable:
         outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
-    return Report(
-        round=event.round,
-        outcome=outcome,
-        code=code,
-        signo=event.signo,
-        startup=event.startup,
-        seconds=event.seconds,
-        cause=event.cause if outcome in ("failed", "hung") else "",
-        follows=event.follows and outcome == "failed",
-    )
+    cause = found.cause if outcome in ("failed", "hung") else ""
+    follows = found.follows and outcome == "failed"
+    return replace(found, outcome=outcome, code=code, cause=cause, follows=follows)
 
 
-def _what_became(policy: Policy, state: Stopping, event: Diagnosed) -> tuple[ReportOutcome, int]:
+def _what_became(policy: Policy, state: Stopping, found: Report) -> tuple[ReportOutcome, int]:
     """The outcome of the round here, and its exit code."""
     if state.cause == "done":
         return "succeeded", 0
@@ -310,8 +305,8 @@ def _what_became(policy: Policy, state: Stopping, event: Diagnosed) -> tuple[Rep
         return "lost", state.code
     if state.cause != "failure":
         return "stopped", 0
-    if event.signo in state.attempt.noticed and not state.stopped_by:
+    if found.signo in state.attempt.noticed and not state.stopped_by:
         return "noticed", exit_codes.PREEMPTED  # it did not handle the notice, which is no fault
-    if state.stopped_by and event.signo in (state.stopped_by, *state.attempt.noticed):
+    if state.stopped_by and found.signo in (state.stopped_by, *state.attempt.noticed):
         return "stopped", 0
-    return "failed", event.code
+    return "failed", found.code

@@ -51,18 +51,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Workers run, and none has failed."""
+    """Workers run."""
 
     attempt: Attempt
     alive: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settling:
-    """A worker has failed; others may be about to."""
-
-    attempt: Attempt
-    alive: frozenset[int]
+    failing: bool = False
+    """Whether one has failed; others may be about to."""
 
 
 Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "closing", "verdict"]
@@ -78,9 +72,7 @@ class Stopping:
     code: int = 0
     """The exit code, unless the cause is a failure, whose root cause gives it."""
     stopped_by: int = 0
-    """The last signal that asked for a stop; 0 if none did."""
-    requests: int = 0
-    """How often somebody asked for a stop."""
+    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
     decided: RoundClosing | JobOver | None = None
     """What the rendezvous has said meanwhile about what follows."""
 
@@ -100,7 +92,7 @@ class Waiting:
     settled: bool = False
     """Whether it is known that the job went on after it."""
     stopped_by: int = 0
-    """The last signal that asked for a stop; 0 if none did."""
+    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +104,7 @@ class Finished:
     outcome: Outcome
 
 
-State = Running | Settling | Stopping | Waiting | Finished
+State = Running | Stopping | Waiting | Finished
 
 
 # ---- events, beside those of the workers
@@ -159,21 +151,15 @@ class Hung:
 class Diagnosed:
     """The round is over and its root cause known; comes in the place of GroupStopped."""
 
-    round: int
-    code: int
-    """The root cause's exit code; 0 if no worker failed."""
-    signo: int = 0
-    """The signal that the root cause was killed by; 0 if none."""
-    startup: str = ""
-    """How it failed, if it did at its start in a way that trying again may not change."""
-    seconds: float = 0.0
-    """How long the round lasted."""
+    report: Report
+    """As if the root cause were all there is to say; its code is 0 if no worker failed."""
     unkillable: tuple[str, ...] = ()
     """Processes that outlived SIGKILL, as a person would name them."""
-    cause: str = ""
-    """The root cause in one line, for people on other nodes; "" if there is none."""
-    follows: bool = False
-    """Whether the workers failed because they lost one of another node."""
+
+    @property
+    def round(self) -> int:
+        """The round's number."""
+        return self.report.round
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +254,6 @@ class KillDescendants:
     """The keeper is gone: kill what it leaves behind, without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The job is over on this node."""
-
-    code: int
-
-
 Instruction = (
     StartWorkers
     | Settle
@@ -284,6 +263,5 @@ Instruction = (
     | Leave
     | ReportFailure
     | KillDescendants
-    | Finish
 )
 Step = tuple[State, tuple[Instruction, ...]]

@@ -18,6 +18,7 @@
  *                         NUL-ended: cwd, argv.., env..
  *                         (the fds travel by SCM_RIGHTS with the frame and become 0, 1, ..)
  *            'K' signal   u32 id or ALL, i32 signo         to the worker's process group
+ *            'N' notify   u32 id or ALL, i32 signo         to the worker's process alone
  *            'W' sweep    u32 tag, u32 bound in ms         kill everything, wait for it
  *            'A' arm      u64 deadline in ns, u32 clock    0 disarms
  *                         (clock 0 is CLOCK_MONOTONIC, 1 is CLOCK_BOOTTIME)
@@ -48,9 +49,9 @@
 #include "channel.h"
 #include "children.h"
 #include "deadman.h"
-#include "lists.h"
 #include "namespace.h"
 #include "scratch.h"
+#include "spawn_request.h"
 #include "start.h"
 
 #define ALL UINT32_MAX
@@ -116,11 +117,7 @@ static void settle_exec(struct keeper *k, struct worker *w) {
 }
 
 static void report_exit(struct keeper *k, struct worker *w, int status, const struct rusage *use) {
-  if (w->exec_fd >= 0) settle_exec(k, w);
-  if (w->exec_fd >= 0) { /* cannot happen: its only writer is dead */
-    close(w->exec_fd);
-    w->exec_fd = -1;
-  }
+  if (w->exec_fd >= 0) settle_exec(k, w); /* which closes it: its only writer is dead */
   if (w->id == ALL) return;
   char body[16];
   int32_t status32 = status;
@@ -212,39 +209,41 @@ static void continue_sweep(struct keeper *k, bool any_left) {
   report(&k->channel, 'w', &body, (2 + (size_t)body.n) * 4);
 }
 
-static void signal_workers(struct keeper *k, uint32_t id, int signo) {
+static void signal_workers(struct keeper *k, uint32_t id, int signo, bool group) {
   for (size_t i = 0; i < k->worker_count; i++) {
     struct worker *w = &k->workers[i];
     if (w->id == ALL || (id != ALL && w->id != id)) continue;
-    if (kill(-w->pid, signo) < 0) kill(w->pid, signo); /* before its setsid it has no group */
+    if (!group || kill(-w->pid, signo) < 0) kill(w->pid, signo); /* no group before its setsid */
   }
 }
 
 /* ---- requests ---- */
 
-struct spawn_head {
-  uint32_t id, fds, argc, envc, cpus_size;
-};
+static void launch_whole(struct keeper *k, const struct spawn_head *head,
+                         const struct passed *passed, char *rest) {
+  char *cwd = rest + head->cpus_size;
+  char **argv = split_strings(cwd + strlen(cwd) + 1, head->argc, head->envc);
+  struct start start = {passed, rest, head->cpus_size, cwd, argv, argv ? argv + head->argc + 1 : 0};
+  if (argv) launch(k, head->id, &start);
+  else report_failed(k, head->id, ENOMEM, 'k');
+  free(argv);
+}
 
-/* Whether the request made sense. */
+/* Start it, or say why not. Returns false if the request does not even say who it is about. */
 static bool handle_spawn(struct keeper *k, char *body, size_t size) {
   static const struct passed none;
-  struct channel *c = &k->channel;
   struct spawn_head head;
-  char *cpus = body + sizeof head, *cwd;
   if (size < sizeof head) return false;
   memcpy(&head, body, sizeof head);
-  if (head.id == ALL || head.argc == 0 || (uint64_t)head.argc + head.envc > size ||
-      head.cpus_size > size - sizeof head || head.fds > MAX_FDS || (head.fds && !c->passed_count))
-    return false;
-  char **strings = split_strings(cpus + head.cpus_size, body + size, head.argc, head.envc, &cwd);
-  if (!strings) return false;
-  const struct passed *passed = head.fds ? c->passed : &none;
-  struct start start = {passed, cpus, head.cpus_size, cwd, strings, strings + head.argc + 1};
-  if (passed->count == head.fds) launch(k, head.id, &start);
+  if (head.id == ALL) return false;
+  bool came = head.fds && k->channel.passed_count;
+  const struct passed *passed = came ? k->channel.passed : &none;
+  body += sizeof head;
+  if ((head.fds && !came) || !is_whole(&head, body, size - sizeof head))
+    report_failed(k, head.id, EBADMSG, 'r');
+  else if (passed->count == head.fds) launch_whole(k, &head, passed, body);
   else report_failed(k, head.id, EMFILE, 'h'); /* some were lost on the way: no room for them */
-  free(strings);
-  if (head.fds) drop_passed(c);
+  if (came) drop_passed(&k->channel);
   return true;
 }
 
@@ -267,7 +266,8 @@ static bool handle_frame(struct keeper *k, char *frame, size_t size) {
   if (*frame == 'A' && length == 12) return handle_arm(k, body);
   if (length != sizeof words) return false;
   memcpy(words, body, sizeof words);
-  if (*frame == 'K') signal_workers(k, words[0], (int)words[1]);
+  if (*frame == 'K') signal_workers(k, words[0], (int)words[1], true);
+  else if (*frame == 'N') signal_workers(k, words[0], (int)words[1], false);
   else if (*frame == 'W') start_sweep(k, false, words[0], words[1]);
   else return false;
   return true;

@@ -17,7 +17,8 @@
 /* What a new process tells the keeper before it is a worker. */
 struct note {
   int32_t value; /* with 'p' the pid outside the namespace, else an errno */
-  uint8_t stage; /* 'k' fork, 'h' descriptors, 'a' affinity, 'd' directory, 'x' exec */
+  uint8_t stage; /* 'k' fork, 'h' descriptors, 'a' affinity, 'd' directory, 'x' exec; of a
+                    request that makes no sense the keeper itself tells 'r' */
 };
 
 /* What a new process is to become. */

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.workers import keeper as reports
@@ -22,7 +21,7 @@ from torshrun.workers.events import (
     WorkerExited,
     WorkersKilled,
 )
-from torshrun.workers.logs import LogPump, Stream
+from torshrun.workers.logs import LogPump, Outlets, Stream, Tail
 from torshrun.workers.spec import Assignment
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ class Ending:
     """How long it ran."""
     stopped: bool
     """Whether it ended after it had been asked to stop."""
-    stderr: bytes
-    """The end of its stderr."""
+    tail: Tail
+    """The end of its stderr, of which some may still be on its way."""
     peak_rss_kib: int
     """The most memory that it had resident."""
 
@@ -55,9 +54,9 @@ class Ending:
 class _Member:
     """A worker while it lives."""
 
-    def __init__(self, assignment: Assignment, streams: tuple[Stream, Stream]) -> None:
+    def __init__(self, assignment: Assignment, outlets: Outlets) -> None:
         self.assignment = assignment
-        self.streams = streams
+        self.outlets = outlets
         self.pid = 0
         self.started = time.monotonic()
 
@@ -73,15 +72,6 @@ class WorkerState(NamedTuple):
     """Bytes that have come from its stdout and stderr."""
     alive: bool
     """Whether it has not ended."""
-
-
-class _Ended(NamedTuple):
-    """A worker that has ended; what it wrote may still be on its way."""
-
-    member: _Member
-    report: reports.Exited
-    seconds: float
-    stopped: bool
 
 
 class WorkerGroup:
@@ -110,7 +100,7 @@ class WorkerGroup:
         self.begun = time.monotonic()
         """When the round began, on the monotonic clock."""
         self._streams: list[Stream] = []
-        self._ended: list[_Ended] = []
+        self._endings: list[Ending] = []
         self._kill_timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._sweeping = False
@@ -122,7 +112,7 @@ class WorkerGroup:
         self._round = round_number
         self.begun = time.monotonic()
         self._stopping = self._sweeping = False
-        self._streams, self._ended, self._members = [], [], []
+        self._streams, self._endings, self._members = [], [], []
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         """Start workers in this round. OSError when a directory or file cannot be made; those
@@ -147,11 +137,18 @@ class WorkerGroup:
             self._kill_timer = self._loop.call_later(grace, self._sweep)
 
     def send(self, signo: int) -> None:
-        """Send a signal to all workers."""
-        if self._closed:
-            return
-        self._keeper.signal(reports.ALL, signo)
-        self._flush()
+        """Send a signal to all workers and what they have in their process groups."""
+        if not self._closed:
+            self._keeper.signal(reports.ALL, signo)
+            self._flush()
+
+    def notify(self, signo: int) -> None:
+        """Send a signal to all workers alone: it would kill those they have started, which in most
+        cases know nothing of it.
+        """
+        if not self._closed:
+            self._keeper.notify(reports.ALL, signo)
+            self._flush()
 
     def workers(self) -> tuple[WorkerState, ...]:
         """The workers of this round at the moment, by local rank."""
@@ -164,11 +161,7 @@ class WorkerGroup:
 
     def endings(self) -> tuple[Ending, ...]:
         """How the workers of this round ended, in the order in which they did."""
-        return tuple(map(_ending, self._ended))
-
-    def last_ending(self) -> Ending:
-        """How the worker ended that did so last. There must be one."""
-        return _ending(self._ended[-1])
+        return tuple(self._endings)
 
     def close(self) -> None:
         """Stop listening to the keeper, and sending to it."""
@@ -178,7 +171,6 @@ class WorkerGroup:
         self._cancel_timer()
 
     def _spawn(self, assignment: Assignment) -> None:
-        Path(assignment.folder).mkdir(parents=True, exist_ok=True)
         outlets = self._pump.open(assignment.worker, assignment.folder)
         self._streams += outlets.streams
         try:
@@ -192,7 +184,7 @@ class WorkerGroup:
             )
         finally:
             outlets.close_ends()
-        self._alive[self._next_id] = _Member(assignment, outlets.streams)
+        self._alive[self._next_id] = _Member(assignment, outlets)
         self._members.append(self._alive[self._next_id])
         self._next_id += 1
 
@@ -239,8 +231,16 @@ class WorkerGroup:
 
     def _on_exited(self, report: reports.Exited) -> None:
         member = self._alive.pop(report.worker_id)
-        seconds = time.monotonic() - member.started
-        self._ended.append(_Ended(member, report, seconds, self._stopping))
+        ending = Ending(
+            assignment=member.assignment,
+            pid=member.pid,
+            status=report.status,
+            seconds=time.monotonic() - member.started,
+            stopped=self._stopping,
+            tail=member.outlets.tail,
+            peak_rss_kib=report.peak_rss_kib,
+        )
+        self._endings.append(ending)
         rank = member.assignment.worker.rank
         self._on_event(WorkerExited(self._round, rank, report.status))
         self._sweep_if_empty()
@@ -272,7 +272,7 @@ class WorkerGroup:
     def _on_swept(self, report: reports.Swept) -> None:
         """Let the output catch up, but not for ever, before the round is over."""
         self._cancel_timer()
-        over = GroupStopped(report.tag, tuple(map(str, report.unkillable)))
+        over = GroupStopped(report.tag, report.unkillable)
         drained = self._loop.create_future()
         self._pump.drain(self._streams, lambda: self._from_pump(drained))
         drained.add_done_callback(lambda _: self._on_event(over))
@@ -293,20 +293,8 @@ class WorkerGroup:
 
 def _state(member: _Member, alive: bool) -> WorkerState:
     place = member.assignment.worker
-    output = sum(stream.received for stream in member.streams)
+    output = sum(stream.received for stream in member.outlets.streams)
     return WorkerState(place.rank, place.local_rank, member.pid, output, alive)
-
-
-def _ending(ended: _Ended) -> Ending:
-    return Ending(
-        assignment=ended.member.assignment,
-        pid=ended.member.pid,
-        status=ended.report.status,
-        seconds=ended.seconds,
-        stopped=ended.stopped,
-        stderr=ended.member.streams[1].tail(),
-        peak_rss_kib=ended.report.peak_rss_kib,
-    )
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import torshrun.keeper
 from torsh_runtime.errors import BackendUnavailable, ConfigError
-from torshrun.workers.processes import Unkillable, children, kill, reap_all, unkillable, wait_for
+from torshrun.workers.exec_strings import encoded, encoded_environment
+from torshrun.workers.processes import kill, named, wait_for
 
 ALL = 0xFFFFFFFF
 """Stands for every worker where a worker's id is asked for."""
@@ -33,6 +34,7 @@ _STAGES = {
     "a": "affinity",
     "d": "chdir",
     "x": "exec",
+    "r": "request",
 }
 _START_BOUND = 10.0
 """Seconds that a keeper may take to make its namespace."""
@@ -56,7 +58,8 @@ class SpawnFailed:
     worker_id: int
     errno: int
     stage: str
-    """What failed: "fork", "file descriptors", "affinity", "chdir" or "exec"."""
+    """What failed: "fork", "file descriptors", "affinity", "chdir", "exec" or "request", which
+    did not make sense to the keeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,8 @@ class Swept:
     """A sweep is over: all of the keeper's descendants have ended, but for the unkillable."""
 
     tag: int
-    unkillable: tuple[Unkillable, ...]
-    """Those that outlived SIGKILL until the sweep's bound."""
+    unkillable: tuple[str, ...]
+    """Those that outlived SIGKILL until the sweep's bound, as a person would name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +162,23 @@ class Keeper:
     ) -> None:
         """Start a program; argv[0] is its path. `fds` become its descriptors 0, 1, 2, .. and are
         duplicated at once: the caller may close them. It may run on `cpus` only, if there are any.
-        Answered by Spawned or SpawnFailed.
+        Answered by Spawned or SpawnFailed. Raises ConfigError for strings that no program can be
+        started with.
         """
-        pairs = [f"{name}={value}" for name, value in environ.items()]
-        strings = b"".join(os.fsencode(text) + b"\0" for text in [cwd, *argv, *pairs])
+        pairs = encoded_environment(environ)
+        words = [encoded("the working directory", cwd)]
+        words += [encoded(f"argument {number}", word) for number, word in enumerate(argv)]
         mask = _cpu_mask(cpus)
         head = struct.pack("=IIIII", worker_id, len(fds), len(argv), len(pairs), len(mask))
-        self._send(b"S" + head + mask + strings, fds)
+        self._send(b"S" + head + mask + b"".join(words + pairs), fds)
 
     def signal(self, worker_id: int, signo: int) -> None:
         """Send a signal to the process group of one worker, or of ALL that are alive."""
         self._send(b"K" + _TWO.pack(worker_id, signo))
+
+    def notify(self, worker_id: int, signo: int) -> None:
+        """Send a signal to one worker's process alone, or to those of ALL that are alive."""
+        self._send(b"N" + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
         """SIGKILL every worker and everything they left behind. Answered by Swept, within `bound`
@@ -293,7 +302,7 @@ def _decode(frame: bytes) -> Report:
     if kind == b"d":
         return DeadManFired()
     tag, count = _TWO.unpack_from(body)
-    return Swept(tag, unkillable(struct.unpack_from(f"={count}i", body, _TWO.size)))
+    return Swept(tag, named(struct.unpack_from(f"={count}i", body, _TWO.size)))
 
 
 def _cpu_mask(cpus: Collection[int]) -> bytes:
@@ -306,29 +315,3 @@ def _cpu_mask(cpus: Collection[int]) -> bytes:
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def become_subreaper() -> None:
-    """Make orphaned descendants children of this process, so that kill_descendants finds them."""
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def kill_descendants(bound: float) -> tuple[Unkillable, ...]:
-    """SIGKILL this process's children, and theirs as they become its own, until none is left or
-    `bound` seconds have passed. Returns those that are left.
-    """
-    deadline = time.monotonic() + bound
-    while pids := children():
-        for pid in pids:
-            kill(pid)
-        if not reap_all():
-            return ()
-        if time.monotonic() >= deadline:
-            return unkillable(children())
-        time.sleep(0.005)
-    return ()

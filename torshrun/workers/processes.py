@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from torshrun import procfs
 
-
-@dataclass(frozen=True, slots=True)
-class Unkillable:
-    """A process that outlived SIGKILL: it waits for the kernel."""
-
-    pid: int
-    name: str
-    """Of its program; "" if it has ended since."""
-    state: str
-    """As ps has it, mostly "D"; "" if it has ended since."""
-
-    def __str__(self) -> str:
-        return f"{self.pid} ({self.name}, state {self.state})" if self.state else str(self.pid)
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-def unkillable(pids: Iterable[int]) -> tuple[Unkillable, ...]:
-    """What is known about these processes."""
-    found = ((pid, procfs.read_stat(pid)) for pid in pids)
-    return tuple(Unkillable(pid, *(stat[:2] if stat else ("", ""))) for pid, stat in found)
+def named(pids: Iterable[int]) -> tuple[str, ...]:
+    """Processes as a person would name them: "1234 (python3, state D)", where they still are."""
+    return tuple(map(_name, pids))
+
+
+def _name(pid: int) -> str:
+    stat = procfs.read_stat(pid)
+    return f"{pid} ({stat.name}, state {stat.state})" if stat else str(pid)
 
 
 def children() -> tuple[int, ...]:
@@ -53,14 +45,36 @@ def kill(pid: int) -> None:
         return
 
 
-def reap_all() -> bool:
-    """Reap the children that have ended; whether any are left."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
-    except ChildProcessError:
-        return False
-    return True
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process, so that kill_descendants finds them."""
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants(bound: float) -> tuple[str, ...]:
+    """SIGKILL this process's children, and theirs as they become its own, until none is left or
+    `bound` seconds have passed. Names those that are left.
+    """
+    deadline = time.monotonic() + bound
+    while pids := children():
+        if time.monotonic() >= deadline:
+            return named(pids)
+        for pid in pids:
+            kill(pid)
+        reap_orphans()
+        time.sleep(0.005)
+    return ()
+
+
+def reap_orphans(own: int = 0) -> None:
+    """Reap children that have ended and that this process did not start: as process 1, or as a
+    subreaper, it is given those of others. `own`, which it did start, stays for wait_for().
+    """
+    flags = os.WEXITED | os.WNOHANG
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, flags | os.WNOWAIT)) and ended.si_pid != own:
+            os.waitid(os.P_PID, ended.si_pid, flags)
 
 
 def wait_for(pid: int, timeout: float) -> bool:

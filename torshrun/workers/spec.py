@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,14 @@ from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
 from torshrun.topology.cpus import cpu_quota
 from torshrun.workers import startup
+from torshrun.workers.exec_strings import encoded_environment
 
 CpuSet = frozenset[int]
 ROOT = Path("/")
+_CREDENTIAL = re.compile(r"(?:TORSH|PET)_\w*(?:SECRET|PASSWORD)\w*|TORSH_ETCD_USER")
+"""The agent's own variables; a worker has the secret of its job from its WorkerEnv."""
+_LABEL = r"(?:\w|\w[\w-]{0,61}\w)"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,7 @@ class WorkerSpec:
         holds /sys, /proc and /dev. Raises ConfigError when this machine cannot place the workers.
         """
         inherited = _inherited(config, environ)
+        encoded_environment(inherited)
         cpus = _bind(config, inherited, allowed, root)
         return cls(
             argv=_command(config, inherited),
@@ -55,7 +63,7 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     given = {
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **environ,
+        **{name: environ[name] for name in environ if name and not _CREDENTIAL.fullmatch(name)},
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
@@ -165,7 +173,7 @@ class RoundFacts:
     status_file: str
     """File with a page for each local rank; "" is none."""
     folder: str
-    """The attempt's directory; each worker has <folder>/<local rank>/ in it."""
+    """The attempt's directory, if output is kept: each worker has <folder>/<local rank>/ in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,22 +189,47 @@ class Assignment:
     cpus: CpuSet
     """The processors that it is bound to; empty is no binding."""
     folder: str
-    """Its own directory, which is to be made before it starts."""
+    """Its own directory, for what is kept of its output; the agent alone writes there."""
 
 
 def assign(config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts) -> tuple[Assignment, ...]:
-    """The assignments of this node's workers, in the order of their local ranks."""
+    """The assignments of this node's workers, in the order of their local ranks. Raises ConfigError
+    for facts that no worker should be told: they come from other nodes.
+    """
+    _check(facts)
     return tuple(_assignment(config, spec, facts, rank) for rank in range(config.nproc_per_node))
+
+
+def _check(facts: RoundFacts) -> None:
+    if not _is_host(facts.master_addr):
+        raise ConfigError(
+            f"MASTER_ADDR={facts.master_addr!r} is neither a host's name nor an address"
+        )
+    if not 1 <= facts.master_port <= 65535 or not 0 <= facts.jax_coordinator_port <= 65535:
+        ports = f"{facts.master_port} and {facts.jax_coordinator_port}"
+        raise ConfigError(f"the ports {ports} for MASTER_PORT and JAX are not both TCP ports")
+
+
+def _is_host(text: str) -> bool:
+    """Whether it is a name that DNS or /etc/hosts can have, or an IP address."""
+    if _HOST_NAME.fullmatch(text):
+        return True
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
 
 def _assignment(
     config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts, local_rank: int
 ) -> Assignment:
     place = _place(config, facts, local_rank)
+    own = {**place.to_environ(), **spec.own_environ[local_rank]}
+    encoded_environment(own)
     return Assignment(
         worker=place,
         argv=tuple(word.replace("${local_rank}", str(local_rank)) for word in spec.argv),
-        environ={**spec.environ, **place.to_environ(), **spec.own_environ[local_rank]},
+        environ={**spec.environ, **own},
         cpus=spec.cpus[local_rank],
         folder=f"{facts.folder}/{local_rank}",
     )
@@ -219,7 +252,7 @@ def _place(config: LaunchConfig, facts: RoundFacts, local_rank: int) -> WorkerEn
         round=facts.number,
         store_endpoint=facts.store_endpoint,
         secret=facts.secret,
-        error_file=f"{facts.folder}/{local_rank}/error.json",
+        error_file=f"{facts.scratch}/error_{facts.number}_{local_rank}.json",
         scratch=facts.scratch,
         status_file=facts.status_file,
         jax_coordinator_port=facts.jax_coordinator_port,

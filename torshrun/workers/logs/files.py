@@ -7,21 +7,22 @@ import os
 import threading
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
+from pathlib import PurePath
 
+from torshrun.safe_files import Folder
 from torshrun.workers.logs.lines import LineStamper
 
 GENERATIONS = 5
 """Renamed files that are kept, <name>.1 (the latest) to <name>.5."""
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class LogFile:
-    """A file that is renamed to <path>.1 at the first line end from `limit` bytes on, and at twice
-    as many bytes at the latest; 0 is never. All methods raise OSError.
+    """A file below `folder` that is renamed to <path>.1 at the first line end from `limit` bytes
+    on, and at twice as many bytes at the latest; 0 is never. All methods raise OSError.
     """
 
-    def __init__(self, path: str, limit: int) -> None:
+    def __init__(self, folder: Folder, path: str, limit: int) -> None:
+        self._folder = folder
         self._path = path
         self._limit = limit
         self._fd = -1
@@ -46,7 +47,7 @@ class LogFile:
             os.close(fd)
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, _FLAGS, 0o666)
+        self._fd = self._folder.open_for_append(self._path)
         self._size = os.fstat(self._fd).st_size
 
     def _room(self, data: bytes, position: int) -> tuple[int, bool]:
@@ -71,16 +72,18 @@ class LogFile:
         names = [self._path, *(f"{self._path}.{number + 1}" for number in range(GENERATIONS))]
         for old, new in reversed(list(pairwise(names))):
             with contextlib.suppress(FileNotFoundError):
-                Path(old).replace(new)
+                self._folder.rename(old, PurePath(new).name)
         self._open()
 
 
 class StreamFile:
     """Keeps one stream, byte for byte but for the times. Used by one thread only."""
 
-    def __init__(self, path: str, limit: int, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Folder, path: str, limit: int, complain: Callable[[str], None]
+    ) -> None:
         self._path = path
-        self._file = LogFile(path, limit)
+        self._file = LogFile(folder, path, limit)
         self._stamper = LineStamper()
         self._complain = complain
         self._dead = False
@@ -107,13 +110,16 @@ class SharedFile:
     thread.
     """
 
-    def __init__(self, path: str, limit: int, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Folder, path: str, limit: int, complain: Callable[[str], None]
+    ) -> None:
         self.path = path
+        self._folder = folder
         self._limit = limit
         self._complain = complain
         self._lock = threading.Lock()
         self._dead = False
-        LogFile(path, limit).close()
+        LogFile(folder, path, limit).close()
 
     def write(self, lines: bytes) -> None:
         """Add whole lines."""
@@ -121,7 +127,7 @@ class SharedFile:
             if self._dead:
                 return
             try:
-                with contextlib.closing(LogFile(self.path, self._limit)) as file:
+                with contextlib.closing(LogFile(self._folder, self.path, self._limit)) as file:
                     file.write(lines)
             except OSError as error:
                 self._dead = True

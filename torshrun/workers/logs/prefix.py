@@ -23,14 +23,16 @@ def check_template(text: str) -> None:
     allowed = ", ".join(f"${{{name}}}" for name in NAMES)
     if not template.is_valid():
         raise ConfigError(
-            f"the prefix template {text!r} has a $ without a name: write $$ for a dollar sign, "
-            f"or one of {allowed}"
+            f"--log-line-prefix-template: {text!r} has a $ without a name: write $$ for a dollar "
+            f"sign, or one of {allowed}"
         )
     for name in template.get_identifiers():
         if name not in NAMES:
-            raise ConfigError(f"the prefix template {text!r} has ${{{name}}}: use {allowed}")
+            raise ConfigError(
+                f"--log-line-prefix-template: {text!r} has ${{{name}}}: use {allowed}"
+            )
     if "\n" in text or "\r" in text:
-        raise ConfigError(f"the prefix template {text!r} is more than one line")
+        raise ConfigError(f"--log-line-prefix-template: {text!r} is more than one line")
 
 
 def render(output: OutputConfig, place: WorkerEnv, hostname: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig
+from torshrun.safe_files import Folder
 from torshrun.workers.logs import prefix as prefixes
 from torshrun.workers.logs.files import SharedFile, StreamFile
 from torshrun.workers.logs.filters import LineFilter
@@ -21,7 +22,7 @@ from torshrun.workers.logs.routes import Route, routes
 from torshrun.workers.logs.sink import Sink
 from torshrun.workers.logs.source import Pipe, open_source
 from torshrun.workers.logs.status import StatusLine
-from torshrun.workers.logs.stream import Stream, Tap
+from torshrun.workers.logs.stream import Stream, Tail, Tap
 
 USUAL_COLUMNS = 80
 """Taken as the width of a terminal that does not say how wide it is."""
@@ -37,6 +38,8 @@ class Outlets:
     """The same for stderr."""
     streams: tuple[Stream, Stream]
     """Its stdout and its stderr."""
+    tail: Tail
+    """The end of its stderr."""
 
     def close_ends(self) -> None:
         """Close the writing ends here, when the worker has them or never will."""
@@ -66,20 +69,23 @@ class LogPump:
     def __init__(
         self,
         output: OutputConfig,
+        folder: Folder | None,
         stdout: int = 1,
         stderr: int = 2,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
+        """`folder` is where all files go; None will do unless needs_folder(output)."""
         self._output = output
+        self._folder = folder
         self._environ = environ
         self._hostname = os.uname().nodename
         self._unsaid: deque[bytes] = deque()
         self._status = b""
         self._shared: dict[str, SharedFile] = {}
         self._hidden: Mover | None = None  # for streams that no sink shows
-        err = Sink(stderr, self._complain)
+        err = Sink("stderr", stderr, self._complain)
         one = os.path.sameopenfile(stdout, stderr)  # a terminal, or 2>&1
-        out = err if one else Sink(stdout, self._complain)
+        out = err if one else Sink("stdout", stdout, self._complain)
         self._status_sink = self._choose_status_sink(err, out)
         err_mover = Mover("torsh-stderr", err)
         out_mover = err_mover if one else Mover("torsh-stdout", out)
@@ -102,23 +108,30 @@ class LogPump:
         return sum(mover.received for mover in self._movers())
 
     @property
+    def lost(self) -> Mapping[str, str]:
+        """Which of stdout and stderr nobody takes any more, and why."""
+        sinks = (self._out.sink, self._err.sink)
+        return {sink.name: sink.lost for sink in sinks if sink.lost}
+
+    @property
     def shows_status(self) -> bool:
         """Whether there is a terminal for a status line, and one is wanted."""
         return self._status_sink is not None
 
     def open(self, place: WorkerEnv, folder: str) -> Outlets:
-        """Make the streams of a worker whose directory is `folder`. What is to be kept goes to
-        stdout.log and stderr.log there, chosen lines to filtered_*.log one directory up. OSError
-        when a file cannot be opened.
+        """Make the streams of a worker whose directory is `folder`, which is made where there is
+        something to keep: in stdout.log and stderr.log, chosen lines in filtered_*.log one
+        directory up. OSError when a file cannot be opened.
         """
+        tail = Tail()
         with contextlib.ExitStack() as undo:
             out_route, err_route = routes(self._output, place)
             out = self._make(self._out, out_route, place, folder, undo)
-            err = self._make(self._err, err_route, place, folder, undo)
+            err = self._make(self._err, err_route, place, folder, undo, tail)
             undo.pop_all()
         self._mover(self._out, out_route).add(out)
         self._mover(self._err, err_route).add(err)
-        return Outlets(out.source.end, err.source.end, (out, err))
+        return Outlets(out.source.end, err.source.end, (out, err), tail)
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
@@ -213,22 +226,24 @@ class LogPump:
         place: WorkerEnv,
         folder: str,
         undo: contextlib.ExitStack,
+        *taps: Tap,
     ) -> Stream:
         text = prefixes.render(self._output, place, self._hostname)
-        taps: list[Tap] = []
         if route.kept:
-            path = f"{folder}/{channel.name}.log"
-            taps.append(StreamFile(path, self._output.rotate_bytes, self._complain))
-            undo.callback(taps[0].close)
+            assert self._folder
+            path, limit = f"{folder}/{channel.name}.log", self._output.rotate_bytes
+            kept = StreamFile(self._folder, path, limit, self._complain)
+            undo.callback(kept.close)
+            taps = (kept, *taps)
         if channel.needles:
             file = self._filtered(channel.name, folder)
-            taps.append(LineFilter(channel.needles, prefixes.encode(text), file))
+            taps = (*taps, LineFilter(channel.needles, prefixes.encode(text), file))
         printer = self._printer(channel.sink, text, place.rank) if route.shown else None
         source = open_source(channel.sink.fd, self._width(text)) if route.shown else Pipe()
         undo.callback(os.close, source.fd)
         undo.callback(os.close, source.end)
         clock = time.time if self._output.timestamps else None
-        return Stream(source, tuple(taps), printer, clock)
+        return Stream(source, taps, printer, clock)
 
     def _printer(self, sink: Sink, text: str, rank: int) -> Printer:
         prefix = prefixes.encode(text)
@@ -243,7 +258,8 @@ class LogPump:
         path = str(Path(folder).parent / f"filtered_{name}.log")
         file = self._shared.get(name)
         if file is None or file.path != path:  # a new attempt
-            file = SharedFile(path, self._output.rotate_bytes, self._complain)
+            assert self._folder
+            file = SharedFile(self._folder, path, self._output.rotate_bytes, self._complain)
             self._shared[name] = file
         return file
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import time
@@ -18,7 +17,9 @@ CLEAR_LINE = b"\x1b[K"
 class Sink:
     """Used by one thread only, but for write_now()."""
 
-    def __init__(self, fd: int, complain: Callable[[str], None]) -> None:
+    def __init__(self, name: str, fd: int, complain: Callable[[str], None]) -> None:
+        self.name = name
+        """stdout or stderr."""
         self.fd = fd
         """The descriptor it writes to."""
         self.is_terminal = os.isatty(fd)
@@ -28,11 +29,12 @@ class Sink:
         """Who wrote last."""
         self.written = 0
         """Bytes written, ever."""
+        self.lost = ""
+        """Why nothing can be written any more; "" while something can."""
         self.status: StatusLine | None = None
         """The line below the log; None if there is none to be."""
         self._complain = complain
         self._after_return = False
-        self._dead = False
 
     def lead(self, author: object) -> bytes:
         """What has to come before a new line of this author's."""
@@ -49,7 +51,7 @@ class Sink:
         if self.status is not None:
             data = self.status.around(data, time.monotonic())
         view = memoryview(data)
-        while view and not self._dead:
+        while view and not self.lost:
             try:
                 count = os.write(self.fd, view[:PIECE])
             except BlockingIOError:
@@ -81,10 +83,11 @@ class Sink:
         return None
 
     def _die(self, error: OSError) -> None:
-        self._dead = True
-        if error.errno != errno.EPIPE:
-            reason = error.strerror
-            self._complain(f"cannot write the workers' output ({reason}); the rest is dropped")
+        self.lost = error.strerror or str(error)
+        self._complain(
+            f"cannot write what workers say on {self.name} ({self.lost}): the rest of it is "
+            f"dropped, and the job goes on; SIGINT (Ctrl-C) ends it"
+        )
 
 
 def _is_writable(fd: int, milliseconds: int | None) -> bool:

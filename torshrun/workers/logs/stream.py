@@ -11,21 +11,37 @@ from torshrun.workers.logs.prefix import stamp
 from torshrun.workers.logs.source import Source
 
 TAIL_BYTES = 65536
-"""How much of a stream's end is kept for reports."""
+"""How much of the end of stderr is remembered for reports."""
 
 
 class Tap(Protocol):
     """Something that gets every byte of a stream."""
 
-    def feed(self, data: bytes, stamp: bytes) -> None:
+    def feed(self, data: bytes, stamp: bytes, /) -> None:
         """Take what was read, and the time to put before its lines, if any."""
 
     def close(self) -> None:
         """The stream is over."""
 
 
+class Tail:
+    """A tap that remembers the end of a stream. Any thread may look."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        """The last TAIL_BYTES that were read."""
+
+    def feed(self, data: bytes, _: bytes) -> None:
+        """Take what was read."""
+        recent = data if len(data) >= TAIL_BYTES else self.data + data
+        self.data = recent[-TAIL_BYTES:]
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
 class Stream:
-    """Used by a mover's thread only, but for tail() and `received`."""
+    """Used by a mover's thread only, but for `received`."""
 
     def __init__(
         self,
@@ -41,17 +57,10 @@ class Stream:
         """Bytes read so far."""
         self._taps = taps
         self._clock = clock
-        self._tail = b""
-
-    def tail(self) -> bytes:
-        """The last TAIL_BYTES that were read."""
-        return self._tail
 
     def feed(self, data: bytes, now: float) -> None:
         """Pass on what was read. Files come first: a console may take its time."""
         self.received += len(data)
-        recent = data if len(data) >= TAIL_BYTES else self._tail + data
-        self._tail = recent[-TAIL_BYTES:]
         time = stamp(self._clock()) if self._clock else b""
         for tap in self._taps:
             tap.feed(data, time)

@@ -6,6 +6,7 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,19 @@ FAIL = 3 << 8
 """The status of a process that exits with 3."""
 POLICY = m.Policy(workers=2, grace=30.0)
 AMONG_OTHERS = m.Policy(workers=2, grace=30.0, leased=True)
+
+
+def diagnosed(
+    number: int,
+    code: int,
+    signo: int = 0,
+    startup: str = "",
+    unkillable: tuple[str, ...] = (),
+    **more: Any,
+) -> m.Diagnosed:
+    """What the agent says of a round whose root cause ended so."""
+    report = Report(round=number, outcome="failed", code=code, signo=signo, startup=startup, **more)
+    return m.Diagnosed(report, unkillable)
 
 
 def place(number: int, restarts: int, workers: int = 2, first_rank: int = 0) -> Place:
@@ -95,9 +109,8 @@ def play(
 
 
 def finish_code(events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1) -> int:
-    state, instructions = play(events, policy, budget)
+    state, _ = play(events, policy, budget)
     assert isinstance(state, m.Finished)
-    assert instructions[-1] == m.Finish(state.code)
     return state.code
 
 
@@ -110,12 +123,13 @@ def test_success_of_all_sweeps_and_finishes_with_0() -> None:
     state, instructions = play(events)
     assert isinstance(state, m.Stopping)
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "done")
-    assert finish_code([*events, m.Diagnosed(0, 0)]) == 0
+    assert finish_code([*events, diagnosed(0, 0)]) == 0
 
 
 def test_a_failure_settles_before_the_others_are_stopped() -> None:
     state, instructions = play([WorkerExited(0, 1, FAIL)])
-    assert isinstance(state, m.Settling)
+    assert isinstance(state, m.Running)
+    assert state.failing
     assert instructions[-1] == m.Settle(0, machine.SETTLE_SECONDS)
     state, instructions = play([WorkerExited(0, 1, FAIL), m.SettleOver(0)])
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
@@ -131,14 +145,14 @@ def test_a_success_while_settling_does_not_hide_the_failure() -> None:
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
 
 
-FAILED = [WorkerExited(0, 1, FAIL), m.SettleOver(0), m.Diagnosed(0, 3)]
+FAILED = [WorkerExited(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
 
 
 def test_a_failure_restarts_in_a_new_round_while_the_budget_lasts() -> None:
     state, instructions = play(FAILED)
     assert instructions[-2:] == [m.ReportFailure(0, 0, "restart"), m.StartWorkers(place(1, 1))]
     assert isinstance(state, m.Running)
-    again = [WorkerExited(1, 0, FAIL), m.SettleOver(1), m.Diagnosed(1, 9)]
+    again = [WorkerExited(1, 0, FAIL), m.SettleOver(1), diagnosed(1, 9)]
     assert finish_code([*FAILED, *again]) == exit_codes.BUDGET_SPENT
 
 
@@ -150,17 +164,17 @@ def test_events_of_an_earlier_round_change_nothing() -> None:
 
 
 def test_processes_that_cannot_be_killed_forbid_a_restart() -> None:
-    assert finish_code([*FAILED[:2], m.Diagnosed(0, 3, unkillable=("77",))]) == 3
+    assert finish_code([*FAILED[:2], diagnosed(0, 3, unkillable=("77",))]) == 3
 
 
 @pytest.mark.parametrize(("errno", "code"), [(2, 127), (13, 126)])
 def test_a_program_that_cannot_start_is_not_tried_again(errno: int, code: int) -> None:
-    assert finish_code([SpawnFailed(0, 0, errno, "x"), m.Diagnosed(0, 0)]) == code
+    assert finish_code([SpawnFailed(0, 0, errno, "x"), diagnosed(0, 0)]) == code
 
 
 def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
-    assert finish_code([SpawnFailed(0, 0, 11, "fork"), m.Diagnosed(0, 0)]) == exit_codes.LOST
-    assert finish_code([m.StartFailed(0), m.Diagnosed(0, 0)]) == exit_codes.LOST
+    assert finish_code([SpawnFailed(0, 0, 11, "fork"), diagnosed(0, 0)]) == exit_codes.LOST
+    assert finish_code([m.StartFailed(0), diagnosed(0, 0)]) == exit_codes.LOST
 
 
 @pytest.mark.parametrize(
@@ -175,34 +189,49 @@ def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
 def test_a_stop_request_stops(signo: int, passed_on: int, code: int, before: list[m.Event]) -> None:
     events = [*before, m.StopRequested(signo)]
     assert play(events)[1][-1] == m.StopWorkers(0, passed_on, 30.0, "signal")
-    assert finish_code([*events, m.Diagnosed(0, 128 + passed_on, passed_on)]) == code
+    assert finish_code([*events, diagnosed(0, 128 + passed_on, passed_on)]) == code
 
 
-def test_a_second_stop_request_kills() -> None:
-    _, instructions = play([m.StopRequested(15), m.StopRequested(15)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGKILL, 0, "signal")
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_after_a_stop_request_kills(first: int) -> None:
+    events = [m.StopRequested(first), m.StopRequested(signal.SIGINT)]
+    assert play(events)[1][-1] == m.StopWorkers(0, signal.SIGKILL, 0, "signal")
+    assert finish_code([*events, diagnosed(0, 137, signal.SIGKILL)]) == 130
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_any_other_request_that_is_repeated_changes_nothing(first: int, again: int) -> None:
+    once = [m.StopRequested(first)]
+    for rest in ([], [diagnosed(0, 0)]):
+        assert play([*once, m.StopRequested(again), *rest]) == play([*once, *rest])
+    stopped, _ = among(once)
+    for state in (stopped, among([*once, diagnosed(0, 143, 15)])[0]):
+        assert machine.handle(AMONG_OTHERS, state, m.StopRequested(again)) == (state, ())
 
 
 def test_a_stop_request_after_a_failure_prevents_the_restart() -> None:
     stopped = [*FAILED[:2], m.StopRequested(15)]
-    assert finish_code([*stopped, m.Diagnosed(0, 3)]) == 3
+    assert finish_code([*stopped, diagnosed(0, 3)]) == 3
     interrupted = [*FAILED[:2], m.StopRequested(2)]
-    assert finish_code([*interrupted, m.Diagnosed(0, 3)]) == 130
+    assert finish_code([*interrupted, diagnosed(0, 3)]) == 130
 
 
 def test_a_lost_keeper_ends_the_job_in_every_state() -> None:
     for before in ([], [WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
         state, _ = play(before)
         state, instructions = machine.handle(POLICY, state, KeeperLost(state.attempt.round))
-        assert instructions == (m.KillDescendants(), m.Finish(exit_codes.LOST))
+        assert instructions == (m.KillDescendants(),)
+        assert isinstance(state, m.Finished)
+        assert state.code == exit_codes.LOST
 
 
 def test_the_dead_man_ends_the_job() -> None:
-    assert finish_code([DeadManFired(0), m.Diagnosed(0, 137)]) == exit_codes.LOST
+    assert finish_code([DeadManFired(0), diagnosed(0, 137)]) == exit_codes.LOST
 
 
 def test_nothing_happens_after_the_end() -> None:
-    events = [DeadManFired(0), m.Diagnosed(0, 0)]
+    events = [DeadManFired(0), diagnosed(0, 0)]
     state, _ = play(events)
     assert machine.handle(POLICY, state, m.StopRequested(15)) == (state, ())
 
@@ -219,7 +248,7 @@ def any_event(number: int) -> st.SearchStrategy[m.Event]:
         st.builds(m.Noticed, st.sampled_from([10, 12])),
         st.builds(m.Hung, st.just(number), st.just(6)),
         st.builds(
-            m.Diagnosed,
+            diagnosed,
             st.just(number),
             st.integers(0, 255),
             st.sampled_from([0, 9, 10]),
@@ -255,7 +284,7 @@ def assert_ends(node: Play, budget: int) -> None:
         number = node.state.attempt.round
         for rank in range(3):
             node.feed(WorkerExited(number, rank, FAIL))
-        node.feed(m.Diagnosed(number, 1))
+        node.feed(diagnosed(number, 1))
     assert isinstance(node.state, m.Finished)
 
 
@@ -263,13 +292,13 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
     attempt = m.Attempt(round=2, restarts=1)
     for state in (
         m.Running(attempt=attempt, alive=frozenset({0})),
-        m.Settling(attempt=attempt, alive=frozenset({0})),
+        m.Running(attempt=attempt, alive=frozenset({0}), failing=True),
         m.Stopping(attempt=attempt, cause="failure"),
         m.Waiting(attempt=attempt),
     ):
         ended, instructions = machine.handle(POLICY, state, m.InternalError())
         assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
-        assert instructions == (m.Finish(exit_codes.LOST),)
+        assert instructions == ()
 
 
 def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
@@ -281,13 +310,10 @@ def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
     failed = [WorkerExited(0, 1, FAIL), m.SettleOver(0)]
-    twice = [m.StopRequested(15), m.StopRequested(15)]
-    ended, instructions = play([*failed, *twice, m.Diagnosed(0, 4)], budget=3)
-    assert instructions[-4:] == [
+    ended, instructions = play([*failed, m.StopRequested(15), diagnosed(0, 4)], budget=3)
+    assert instructions[-2:] == [
         m.StopWorkers(0, 15, 30.0, "signal"),
-        m.StopWorkers(0, 9, 0, "signal"),
         m.ReportFailure(0, 0, "stopped"),
-        m.Finish(4),
     ]
     assert ended == m.Finished(attempt=m.Attempt(), code=4, outcome="failed")
 
@@ -299,7 +325,7 @@ def test_a_worker_that_was_killed_needs_no_settling() -> None:
 
 def test_one_that_got_sigterm_may_have_got_it_with_the_agent() -> None:
     events = [WorkerExited(0, 1, signal.SIGTERM), m.StopRequested(signal.SIGTERM)]
-    assert finish_code([*events, m.Diagnosed(0, 143, signal.SIGTERM)]) == exit_codes.PREEMPTED
+    assert finish_code([*events, diagnosed(0, 143, signal.SIGTERM)]) == exit_codes.PREEMPTED
 
 
 def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
@@ -307,25 +333,23 @@ def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
     assert play(events)[1][-1] == m.PassOn(signal.SIGUSR1)
     died = [WorkerExited(0, 0, signal.SIGUSR1), m.SettleOver(0)]
     code = 128 + signal.SIGUSR1
-    assert (
-        finish_code([*events, *died, m.Diagnosed(0, code, signal.SIGUSR1)]) == exit_codes.PREEMPTED
-    )
-    state, _ = play([*died, m.Diagnosed(0, code, signal.SIGUSR1)])
+    assert finish_code([*events, *died, diagnosed(0, code, signal.SIGUSR1)]) == exit_codes.PREEMPTED
+    state, _ = play([*died, diagnosed(0, code, signal.SIGUSR1)])
     assert isinstance(state, m.Running)  # without the notice it is a failure like any other
 
 
 def test_a_hang_is_stopped_soon_and_restarted() -> None:
     hung = [m.Hung(0, signal.SIGABRT)]
     assert play(hung)[1][-1] == m.StopWorkers(0, signal.SIGABRT, machine.HUNG_GRACE, "hang")
-    restarted, _ = play([*hung, m.Diagnosed(0, 134, signal.SIGABRT)])
+    restarted, _ = play([*hung, diagnosed(0, 134, signal.SIGABRT)])
     assert isinstance(restarted, m.Running)
-    assert finish_code([*hung, m.Diagnosed(0, 134, signal.SIGABRT)], budget=0) == exit_codes.HUNG
+    assert finish_code([*hung, diagnosed(0, 134, signal.SIGABRT)], budget=0) == exit_codes.HUNG
 
 
 def test_a_notice_and_then_a_request_are_one_preemption() -> None:
     died = WorkerExited(0, 0, signal.SIGUSR1)
     events = [m.Noticed(signal.SIGUSR1), died, m.StopRequested(signal.SIGTERM)]
-    over = m.Diagnosed(0, 128 + signal.SIGUSR1, signal.SIGUSR1)
+    over = diagnosed(0, 128 + signal.SIGUSR1, signal.SIGUSR1)
     assert finish_code([*events, over]) == exit_codes.PREEMPTED
 
 
@@ -344,7 +368,7 @@ def test_a_notice_without_workers_is_not_passed_on() -> None:
 def test_what_came_before_a_request_to_make_room_gives_the_code(
     before: m.Event, code: int, outcome: str
 ) -> None:
-    state, _ = play([before, m.StopRequested(signal.SIGTERM), m.Diagnosed(0, 143, 15)])
+    state, _ = play([before, m.StopRequested(signal.SIGTERM), diagnosed(0, 143, 15)])
     assert state == m.Finished(attempt=m.Attempt(), code=code, outcome=outcome)  # type: ignore[arg-type]
 
 
@@ -352,13 +376,13 @@ def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
     events = [WorkerExited(0, 0, 0), WorkerExited(0, 1, 0), KeeperLost(0)]
     state, instructions = play(events)
     assert state == m.Finished(attempt=m.Attempt(), code=0, outcome="succeeded")
-    assert instructions[-2:] == [m.KillDescendants(), m.Finish(0)]
+    assert instructions[-1] == m.KillDescendants()
 
 
 def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
     code = exit_codes.PREEMPTED
     single = m.Policy(workers=1, grace=1.0)
-    state, _ = play([WorkerExited(0, 0, code << 8), m.Diagnosed(0, code)], single, budget=0)
+    state, _ = play([WorkerExited(0, 0, code << 8), diagnosed(0, code)], single, budget=0)
     assert state == m.Finished(attempt=m.Attempt(), code=code, outcome="failed")
 
 
@@ -384,7 +408,7 @@ def told(instructions: Sequence[m.Instruction]) -> list[tuple[str, int]]:
 
 
 def test_success_here_waits_for_the_others() -> None:
-    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), m.Diagnosed(0, 0)]
+    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), diagnosed(0, 0)]
     state, instructions = among(done)
     assert told(instructions) == [("succeeded", 0)]
     assert isinstance(state, m.Waiting)
@@ -396,13 +420,13 @@ def test_success_here_waits_for_the_others() -> None:
 
 def test_the_first_verdict_stands() -> None:
     other = JobOver(Verdict(outcome="lost", code=70, reason="the store is gone"))
-    state, _ = among([OVER, other, CLOSING, m.Diagnosed(0, 143, 15)])
+    state, _ = among([OVER, other, CLOSING, diagnosed(0, 143, 15)])
     assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
 
 
 def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
     assert among([CLOSING])[1][-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "closing")
-    state, instructions = among([CLOSING, m.Diagnosed(0, 143, 15)])
+    state, instructions = among([CLOSING, diagnosed(0, 143, 15)])
     assert told(instructions) == [("stopped", 0)]
     assert isinstance(state, m.Waiting)
     assert among([replace(CLOSING, round=3)])[1] == among([])[1]
@@ -410,24 +434,24 @@ def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
 
 def test_a_failure_of_ones_own_stays_one_when_the_round_closes() -> None:
     closing = replace(CLOSING, failed=True, restarts=1)
-    failed = [WorkerExited(0, 4, FAIL), closing, m.Diagnosed(0, 3)]
+    failed = [WorkerExited(0, 4, FAIL), closing, diagnosed(0, 3)]
     _, instructions = among(failed)
     assert told(instructions) == [("failed", 3)]
     assert instructions[-1] == m.ReportFailure(0, 0, "undecided")
-    _, early = among([WorkerExited(0, 4, FAIL), m.SettleOver(0), m.Diagnosed(0, 3), closing])
+    _, early = among([WorkerExited(0, 4, FAIL), m.SettleOver(0), diagnosed(0, 3), closing])
     assert early[-1] == m.ReportFailure(0, 0, "undecided")
 
 
 def test_a_verdict_stops_the_workers_and_ends() -> None:
     state, instructions = among([OVER])
     assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "verdict")
-    state, instructions = among([OVER, m.Diagnosed(0, 143, 15)])
+    state, instructions = among([OVER, diagnosed(0, 143, 15)])
     assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
     assert told(instructions) == []
 
 
 def test_the_dead_man_ends_the_round_here_and_not_the_job() -> None:
-    state, instructions = among([DeadManFired(0), m.Diagnosed(0, 137, 9)])
+    state, instructions = among([DeadManFired(0), diagnosed(0, 137, 9)])
     assert told(instructions) == [("stopped", 0)]
     assert isinstance(state, m.Waiting)
 
@@ -436,7 +460,7 @@ def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> Non
     leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
     asked = [m.StopRequested(signal.SIGTERM)]
     assert among(asked)[1][-1] == leave
-    state, instructions = among([*asked, m.Diagnosed(0, 143, 15)])
+    state, instructions = among([*asked, diagnosed(0, 143, 15)])
     assert told(instructions) == [("stopped", 0)]
     assert isinstance(state, m.Waiting)
     impatient, _ = machine.handle(AMONG_OTHERS, state, m.StopRequested(signal.SIGINT))
@@ -445,7 +469,7 @@ def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> Non
 
 
 def test_a_node_that_is_done_may_still_leave() -> None:
-    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), m.StopRequested(15), m.Diagnosed(0, 0)]
+    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), m.StopRequested(15), diagnosed(0, 0)]
     leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
     assert among(done)[1][-1] == leave
 

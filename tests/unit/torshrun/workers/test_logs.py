@@ -16,6 +16,7 @@ from support.processes import soon
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
 from torshrun.workers.logs import TAIL_BYTES, LogPump, mover
+from torshrun.workers.logs.files import StreamFile
 
 BOTH = StreamRule(everyone=Streams(stdout=True, stderr=True))
 Open = Callable[..., Console]
@@ -188,7 +189,7 @@ def test_redirected_streams_go_to_files_only(console: Open) -> None:
     for rank in range(2):
         assert each.kept(f"{rank}/stdout.log") == b"out\r\xff"
         assert each.kept(f"{rank}/stderr.log") == b"err\n"
-        assert [stream.tail() for stream in each.outlets[rank].streams] == [b"out\r\xff", b"err\n"]
+        assert each.outlets[rank].tail.data == b"err\n"
 
 
 def test_a_log_directory_alone_keeps_what_is_shown(console: Open) -> None:
@@ -211,7 +212,7 @@ def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> 
         each.worker(rank)[0](b"out\n")
     assert each.finish() == (b"[1] out\n", b"")
     assert each.kept("0/stdout.log") == b"out\n"
-    assert each.outlets[0].streams[0].tail() == b"out\n"
+    assert each.outlets[0].tail.data == b""
     assert [outlets.streams[0].received for outlets in each.outlets] == [4, 4]
     assert each.pump.received == 8
 
@@ -288,9 +289,10 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open(console: Open) -> None
 
 def test_a_file_that_cannot_be_written_is_given_up(console: Open) -> None:
     each = console(log_dir="anywhere")
-    (each.folder / "attempt_0" / "0").mkdir(parents=True)
-    (each.folder / "attempt_0" / "0" / "stdout.log").symlink_to("/dev/full")
     out, _ = each.worker(0)
+    (file,) = (tap for tap in each.outlets[0].streams[0]._taps if isinstance(tap, StreamFile))
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), file._file._fd)
     out(b"a\n")
     assert each.read_out() == b"[0] a\n"
     out(b"b\n")
@@ -312,7 +314,7 @@ def test_the_tail_is_the_end(console: Open) -> None:
     done = threading.Event()
     each.pump.drain(each.outlets[0].streams, done.set)
     assert done.wait(5)
-    tail = each.outlets[0].streams[1].tail()
+    tail = each.outlets[0].tail.data
     assert len(tail) == TAIL_BYTES
     assert tail.endswith(b"line 8998\nline 8999\n")
     each.end()
@@ -358,14 +360,16 @@ def test_the_time_of_a_stall_does_not_count_for_unfinished_lines(
     assert b"[0] begin end\n" in reader.join()
 
 
-def test_workers_go_on_when_the_reader_is_gone(console: Open) -> None:
+def test_workers_go_on_when_the_reader_is_gone_and_that_is_said_once(console: Open) -> None:
     each = console()
     os.close(each.out)
     each.out = os.open(os.devnull, os.O_RDONLY)
     out, _ = each.worker(0)
     for _ in range(100):  # far more than the pipe holds
         out(b"z" * 9999 + b"\n")
-    assert each.finish()[1] == b""
+    said = each.finish()[1]
+    assert said.count(b"on stdout (Broken pipe)") == said.count(b"\n") == 1
+    assert each.pump.lost == {"stdout": "Broken pipe"}
 
 
 def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Open) -> None:
@@ -382,7 +386,7 @@ def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Ope
     assert each.read_err() == b"torshrun: still here\n"
     err(b"stderr too\n")
     assert each.read_err() == b"[0] stderr too\n"
-    assert each.outlets[0].streams[1].tail() == b"stderr too\n"
+    assert each.outlets[0].tail.data == b"stderr too\n"
     assert each.pump.moved > moved
     shown, said = each.finish()
     assert (shown.count(b"[0] www"), said) == (total // len(line), b"")
@@ -414,7 +418,7 @@ def test_a_stalled_reader_of_both_stalls_neither_say_nor_give_up(console: Open) 
 def test_what_cannot_be_written_is_complained_of(tmp_path: Path, data: bytes) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     reading, writing = os.pipe()
-    pump = LogPump(OutputConfig(), full, writing, {})
+    pump = LogPump(OutputConfig(), None, full, writing, {})
     place = WorkerEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
     outlets = pump.open(place, str(tmp_path))
     os.write(outlets.stdout_fd, data)
@@ -422,10 +426,11 @@ def test_what_cannot_be_written_is_complained_of(tmp_path: Path, data: bytes) ->
     pump.close()
     assert pump.is_closed(5)
     os.close(writing)  # so that silence is an end and not a wait
+    assert pump.lost == {"stdout": "No space left on device"}
     said = os.read(reading, 1000)
     assert said == (
-        b"torshrun: error: cannot write the workers' output (No space left on device); "
-        b"the rest is dropped\n"
+        b"torshrun: error: cannot write what workers say on stdout (No space left on device): "
+        b"the rest of it is dropped, and the job goes on; SIGINT (Ctrl-C) ends it\n"
     )
     for fd in (full, reading):
         os.close(fd)

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torshrun.safe_files import Folder
 from torshrun.workers.logs.files import GENERATIONS, LogFile, SharedFile, StreamFile
 from torshrun.workers.logs.filters import LineFilter
 from torshrun.workers.logs.lines import LONGEST
 
 
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[Folder]:
+    made = Folder(str(path), os.open(path, os.O_RDONLY))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with held(tmp_path) as made:
+        yield made
+
+
 def write(path: Path, limit: int, *pieces: bytes) -> None:
-    file = LogFile(str(path), limit)
-    for piece in pieces:
-        file.write(piece)
-    file.close()
+    with held(path.parent) as folder:
+        file = LogFile(folder, str(path), limit)
+        for piece in pieces:
+            file.write(piece)
+        file.close()
 
 
 def kept(path: Path) -> list[bytes]:
@@ -72,9 +90,9 @@ def test_nothing_is_lost_and_no_file_is_too_large(texts: list[str], limit: int) 
         assert all(limit <= len(file) <= 2 * limit for file in files[:-1])
 
 
-def test_a_file_that_vanished_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_that_vanished_is_made_anew(tmp_path: Path, folder: Folder) -> None:
     path = tmp_path / "log"
-    file = LogFile(str(path), 4)
+    file = LogFile(folder, str(path), 4)
     file.write(b"abc")
     path.unlink()
     file.write(b"de\nrest")
@@ -82,19 +100,20 @@ def test_a_file_that_vanished_is_made_anew(tmp_path: Path) -> None:
     assert kept(path) == [b"rest"]
 
 
-def test_a_full_disk_is_complained_of_once(tmp_path: Path) -> None:
+def test_a_full_disk_is_complained_of_once(tmp_path: Path, folder: Folder) -> None:
     path = tmp_path / "stdout.log"
-    path.symlink_to("/dev/full")
     said: list[str] = []
-    file = StreamFile(str(path), 0, said.append)
+    file = StreamFile(folder, str(path), 0, said.append)
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), file._file._fd)
     for _ in range(3):
         file.feed(b"x\n", b"")
     file.close()
     assert said == [f"cannot write {path} (No space left on device); the rest is dropped"]
 
 
-def test_times_in_files(tmp_path: Path) -> None:
-    file = StreamFile(str(tmp_path / "log"), 0, pytest.fail)
+def test_times_in_files(tmp_path: Path, folder: Folder) -> None:
+    file = StreamFile(folder, str(tmp_path / "log"), 0, pytest.fail)
     file.feed(b"a\nb", b"T1 ")
     file.feed(b"\nc\n", b"T2 ")
     file.close()
@@ -104,9 +123,9 @@ def test_times_in_files(tmp_path: Path) -> None:
 class Filtered:
     """A filter and what it has chosen."""
 
-    def __init__(self, folder: Path, *needles: bytes) -> None:
-        self.path = folder / "filtered"
-        self.file = SharedFile(str(self.path), 0, pytest.fail)
+    def __init__(self, folder: Folder, *needles: bytes) -> None:
+        self.path = Path(folder.path) / "filtered"
+        self.file = SharedFile(folder, str(self.path), 0, pytest.fail)
         self.filter = LineFilter(needles, b"[3] ", self.file)
 
     def chosen(self, *pieces: bytes, stamp: bytes = b"") -> bytes:
@@ -116,37 +135,41 @@ class Filtered:
         return self.path.read_bytes()
 
 
-def test_lines_with_one_of_the_words_are_chosen(tmp_path: Path) -> None:
-    chosen = Filtered(tmp_path, b"loss", b"\xff").chosen(b"a\nloss 1\nb\xff\n\nc\nloss 2")
+def test_lines_with_one_of_the_words_are_chosen(folder: Folder) -> None:
+    chosen = Filtered(folder, b"loss", b"\xff").chosen(b"a\nloss 1\nb\xff\n\nc\nloss 2")
     assert chosen == b"[3] loss 1\n[3] b\xff\n[3] loss 2\n"
 
 
-def test_a_word_in_pieces_is_found(tmp_path: Path) -> None:
-    assert Filtered(tmp_path, b"loss").chosen(b"a lo", b"ss ", b"1\r\nb\n") == b"[3] a loss 1\n"
+def test_a_word_in_pieces_is_found(folder: Folder) -> None:
+    assert Filtered(folder, b"loss").chosen(b"a lo", b"ss ", b"1\r\nb\n") == b"[3] a loss 1\n"
 
 
-def test_bars_are_lines_too(tmp_path: Path) -> None:
-    assert Filtered(tmp_path, b"9").chosen(b"8%\r9%\r10%\r", stamp=b"T ") == b"T [3] 9%\n"
+def test_bars_are_lines_too(folder: Folder) -> None:
+    assert Filtered(folder, b"9").chosen(b"8%\r9%\r10%\r", stamp=b"T ") == b"T [3] 9%\n"
 
 
-def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
-    made = Filtered(tmp_path, b"x")
+def test_an_endless_line_does_not_fill_the_memory(folder: Folder) -> None:
+    made = Filtered(folder, b"x")
     for _ in range(5):
         made.filter.feed(b"x" * LONGEST, b"")
     assert len(made.path.read_bytes()) == 5 * (LONGEST + len(b"[3] \n"))
 
 
-def test_a_shared_file_that_cannot_be_written_is_given_up(tmp_path: Path) -> None:
-    path = tmp_path / "filtered"
+def test_a_shared_file_that_cannot_be_written_is_given_up(tmp_path: Path, folder: Folder) -> None:
+    """Somebody has put a link in its place: what it leads to is not touched."""
+    path, precious = tmp_path / "filtered", tmp_path / "precious"
     said: list[str] = []
-    file = SharedFile(str(path), 0, said.append)
+    file = SharedFile(folder, str(path), 0, said.append)
     path.unlink()
-    path.symlink_to("/dev/full")
+    path.symlink_to(precious)
     for _ in range(3):
         file.write(b"line\n")
-    assert said == [f"cannot write {path} (No space left on device); the rest is dropped"]
+    (line,) = said
+    assert line.startswith(f"cannot write {path} (")
+    assert not precious.exists()
 
 
-def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        StreamFile(str(tmp_path / "none" / "log"), 0, pytest.fail)
+def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path, folder: Folder) -> None:
+    (tmp_path / "none").touch()
+    with pytest.raises(OSError, match="Not a directory"):
+        StreamFile(folder, str(tmp_path / "none" / "log"), 0, pytest.fail)

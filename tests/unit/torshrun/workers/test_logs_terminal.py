@@ -14,6 +14,7 @@ from support.screen import Screen
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
+from torshrun.safe_files import Folder
 from torshrun.workers.logs import LogPump, Outlets
 
 ROWS, COLUMNS = 6, 40
@@ -31,7 +32,8 @@ class Window:
         self.screen = Screen(ROWS, COLUMNS)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        self.pump = LogPump(output, self._slave, self._slave, environ)
+        self._held = Folder(str(folder), os.open(folder, os.O_RDONLY))
+        self.pump = LogPump(output, self._held, self._slave, self._slave, environ)
         self.workers: list[Outlets] = []
 
     def size(self, rows: int, columns: int) -> None:
@@ -50,6 +52,7 @@ class Window:
             outlets.close_ends()
         self.pump.close()
         assert self.pump.is_closed(10)
+        self._held.close()
 
     def close(self) -> None:
         os.close(self._slave)
@@ -87,11 +90,11 @@ def test_workers_find_terminals_that_change_nothing(window: Open) -> None:
     assert os.isatty(made.stdout_fd)
     assert os.isatty(made.stderr_fd)
     assert not os.path.samestat(os.fstat(made.stdout_fd), os.fstat(made.stderr_fd))
-    os.write(made.stdout_fd, b"a\nb\x03\x04\xff\n")
+    os.write(made.stderr_fd, b"a\nb\x03\x04\xff\n")
     each.end()
-    assert (each.folder / "stdout.log").read_bytes() == b"a\nb\x03\x04\xff\n"
-    assert made.streams[0].tail() == b"a\nb\x03\x04\xff\n"
-    assert made.streams[0].received == 7
+    assert (each.folder / "stderr.log").read_bytes() == b"a\nb\x03\x04\xff\n"
+    assert made.tail.data == b"a\nb\x03\x04\xff\n"
+    assert made.streams[1].received == 7
 
 
 def test_redirected_and_hidden_streams_find_pipes(window: Open) -> None:
@@ -130,7 +133,7 @@ def test_last_words_are_drained(window: Open) -> None:
     each.pump.drain(made.streams, done.set)
     assert done.wait(5)
     assert made.streams[0].received == 3001
-    assert made.streams[1].tail() == b"last words"
+    assert made.tail.data == b"last words"
     each.end()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_each_worker_reads_its_own_place() -> None:
     assert (last.store_endpoint, last.secret, last.error_file) == (
         "unix:@x",
         "ab",
-        "/f/1/error.json",
+        "/tmp/torsh-x/error_2_1.json",
     )
     assert (last.status_file, last.jax_coordinator_port) == ("/tmp/torsh-x/status", 1235)
     assert assignments[1].environ["HOME"] == "/root"
@@ -135,6 +136,65 @@ def test_the_jobs_environment_wins_over_what_is_inherited_but_not_over_the_place
     (worker,) = assigned(config, {"A": "shell", "B": "shell"})
     expected = {"A": "job", "B": "shell", "PYTHONUNBUFFERED": "", "RANK": "4"}
     assert {name: worker.environ[name] for name in expected} == expected
+
+
+def test_workers_do_not_inherit_the_agents_credentials() -> None:
+    credentials = dict.fromkeys(
+        ("TORSH_ETCD_USER", "TORSH_ETCD_PASSWORD", "TORSH_SECRET_FILE", "PET_SECRET_FILE"), "hush"
+    )
+    (worker,) = assigned(
+        LaunchConfig(target="t"), {**credentials, "TORSH_SECRET": "hush", "TORSH_DEBUG": "1"}
+    )
+    assert "hush" not in worker.environ.values()
+    assert (worker.environ["TORSH_SECRET"], worker.environ["TORSH_DEBUG"]) == ("ab", "1")
+
+
+INJECTION = "127.0.0.1\0PYTHONWARNINGS=all:0:antigravity.x:0:0"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            ("master_addr", value)
+            for value in (INJECTION, "", "a b", "-x", "n0;id", "a..b", "[::1]")
+        ),
+        *(
+            ("master_addr", value)
+            for value in ("n" * 64, "a." * 127 + "a", "n0\n", "\ud800", "n\xf6")
+        ),
+        *(("master_port", value) for value in (-1, 0, 65536)),
+        *(("jax_coordinator_port", value) for value in (-1, 65536)),
+        *(("store_endpoint", value) for value in ("unix:@x\0A=b", "\ud800")),
+        ("secret", "ab\0A=b"),
+    ],
+)
+def test_what_other_nodes_say_does_not_get_into_a_worker_unchecked(
+    field: str, value: object
+) -> None:
+    config = LaunchConfig(target="t")
+    with pytest.raises(ConfigError) as raised:
+        assign(config, spec_of(config), replace(FACTS, **{field: value}))  # type: ignore[arg-type]
+    assert field.upper().split("_")[0] in str(raised.value).upper()
+
+
+@pytest.mark.parametrize("addr", ["n0", "n-0.x_1.example.org.", "10.0.0.1", "::1", "fe80::1%eth0"])
+def test_hosts_by_name_and_by_address(addr: str) -> None:
+    config = LaunchConfig(target="t")
+    (worker,) = assign(config, spec_of(config), replace(FACTS, master_addr=addr))
+    assert worker.environ["MASTER_ADDR"] == addr
+
+
+@pytest.mark.parametrize(
+    "given", [{"TOKEN": "hush\0B=1"}, {"TOKEN": "hush\ud800"}, {"A=B": "hush"}]
+)
+def test_a_variable_that_no_program_can_have_is_named_without_its_value(
+    given: dict[str, str],
+) -> None:
+    (name,) = given
+    with pytest.raises(ConfigError, match=name) as raised:
+        spec_of(LaunchConfig(target="t", environment=given))
+    assert "hush" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("given", "seen"), [({}, "1"), ({"PYTHONFAULTHANDLER": ""}, "")])

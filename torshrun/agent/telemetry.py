@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torsh_runtime.errors import ConfigError
-from torshrun.agent.board import Board
+from torshrun.agent.job_status import JobStatus
 from torshrun.config import LaunchConfig
 from torshrun.live.events import ConsoleLines, Recorder
 from torshrun.live.line_file import LineFile
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from torshrun.live.http_server import HttpServer
 
 
-class Outside:
+class Telemetry:
     """Events, the metrics' endpoint and the status line, where they are wanted."""
 
     def __init__(self, config: LaunchConfig, pump: LogPump, color: bool) -> None:
         """Opens files and listens. Raises ConfigError if that cannot be done; nothing is open
         then.
         """
-        self.board: Board | None = None
+        self.status: JobStatus | None = None
         """What is shown; to be set before open()."""
         self._server = _server(config, self._latest)
         try:
@@ -39,8 +39,8 @@ class Outside:
         )
 
     def _latest(self) -> Snapshot:
-        assert self.board is not None
-        return self.board.latest
+        assert self.status is not None
+        return self.status.latest
 
     @property
     def is_looked_at(self) -> bool:

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     hint: str
 
 
-class Vigil:
+class HangMonitor:
     """Watches one round at a time. `post` takes the event that tells of a hang."""
 
     def __init__(
@@ -71,7 +71,11 @@ class Vigil:
         self._watch.stop()
         if self._inquiry:
             self._inquiry.cancel()
-            self._inquiry = None
+
+    @property
+    def inquires(self) -> bool:
+        """Whether it is just finding out where workers stand, by other programs."""
+        return self._inquiry is not None and not self._inquiry.done()
 
     def close(self) -> None:
         """Let go of everything."""

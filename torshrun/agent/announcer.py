@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torshrun import failure
 from torshrun.agent import protocol
+from torshrun.agent.diagnosis import Findings, beside_the_loop
 from torshrun.config import LaunchConfig
 from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
@@ -26,7 +28,7 @@ COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
 
 
-class Narrator:
+class Announcer:
     """Puts what happens into words. `say` takes whole lines."""
 
     def __init__(self, config: LaunchConfig, say: Say, recorder: Recorder) -> None:
@@ -36,6 +38,7 @@ class Narrator:
         self._began = time.monotonic()
         self._sequel: Sequel | None = None
         self._last_signal = 0
+        self._lost: set[str] = set()
         self._finished = False
         self._complained = -COMPLAINTS
         self.round = 0
@@ -162,21 +165,15 @@ class Narrator:
         """A worker's process has ended."""
         self.emit("worker_exited", **_end_of(exit_), **_more_of(exit_))
 
-    def stopping(
-        self, stop: protocol.StopWorkers, alive: Sequence[int], cause: failure.Exit | None
-    ) -> None:
-        """Workers are asked to stop; `cause` is whose failure led to it."""
+    def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int]) -> None:
+        """Workers are about to be asked to stop."""
         if stop.cause == "done":
             return
-        workers = f"{len(alive)} worker{'s' if len(alive) != 1 else ''}"
-        limit = f"within {stop.grace:g} s" if stop.grace else "at once"
         if stop.cause == "signal":
             name = failure.signal_name(self._last_signal)
-            hint = "; a second signal kills them at once" if stop.grace else ""
-            self.say(f"got {name}: ending {workers} {limit}{hint}")
-        elif stop.cause == "failure" and alive:
-            who = f"rank {cause.rank} failed ({failure.how(cause)}): " if cause else ""
-            self.say(f"{who}stopping the other {workers} {limit}")
+            another = "another " if self._last_signal == signal.SIGINT else ""
+            hint = f"; {another}SIGINT (Ctrl-C) kills them at once" if stop.grace else ""
+            self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
         elif stop.cause == "dead man":
             self._tell_dead_man()
         self.emit(
@@ -186,6 +183,19 @@ class Narrator:
             grace_seconds=stop.grace,
             ranks=list(alive),
         )
+
+    def stopping_others(
+        self, stop: protocol.StopWorkers, alive: Sequence[int], cause: failure.Exit | None
+    ) -> None:
+        """Workers have been asked to stop; `cause` is whose failure led to it."""
+        who = f"rank {cause.rank} failed ({failure.how(cause)}): " if cause else ""
+        self.say(f"{who}stopping the other {_in_time(stop, alive)}")
+
+    def output_lost(self, lost: Mapping[str, str]) -> None:
+        """Nobody takes what goes to these of stdout and stderr any more, and why. Told once."""
+        for stream in lost.keys() - self._lost:
+            self._lost.add(stream)
+            self.emit("output_lost", stream=stream, reason=lost[stream])
 
     def _tell_dead_man(self) -> None:
         timeout, others = self._config.agent_timeout, self._config.rendezvous
@@ -229,14 +239,14 @@ class Narrator:
         self.emit(
             "round_ended",
             cause=cause,
-            code=over.code,
-            seconds=over.seconds,
+            code=over.report.code,
+            seconds=over.report.seconds,
             unkillable=list(over.unkillable),
         )
 
     # ---- failures
 
-    def failed(self, report: protocol.ReportFailure, exits: Sequence[failure.Exit]) -> None:
+    async def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
         """The round failed; what led to it, and what follows."""
         sequel = report.sequel
         self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel
@@ -246,15 +256,17 @@ class Narrator:
                 f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
                 f"a network file system)."
             )
-        self._say(failure.describe(exits, self._outlook(report)))
-        cause = failure.root_cause(exits)
+        outlook = self._outlook(report)
+        self._say(await beside_the_loop(lambda: failure.describe(found.exits, outlook)))
+        cause = found.cause
         if cause is not None:
-            self.emit("worker_failed", **_end_of(cause), **_diagnosis_of(cause))
+            more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
+            self.emit("worker_failed", **_end_of(cause), **more, log=cause.log)
             self._tell_above(cause, report)
         if report.sequel == "restart":
             left = self._config.max_restarts - report.restarts - 1
-            reason = summary(cause) if cause else ""
-            self.emit("restart_scheduled", delay_seconds=report.delay, left=left, reason=reason)
+            delay, reason = report.delay, found.summary
+            self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
 
     def _tell_above(self, cause: failure.Exit, report: protocol.ReportFailure) -> None:
         above = self._config.error_file
@@ -293,11 +305,6 @@ def _more_of(exit_: failure.Exit) -> Mapping[str, object]:
     return {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
 
 
-def _diagnosis_of(cause: failure.Exit) -> Mapping[str, object]:
-    kind = failure.kind(cause)
-    return {"host": cause.host, "kind": kind, "summary": summary(cause), "log": cause.log}
-
-
-def summary(cause: failure.Exit) -> str:
-    """A failure in one line."""
-    return f"rank {cause.rank}: {failure.how(cause)} ({failure.kind(cause)})"
+def _in_time(stop: protocol.StopWorkers, alive: Sequence[int]) -> str:
+    limit = f"within {stop.grace:g} s" if stop.grace else "at once"
+    return f"{len(alive)} worker{'s' if len(alive) != 1 else ''} {limit}"

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from torshrun.agent.narrator import COMPLAINTS, Narrator
+from torshrun.agent.announcer import COMPLAINTS, Announcer
 from torshrun.config import gather, resolve
 from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, RoundClosing, Verdict
@@ -20,14 +20,14 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def tell(said: list[str]) -> Narrator:
+def tell(said: list[str]) -> Announcer:
     options = {"nnodes": "2", "rdzv_backend": "tcp", "rdzv_endpoint": "n0", "no_python": "true"}
     settings = gather(options, "true", (), {})
     job = resolve(settings, {}, new_id=lambda: "a name").job
-    return Narrator(job, said.append, Recorder(None, "job"))
+    return Announcer(job, said.append, Recorder(None, "job"))
 
 
-def test_nothing_that_others_wrote_gets_at_the_terminal(tell: Narrator, said: list[str]) -> None:
+def test_nothing_that_others_wrote_gets_at_the_terminal(tell: Announcer, said: list[str]) -> None:
     tell.standing_by(HOSTILE)
     tell.decided(RoundClosing(round=0, reason=HOSTILE, failed=True))
     tell.decided(JobOver(Verdict(outcome="failed", code=1, reason=HOSTILE)))
@@ -36,10 +36,10 @@ def test_nothing_that_others_wrote_gets_at_the_terminal(tell: Narrator, said: li
 
 
 def test_descriptors_that_run_out_are_told_once(
-    tell: Narrator, said: list[str], monkeypatch: pytest.MonkeyPatch
+    tell: Announcer, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("torshrun.agent.narrator.time.monotonic", lambda: now)
+    monkeypatch.setattr("torshrun.agent.announcer.time.monotonic", lambda: now)
     for _ in range(100):
         tell.out_of_descriptors(OSError(errno.EMFILE, "Too many open files"))
     (line,) = said

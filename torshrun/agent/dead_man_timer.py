@@ -15,11 +15,11 @@ from torshrun.workers.keeper import Keeper
 if TYPE_CHECKING:
     import asyncio
 
-BEATS_PER_TIMEOUT = 4
+RENEWALS_PER_TIMEOUT = 4
 """How often the timer is armed again before it could run out."""
 
 
-class Heart:
+class DeadManTimer:
     """Arms the keeper's dead-man timer again and again while the agent's loop runs."""
 
     def __init__(
@@ -27,31 +27,31 @@ class Heart:
         loop: asyncio.AbstractEventLoop,
         keeper: Keeper,
         timeout: float,
-        on_beat: Callable[[], None],
+        on_renewal: Callable[[], None],
     ) -> None:
-        """`timeout`: seconds without a beat after which the keeper kills; 0 is never. `on_beat` is
-        called once a second or more often.
+        """`timeout`: seconds without a renewal after which the keeper kills; 0 is never.
+        `on_renewal` is called once a second or more often.
         """
         self._loop = loop
         self._keeper = keeper
         self._timeout = timeout
-        self._on_beat = on_beat
+        self._on_renewal = on_renewal
         self._granted: float | None = None
         self._next: asyncio.TimerHandle | None = None
 
-    def beat(self) -> None:
+    def renew(self) -> None:
         """Begin, or begin again."""
         self.stop()
-        pause = min(1.0, self._timeout / BEATS_PER_TIMEOUT) if self._timeout else 1.0
+        pause = min(1.0, self._timeout / RENEWALS_PER_TIMEOUT) if self._timeout else 1.0
         self._arm(time.monotonic() + self._timeout if self._timeout else math.inf)
-        self._next = self._loop.call_later(pause, self.beat)
-        self._on_beat()
+        self._next = self._loop.call_later(pause, self.renew)
+        self._on_renewal()
 
     def grant(self, until: float) -> None:
         """Workers may run until then, on time.monotonic(), unless more is granted."""
         self._granted = until
         if self._next is not None:
-            self.beat()
+            self.renew()
 
     @property
     def expired(self) -> bool:
@@ -88,4 +88,4 @@ class Heart:
         os.kill(os.getpid(), signal.SIGSTOP)
         if beating:
             group.send(signal.SIGCONT)
-            self.beat()
+            self.renew()

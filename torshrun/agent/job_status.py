@@ -6,15 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from torshrun import failure
 from torshrun.agent import protocol
-from torshrun.agent.narrator import summary
+from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.rendezvous.base import Place
 
 
-class Board:
+class JobStatus:
     """Makes snapshots in the loop's thread; any thread may read the latest."""
 
     def __init__(
@@ -48,10 +47,11 @@ class Board:
         """This node has got a place."""
         self._place = place
 
-    def count_failure(self, cause: failure.Exit) -> None:
-        """A round has failed."""
-        self._failures[failure.kind(cause)] += 1
-        self._last_failure = summary(cause)
+    def count_failure(self, found: Findings) -> None:
+        """A round has failed, unless no worker of it did."""
+        if found.kind is not None:
+            self._failures[found.kind] += 1
+            self._last_failure = found.summary
 
     def refresh(self) -> None:
         """Make a new snapshot."""
@@ -84,4 +84,5 @@ def _name_of(state: protocol.State) -> JobState:
         return "restarting" if state.report else "starting"
     if isinstance(state, protocol.Finished):
         return "finished"
-    return "running" if isinstance(state, protocol.Running) else "stopping"
+    well = isinstance(state, protocol.Running) and not state.failing
+    return "running" if well else "stopping"

@@ -1,0 +1,133 @@
+"""What is found out about a round that is over, and that the loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from torsh_runtime.contract import WorkerEnv
+from torshrun.agent.announcer import Announcer
+from torshrun.agent.diagnosis import Diagnosis, Findings
+from torshrun.agent.protocol import ReportFailure
+from torshrun.config import LaunchConfig
+from torshrun.config.job import OutputConfig
+from torshrun.health import WorkerStatus
+from torshrun.live import Recorder
+from torshrun.safe_files import Folder
+from torshrun.workers.group import Ending
+from torshrun.workers.logs import TAIL_BYTES, Tail
+from torshrun.workers.spec import Assignment
+
+Result = TypeVar("Result")
+
+TRACE = b"Traceback (most recent call last):\n" + b'  File "a.py", line 1, in f\n    x()\n' * 400
+FULL = (TRACE + b"ConnectionResetError: connection reset by peer\n\n")[-TAIL_BYTES:]
+FULL = (FULL * (TAIL_BYTES // len(FULL) + 1))[-TAIL_BYTES:]
+
+
+def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> Ending:
+    place = WorkerEnv(
+        rank=rank, world_size=600, local_rank=rank, local_world_size=600, error_file=error_file
+    )
+    assignment = Assignment(
+        worker=place, argv=("/bin/x",), environ={}, cpus=frozenset(), folder=f"/logs/{rank}"
+    )
+    tail = Tail()
+    tail.feed(stderr, b"")
+    return Ending(
+        assignment=assignment,
+        pid=1000 + rank,
+        status=code << 8,
+        seconds=1.0,
+        stopped=False,
+        tail=tail,
+        peak_rss_kib=0,
+    )
+
+
+async def turns_of_the_loop_during(work: Awaitable[Result]) -> tuple[int, Result]:
+    turns, over = 0, False
+
+    async def count() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    turns = 0
+    result = await work
+    over = True
+    await counting
+    return turns, result
+
+
+def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
+    """The dead-man timer and the other nodes want signs of life: work that is done in the loop
+    would leave it a turn or two.
+    """
+    said: list[str] = []
+    diagnosis = Diagnosis(OutputConfig(), None)
+    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder((), "job"))
+    endings = [ending(rank, 1, FULL) for rank in range(300)]
+
+    async def examine_and_report() -> Findings:
+        turns, found = await turns_of_the_loop_during(diagnosis.findings(endings))
+        assert turns > 5
+        report = ReportFailure(0, 0, "no budget")
+        turns, _ = await turns_of_the_loop_during(announcer.failed(report, found))
+        assert turns > 5
+        return found
+
+    found = asyncio.run(examine_and_report())
+    assert found.cause is found.exits[0]
+    assert found.kind == "peer lost"
+    assert "rank 0 failed first" in said[0]
+
+
+def test_nothing_is_looked_for_where_nothing_failed() -> None:
+    found = asyncio.run(Diagnosis(OutputConfig(), None).findings([ending(0, 0), ending(1, 0)]))
+    assert (found.cause, found.summary, len(found.exits)) == (None, "", 2)
+
+
+def test_without_threads_it_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    found = asyncio.run(Diagnosis(OutputConfig(), None).findings([ending(0, 3)]))
+    assert found.summary == "rank 0: exit code 3 (exit code)"
+
+
+def test_an_error_file_is_read_and_kept_once(tmp_path: Path) -> None:
+    left = tmp_path / "error_0_3.json"
+    left.write_text(json.dumps({"message": "OutOfLuck: x"}))
+    folder = Folder.make(str(tmp_path / "run"))
+    failed = ending(3, 1, error_file=str(left))
+    failed = replace(
+        failed, assignment=replace(failed.assignment, folder=f"{folder.path}/attempt_0/3")
+    )
+    diagnosis = Diagnosis(OutputConfig(), folder)
+    for _ in range(2):
+        found = asyncio.run(diagnosis.findings([failed]))
+        assert found.exits[0].account == "OutOfLuck: x"
+    kept = tmp_path / "run" / "attempt_0" / "3" / "error.json"
+    assert kept.read_text() == left.read_text()
+    folder.close()
+
+
+@pytest.mark.parametrize(("initialised", "said"), [(True, False), (False, True)])
+def test_a_failure_before_any_group_was_made_is_one_at_the_start(
+    initialised: bool, said: bool
+) -> None:
+    diagnosis = Diagnosis(OutputConfig(), None)
+    statuses = (WorkerStatus(), WorkerStatus(initialised=initialised))
+    found = asyncio.run(diagnosis.findings([ending(0, 3, b"boom\n")], None, statuses))
+    assert bool(found.startup) == said

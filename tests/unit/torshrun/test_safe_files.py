@@ -1,0 +1,82 @@
+"""Files that nobody can lead elsewhere."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torshrun.safe_files import Folder, open_for_append
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    made = Folder.make(str(tmp_path / "above" / "own"))
+    yield made
+    made.close()
+
+
+def append(descriptor: int, data: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def test_files_are_added_to_and_for_the_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    for data in (b"a", b"b"):
+        append(open_for_append(str(path)), data)
+    assert path.read_bytes() == b"ab"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path: Path) -> None:
+    precious, pipe = tmp_path / "precious", tmp_path / "pipe"
+    (tmp_path / "link").symlink_to(precious)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("link", "pipe", "."):
+        with pytest.raises(OSError):  # noqa: PT011  # one of several, by the system
+            open_for_append(str(tmp_path / name))
+    os.close(reader)
+    with pytest.raises(OSError, match="No such device"):
+        open_for_append(str(pipe))
+    with pytest.raises(OSError, match="no regular file"):
+        open_for_append("/dev/null")
+    assert not precious.exists()
+
+
+def test_a_folder_is_new_and_for_the_user_alone(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        Folder.make(str(tmp_path))
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        Folder.make(str(tmp_path / "link"))
+    Folder.make(str(tmp_path / "a" / "b")).close()
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_what_is_below_goes_with_the_folder_and_not_with_its_path(
+    tmp_path: Path, folder: Folder
+) -> None:
+    moved, precious = tmp_path / "moved", tmp_path / "precious"
+    (precious / "x").mkdir(parents=True)
+    Path(folder.path).rename(moved)
+    Path(folder.path).symlink_to(precious)
+    append(folder.open_for_append(f"{folder.path}/x/log"), b"a")
+    folder.rename(f"{folder.path}/x/log", "log.1")
+    append(folder.open_for_append(f"{folder.path}/x/log"), b"b")
+    assert sorted(path.name for path in (moved / "x").iterdir()) == ["log", "log.1"]
+    assert list((precious / "x").iterdir()) == []
+
+
+def test_links_below_are_not_followed_either(tmp_path: Path, folder: Folder) -> None:
+    (tmp_path / "precious").mkdir()
+    (Path(folder.path) / "x").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="Not a directory"):
+        folder.open_for_append(f"{folder.path}/x/log")
+    with pytest.raises(ValueError, match="not in the subpath"):
+        folder.open_for_append(str(tmp_path / "precious" / "log"))
+    assert list((tmp_path / "precious").iterdir()) == []
