@@ -9,13 +9,13 @@ from torsh_runtime.errors import ConfigError
 from torshrun.agent.job_status import JobStatus
 from torshrun.config import LaunchConfig
 from torshrun.live.events import ConsoleLines, Recorder
-from torshrun.live.line_file import LineFile
 from torshrun.live.snapshot import Snapshot
 from torshrun.live.status_line import StatusLine
 from torshrun.workers.logs import LogPump
 
 if TYPE_CHECKING:
     from torshrun.live.http_server import HttpServer
+    from torshrun.live.line_file import LineFile
 
 
 class Telemetry:
@@ -83,4 +83,6 @@ def _event_lines(config: LaunchConfig, pump: LogPump) -> LineFile | ConsoleLines
         return None
     if config.events == "-":
         return ConsoleLines(pump.write)
+    from torshrun.live.line_file import LineFile
+
     return LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))

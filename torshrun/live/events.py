@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torsh_runtime.events import Event
-from torshrun.live.line_file import LineFile
+
+if TYPE_CHECKING:
+    from torshrun.live.line_file import LineFile
 
 
 class ConsoleLines:
