@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -149,7 +149,8 @@ class _Job:
         """Reach the job's store; started by hand, rank 0 serves it."""
         secret = secret_of(env.secret)
         if env.store_endpoint:
-            return cls._joined(env, _client(env.store_endpoint, secret, timeout), None, timeout)
+            job = cls._joined(env, _client(env.store_endpoint, secret, timeout), None)
+            return job._with_secret(timeout)
         key = derive(secret, "hand", "worker store")
         address = env.master_addr.strip("[]")
         host = f"[{address}]" if ":" in address else address
@@ -157,31 +158,49 @@ class _Job:
         hosted = _host(endpoint, key) if env.rank == 0 else None
         deadline = time.monotonic() + timeout
         try:
-            job = cls._joined(env, _client(endpoint, key, timeout), hosted, timeout)
+            job = cls._joined(env, _client(endpoint, key, timeout), hosted)
             while job.turn > 1:  # that store goes with the group that rank 0 is about to leave
                 job.client.close()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise CommTimeout("init_process_group", 0, timeout, (0,), _STILL_THERE)
                 time.sleep(_PAUSE)
-                job = cls._joined(env, _client(endpoint, key, left), hosted, left)
-            return job
+                job = cls._joined(env, _client(endpoint, key, left), hosted)
+            return job._with_secret(timeout)
         except BaseException:
             if hosted is not None:
                 hosted.close()
             raise
 
     @classmethod
-    def _joined(
-        cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None, timeout: float
-    ) -> _Job:
+    def _joined(cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None) -> _Job:
         try:
             # Every rank counts its own calls, so that a group made again has keys of its own.
             turn = client.add(f"groups/{env.rank}", 1)
-            secret = secret_of(env.secret) or _make_secret(env, client, hosted, turn, timeout)
-            return cls(env, client, hosted, turn, secret)
+            return cls(env, client, hosted, turn, secret_of(env.secret))
         except BaseException:
             client.close()
+            raise
+
+    def _with_secret(self, timeout: float) -> _Job:
+        """The same; without a secret, with one that rank 0 makes, if nobody but processes of this
+        user on this host can read it in the store.
+        """
+        if self.secret:
+            return self
+        try:
+            here = self.hosted.is_private if self.hosted else self.env.num_nodes == 1
+            private = here and self.client.is_private()
+            key = f"secret/{self.turn}"
+            if self.env.rank == 0:
+                self.client.put(key, secrets.token_bytes(KEY_BYTES) if private else b"")
+            made = self.client.wait([key], timeout)[key].value
+            return replace(self, secret=made if private else b"")
+        except StoreTimeout:
+            self.client.close()
+            raise CommTimeout("init_process_group", 0, timeout, (0,)) from None
+        except BaseException:
+            self.client.close()
             raise
 
     @property
@@ -304,24 +323,6 @@ def _make_backend(
     connect: Any = getattr(module, _CLASSES[kind]).connect
     backend: Backend = connect(store, rank, world_size, timeout)
     return backend
-
-
-def _make_secret(
-    env: WorkerEnv, client: StoreClient, hosted: HostedStore | None, turn: int, timeout: float
-) -> bytes:
-    """A secret that rank 0 makes for a job that was given none, if nobody but processes of this
-    user on this host can read it in the store; else b"".
-    """
-    here = hosted.is_private if hosted else env.num_nodes == 1
-    private = here and client.is_private()
-    key = f"secret/{turn}"
-    if env.rank == 0:
-        client.put(key, secrets.token_bytes(KEY_BYTES) if private else b"")
-    try:
-        made = client.wait([key], timeout)[key].value
-    except StoreTimeout:
-        raise CommTimeout("init_process_group", 0, timeout, (0,)) from None
-    return made if private else b""
 
 
 def _client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:

@@ -169,7 +169,7 @@ def test_in_a_node(rounds: int) -> None:
     )
 
 
-def make_soon_after(rank: int, address: str) -> float:
+def make_soon_after(rank: int, address: str, served: tuple[int, int]) -> float:
     """Rank 1 finds the store of a group that rank 0 has not quite left."""
     tr.destroy_process_group()
     if rank == 0:
@@ -177,10 +177,12 @@ def make_soon_after(rank: int, address: str) -> float:
         earlier = HostedStore.start(endpoint, b"")
         with closing(StoreClient.connect(endpoint, b"", PATIENCE)) as client:
             client.add("groups/1", 1)
-            time.sleep(0.5)
+            os.write(served[1], b"1")
+            while client.add("groups/1", 0) < 2:  # until rank 1 has come
+                time.sleep(0.01)
         earlier.close()
     else:
-        time.sleep(0.2)
+        os.read(served[0], 1)
     tr.init_process_group("native", address, PATIENCE, 2, rank)
     both = np.ones(1)
     tr.all_reduce(both)
@@ -188,8 +190,13 @@ def make_soon_after(rank: int, address: str) -> float:
 
 
 def test_the_store_of_an_earlier_group_is_not_taken_for_the_next() -> None:
-    address = free_address()
-    assert run_processes(2, lambda rank: make_soon_after(rank, address), PATIENCE) == [2.0, 2.0]
+    address, served = free_address(), os.pipe()
+    try:
+        found = run_processes(2, lambda rank: make_soon_after(rank, address, served), PATIENCE)
+    finally:
+        os.close(served[0])
+        os.close(served[1])
+    assert found == [2.0, 2.0]
 
 
 @needs_hosts
