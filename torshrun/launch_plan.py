@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from torsh_runtime.contract import WorkerEnv
 from torshrun.config import LaunchConfig
 from torshrun.config.values import MOST_WORKERS
 from torshrun.topology.cpus import allowed_cpus
-from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, assign
+from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
 CHOSEN_AT_START = "<chosen at start>"
 _Lines = Mapping[str, str]
@@ -23,8 +24,8 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
     """
     spec = WorkerSpec.from_config(config, environ, allowed_cpus())
     pairs = zip(
-        assign(config, spec, _facts(config, "a", 1)),
-        assign(config, spec, _facts(config, "b", 2)),
+        assign(spec, _first(config, "a", 1), "a"),
+        assign(spec, _first(config, "b", 2), "b"),
         strict=True,
     )
     workers = [_describe(one, other, environ) for one, other in pairs]
@@ -41,24 +42,26 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
     )
 
 
-def _facts(config: LaunchConfig, word: str, port: int) -> RoundFacts:
+def _first(config: LaunchConfig, word: str, port: int) -> WorkerEnv:
     """What the rendezvous decides is told by `port`, too."""
-    alone = config.rendezvous is None
-    return RoundFacts(
-        number=0,
-        restart_count=0,
+    alone, workers = config.rendezvous is None, config.nproc_per_node
+    return WorkerEnv(
+        rank=0 if alone else port * workers,
+        world_size=workers if alone else port * MOST_WORKERS,
+        local_rank=0,
+        local_world_size=workers,
         node_rank=0 if alone else port,
         num_nodes=1 if alone else port,
-        first_rank=0 if alone else port * config.nproc_per_node,
-        world_size=config.nproc_per_node if alone else port * MOST_WORKERS,
+        role_name=config.role,
         master_addr=config.master_addr if alone else word,
         master_port=config.master_port or port,
-        jax_coordinator_port=port,
+        max_restarts=config.max_restarts,
+        run_id=config.run_id,
         store_endpoint=word,
         secret=word,
         scratch=word,
         status_file=word,
-        folder=word,
+        jax_coordinator_port=port,
     )
 
 

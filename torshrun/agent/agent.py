@@ -21,7 +21,7 @@ from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import Finding, HangMonitor
 from torshrun.agent.job_status import JobStatus
-from torshrun.agent.round import Round, ServeStore
+from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
 from torshrun.rendezvous.base import (
@@ -48,7 +48,7 @@ from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
-from torshrun.workers.spec import RoundFacts, WorkerSpec, assign
+from torshrun.workers.spec import WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
@@ -298,9 +298,10 @@ class Agent:
             self._round = await Round.open(
                 around.serve_store, around.scratch, place, config.nproc_per_node
             )
-            facts = _facts(place, self._round, around)
-            self._tell.round_started(facts)
-            self._group.start(assign(config, around.spec, facts))
+            self._tell.round_started(place)
+            first = first_worker(config, place, self._round, around.scratch)
+            folder = f"{around.folder.path}/attempt_{place.round}" if around.folder else ""
+            self._group.start(assign(around.spec, first, folder))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._tell.start_failed(f"cannot start the workers: {error}")
             self._events.put_nowait(protocol.StartFailed(place.round))
@@ -382,22 +383,3 @@ def _raise_in_loop(task: asyncio.Task[None]) -> None:
     """As a callback: its mistakes are internal errors, and not forgotten."""
     if not task.cancelled():
         task.result()
-
-
-def _facts(place: Place, a_round: Round, around: Surroundings) -> RoundFacts:
-    return RoundFacts(
-        number=place.round,
-        restart_count=place.restarts,
-        node_rank=place.node_rank,
-        num_nodes=place.num_nodes,
-        first_rank=place.first_rank,
-        world_size=place.world_size,
-        master_addr=place.master_addr,
-        master_port=place.master_port,
-        jax_coordinator_port=place.jax_port,
-        store_endpoint=a_round.store.endpoint,
-        secret=a_round.store.secret,
-        scratch=around.scratch,
-        status_file=a_round.status_file,
-        folder=f"{around.folder.path}/attempt_{place.round}" if around.folder else "",
-    )

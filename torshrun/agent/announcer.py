@@ -17,7 +17,6 @@ from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
 from torshrun.text import printable
 from torshrun.workers.group import WorkerState
-from torshrun.workers.spec import RoundFacts
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang
@@ -119,14 +118,14 @@ class Announcer:
         """A line of the agent's own."""
         self._say(f"torshrun: {text}")
 
-    def round_started(self, facts: RoundFacts) -> None:
+    def round_started(self, place: Place) -> None:
         """The round's workers are about to be started."""
         self.emit(
             "round_started",
-            restarts=facts.restart_count,
-            world_size=self._config.nproc_per_node,
-            master_addr=self._config.master_addr,
-            master_port=facts.master_port,
+            restarts=place.restarts,
+            world_size=place.world_size,
+            master_addr=place.master_addr,
+            master_port=place.master_port,
         )
 
     def start_failed(self, reason: str) -> None:

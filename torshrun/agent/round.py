@@ -1,4 +1,4 @@
-"""What one round of workers has for itself, beside the workers."""
+"""What one round of workers has for itself, and what its first worker here is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
+from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
+from torshrun.config import LaunchConfig
 from torshrun.failure import MemoryWatch
 from torshrun.health.pages import StatusPages
 from torshrun.rendezvous.base import Place
@@ -75,3 +77,27 @@ class Round:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STORE_BOUND):
                 await self.store.close()
+
+
+def first_worker(config: LaunchConfig, place: Place, a_round: Round, scratch: str) -> WorkerEnv:
+    """The place of this node's first worker."""
+    return WorkerEnv(
+        rank=place.first_rank,
+        world_size=place.world_size,
+        local_rank=0,
+        local_world_size=config.nproc_per_node,
+        node_rank=place.node_rank,
+        num_nodes=place.num_nodes,
+        role_name=config.role,
+        master_addr=place.master_addr,
+        master_port=place.master_port,
+        restart_count=place.restarts,
+        max_restarts=config.max_restarts,
+        run_id=config.run_id,
+        round=place.round,
+        store_endpoint=a_round.store.endpoint,
+        secret=a_round.store.secret,
+        scratch=scratch,
+        status_file=a_round.status_file,
+        jax_coordinator_port=place.jax_port,
+    )

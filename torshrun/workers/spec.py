@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
@@ -143,40 +143,6 @@ def threads(usable: Sequence[CpuSet], quota: float) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundFacts:
-    """What holds for all workers that start together."""
-
-    number: int
-    """The round's number."""
-    restart_count: int
-    """How often workers have been restarted after a failure."""
-    node_rank: int
-    """Rank of this node."""
-    num_nodes: int
-    """Number of nodes."""
-    first_rank: int
-    """The rank of this node's first worker; the others follow."""
-    world_size: int
-    """Number of workers of all nodes."""
-    master_addr: str
-    """Host of node rank 0, as workers reach it."""
-    master_port: int
-    """A port that was free there when the round was formed."""
-    jax_coordinator_port: int
-    """Another one, for JAX; 0 is none."""
-    store_endpoint: str
-    """Where the round's store is served."""
-    secret: str
-    """The job's secret in hexadecimal."""
-    scratch: str
-    """The job's temporary directory."""
-    status_file: str
-    """File with a page for each local rank; "" is none."""
-    folder: str
-    """The attempt's directory, if output is kept: each worker has <folder>/<local rank>/ in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """One worker, complete at birth."""
 
@@ -192,21 +158,22 @@ class Assignment:
     """Its own directory, for what is kept of its output; the agent alone writes there."""
 
 
-def assign(config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts) -> tuple[Assignment, ...]:
-    """The assignments of this node's workers, in the order of their local ranks. Raises ConfigError
-    for facts that no worker should be told: they come from other nodes.
+def assign(spec: WorkerSpec, first: WorkerEnv, folder: str) -> tuple[Assignment, ...]:
+    """The assignments of this node's workers, in the order of their local ranks. `first` is the
+    place of the first one but for its error file, and `folder` the attempt's directory if output is
+    kept. Raises ConfigError for what no worker should be told: some of it comes from other nodes.
     """
-    _check(facts)
-    return tuple(_assignment(config, spec, facts, rank) for rank in range(config.nproc_per_node))
+    _check(first)
+    return tuple(_assignment(spec, first, folder, rank) for rank in range(first.local_world_size))
 
 
-def _check(facts: RoundFacts) -> None:
-    if not _is_host(facts.master_addr):
+def _check(place: WorkerEnv) -> None:
+    if not _is_host(place.master_addr):
         raise ConfigError(
-            f"MASTER_ADDR={facts.master_addr!r} is neither a host's name nor an address"
+            f"MASTER_ADDR={place.master_addr!r} is neither a host's name nor an address"
         )
-    if not 1 <= facts.master_port <= 65535 or not 0 <= facts.jax_coordinator_port <= 65535:
-        ports = f"{facts.master_port} and {facts.jax_coordinator_port}"
+    if not 1 <= place.master_port <= 65535 or not 0 <= place.jax_coordinator_port <= 65535:
+        ports = f"{place.master_port} and {place.jax_coordinator_port}"
         raise ConfigError(f"the ports {ports} for MASTER_PORT and JAX are not both TCP ports")
 
 
@@ -220,10 +187,13 @@ def _is_host(text: str) -> bool:
         return False
 
 
-def _assignment(
-    config: LaunchConfig, spec: WorkerSpec, facts: RoundFacts, local_rank: int
-) -> Assignment:
-    place = _place(config, facts, local_rank)
+def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int) -> Assignment:
+    place = replace(
+        first,
+        rank=first.rank + local_rank,
+        local_rank=local_rank,
+        error_file=f"{first.scratch}/error_{first.round}_{local_rank}.json",
+    )
     own = {**place.to_environ(), **spec.own_environ[local_rank]}
     encoded_environment(own)
     return Assignment(
@@ -231,29 +201,5 @@ def _assignment(
         argv=tuple(word.replace("${local_rank}", str(local_rank)) for word in spec.argv),
         environ={**spec.environ, **own},
         cpus=spec.cpus[local_rank],
-        folder=f"{facts.folder}/{local_rank}",
-    )
-
-
-def _place(config: LaunchConfig, facts: RoundFacts, local_rank: int) -> WorkerEnv:
-    return WorkerEnv(
-        rank=facts.first_rank + local_rank,
-        world_size=facts.world_size,
-        local_rank=local_rank,
-        local_world_size=config.nproc_per_node,
-        node_rank=facts.node_rank,
-        num_nodes=facts.num_nodes,
-        role_name=config.role,
-        master_addr=facts.master_addr,
-        master_port=facts.master_port,
-        restart_count=facts.restart_count,
-        max_restarts=config.max_restarts,
-        run_id=config.run_id,
-        round=facts.number,
-        store_endpoint=facts.store_endpoint,
-        secret=facts.secret,
-        error_file=f"{facts.scratch}/error_{facts.number}_{local_rank}.json",
-        scratch=facts.scratch,
-        status_file=facts.status_file,
-        jax_coordinator_port=facts.jax_coordinator_port,
+        folder=f"{folder}/{local_rank}",
     )

@@ -13,26 +13,35 @@ from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
 from torshrun.workers import startup
-from torshrun.workers.spec import Assignment, RoundFacts, WorkerSpec, assign
+from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
 EIGHT = frozenset(range(8))
 HOOK = str(Path(startup.__file__).parent)
-FACTS = RoundFacts(
-    number=2,
-    restart_count=1,
-    node_rank=1,
-    num_nodes=2,
-    first_rank=4,
-    world_size=8,
-    master_addr="n0",
-    master_port=1234,
-    jax_coordinator_port=1235,
-    store_endpoint="unix:@x",
-    secret="ab",
-    scratch="/tmp/torsh-x",
-    status_file="/tmp/torsh-x/status",
-    folder="/f",
-)
+
+
+def first_of(config: LaunchConfig, **more: object) -> WorkerEnv:
+    """The place of the first worker of the second of two nodes."""
+    place = WorkerEnv(
+        rank=4,
+        world_size=8,
+        local_rank=0,
+        local_world_size=config.nproc_per_node,
+        node_rank=1,
+        num_nodes=2,
+        role_name=config.role,
+        master_addr="n0",
+        master_port=1234,
+        restart_count=1,
+        max_restarts=config.max_restarts,
+        run_id=config.run_id,
+        round=2,
+        store_endpoint="unix:@x",
+        secret="ab",
+        scratch="/tmp/torsh-x",
+        status_file="/tmp/torsh-x/status",
+        jax_coordinator_port=1235,
+    )
+    return replace(place, **more)  # type: ignore[arg-type]
 
 
 def spec_of(config: LaunchConfig, environ: dict[str, str] | None = None) -> WorkerSpec:
@@ -43,7 +52,7 @@ def assigned(
     config: LaunchConfig, environ: dict[str, str] | None = None, root: Path = Path("/nowhere")
 ) -> tuple[Assignment, ...]:
     spec = WorkerSpec.from_config(config, environ or {}, EIGHT, root)
-    return assign(config, spec, FACTS)
+    return assign(spec, first_of(config), "/f")
 
 
 def test_commands() -> None:
@@ -174,14 +183,14 @@ def test_what_other_nodes_say_does_not_get_into_a_worker_unchecked(
 ) -> None:
     config = LaunchConfig(target="t")
     with pytest.raises(ConfigError) as raised:
-        assign(config, spec_of(config), replace(FACTS, **{field: value}))  # type: ignore[arg-type]
+        assign(spec_of(config), first_of(config, **{field: value}), "")
     assert field.upper().split("_")[0] in str(raised.value).upper()
 
 
 @pytest.mark.parametrize("addr", ["n0", "n-0.x_1.example.org.", "10.0.0.1", "::1", "fe80::1%eth0"])
 def test_hosts_by_name_and_by_address(addr: str) -> None:
     config = LaunchConfig(target="t")
-    (worker,) = assign(config, spec_of(config), replace(FACTS, master_addr=addr))
+    (worker,) = assign(spec_of(config), first_of(config, master_addr=addr), "")
     assert worker.environ["MASTER_ADDR"] == addr
 
 
