@@ -11,16 +11,11 @@ from pathlib import Path
 
 import pytest
 from support.etcd_servers import binary_or_skip
+from support.hosts import needs_hosts
 from support.processes import soon
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TIMEOUT = 120
-
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0
-    or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0,
-    reason="needs root and network namespaces",
-)
 
 
 def run(script: str, *arguments: str) -> str:
@@ -49,7 +44,7 @@ def test_collectives_in_half_precision() -> None:
 
 
 @pytest.mark.netns
-@needs_namespaces
+@needs_hosts
 def test_network() -> None:
     printed = run("network.py", "--peers", "ours", "--sizes", "8,64Ki")
     rows = [line.split()[:2] for line in printed.splitlines() if line.lstrip().startswith("2x")]
@@ -59,7 +54,7 @@ def test_network() -> None:
 
 
 @pytest.mark.netns
-@needs_namespaces
+@needs_hosts
 def test_an_interrupted_network_benchmark_leaves_no_namespace() -> None:
     before = namespaces()
     command = [sys.executable, str(BENCHMARKS / "network.py"), "--peers", "ours", "--rounds", "99"]
@@ -138,7 +133,7 @@ def test_faults() -> None:
 @pytest.mark.netns
 @pytest.mark.etcd
 @pytest.mark.slow
-@needs_namespaces
+@needs_hosts
 def test_elasticity() -> None:
     assert "all members down for 4 s" in run("elasticity.py", "--only", "outage")
 

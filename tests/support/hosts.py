@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,8 +23,23 @@ from support.processes import soon
 INTERFACE = "plug"
 _GUARD = 20.0
 _CLONE_NEWNET = 0x40000000
+_TOOLS = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+"""Debian's packages of them."""
 
-needs_hosts = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+
+def _hindrance() -> str:
+    """Why there can be no hosts here; empty if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for tool, package in _TOOLS.items():
+        if not shutil.which(tool):
+            return f"{tool} is not installed (apt-get install {package})"
+    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
+    return tried.stderr.strip() and f"no network namespaces here: {tried.stderr.strip()}"
+
+
+_WHY_NOT = _hindrance()
+needs_hosts = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 
 
 @dataclass(frozen=True, slots=True)

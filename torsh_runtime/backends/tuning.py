@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,14 @@ class TuningFile:
     def read(cls, environ: Mapping[str, str]) -> TuningFile:
         """Raises ConfigError naming the file and what is wrong in it."""
         named = environ.get(VARIABLE)
-        path = Path(named or _DEFAULT_PATH).expanduser()
+        path = Path(named or _DEFAULT_PATH)
+        with suppress(RuntimeError):  # without HOME and without an entry in passwd "~" is nowhere
+            path = path.expanduser()
         try:
             return cls._parse(json.loads(path.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError) as error:  # HOME may be another user's
             if named:
-                raise ConfigError(f"{VARIABLE}={named}: there is no such file") from None
+                raise ConfigError(f"{VARIABLE}={named}: {error.strerror}") from None
             return cls({}, {})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(

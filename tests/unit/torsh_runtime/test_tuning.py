@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,22 @@ def test_without_a_file_every_rank_has_its_part_of_a_block(ranks: int) -> None:
     assert 0 < tuning.whole_limit <= tuning.block_bytes
     assert tuning.block_bytes % 4096 == 0
     assert tuning.block_bytes >= max(128 * ranks, 65536)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without a name")
+def test_a_user_without_a_home_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    nobody = max(entry.pw_uid for entry in pwd.getpwall()) + 1
+    child = os.fork()
+    if child == 0:
+        os.setuid(nobody)
+        os._exit(TuningFile.read({}).in_nodes() != {})
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_file_in_the_home_of_somebody_unknown_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        TuningFile.read({"TORSH_TUNING": "~nobody-of-this-name/tuning.json"})
 
 
 @pytest.mark.parametrize(("ranks", "block"), [(1, 0), (2, 0), (40, 4096), (1024, 65536), (2, 4160)])

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "common/kernels.hpp"
+#include "common/kernels_level.hpp"
 #include "common/prefetch.hpp"
 
 #define TORSH_INLINE inline __attribute__((always_inline))
@@ -21,26 +22,6 @@
 #endif
 
 namespace torsh::kernels {
-
-// ---- Levels: an attribute on a plain function reaches the loops that are inlined into it.
-
-enum class Level : std::uint8_t { baseline, v3, v4 };
-#if defined(__x86_64__)
-#define TORSH_V3 __attribute__((target("arch=x86-64-v3")))
-#define TORSH_V4 __attribute__((target("arch=x86-64-v4")))
-constexpr std::size_t num_levels = 3;
-
-inline Level own_level() {
-  if (__builtin_cpu_supports("x86-64-v4")) return Level::v4;
-  return __builtin_cpu_supports("x86-64-v3") ? Level::v3 : Level::baseline;
-}
-#else
-#define TORSH_V3
-#define TORSH_V4
-constexpr std::size_t num_levels = 1;
-
-inline Level own_level() { return Level::baseline; }
-#endif
 
 template <typename Loop>
 struct Built {

@@ -1,0 +1,51 @@
+# What building needs of the machine. Each of these stops with one line that says what is missing and
+# how to get it, and leaves nothing in the cache that would hide it once it is there.
+
+function(stop_for what)
+  # A line that begins with a space is not broken into several.
+  message(FATAL_ERROR " torshrun cannot be built: ${what}; or run scripts/setup in a checkout")
+endfunction()
+
+# A macro, since languages are to be enabled for the whole project.
+macro(require_compilers)
+  require_compiler(C)
+  require_compiler(CXX)
+  require_cxx20()
+  enable_language(C)
+  enable_language(CXX)
+endmacro()
+
+function(require_compiler language)
+  include(CheckLanguage)
+  check_language(${language})
+  if(NOT CMAKE_${language}_COMPILER)
+    unset(CMAKE_${language}_COMPILER CACHE)
+    stop_for("there is no C++ compiler (apt-get install g++, or dnf install gcc-c++)")
+  endif()
+endfunction()
+
+# Asks the compiler itself, since a language that was enabled once keeps its compiler.
+function(require_cxx20)
+  set(probe "${CMAKE_CURRENT_BINARY_DIR}/cxx20.cpp")
+  file(WRITE "${probe}" "#include <bit>\n#include <concepts>\n#include <span>\nint i = std::bit_cast<int>(1.0f);\n")
+  set(compiler "${CMAKE_CXX_COMPILER}")
+  execute_process(COMMAND "${compiler}" -std=c++20 -fsyntax-only "${probe}" RESULT_VARIABLE refused OUTPUT_QUIET ERROR_QUIET)
+  if(refused)
+    unset(CMAKE_CXX_COMPILER CACHE)
+    stop_for("${compiler} does not know C++20, which GCC does from 11 on and Clang from 14 on (CXX names another compiler)")
+  endif()
+endfunction()
+
+# A macro, since what is found is used by nanobind.
+macro(require_python)
+  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
+  find_package(Python 3.11 QUIET COMPONENTS Interpreter Development.Module)
+  set(python "python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}")
+  if(NOT Python_Development.Module_FOUND)
+    stop_for("${Python_EXECUTABLE} has no Python.h (apt-get install ${python}-dev, or dnf install ${python}-devel)")
+  endif()
+  find_package(Python 3.11 QUIET COMPONENTS Interpreter Development.Module NumPy)
+  if(NOT Python_NumPy_FOUND OR Python_NumPy_VERSION VERSION_LESS 2)
+    stop_for("${Python_EXECUTABLE} lacks the headers of numpy 2 or later, which serve numpy 1.26 too (pip install 'numpy>=2')")
+  endif()
+endmacro()

@@ -1,0 +1,75 @@
+"""README's two commands, as typed, on a minimal Debian 12 with python3 alone. Half an hour, most of
+it for installing: only with --soak.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from support.bare_tree import CHECKOUT, BareTree, bare_tree
+from support.hosts import needs_hosts
+
+USER = 1000
+SUBSET = "PYTEST_ADDOPTS=tests/unit/torsh_runtime tests/contract/test_backend_native.py"
+
+pytestmark = [needs_hosts, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def only_in_full_length(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--soak"):
+        pytest.skip("installs a system: only with --soak")
+
+
+def command_of(section: str) -> str:
+    """The first that README shows there."""
+    _, _, text = (CHECKOUT / "README.md").read_text().partition(f"\n## {section}\n")
+    found = re.search(r"```sh\n(.+?)\n```", text, re.DOTALL)
+    assert found is not None, section
+    return found[1]
+
+
+def typed(tree: BareTree, line: str, *variables: str, user: int = 0) -> str:
+    """What it printed; it must have ended well."""
+    start = time.monotonic()
+    done = tree.type(line, *variables, user=user)
+    print(f"$ {line}\n{done.output[-6000:]}")
+    print(f"-- {done.code}, {time.monotonic() - start:.0f} s, tree of {tree.bytes >> 20} MiB")
+    assert done.code == 0
+    return done.output
+
+
+@pytest.mark.parametrize("section", ["Try it", "Test it"])
+def test_root_types_the_command(section: str) -> None:
+    with bare_tree() as tree:
+        output = typed(tree, command_of(section), SUBSET)
+        assert ("test accuracy" if section == "Try it" else " passed") in output
+
+
+@pytest.mark.parametrize("section", ["Try it", "Test it"])
+def test_another_user_is_told_what_root_has_to_type_first(section: str) -> None:
+    with bare_tree(owner=USER) as tree:
+        first = tree.type(command_of(section), SUBSET, user=USER)
+        print(first.output)
+        assert first.code == 1
+        (told,) = re.findall(r"As root, type\n\n +(.+)\n", first.output)
+        typed(tree, told)
+        output = typed(tree, command_of(section), SUBSET, user=USER)
+        assert ("test accuracy" if section == "Try it" else " passed") in output
+
+
+def test_a_missing_compiler_or_header_is_one_line_of_pip() -> None:
+    with bare_tree() as tree:
+        typed(tree, "apt-get update && apt-get install -y --no-install-recommends python3-venv")
+        wheel = ".venv/bin/pip wheel --no-deps --wheel-dir /tmp . "
+        without = tree.type(f"python3 -m venv .venv && {wheel}")
+        typed(tree, "apt-get install -y --no-install-recommends g++")
+        headless = tree.type(wheel)
+        for done, what in ((without, "there is no C++ compiler"), (headless, "has no Python.h")):
+            print(done.output)
+            assert done.code == 1
+            (line,) = (line for line in done.output.splitlines() if what in line)
+            assert "apt-get install" in line
+            assert len(done.output.splitlines()) < 40

@@ -1,0 +1,135 @@
+"""scripts/setup on machines that lack this or that: what it says, and what it would run or runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+SETUP = Path(__file__).resolve().parents[2] / "scripts" / "setup"
+APT = "apt-get update && apt-get install --yes --no-install-recommends"
+OLD_COMPILER = 'exec c++ "$@" -std=c++17'
+
+
+class Machine:
+    """Has only what is put on it. A package manager there notes what it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tools, self.asked = folder / "bin", folder / "asked"
+        self._tools.mkdir()
+        for name in ("bash", "dirname", "id", "sed"):
+            self.gets(name)
+
+    def gets(self, *names: str) -> None:
+        for name in names:
+            found = shutil.which(name)
+            assert found is not None, name
+            (self._tools / name).symlink_to(found)
+
+    def makes(self, name: str, program: str) -> Path:
+        tool = self._tools / name
+        tool.unlink(missing_ok=True)
+        tool.write_text(f"#!/bin/sh\n{program}\n")
+        tool.chmod(0o755)
+        return tool
+
+    def manages_packages_with(self, name: str) -> None:
+        self.makes(name, f'echo "{name} $*" >> {self.asked}')
+
+    def is_used_by(self, uid: int) -> None:
+        self.makes("id", f"echo {uid}")
+
+    def types(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        variables = {"PATH": str(self._tools), **environ}
+        return subprocess.run(
+            [SETUP, *arguments], env=variables, capture_output=True, text=True, timeout=60
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_machine_that_has_all_is_asked_for_nothing(machine: Machine) -> None:
+    machine.gets("c++", "cc")
+    machine.manages_packages_with("apt-get")
+    done = machine.types("--dry-run", "examples", "expecttest", PYTHON=sys.executable)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith(" .[examples] expecttest")
+    assert "apt-get" not in done.stdout
+    assert not machine.asked.exists()
+
+
+@pytest.mark.parametrize(
+    ("manager", "command"),
+    [
+        ("apt-get", f"{APT} python3 python3-dev python3-venv g++ iproute2"),
+        (
+            "dnf",
+            "dnf install --assumeyes python3.11 python3.11-devel python3.11-libs gcc-c++ iproute",
+        ),
+    ],
+)
+def test_root_would_run_one_command(machine: Machine, manager: str, command: str) -> None:
+    machine.is_used_by(0)
+    machine.manages_packages_with(manager)
+    done = machine.types("--dry-run", "test")
+    assert done.returncode == 0
+    assert command in done.stdout.splitlines()
+    assert "lacks Python 3.11 or later" in done.stderr
+    assert not machine.asked.exists()
+
+
+@pytest.mark.parametrize("manager", ["apt-get", "dnf"])
+def test_another_user_gets_one_command_for_root(machine: Machine, manager: str) -> None:
+    machine.is_used_by(1000)
+    machine.manages_packages_with(manager)
+    done = machine.types("test")
+    assert done.returncode == 1
+    lines = [line.strip() for line in done.stderr.splitlines() if line.startswith("    ")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith(f"{manager} ")
+    assert "iproute" not in lines[0]  # what only root can use
+    assert not machine.asked.exists()
+
+
+def test_what_is_still_missing_afterwards_is_an_error(machine: Machine) -> None:
+    machine.is_used_by(0)
+    machine.manages_packages_with("apt-get")
+    done = machine.types(PYTHON=sys.executable)
+    assert done.returncode == 1
+    assert "still lacks a C++20 compiler" in done.stderr
+    update, install = machine.asked.read_text().splitlines()
+    assert (update, install.split()[-1]) == ("apt-get update", "g++")
+
+
+def test_a_compiler_that_is_too_old_is_none(machine: Machine, tmp_path: Path) -> None:
+    machine.gets("c++", "cc")
+    machine.manages_packages_with("dnf")
+    machine.is_used_by(1000)
+    old = machine.makes("old", OLD_COMPILER)
+    done = machine.types(PYTHON=sys.executable, CXX=str(old))
+    assert done.returncode == 1
+    assert "lacks a C++20 compiler (GCC 11, Clang 14 or later)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        ((), {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python is no Python 3.11 or later"),
+        (("everything",), {}, "there is no 'everything': examples, dev or test"),
+        ((), {}, "neither apt-get nor dnf"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(
+    machine: Machine, arguments: Sequence[str], environ: dict[str, str], said: str
+) -> None:
+    done = machine.types(*arguments, **environ)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
