@@ -100,7 +100,7 @@ def _wait_to_stop(view: View, nodes: set[str]) -> Decision:
 
 
 def _grants_of(count: int) -> str:
-    what = "were in an earlier round of this run id and are not heard of"
+    what = "were in a round of this run id and are not heard of"
     return f"the grants of {count} node(s) to run out, which {what}"
 
 
@@ -157,16 +157,15 @@ def _form(view: View, now: float, history: History) -> Decision:
 def _too_few(view: View, now: float, seating: Seating) -> Decision:
     least, count, timeout = view.limits[0], len(seating.nodes), view.settings.join_timeout
     deadline = view.idle_since + timeout
+    whys = "".join(f" {view.name(node)}: {why}." for node, why in seating.waiting[:8])
     if now < deadline:
-        what = f"at least {least} node(s) ({count} here)"
-        return _wait(what, deadline, now)._replace(wake=min(seating.wake, deadline))
-    misplaced = seating.waiting if view.settings.fixed_ranks else ()
+        _, _, what = _wait(f"at least {least} node(s) ({count} here)", deadline, now)
+        return Decision(None, min(seating.wake, deadline), f"{what}.{whys}" if whys else what)
     reason = (
         f"waited {timeout:g} s for at least {least} nodes, and {count} came. Look which are "
         f"missing, ask for fewer (--nnodes MIN:MAX) or a longer --rdzv-conf join_timeout."
     )
-    whys = (f" {view.name(node)}: {why}." for node, why in misplaced)
-    return _conclude("failed", exit_codes.RENDEZVOUS, reason + "".join(whys))
+    return _conclude("failed", exit_codes.RENDEZVOUS, reason + whys)
 
 
 def _conclude(

@@ -27,7 +27,7 @@ def test_the_nodes_of_an_earlier_epochs_round_are_waited_for() -> None:
     seen = view(earlier("a"), earlier("b"), node("d"))
     waits = decide(seen, 10.0)
     assert waits[:2] == (None, 10.0 + 2 * TTL)
-    assert waits.why.startswith("for the grants of 1 node(s) to run out, which were in an earlier")
+    assert waits.why.startswith("for the grants of 1 node(s) to run out, which were in a round")
     assert decide(seen, 12.0).wake == 10.0 + 2 * TTL
     following = act(seen, 10.0 + 2 * TTL)
     assert isinstance(following, Form)

@@ -68,6 +68,11 @@ def test_after_five_losses_a_host_waits_for_an_hour_unless_the_job_has_too_few_n
     assert (who, "5 times in a row" in why) == ("b", True)
     assert len(act(seen, now + 3600).seating.nodes) == 3
     seen.drop("c")
+    held = decide(seen, now + 1)
+    assert held.wake == now + 2 * TTL
+    assert held.why.startswith(
+        "for at least 2 node(s) (1 here), at most 599 s more. node b: the host"
+    )
     assert len(act(seen, now + 60).seating.nodes) == 2, "without it there are too few"
 
 

@@ -144,3 +144,33 @@ def test_what_a_leader_wrote_is_not_undone_by_a_watch_that_lags() -> None:
         assert view.header.phase == "closing"
     lead.take_header(None, 0, 10)
     assert view.header is None
+
+
+async def follow_a_job_that_has_died() -> tuple[Header, bool]:
+    """The header that comes after it, and whether its wishes stand still."""
+    store = MemoryStore()
+    fence = await store.put(
+        key(rows.LEADER), rows.encode(LeaderRow(node="a", endpoint="", token=""))
+    )
+    dead = Header(number=6, phase="closing", token="t", fence=1, size=2, min_nodes=2, max_nodes=2)
+    revision = await store.put(key(rows.ROUND), rows.encode(dead))
+    await store.put(key(rows.WANT_SIZE), rows.encode(SizeWanted(min_nodes=2, max_nodes=2)))
+    row = NodeRow(node="a", sequence=1, state="waiting")
+    await store.put(key(rows.NODES + "a"), rows.encode(row))
+    view = View(SETTINGS, "a", time.monotonic())
+    view.fence = fence
+    view.take_header(dead, time.monotonic())
+    asking = Asking(store, SETTINGS, time.monotonic, random.Random(1))
+    lead = Lead(asking, view, "e", revision, lambda: None)
+    task = asyncio.create_task(lead.run())
+    header = await until_phase(store, "open")
+    wanted = await store.get(key(rows.WANT_SIZE))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await store.close()
+    return header, wanted is not None
+
+
+def test_what_is_left_of_a_job_that_has_died_is_removed_before_the_next() -> None:
+    header, is_wanted = asyncio.run(follow_a_job_that_has_died())
+    assert (header.number, header.size, header.restarts, is_wanted) == (7, 1, 0, False)
