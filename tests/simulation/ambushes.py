@@ -80,7 +80,9 @@ class Ambushes:
         mishap = Mishap(late=seconds) if half else Mishap(answer_late=seconds)
         self._lie(kind, lambda agent: mishap)
         what = self._provoke(kind, chance)
-        return f"the next to {kind} is {seconds:.2f} s late{'' if half else ' to hear of it'}; {what}"
+        return (
+            f"the next to {kind} is {seconds:.2f} s late{'' if half else ' to hear of it'}; {what}"
+        )
 
     def _lose(self, chance: random.Random) -> str:
         kind = chance.choice((*WRITES, "grant"))
@@ -126,7 +128,9 @@ class Ambushes:
             return Mishap(late=0.0 if stands else seconds)
 
         self._lie(chance.choice(("close", "open", "places")), strike, leader.name)
-        return f"{leader.name} stands still as it leads, for {seconds} s; {self._faults.fail(chance)}"
+        return (
+            f"{leader.name} stands still as it leads, for {seconds} s; {self._faults.fail(chance)}"
+        )
 
     def _late_open(self, chance: random.Random) -> str:
         """A round is formed when its leader has given up, and is about to form it again."""

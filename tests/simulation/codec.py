@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torsh_runtime.store.base import Put, Write
 from torshrun.rendezvous import rows
@@ -17,6 +17,7 @@ class Codec:
 
     def __init__(self, run_id: str) -> None:
         self.base = rows.base(run_id)
+        self._read: dict[tuple[type[Any], bytes], Any] = {}
 
     def key(self, name: str) -> str:
         return self.base + name
@@ -27,7 +28,10 @@ class Codec:
 
     def read(self, kind: type[T], key: str, value: bytes) -> T | None:
         """The row, or None if it counts as none."""
-        return rows.decode(kind, value)
+        if (kind, value) not in self._read:
+            self._read[kind, value] = rows.decode(kind, value)
+        row: T | None = self._read[kind, value]
+        return row
 
     def kind(self, writes: Sequence[Write]) -> str:
         """What a transaction is for: "elect", "open", "close", "enter", "report" and so on."""
@@ -42,7 +46,9 @@ class Codec:
         for name, put in names.items():
             if name.startswith(rows.NODES):
                 row = self.read(NodeRow, put.key, put.value)
-                return {"inside": "enter", "reported": "report"}.get(row.state if row else "", "row")
+                return {"inside": "enter", "reported": "report"}.get(
+                    row.state if row else "", "row"
+                )
             if name.startswith(rows.PLACES):
                 return "places"
         return "write"

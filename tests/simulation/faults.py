@@ -38,6 +38,7 @@ class Faults:
             self.crash_leader,
             self._pause_leader,
             self._mute_leader,
+            self._blind_leader,
             self._lag,
             self._cut_one_way,
             self._crash_loop,
@@ -175,7 +176,22 @@ class Faults:
         deaf = rest if chance.random() < 0.5 else {n for n in sorted(rest) if chance.random() < 0.5}
         seconds = chance.choice((1.5, 3.0)) * self._world.settings.ttl
         self._cut_way({leader.name}, {STORE, *deaf}, seconds)
-        return f"nothing of {leader.name} reaches {len(deaf)} agent(s), or the store, for {seconds} s"
+        return (
+            f"nothing of {leader.name} reaches {len(deaf)} agent(s), or the store, for {seconds} s"
+        )
+
+    def _blind_leader(self, chance: random.Random) -> str:
+        """It loses its lease, and learns late that it does not lead; so do some others."""
+        world, leader = self._world, self._world.leader()
+        if leader is None:
+            return ""
+        prefix, ttl = world.codec.key(rows.CONTROL), world.settings.ttl
+        others = [a.name for a in world.present() if a is leader or chance.random() < 0.5]
+        for name in others:
+            world.network.lags[name, prefix] = 3 * ttl
+            world.loop.call_later(5 * ttl, self._catch_up, name, prefix)
+        self._cut({leader.name}, {STORE}, chance.choice((1.2, 1.6)) * ttl)
+        return f"{leader.name} loses its lease, and {len(others)} learn late of what follows"
 
     def _split(self, chance: random.Random) -> str:
         """Two halves that do not reach each other; one has the store, or neither."""

@@ -47,7 +47,10 @@ class Leadership:
         )
         assert leader is not None
         codec = record.codec
-        for what, revision in ((rows.LEADER, leader.revision), (rows.ROUND, record.header_revision)):
+        for what, revision in (
+            (rows.LEADER, leader.revision),
+            (rows.ROUND, record.header_revision),
+        ):
             fence = Compare(codec.key(what), revision)
             check(fence in commit.compares, f"{author} writes {name} without comparing {what}")
 

@@ -54,7 +54,10 @@ class Network:
     def reaches(self, sender: str, receiver: str) -> bool:
         if receiver in self.down:
             return False
-        return not any(sender in these and receiver in those for these, those in self.cuts)
+        for these, those in self.cuts:  # noqa: SIM110 - a generator costs several times as much
+            if sender in these and receiver in those:
+                return False
+        return True
 
     def joins(self, one: str, other: str) -> bool:
         """Whether they reach each other."""
@@ -68,9 +71,7 @@ class Network:
     ) -> None:
         """One message. It arrives whatever becomes of its sender, unless the link is cut then."""
         seconds = self.delay() + late
-        self.loop.call_later(
-            seconds, self._arrive, sender, receiver, deliver, context=self.outside
-        )
+        self.loop.call_later(seconds, self._arrive, sender, receiver, deliver, context=self.outside)
 
     def _arrive(self, sender: str, receiver: str, deliver: Callable[[], object]) -> None:
         if (not self.cuts and not self.down) or self.reaches(sender, receiver):

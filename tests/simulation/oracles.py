@@ -43,6 +43,7 @@ class Oracles:
         for judge in self._checks:
             judge(commit)
         self.record.apply(commit)
+        self.grants.on_commit(commit)
 
     def on_loss(self, items: Iterable[Entry]) -> None:
         """The store holds nothing but these any more."""

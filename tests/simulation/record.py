@@ -63,7 +63,7 @@ class Record:
         self.inside: dict[str, NodeRow] = {}
         """The latest row of each node that said so."""
         self.formed: dict[str, int] = {}
-        """Tokens of the rounds, and how often the store had lost everything when they last stood."""
+        """Tokens of the rounds, and how often the store had lost all when they last stood."""
         # What the store does not know:
         self.running: dict[str, str] = {}
         """Agents that run workers, and the token of the round they are of."""
@@ -119,15 +119,19 @@ class Record:
                 self.verdicts.add((self.verdict.outcome, self.verdict.code))
         elif name.startswith(rows.NODES):
             self._take_node(name.removeprefix(rows.NODES), event, there)
-        elif there and name == rows.WANT_SIZE:
-            if wanted := read(SizeWanted, event.key, value):
-                self.limits.add((wanted.min_nodes, wanted.max_nodes))
-        elif there and name == rows.WANT_STOP:
-            if stop := read(StopWanted, event.key, value):
-                self.stops.add(stop.code)
-        elif name.startswith(rows.WANT_DRAIN):
+        elif name.startswith(rows.WANTS):
+            self._take_want(name, event, there)
+
+    def _take_want(self, name: str, event: Event, there: bool) -> None:
+        if name.startswith(rows.WANT_DRAIN):
             node = name.removeprefix(rows.WANT_DRAIN)
             (self.drained.add if there else self.drained.discard)(node)
+        elif there and name == rows.WANT_SIZE:
+            if wanted := self.codec.read(SizeWanted, event.key, event.value):
+                self.limits.add((wanted.min_nodes, wanted.max_nodes))
+        elif there and name == rows.WANT_STOP:
+            stop = self.codec.read(StopWanted, event.key, event.value)
+            self.stops.update({stop.code} if stop else ())
 
     def _take_node(self, node: str, event: Event, there: bool) -> None:
         row = self.codec.read(NodeRow, event.key, event.value) if there else None

@@ -55,7 +55,9 @@ class Server:
         except StoreError as error:
             return error
 
-    def transact(self, author: str, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
+    def transact(
+        self, author: str, compares: Sequence[Compare], writes: Sequence[Write]
+    ) -> Outcome:
         outcome, events = self.state.transact(compares, writes)
         self._publish(author, compares, events)
         return outcome
@@ -65,10 +67,13 @@ class Server:
         self._owners[lease] = author
         return lease
 
-    def keep_alive(self, author: str, lease: int) -> bool:
-        """Whether it was granted to this author, and not to another by a store before this one."""
+    def keep_alive(self, author: str, lease: int) -> tuple[bool, bool]:
+        """Whether it was granted to this author, and not to another by a store before this one;
+        and whether the leader's row stands on it.
+        """
         self.state.keep_alive(lease, self._loop.time())
-        return self._owners.get(lease) == author
+        leader = self.state.get(self.codec.key(rows.LEADER))
+        return self._owners.get(lease) == author, leader is not None and leader.lease == lease
 
     def revoke(self, author: str, lease: int) -> None:
         self._publish(author, (), self.state.revoke(lease))
@@ -176,6 +181,4 @@ class Watcher:
         network = self._network
         lag = self._lag + network.lags.get((self._end, self.prefix), 0.0)
         self._latest = max(self._latest, network.loop.time() + lag + network.delay())
-        network.loop.call_at(
-            self._latest, self.queue.put_nowait, event, context=network.outside
-        )
+        network.loop.call_at(self._latest, self.queue.put_nowait, event, context=network.outside)

@@ -95,9 +95,7 @@ class VirtualAgent:
             nproc=chance.choice((1, 2, 8)),
             ports=lambda: (1, 2),
         )
-        beats = VirtualBeats(
-            self._server.network, self._oracles, self._ends, name, self._context
-        )
+        beats = VirtualBeats(self._server.network, self._oracles, self._ends, name, self._context)
         self.rendezvous: Rendezvous = NodeRendezvous(
             VirtualStore(self._server, name),
             self._settings,

@@ -10,7 +10,17 @@ from simulation.network import STORE, Mishap
 from simulation.server import Server, Watcher
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Compare, Delete, Entry, Event, Listing, Outcome, Put, Store, Write
+from torsh_runtime.store.base import (
+    Compare,
+    Delete,
+    Entry,
+    Event,
+    Listing,
+    Outcome,
+    Put,
+    Store,
+    Write,
+)
 
 _WATCH_TIMEOUT = 5.0
 
@@ -38,9 +48,7 @@ class VirtualStore(Store):
                 lost = StoreError("the answer was lost")
                 self._loop.call_later(network.delay() * 10, _settle, answer, lost)
             else:
-                network.send(
-                    STORE, self._end, lambda: _settle(answer, result), mishap.answer_late
-                )
+                network.send(STORE, self._end, lambda: _settle(answer, result), mishap.answer_late)
 
         network.send(self._end, STORE, arrive, mishap.late)
         return await answer
@@ -103,19 +111,17 @@ class VirtualStore(Store):
 
     async def grant(self, ttl: float) -> int:
         sent = self._loop.time()
-        lease: int = await self._call(
-            lambda: self._server.grant(self._end, ttl), lambda: "grant"
-        )
-        self._server.oracles.on_contact(self._end, sent)
+        lease: int = await self._call(lambda: self._server.grant(self._end, ttl), lambda: "grant")
+        self._server.oracles.on_contact(self._end, sent, leads=False)
         return lease
 
     async def keep_alive(self, lease: int) -> None:
         sent = self._loop.time()
-        is_own = await self._call(
+        is_own, leads = await self._call(
             lambda: self._server.keep_alive(self._end, lease), lambda: "keep_alive"
         )
         if is_own:
-            self._server.oracles.on_contact(self._end, sent)
+            self._server.oracles.on_contact(self._end, sent, leads)
 
     async def revoke(self, lease: int) -> None:
         await self._call(lambda: self._server.revoke(self._end, lease), lambda: "revoke")
