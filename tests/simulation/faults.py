@@ -29,6 +29,7 @@ class Faults:
             self._pause,
             self._cut_off_store,
             self._cut_off_all,
+            self._storeless,
             self._split,
             self._flip,
             self._outage,
@@ -145,6 +146,15 @@ class Faults:
         seconds = chance.choice((3.0, 15.0, 30.0))
         self._cut(set(agents), {STORE}, seconds)
         return f"{', '.join(agents)} cannot reach the store for {seconds} s"
+
+    def _storeless(self, chance: random.Random) -> str:
+        """An agent that the leader alone hears, when the round is to close."""
+        agent, ttl = self.some(chance), self._world.settings.ttl
+        if agent is None:
+            return ""
+        self._cut({agent.name}, {STORE}, 3 * ttl)
+        self._world.loop.call_later(chance.choice((0.9, 1.5)) * ttl, self.fail, chance)
+        return f"{agent.name} cannot reach the store for {3 * ttl} s, and workers are to fail"
 
     def _cut_off_all(self, chance: random.Random) -> str:
         agent = self.some(chance)

@@ -57,6 +57,8 @@ class Record:
         self.verdicts: set[tuple[str, int]] = set()
         """Outcomes and codes of all that ever stood."""
         self.nodes: dict[str, NodeRow] = {}
+        self.vanished: set[str] = set()
+        """Nodes whose rows have gone since the last round was formed, if only for a while."""
         self.drained: set[str] = set()
         self.stops: set[int] = set()
         """Codes with which somebody asked for the end."""
@@ -109,7 +111,9 @@ class Record:
             self.leader = Term(leader.node, event.revision) if leader else None
             self.leaders.update({leader.node} if leader else ())
         elif name == rows.ROUND:
-            self.header = read(Header, event.key, value) if there else None
+            before, self.header = self.header, read(Header, event.key, value) if there else None
+            if before and self.header and before.token != self.header.token:
+                self.vanished.clear()
             self.header_revision = event.revision if there else 0
             if self.header:
                 self.formed[self.header.token] = self.losses
@@ -137,6 +141,7 @@ class Record:
         row = self.codec.read(NodeRow, event.key, event.value) if there else None
         if row is None:
             self.nodes.pop(node, None)
+            self.vanished.add(node)
             return
         self.nodes[node] = row
         if row.state == "inside":
