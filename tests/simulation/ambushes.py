@@ -25,6 +25,7 @@ class Ambushes:
         self.all: tuple[Fault, ...] = (
             self._stop_before,
             self._late,
+            self._late_row,
             self._lose,
             self._crash_at,
             self._two_candidates,
@@ -83,6 +84,13 @@ class Ambushes:
         return (
             f"the next to {kind} is {seconds:.2f} s late{'' if half else ' to hear of it'}; {what}"
         )
+
+    def _late_row(self, chance: random.Random) -> str:
+        """What a node wrote comes when it has given up, and has written more."""
+        seconds = chance.choice((5.5, 8.0, 12.0, 20.0))
+        kind = chance.choice(("report", "report", "row", "enter"))
+        self._lie(kind, lambda agent: Mishap(late=seconds))
+        return f"the next to {kind} is {seconds} s late; {self._faults.fail(chance)}"
 
     def _lose(self, chance: random.Random) -> str:
         kind = chance.choice((*WRITES, "grant"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torsh_runtime.store.base import Entry, Put, Write
 from torsh_runtime.store.signed import sign, verified
@@ -23,6 +23,7 @@ class Codec:
         self.epoch: Epoch | None = None
         """The one that stands."""
         self._run_id = run_id
+        self._read: dict[tuple[type[Any], bytes], Any] = {}
 
     def turn(self, entry: Entry | None) -> bool:
         """This stands in the epoch's place now; whether it is another one."""
@@ -44,7 +45,10 @@ class Codec:
     def read(self, kind: type[T], key: str, value: bytes) -> T | None:
         """The row, or None if it counts as none."""
         plain = verified(self.epoch.records, key, value) if self.epoch else b""
-        return rows.decode(kind, plain)
+        if (kind, plain) not in self._read:
+            self._read[kind, plain] = rows.decode(kind, plain)
+        row: T | None = self._read[kind, plain]
+        return row
 
     def kind(self, writes: Sequence[Write]) -> str:
         """What a transaction is for: "elect", "open", "close", "enter", "report" and so on."""

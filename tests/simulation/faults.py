@@ -29,6 +29,7 @@ class Faults:
             self._pause,
             self._cut_off_store,
             self._cut_off_all,
+            self._storeless,
             self._split,
             self._flip,
             self._outage,
@@ -38,6 +39,7 @@ class Faults:
             self.crash_leader,
             self._pause_leader,
             self._mute_leader,
+            self._blind_leader,
             self._lag,
             self._cut_one_way,
             self._crash_loop,
@@ -146,6 +148,15 @@ class Faults:
         self._cut(set(agents), {STORE}, seconds)
         return f"{', '.join(agents)} cannot reach the store for {seconds} s"
 
+    def _storeless(self, chance: random.Random) -> str:
+        """An agent that the leader alone hears, when the round is to close."""
+        agent, ttl = self.some(chance), self._world.settings.ttl
+        if agent is None:
+            return ""
+        self._cut({agent.name}, {STORE}, 3 * ttl)
+        self._world.loop.call_later(chance.choice((0.9, 1.5)) * ttl, self.fail, chance)
+        return f"{agent.name} cannot reach the store for {3 * ttl} s, and workers are to fail"
+
     def _cut_off_all(self, chance: random.Random) -> str:
         agent = self.some(chance)
         if agent is None:
@@ -179,6 +190,19 @@ class Faults:
         return (
             f"nothing of {leader.name} reaches {len(deaf)} agent(s), or the store, for {seconds} s"
         )
+
+    def _blind_leader(self, chance: random.Random) -> str:
+        """It loses its lease, and learns late that it does not lead; so do some others."""
+        world, leader = self._world, self._world.leader()
+        if leader is None:
+            return ""
+        prefix, ttl = world.codec.key(rows.CONTROL), world.settings.ttl
+        others = [a.name for a in world.present() if a is leader or chance.random() < 0.5]
+        for name in others:
+            world.network.lags[name, prefix] = 3 * ttl
+            world.loop.call_later(5 * ttl, self._catch_up, name, prefix)
+        self._cut({leader.name}, {STORE}, chance.choice((1.2, 1.6)) * ttl)
+        return f"{leader.name} loses its lease, and {len(others)} learn late of what follows"
 
     def _split(self, chance: random.Random) -> str:
         """Two halves that do not reach each other; one has the store, or neither."""

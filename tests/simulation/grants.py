@@ -11,9 +11,10 @@ import math
 from collections import defaultdict
 from contextvars import copy_context
 
-from simulation.record import Record, check
+from simulation.record import Commit, Record, check
 from simulation.virtual_loop import VirtualLoop
 
+from torshrun.rendezvous import rows
 from torshrun.rendezvous.settings import Settings
 
 GRANT = 0.9
@@ -33,6 +34,8 @@ class Grants:
         self._outage = settings.outage_timeout
         self._contact: defaultdict[str, float] = defaultdict(lambda: -math.inf)
         """When each agent sent the last renewal that the store answered."""
+        self._leading: defaultdict[str, float] = defaultdict(lambda: -math.inf)
+        """The same of the lease that its row as the leader stands on."""
         self._granted: defaultdict[str, float] = defaultdict(lambda: -math.inf)
         """The same of beats that a leader granted."""
         self._answered: defaultdict[str, dict[str, float]] = defaultdict(dict)
@@ -41,8 +44,17 @@ class Grants:
         """
         self._watched: set[str] = set()
 
-    def on_contact(self, agent: str, sent: float) -> None:
+    def on_contact(self, agent: str, sent: float, leads: bool) -> None:
+        """`leads`: whether the lease held the leader's row when it was renewed."""
         self._contact[agent] = max(self._contact[agent], sent)
+        if leads:
+            self._leading[agent] = max(self._leading[agent], sent)
+
+    def on_commit(self, commit: Commit) -> None:
+        """Who is elected leads as long as its lease was last renewed for."""
+        for event in commit.events:
+            if commit.author and self._record.codec.name(event.key) == rows.LEADER:
+                self._leading[commit.author] = self._contact[commit.author]
 
     def on_beat(self, agent: str, leader: str, arrived: float) -> None:
         self._answered[leader].setdefault(agent, arrived)
@@ -57,7 +69,9 @@ class Grants:
 
     def on_grant(self, leader: str, now: float) -> None:
         """A leader has granted a beat."""
-        end = max(self._contact[leader], self._without_store(leader)) + self._length
+        if now <= self._leading[leader] + self._length:
+            return
+        end = self._without_store(leader) + self._length
         check(now <= end + TINY, f"{leader} grants a beat {now - end:.3f} s after its own grant")
 
     def _without_store(self, leader: str) -> float:
@@ -68,12 +82,16 @@ class Grants:
         token = running.get(leader)
         others = (node for node in running if node != leader and running[node] == token)
         heard = min((beats.get(node, -math.inf) for node in others), default=math.inf)
-        return min(heard, self._contact[leader] + self._outage - self._length)
+        return min(heard, self._leading[leader] + self._outage - self._length)
 
     def end(self, agent: str) -> float:
-        """When its workers must have ended, unless it hears more."""
-        last = max(self._contact[agent], self._granted[agent], self._without_store(agent))
-        return last + self._length
+        """When its workers must have ended, unless it hears more; later ends need not be known
+        before the first has come.
+        """
+        known = max(self._contact[agent], self._granted[agent]) + self._length
+        if known > self._loop.time():
+            return known
+        return max(known, self._without_store(agent) + self._length)
 
     def started(self, agent: str) -> None:
         end = self.end(agent)

@@ -95,12 +95,13 @@ class Job:
         story = self._loop.create_task(self._story())
         await asyncio.wait([story, self._failure], return_when=asyncio.FIRST_COMPLETED)
         violation = self._violation(story)
+        history = [*self._world.history]
         story.cancel()
         self._world.close()
         await asyncio.sleep(0)
         return Result(
             violation,
-            self._world.history,
+            history,
             self._world.oracles.rounds.count,
             self._requests,
             self._happened,

@@ -54,7 +54,10 @@ class Network:
     def reaches(self, sender: str, receiver: str) -> bool:
         if receiver in self.down:
             return False
-        return not any(sender in these and receiver in those for these, those in self.cuts)
+        for these, those in self.cuts:  # noqa: SIM110 - a generator costs several times as much
+            if sender in these and receiver in those:
+                return False
+        return True
 
     def joins(self, one: str, other: str) -> bool:
         """Whether they reach each other."""

@@ -44,6 +44,7 @@ class Oracles:
         for judge in self._checks:
             judge(commit)
         self.record.apply(commit)
+        self.grants.on_commit(commit)
         for event in commit.events:
             if self.record.codec.name(event.key) == rows.EPOCH:
                 self._turn(event)

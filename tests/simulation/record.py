@@ -57,13 +57,15 @@ class Record:
         self.verdicts: set[tuple[str, int]] = set()
         """Outcomes and codes of all that ever stood."""
         self.nodes: dict[str, NodeRow] = {}
+        self.vanished: set[str] = set()
+        """Nodes whose rows have gone since the last round was formed, if only for a while."""
         self.drained: set[str] = set()
         self.stops: set[int] = set()
         """Codes with which somebody asked for the end."""
         self.inside: dict[str, NodeRow] = {}
         """The latest row of each node that said so."""
         self.formed: dict[str, int] = {}
-        """Tokens of the rounds, and how often the store had lost everything when they last stood."""
+        """Tokens of the rounds, and how often the store had lost all when they last stood."""
         # What the store does not know:
         self.running: dict[str, str] = {}
         """Agents that run workers, and the token of the round they are of."""
@@ -109,7 +111,9 @@ class Record:
             self.leader = Term(leader.node, event.revision) if leader else None
             self.leaders.update({leader.node} if leader else ())
         elif name == rows.ROUND:
-            self.header = read(Header, event.key, value) if there else None
+            before, self.header = self.header, read(Header, event.key, value) if there else None
+            if before and self.header and before.token != self.header.token:
+                self.vanished.clear()
             self.header_revision = event.revision if there else 0
             if self.header:
                 self.formed[self.header.token] = self.losses
@@ -119,20 +123,25 @@ class Record:
                 self.verdicts.add((self.verdict.outcome, self.verdict.code))
         elif name.startswith(rows.NODES):
             self._take_node(name.removeprefix(rows.NODES), event, there)
-        elif there and name == rows.WANT_SIZE:
-            if wanted := read(SizeWanted, event.key, value):
-                self.limits.add((wanted.min_nodes, wanted.max_nodes))
-        elif there and name == rows.WANT_STOP:
-            if stop := read(StopWanted, event.key, value):
-                self.stops.add(stop.code)
-        elif name.startswith(rows.WANT_DRAIN):
+        elif name.startswith(rows.WANTS):
+            self._take_want(name, event, there)
+
+    def _take_want(self, name: str, event: Event, there: bool) -> None:
+        if name.startswith(rows.WANT_DRAIN):
             node = name.removeprefix(rows.WANT_DRAIN)
             (self.drained.add if there else self.drained.discard)(node)
+        elif there and name == rows.WANT_SIZE:
+            if wanted := self.codec.read(SizeWanted, event.key, event.value):
+                self.limits.add((wanted.min_nodes, wanted.max_nodes))
+        elif there and name == rows.WANT_STOP:
+            stop = self.codec.read(StopWanted, event.key, event.value)
+            self.stops.update({stop.code} if stop else ())
 
     def _take_node(self, node: str, event: Event, there: bool) -> None:
         row = self.codec.read(NodeRow, event.key, event.value) if there else None
         if row is None:
             self.nodes.pop(node, None)
+            self.vanished.add(node)
             return
         self.nodes[node] = row
         if row.state == "inside":

@@ -60,6 +60,11 @@ class Rounds:
         is_new_job = header.restarts == 0 and not (mine & record.starters[before.token])
         fits = grown == 0 or (grown == 1 and failed) or is_new_job
         check(fits, f"restarts {before.restarts}, then {header.restarts}; outcomes {outcomes}")
+        stay = [row for row in record.nodes.values() if row.token == before.token]
+        stay = [row for row in stay if row.state == "reported" and record.stays(row.node)]
+        stay = [row for row in stay if row.node not in record.vanished]
+        charged = grown == 1 or not failed or len(stay) < before.size
+        check(charged, f"a failure alone ended round {before.number}, and is not charged")
         most = header.max_restarts
         check(header.restarts <= most, f"{header.restarts} restarts, and {most} at most")
 

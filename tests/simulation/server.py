@@ -67,10 +67,13 @@ class Server:
         self._owners[lease] = author
         return lease
 
-    def keep_alive(self, author: str, lease: int) -> bool:
-        """Whether it was granted to this author, and not to another by a store before this one."""
+    def keep_alive(self, author: str, lease: int) -> tuple[bool, bool]:
+        """Whether it was granted to this author, and not to another by a store before this one;
+        and whether the leader's row stands on it.
+        """
         self.state.keep_alive(lease, self._loop.time())
-        return self._owners.get(lease) == author
+        leader = self.state.get(self.codec.key(rows.LEADER))
+        return self._owners.get(lease) == author, leader is not None and leader.lease == lease
 
     def revoke(self, author: str, lease: int) -> None:
         self._publish(author, (), self.state.revoke(lease))

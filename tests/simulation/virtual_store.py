@@ -112,16 +112,16 @@ class VirtualStore(Store):
     async def grant(self, ttl: float) -> int:
         sent = self._loop.time()
         lease: int = await self._call(lambda: self._server.grant(self._end, ttl), lambda: "grant")
-        self._server.oracles.on_contact(self._end, sent)
+        self._server.oracles.on_contact(self._end, sent, leads=False)
         return lease
 
     async def keep_alive(self, lease: int) -> None:
         sent = self._loop.time()
-        is_own = await self._call(
+        is_own, leads = await self._call(
             lambda: self._server.keep_alive(self._end, lease), lambda: "keep_alive"
         )
         if is_own:
-            self._server.oracles.on_contact(self._end, sent)
+            self._server.oracles.on_contact(self._end, sent, leads)
 
     async def revoke(self, lease: int) -> None:
         await self._call(lambda: self._server.revoke(self._end, lease), lambda: "revoke")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from torsh_runtime.store.base import Listing
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.rows import Header
 from torshrun.rendezvous.settings import Settings
@@ -45,3 +48,17 @@ def test_only_a_listing_since_the_round_is_closing_tells_who_entered_it(
         return view.listed_since_close
 
     assert asyncio.run(scene()) is counts
+
+
+@pytest.mark.parametrize(
+    ("token", "phase", "granted"),
+    [("t", "open", True), ("before", "open", False), ("t", "closing", False)],
+)
+def test_a_leader_grants_the_round_that_is_open_alone(
+    token: str, phase: Literal["open", "closing"], granted: bool
+) -> None:
+    view = View(RULES, "a", 0.0)
+    view.take_header(replace(CLOSING, phase=phase), 0.0)
+    beat = Beat(node="b", round=0, token=token, number=1, confirmed=0)
+    assert view.judge(beat, now=1.0, grant_until=2.0) is granted
+    assert not view.judge(replace(beat, number=2), now=2.0, grant_until=2.0)
