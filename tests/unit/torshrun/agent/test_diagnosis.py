@@ -17,8 +17,8 @@ from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.protocol import ReportFailure
 from torshrun.config import LaunchConfig
 from torshrun.config.job import OutputConfig
-from torshrun.health import WorkerStatus
-from torshrun.live import Recorder
+from torshrun.health.pages import WorkerStatus
+from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Ending
 from torshrun.workers.logs import TAIL_BYTES, Tail

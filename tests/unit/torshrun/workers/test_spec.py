@@ -155,7 +155,7 @@ def test_workers_do_not_inherit_the_agents_credentials() -> None:
         LaunchConfig(target="t"), {**credentials, "TORSH_SECRET": "hush", "TORSH_DEBUG": "1"}
     )
     assert "hush" not in worker.environ.values()
-    assert (worker.environ["TORSH_SECRET"], worker.environ["TORSH_DEBUG"]) == ("ab", "1")
+    assert (worker.environ["TORSH_WORKER_SECRET"], worker.environ["TORSH_DEBUG"]) == ("ab", "1")
 
 
 INJECTION = "127.0.0.1\0PYTHONWARNINGS=all:0:antigravity.x:0:0"
