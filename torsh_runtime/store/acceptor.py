@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable
 
 from torsh_runtime.store import wire
-from torsh_runtime.store.listener import BACKLOG
 from torsh_runtime.store.peer import foreign_uid
 
 _AT_ONCE = 64
@@ -40,7 +39,6 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
         listener.setblocking(False)
-        listener.listen(BACKLOG)
         self._listen()
 
     def close(self) -> None:
