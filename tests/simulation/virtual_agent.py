@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
-from simulation.codec import SECRET
-from simulation.record import check
+from simulation.record import Violation, check
 from simulation.server import Server
 from simulation.verdicts import cause_of, code_of
 from simulation.virtual_beats import VirtualBeats
@@ -132,6 +131,12 @@ class VirtualAgent:
     # ---- what the rendezvous says
 
     def _on_event(self, event: RendezvousEvent) -> None:
+        try:
+            self._take(event)
+        except Violation as error:  # the rendezvous would make an end of its own of it
+            self._loop.call_exception_handler({"message": "a violation", "exception": error})
+
+    def _take(self, event: RendezvousEvent) -> None:
         if isinstance(event, Granted):
             self._arm(event.until)
         elif isinstance(event, StandingBy):
