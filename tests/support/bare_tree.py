@@ -1,9 +1,9 @@
 """A machine with nothing but Python: a minimal Debian 12 to change root into, with a copy of this
 checkout in it.
 
-Everything is mounted in a mount namespace that ends with the command that runs there, so nothing is
-left mounted however a test ends. Where packages come from is taken from this machine's settings.
-Needs root, Debian 12 and debootstrap.
+Everything is mounted in a mount namespace that ends with the command that runs there, which ends
+when the test does, so nothing is left mounted however that ends. Where packages come from is taken
+from this machine's settings. Needs root, Debian 12 and debootstrap.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class BareTree:
         environ = [f"PATH={_PATH}", *settings, *variables]
         inside = ["/usr/bin/env", "-i", *environ, "sh", "-c", f"cd {_PLACE} && {line}"]
         mounting = ["sh", "-c", _MOUNTS, "mounts", str(self._root), str(_CACHE), str(user)]
-        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *mounting]
+        apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *mounting]
+        command = ["setpriv", "--pdeathsig", "KILL", *apart]
         done = subprocess.run(
             [*command, *folders, "--", *inside],
             stdin=subprocess.DEVNULL,
@@ -89,6 +90,7 @@ class BareTree:
 def bare_tree(owner: int = 0) -> Iterator[BareTree]:
     """A fresh one, whose checkout belongs to this user. Skips the test if there can be none."""
     packed = _packed_or_skip()
+    _remove_trees_of_the_dead()
     root = _CACHE / f"tree-{os.getpid()}"
     try:
         root.mkdir()
@@ -98,6 +100,12 @@ def bare_tree(owner: int = 0) -> Iterator[BareTree]:
         yield BareTree(root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _remove_trees_of_the_dead() -> None:
+    for tree in _CACHE.glob("tree-*"):
+        if not Path("/proc", tree.name.partition("-")[2]).exists():
+            shutil.rmtree(tree, ignore_errors=True)
 
 
 def _packed_or_skip() -> Path:
