@@ -19,7 +19,7 @@ from torshrun.rendezvous.rows import StopWanted
 from torshrun.rendezvous.settings import Settings
 
 RUN_ID = "virtual"
-STANDS_ALL_FAULTS = False
+STANDS_ALL_FAULTS = True
 """Whether the code under test stands the store's loss and nodes that never enter. Until then only
 `--all-faults` makes them happen; set this, and all runs and all tests do.
 """

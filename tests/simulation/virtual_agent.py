@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
+from simulation.codec import SECRET
 from simulation.record import Violation, check
 from simulation.server import Server
 from simulation.verdicts import cause_of, code_of
