@@ -191,6 +191,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
     place = replace(
         first,
         rank=first.rank + local_rank,
+        role_rank=first.role_rank + local_rank,
         local_rank=local_rank,
         error_file=f"{first.scratch}/error_{first.round}_{local_rank}.json",
     )
