@@ -122,8 +122,8 @@ async def form(count: int, open_store: Open, run_id: str) -> tuple[float, int, i
             done.set()
 
     agents = [
-        NodeRendezvous(store, settings, _facts(i), LocalBeats(ends, f"tcp:{i}"))
-        for i, store in enumerate(counted)
+        NodeRendezvous(store, settings, facts, LocalBeats(ends, facts.endpoint))
+        for store, facts in zip(counted, map(_facts, range(count)), strict=True)
     ]
     begun = time.perf_counter()
     for agent in agents:
@@ -139,11 +139,12 @@ async def form(count: int, open_store: Open, run_id: str) -> tuple[float, int, i
 
 
 def _facts(number: int) -> NodeFacts:
+    address = f"10.0.{number // 256}.{number % 256}"
     return NodeFacts(
         node=f"n{number:05d}",
         host=f"host{number}",
-        address=f"10.0.{number // 256}.{number % 256}",
-        endpoint=f"tcp:{number}",
+        address=address,
+        endpoint=f"tcp:{address}:29400",
         nproc=8,
     )
 
