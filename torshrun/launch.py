@@ -27,7 +27,7 @@ from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
-from torshrun.workers.ports import choose_port
+from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
@@ -128,7 +128,7 @@ def _together(config: LaunchConfig, how: RendezvousConfig) -> Together:
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )
-    return Together(how, settings, config.nproc_per_node, lambda: (choose_port(0), choose_port(0)))
+    return Together(how, settings, config.nproc_per_node, HeldPorts())
 
 
 async def _run(config: LaunchConfig, surroundings: Surroundings) -> int:

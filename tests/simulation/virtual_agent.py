@@ -61,7 +61,7 @@ class VirtualAgent:
         """Of the round whose workers run."""
         self.in_round = -1
         """The round that is not reported yet."""
-        self.left = False
+        self._told_to_go = False
         self.finishing = False
         """Whether its workers are about to succeed."""
         self.slow_end = 0.0
@@ -112,6 +112,11 @@ class VirtualAgent:
             chance=random.Random(chance.random()),
         )
         self.rendezvous.start(self._on_event)
+
+    @property
+    def left(self) -> bool:
+        """Whether it is to go; a store that loses the request to drain it forgets that."""
+        return self._told_to_go or self.name in self._oracles.record.drained
 
     def pause(self) -> None:
         self.moved = math.inf
@@ -259,7 +264,7 @@ class VirtualAgent:
 
     def leave(self) -> None:
         """Somebody sends SIGTERM."""
-        self.left = True
+        self._told_to_go = True
         self._oracles.record.leavers.add(self.name)
         self._tell(self.name, "leaves")
         self.soon(self._leave)

@@ -174,6 +174,8 @@ class NodeRendezvous(Rendezvous):
 
     def _take_control(self, items: Items) -> None:
         found = {rows.CONTROL + name: (value, revision) for name, value, revision in items}
+        self._registration.doubt()  # what broke the watch may have lost this node's row
+        self._due.set()
         is_ours = bool(found.get(rows.EPOCH, (b"", 0))[0])
         for name in (rows.VERDICT, rows.ROUND, rows.EPOCH, rows.LEADER, rows.WAIT):
             value, revision = found.get(name, (None, 0))
