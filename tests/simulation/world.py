@@ -35,6 +35,8 @@ class World:
         self.server = Server(self.network, self.codec, self.oracles)
         self.agents: dict[str, VirtualAgent] = {}
         self.paused: set[str] = set()
+        self.is_finishing = False
+        """Whether all workers are to succeed, also those of agents that come yet."""
         self.is_healed = False
         """Whether no more faults are to begin."""
         self._ends: dict[str, VirtualBeats] = {}
@@ -54,6 +56,7 @@ class World:
             random.Random(self.chance.random()),
             self.tell,
         )
+        agent.finishing = self.is_finishing
         return agent
 
     def present(self) -> list[VirtualAgent]:
