@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torsh_runtime.errors import TorshError
-from torshrun import failure
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.dead_man_timer import DeadManTimer
@@ -35,6 +34,7 @@ from torshrun.rendezvous.base import (
     StandingBy,
 )
 from torshrun.safe_files import Folder
+from torshrun.signals import signal_name
 from torshrun.workers.events import (
     DeadManFired,
     GroupStarted,
@@ -281,7 +281,7 @@ class Agent:
     def _leave(self, leave: protocol.Leave) -> None:
         if self._policy.leased and not self._group.alive():
             self._tell.leaving(leave.signo)
-        reason = f"{os.uname().nodename} got {failure.signal_name(leave.signo)}"
+        reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
         self._around.rendezvous.leave(leave.outcome, leave.code, reason)
 
     async def _start_workers(self, place: Place) -> None:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torshrun import failure
 from torshrun.agent import protocol
 from torshrun.agent.diagnosis import Findings, beside_the_loop
 from torshrun.config import LaunchConfig
+from torshrun.failure.exits import Exit, how
 from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
+from torshrun.signals import signal_name
 from torshrun.text import printable
 from torshrun.workers.group import WorkerState
 
@@ -137,12 +138,12 @@ class Announcer:
         """`event` is "stop_requested" or "notice"."""
         if event == "stop_requested":
             self._last_signal = signo
-        self.emit(event, signal=failure.signal_name(signo))
+        self.emit(event, signal=signal_name(signo))
 
     def notice_handled(self, signo: int, passed_on: bool) -> None:
         """A notice has been passed on, or came when no worker was there for it."""
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
-        self.say(f"got {failure.signal_name(signo)}: {what}")
+        self.say(f"got {signal_name(signo)}: {what}")
 
     def workers_started(self, workers: Sequence[WorkerState]) -> None:
         """The programs of all workers run."""
@@ -160,7 +161,7 @@ class Announcer:
             "hang_detected", ranks=ranks, suspect=hang.suspect, seconds=hang.seconds, text=text
         )
 
-    def worker_exited(self, exit_: failure.Exit) -> None:
+    def worker_exited(self, exit_: Exit) -> None:
         """A worker's process has ended."""
         self.emit("worker_exited", **_end_of(exit_), **_more_of(exit_))
 
@@ -169,7 +170,7 @@ class Announcer:
         if stop.cause == "done":
             return
         if stop.cause == "signal":
-            name = failure.signal_name(self._last_signal)
+            name = signal_name(self._last_signal)
             another = "another " if self._last_signal == signal.SIGINT else ""
             hint = f"; {another}SIGINT (Ctrl-C) kills them at once" if stop.grace else ""
             self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
@@ -178,16 +179,16 @@ class Announcer:
         self.emit(
             "workers_stopping",
             cause=stop.cause,
-            signal=failure.signal_name(stop.signo),
+            signal=signal_name(stop.signo),
             grace_seconds=stop.grace,
             ranks=list(alive),
         )
 
     def stopping_others(
-        self, stop: protocol.StopWorkers, alive: Sequence[int], cause: failure.Exit | None
+        self, stop: protocol.StopWorkers, alive: Sequence[int], cause: Exit | None
     ) -> None:
         """Workers have been asked to stop; `cause` is whose failure led to it."""
-        who = f"rank {cause.rank} failed ({failure.how(cause)}): " if cause else ""
+        who = f"rank {cause.rank} failed ({how(cause)}): " if cause else ""
         self.say(f"{who}stopping the other {_in_time(stop, alive)}")
 
     def output_lost(self, lost: Mapping[str, str]) -> None:
@@ -221,7 +222,7 @@ class Announcer:
 
     def leaving(self, signo: int) -> None:
         """No worker runs here, and this node goes."""
-        self.say(f"got {failure.signal_name(signo)}: leaving the job")
+        self.say(f"got {signal_name(signo)}: leaving the job")
 
     def keeper_lost(self, pid: int, left: Sequence[object]) -> None:
         """The keeper died; `left` are processes that could not be killed without it."""
@@ -247,6 +248,8 @@ class Announcer:
 
     async def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
         """The round failed; what led to it, and what follows."""
+        from torshrun.failure.report import describe
+
         sequel = report.sequel
         self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel
         if report.unkillable:
@@ -256,7 +259,7 @@ class Announcer:
                 f"a network file system)."
             )
         outlook = self._outlook(report)
-        self._say(await beside_the_loop(lambda: failure.describe(found.exits, outlook)))
+        self._say(await beside_the_loop(lambda: describe(found.exits, outlook)))
         cause = found.cause
         if cause is not None:
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
@@ -267,11 +270,13 @@ class Announcer:
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
 
-    def _tell_above(self, cause: failure.Exit, report: protocol.ReportFailure) -> None:
+    def _tell_above(self, cause: Exit, report: protocol.ReportFailure) -> None:
         above = self._config.error_file
         if above and report.sequel != "restart":
+            from torshrun.failure.error_file import write_account
+
             with contextlib.suppress(OSError):
-                failure.write_account(above, cause, time.time())
+                write_account(above, cause, time.time())
 
     def _outlook(self, report: protocol.ReportFailure) -> str:
         budget = self._config.max_restarts
@@ -290,17 +295,17 @@ class Announcer:
         return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
 
 
-def _end_of(exit_: failure.Exit) -> Mapping[str, object]:
+def _end_of(exit_: Exit) -> Mapping[str, object]:
     return {
         "rank": exit_.rank,
         "pid": exit_.pid,
         "code": exit_.code,
-        "signal": failure.signal_name(exit_.signo) if exit_.signo else "",
+        "signal": signal_name(exit_.signo) if exit_.signo else "",
         "seconds": exit_.seconds,
     }
 
 
-def _more_of(exit_: failure.Exit) -> Mapping[str, object]:
+def _more_of(exit_: Exit) -> Mapping[str, object]:
     return {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
 
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from torshrun import failure
 from torshrun.config import OutputConfig
+from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Ending
 from torshrun.workers.logs import keeps
 
 if TYPE_CHECKING:
+    from torshrun.failure.cause import Kind
+    from torshrun.failure.memory import MemoryWatch
     from torshrun.health.pages import WorkerStatus
 
 Result = TypeVar("Result")
@@ -48,11 +50,11 @@ async def beside_the_loop(work: Callable[[], Result]) -> Result:
 class Findings:
     """Why a round ended as it did."""
 
-    exits: tuple[failure.Exit, ...] = ()
+    exits: tuple[Exit, ...] = ()
     """How its workers ended, in the order in which they did."""
-    cause: failure.Exit | None = None
+    cause: Exit | None = None
     """The one that explains the others; None if none failed."""
-    kind: failure.Kind | None = None
+    kind: Kind | None = None
     """What sort of failure that was."""
     startup: str = ""
     """How it failed, if that was at its start and trying again may not change it."""
@@ -61,7 +63,7 @@ class Findings:
     def summary(self) -> str:
         """The cause in one line; "" if there is none."""
         cause = self.cause
-        return f"rank {cause.rank}: {failure.how(cause)} ({self.kind})" if cause else ""
+        return f"rank {cause.rank}: {how(cause)} ({self.kind})" if cause else ""
 
 
 class Diagnosis:
@@ -75,11 +77,11 @@ class Diagnosis:
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
 
-    def exit(self, ending: Ending, oom: failure.OomEvidence | None = None) -> failure.Exit:
+    def exit(self, ending: Ending, oom: OomEvidence | None = None) -> Exit:
         """How a worker ended, but for what it may have left in its error file."""
         place = ending.assignment.worker
         kept = keeps(self._output, place.rank, place.local_rank)
-        return failure.Exit(
+        return Exit(
             rank=place.rank,
             host=self._host,
             pid=ending.pid,
@@ -97,7 +99,7 @@ class Diagnosis:
     async def findings(
         self,
         endings: Sequence[Ending],
-        memory: failure.MemoryWatch | None = None,
+        memory: MemoryWatch | None = None,
         statuses: Sequence[WorkerStatus] = (),
     ) -> Findings:
         """What is known of a round with these endings so far."""
@@ -108,24 +110,28 @@ class Diagnosis:
         return await beside_the_loop(lambda: self._examine(endings, oom, initialised))
 
     def _examine(
-        self, endings: Sequence[Ending], oom: failure.OomEvidence | None, initialised: bool
+        self, endings: Sequence[Ending], oom: OomEvidence | None, initialised: bool
     ) -> Findings:
+        from torshrun.failure.cause import diagnose, root_cause  # at the start it would take time
+
         exits = tuple(self._account(ending, self.exit(ending, oom)) for ending in endings)
-        cause = failure.root_cause(exits)
+        cause = root_cause(exits)
         if cause is None:
             return Findings(exits)
-        kind = failure.kind(cause)
+        kind, _ = diagnose(cause)
         return Findings(exits, cause, kind, "" if initialised else _startup(cause, kind))
 
-    def _account(self, ending: Ending, exit_: failure.Exit) -> failure.Exit:
+    def _account(self, ending: Ending, exit_: Exit) -> Exit:
         """With what the worker left in its error file, which is kept beside its output."""
+        from torshrun.failure.error_file import load_account
+
         path = ending.assignment.worker.error_file
         if not ending.status or not os.path.lexists(path):
             return exit_
         if self._folder:
             with contextlib.suppress(OSError):
                 _keep(path, self._folder, f"{ending.assignment.folder}/error.json")
-        return replace(exit_, account=failure.load_account(path))
+        return replace(exit_, account=load_account(path))
 
 
 def _keep(path: str, folder: Folder, kept: str) -> None:
@@ -135,9 +141,10 @@ def _keep(path: str, folder: Folder, kept: str) -> None:
             file.write(left.read(KEPT_BYTES))
 
 
-def _startup(cause: failure.Exit, kind: failure.Kind) -> str:
+def _startup(cause: Exit, kind: Kind) -> str:
+    from torshrun.failure.cause import Kind, fingerprint
+
     if cause.hung or cause.seconds > STARTUP_SECONDS or cause.signo in _FROM_OUTSIDE:
         return ""
-    kinds = failure.Kind
-    by_chance = kind in (kinds.ADDRESS_IN_USE, kinds.OUT_OF_MEMORY, kinds.PEER_LOST)
-    return "" if by_chance else failure.fingerprint(cause)
+    by_chance = kind in (Kind.ADDRESS_IN_USE, Kind.OUT_OF_MEMORY, Kind.PEER_LOST)
+    return "" if by_chance else fingerprint(cause)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
-from torshrun.failure import MemoryWatch
+from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import StatusPages
 from torshrun.rendezvous.base import Place
 

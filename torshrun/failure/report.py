@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torshrun.failure.cause import explain, fingerprint, followed, root_cause
+from torshrun.failure.cause import diagnose, fingerprint, followed, root_cause
 from torshrun.failure.exits import Exit, how
 from torshrun.failure.last_words import Words, last_words
 from torshrun.text import format_ranks
@@ -25,7 +25,7 @@ def describe(exits: Sequence[Exit], outlook: str) -> str:
     if cause is None:
         return f"torshrun: {outlook}"
     lines = [f"torshrun: rank {cause.rank} failed first: {_circumstances(cause)}"]
-    explanation = explain(cause)
+    _, explanation = diagnose(cause)
     if explanation:
         lines.append(f"  {explanation}")
     lines += _quote(last_words(cause))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
-from torshrun.safe_open import safe_open, trusted_uids
+from torshrun.safe_files import safe_open, trusted_uids
 
 BACKLOG_BYTES = 16 << 20
 """How many bytes wait at most for a file that does not take them."""

@@ -75,7 +75,7 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     """
     said: list[str] = []
     diagnosis = Diagnosis(OutputConfig(), None)
-    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder((), "job"))
+    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder(None, "job"))
     endings = [ending(rank, 1, FULL) for rank in range(300)]
 
     async def examine_and_report() -> Findings:
