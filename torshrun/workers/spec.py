@@ -20,8 +20,13 @@ from torshrun.workers.exec_strings import encoded_environment
 
 CpuSet = frozenset[int]
 ROOT = Path("/")
-_CREDENTIAL = re.compile(r"(?:TORSH|PET)_\w*(?:SECRET|PASSWORD)\w*|TORSH_ETCD_USER")
-"""The agent's own variables; a worker has the secret of its job from its WorkerEnv."""
+_OWN = re.compile(
+    r"(?:TORSH|PET)_(?:\w*(?:SECRET|PASSWORD)\w*|ETCD_USER|METRICS_PORT)"
+    r"|TORCHELASTIC_HEALTH_CHECK_PORT"
+)
+"""The agent's own variables. A worker has the secret of its job from its WorkerEnv, and a torshrun
+that it starts cannot have the port at which this one serves metrics.
+"""
 _LABEL = r"(?:\w|\w[\w-]{0,61}\w)"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
 
@@ -63,7 +68,7 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     given = {
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **{name: environ[name] for name in environ if name and not _CREDENTIAL.fullmatch(name)},
+        **{name: environ[name] for name in environ if name and not _OWN.fullmatch(name)},
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
@@ -191,6 +196,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
     place = replace(
         first,
         rank=first.rank + local_rank,
+        role_rank=first.role_rank + local_rank,
         local_rank=local_rank,
         error_file=f"{first.scratch}/error_{first.round}_{local_rank}.json",
     )

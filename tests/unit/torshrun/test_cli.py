@@ -129,7 +129,7 @@ def test_variables(
     [
         ([], "SCRIPT is missing: name it"),
         (["--nproc-per-noode", "2", "SCRIPT"], "did you mean --nproc-per-node?"),
-        (["--nproc-per-node"], "needs a value: N"),
+        (["--nproc-per-node"], "needs a value: WORKERS"),
         (["--standalone=1", "SCRIPT"], "takes no value"),
         (["--master", "x", "SCRIPT"], "--master could be --master-addr, --master-port"),
         (["--config", "no-such-file.yaml", "SCRIPT"], "cannot read the configuration file"),

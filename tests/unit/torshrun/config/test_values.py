@@ -150,4 +150,4 @@ def test_streams_for_all_by_local_rank_and_by_rank() -> None:
 @given(text=st.text() | st.text("0123456789:-.,=r[]", max_size=12))
 def test_any_text_is_a_value_or_a_configuration_error(option: Any, text: str) -> None:
     with contextlib.suppress(ConfigError):
-        option.parse(text)
+        option.kind.parse(text)
