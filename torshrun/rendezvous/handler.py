@@ -218,7 +218,9 @@ class NodeRendezvous(Rendezvous):
         older = self._came_back_older
         if older is None or self._member.takes_part:
             return
-        self._tell(self._member.forget_epoch(is_gone=self._is_gone))
+        # Who had come back to the store since it lost touch would have found how the job ended.
+        was_away = self._registration.written != self._member.row
+        self._tell(self._member.forget_epoch(is_gone=self._is_gone and was_away))
         if not (self._over or self.lost.done()):
             self.lost.set_result(older)
 
