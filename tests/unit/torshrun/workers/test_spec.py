@@ -146,6 +146,7 @@ def test_each_worker_reads_its_own_place() -> None:
     places = [WorkerEnv.from_environ(a.environ) for a in assignments]
     assert places == [a.worker for a in assignments]
     assert [(p.rank, p.local_rank, p.world_size) for p in places] == [(4, 0, 8), (5, 1, 8)]
+    assert [(p.role_rank, p.role_world_size) for p in places] == [(4, 8), (5, 8)]
     last = places[1]
     assert (last.restart_count, last.max_restarts, last.round) == (1, 3, 2)
     assert (last.store_endpoint, last.secret, last.error_file) == (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torshrun.agent.heart import Heart
+from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.workers.keeper import DeadManFired, Exited, Keeper, Report, Spawned
 
 
@@ -37,13 +37,13 @@ def test_workers_of_an_agent_whose_loop_stands_still_end(
     keeper.spawn(1, ["/bin/sleep", "600"], {}, "", (0, 1, 2))
     until(keeper, Spawned)
     loop = asyncio.new_event_loop()
-    heart = Heart(loop, keeper, 0.2, lambda: None)
+    timer = DeadManTimer(loop, keeper, 0.2, lambda: None)
     if granted:
-        heart.grant(time.monotonic() + granted)
-    heart.beat()  # and the loop never runs
+        timer.grant(time.monotonic() + granted)
+    timer.renew()  # and the loop never runs
     until(keeper, DeadManFired)
     until(keeper, Exited)
-    heart.stop()
+    timer.stop()
     loop.close()
 
 
@@ -51,10 +51,10 @@ def test_workers_end_with_what_was_granted(keeper: Keeper) -> None:
     keeper.spawn(1, ["/bin/sleep", "600"], {}, "", (0, 1, 2))
     until(keeper, Spawned)
     loop = asyncio.new_event_loop()
-    heart = Heart(loop, keeper, 0.0, lambda: None)
-    heart.beat()
-    heart.grant(time.monotonic() + 0.2)
+    timer = DeadManTimer(loop, keeper, 0.0, lambda: None)
+    timer.renew()
+    timer.grant(time.monotonic() + 0.2)
     until(keeper, DeadManFired)
-    assert heart.expired
-    heart.stop()
+    assert timer.expired
+    timer.stop()
     loop.close()
