@@ -23,7 +23,6 @@ _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 CONF_WITHOUT_EFFECT = (
-    "is_host",
     "store_type",
     "read_timeout",
     "heartbeat_timeout",
@@ -353,6 +352,7 @@ def rdzv_conf(text: str) -> Mapping[str, Any]:
 
 _CONF: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("join_timeout", "last_call_timeout", "close_timeout"), seconds),
+    "is_host": flag,
     **dict.fromkeys(("keep_alive_interval", "ttl", "timeout"), seconds),
     "keep_alive_max_attempt": count,
     "protocol": one_of("http", "https"),

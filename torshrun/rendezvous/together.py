@@ -176,7 +176,9 @@ class Together(Rendezvous):
             await self._growth.close()
         key = rows.base(self._settings.run_id) + rows.WANT_HOLD + self._node
         self._growth = Growth(store, key, self._settings.ttl)
-        address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
+        private = not config.secret  # then a store at localhost is for this host alone
+        find = partial(routable, config.endpoints, may_be_private=private)
+        address = config.local_addr or await asyncio.to_thread(find)
         self._store = store
         self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
         return self._facts(address, self._hub), self._hub

@@ -235,7 +235,7 @@ def test_what_says_that_there_is_one_node_works_silently(
         ({"monitor_interval": "5"}, "--monitor-interval has no effect"),
         ({"event_log_handler": "null"}, "--event-log-handler has no effect"),
         ({"logs_specs": "mine"}, "--logs-specs has no effect"),
-        ({"rdzv_conf": "is_host=1,timeout=3"}, "--rdzv-conf: is_host has no effect"),
+        ({"rdzv_conf": "use_libuv=1,timeout=3"}, "--rdzv-conf: use_libuv has no effect"),
         ({"local_ranks_filter": "3,4"}, "names no worker: their local ranks are 0 to 0"),
         ({"standalone": "1", "nnodes": "2"}, "--nnodes has no effect: --standalone is given"),
         ({"standalone": "1", "node_rank": "1"}, "--node-rank has no effect"),

@@ -66,7 +66,7 @@ OUT, ERR, BOTH = Streams(stdout=True), Streams(stderr=True), Streams(stdout=True
         (
             values.rdzv_conf,
             "join_timeout=5m, is_host = true",
-            {"join_timeout": 300.0, "is_host": "true"},
+            {"join_timeout": 300.0, "is_host": True},
         ),
     ],
 )

@@ -139,7 +139,10 @@ def test_an_empty_file_says_nothing(written: Written) -> None:
         ("dry_run: true", "belongs on the command line"),
         ("nproc_per_node: four", "^job.yaml:1: nproc_per_node: 'four' is not a whole number"),
         ("nproc_per_node: 1.5", "^job.yaml:1: nproc_per_node: '1.5' is not a whole number"),
-        ("nproc_per_node: [1]", "^job.yaml:1: nproc_per_node: a list is not possible, give WORKERS"),
+        (
+            "nproc_per_node: [1]",
+            "^job.yaml:1: nproc_per_node: a list is not possible, give WORKERS",
+        ),
         ("standalone: {}", "a mapping is not possible, give true or false"),
         ("standalone: maybe", "^job.yaml:1: standalone: 'maybe' is neither"),
         ("tee: [1]", "a list is not possible, give STREAMS or a mapping"),
