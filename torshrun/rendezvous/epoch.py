@@ -8,6 +8,7 @@ anew, in another epoch that takes the place of the old one.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ from torsh_runtime.store.signed import sign, verified
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.rows import EpochRow, VerdictRow
+
+_UNKNOWN = (
+    "this node lost touch with the others, and the round it was in is over: how the job ended is "
+    "not known here. Look at the other nodes' output."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +77,20 @@ class Entrance:
         self._past: set[str] = set()
         """The names of the epochs that this node has been in: none of them comes back."""
         self._told = ""
+        self._begins_at = 0.0
 
-    async def enter(self, last: Epoch | None, *, is_older: bool = False) -> Epoch:
-        """The present epoch, begun here if there is none.
+    async def enter(
+        self, last: Epoch | None, *, is_older: bool = False, may_begin: bool = True
+    ) -> Epoch:
+        """The present epoch; if there is none it is begun here, or (not `may_begin`) by another
+        node soon, or JobUnknown is raised.
 
         `last` is the epoch that the store has lost; `is_older`: it came back with less than it had.
         RendezvousTimeout after the join timeout. StoreError if this node has no place in the job.
         """
         asking, began = self._asking, self._asking.clock()
         strange_until = began + asking.settings.outage_timeout + asking.settings.ttl
+        self._begins_at = began if may_begin else math.inf
         if last:
             self._past.add(last.name)
         while True:
@@ -91,6 +102,8 @@ class Entrance:
                 if isinstance(error, _Refusal):
                     raise
                 why = str(error)
+            if not may_begin and asking.clock() - began > 2 * asking.settings.ttl:
+                raise JobUnknown(_UNKNOWN)
             if asking.clock() - began > asking.settings.join_timeout:
                 raise RendezvousTimeout(f"waited {asking.settings.join_timeout:g} s: {why}")
             if why:
@@ -127,6 +140,11 @@ class Entrance:
                     f"soon be free again"
                 )
             return epoch, ""
+        if asking.clock() < self._begins_at:
+            return (
+                None,
+                "this node lost touch with the others: waiting for another one to begin anew",
+            )
         await self._begin(entry, last)
         return None, ""
 
@@ -167,3 +185,7 @@ class Entrance:
 
 class _Refusal(StoreError):
     """Trying again does not help."""
+
+
+class JobUnknown(StoreError):
+    """Nobody is there to tell how the job has ended."""

@@ -14,7 +14,7 @@ from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.signed import SignedStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.epoch import Entrance, Epoch, read_epoch
+from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown, read_epoch
 from torshrun.rendezvous.rows import VerdictRow
 from torshrun.rendezvous.settings import Settings
 
@@ -137,6 +137,21 @@ def test_made_up_secrets_outlive_a_store_that_is_wiped() -> None:
         old = await node.enter(None)
         await store.delete(KEY)
         assert (await node.enter(old)).secret == old.secret
+
+    play(scene)
+
+
+def test_who_was_away_when_an_epoch_ended_begins_none() -> None:
+    async def scene(store: MemoryStore) -> None:
+        node = entrance(store)
+        old = await node.enter(None)
+        await store.delete(KEY)
+        with pytest.raises(JobUnknown, match="how the job ended is not known here"):
+            await node.enter(old, may_begin=False)
+        assert await store.get(KEY) is None
+        again = asyncio.create_task(node.enter(old, may_begin=False))
+        new = await entrance(store).enter(None)
+        assert await again == new
 
     play(scene)
 
