@@ -9,9 +9,6 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 
-Place = tuple[socket.AddressFamily, Any]
-"""A family, and an address of it as bind() takes it."""
-
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
     """A non-blocking listening socket; port 0 is any.
@@ -20,33 +17,31 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     addresses of both is served on IPv4, where clients of either look. Raises ConfigError.
     """
     problem = OSError(errno.EADDRNOTAVAIL, "")
-    for place in _places(host, port):
+    for family, address in _places(host, port):
+        wide = not host and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         try:
-            return _bind(place, backlog, both=not host)
+            listener = socket.create_server(
+                address, family=family, backlog=backlog, dualstack_ipv6=wide
+            )
         except OSError as error:
             problem = error
             if error.errno == errno.EADDRINUSE:
                 break
+        else:
+            listener.setblocking(False)
+            return listener
     raise _refusal(host, port, os.strerror(problem.errno or 0), problem.errno)
 
 
-def _places(host: str, port: int) -> list[Place]:
+def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    """Families, and an address of each as bind() takes it."""
+    kind, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
     try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host or None, port, type=kind, flags=passive)
     except (OSError, UnicodeError) as error:
         raise _refusal(host, port, f"{host!r} has no address: {error}") from None
     places = [(family, address) for family, _, _, _, address in found]
     return sorted(places, key=lambda place: place[0], reverse=not host)  # AF_INET < AF_INET6
-
-
-def _bind(place: Place, backlog: int, *, both: bool) -> socket.socket:
-    family, address = place
-    wide = both and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    listener = socket.create_server(address, family=family, backlog=backlog, dualstack_ipv6=wide)
-    listener.setblocking(False)
-    return listener
 
 
 def _refusal(host: str, port: int, why: str, number: int | None = None) -> ConfigError:
