@@ -21,7 +21,7 @@ from torshrun.health.pages import WorkerStatus
 from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Ending
-from torshrun.workers.logs import TAIL_BYTES, Tail
+from torshrun.workers.logs.stream import TAIL_BYTES, Tail
 from torshrun.workers.spec import Assignment
 
 Result = TypeVar("Result")
@@ -75,7 +75,7 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     """
     said: list[str] = []
     diagnosis = Diagnosis(OutputConfig(), None)
-    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder((), "job"))
+    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder(None, "job"))
     endings = [ending(rank, 1, FULL) for rank in range(300)]
 
     async def examine_and_report() -> Findings:
