@@ -26,7 +26,9 @@ from torshrun.rendezvous.served import serve_fresh
 from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper
-from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
+from torshrun.workers.logs.prefix import is_coloured
+from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.logs.routes import needs_folder
 from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
@@ -48,8 +50,6 @@ def launch(config: LaunchConfig) -> int:
     gc.freeze()
     gc.enable()
     _open_standard_fds()
-    if config.output.prefix_template is not None:
-        check_template(config.output.prefix_template)
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())

@@ -46,7 +46,7 @@ from torshrun.workers.events import (
 )
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper
-from torshrun.workers.logs import LogPump
+from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.spec import WorkerSpec, assign
 

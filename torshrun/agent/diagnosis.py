@@ -14,7 +14,7 @@ from torshrun.config import OutputConfig
 from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Ending
-from torshrun.workers.logs import keeps
+from torshrun.workers.logs.routes import kept
 
 if TYPE_CHECKING:
     from torshrun.failure.cause import Kind
@@ -80,7 +80,6 @@ class Diagnosis:
     def exit(self, ending: Ending, oom: OomEvidence | None = None) -> Exit:
         """How a worker ended, but for what it may have left in its error file."""
         place = ending.assignment.worker
-        kept = keeps(self._output, place.rank, place.local_rank)
         return Exit(
             rank=place.rank,
             host=self._host,
@@ -89,7 +88,7 @@ class Diagnosis:
             seconds=ending.seconds,
             stopped=ending.stopped,
             stderr=ending.tail.data,
-            log=ending.assignment.folder if kept.stdout or kept.stderr else "",
+            log=ending.assignment.folder if kept(self._output, place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,

@@ -12,7 +12,7 @@ from torshrun.agent.round import Round
 from torshrun.health.watch import HangWatch, Watched
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper
-from torshrun.workers.logs import LogPump
+from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang

@@ -11,7 +11,7 @@ from torshrun.config import LaunchConfig
 from torshrun.live.events import ConsoleLines, Recorder
 from torshrun.live.snapshot import Snapshot
 from torshrun.live.status_line import StatusLine
-from torshrun.workers.logs import LogPump
+from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:
     from torshrun.live.http_server import HttpServer

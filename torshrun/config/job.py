@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Flag
 from types import MappingProxyType
 from typing import Literal
 
@@ -19,19 +20,20 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """Which of a worker's streams a rule of --redirects or --tee is about."""
+class Streams(Flag):
+    """Some of a worker's streams, as --redirects and --tee number them."""
 
-    stdout: bool = False
-    stderr: bool = False
+    NONE = 0
+    STDOUT = 1
+    STDERR = 2
+    BOTH = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRule:
     """--redirects or --tee: streams by rank, and for ranks that are not named."""
 
-    everyone: Streams = Streams()
+    everyone: Streams = Streams.NONE
     """What holds for ranks that are named in neither mapping."""
     by_local_rank: Mapping[int, Streams] = field(default_factory=lambda: MappingProxyType({}))
     """As torchrun has it: "0:1,1:3"."""

@@ -168,7 +168,7 @@ _KINDS: Mapping[str, Kind] = {
     "SECONDS": Kind(values.seconds),
     "SIZE": Kind(values.size),
     "STREAMS": Kind(values.stream_rule, pairs=":"),
-    "TEXT": Kind(values.line),
+    "TEXT": Kind(values.template),
     "TEXTS": Kind(values.phrases, is_list=True),
     "WORKERS": Kind(values.workers),
     "[HOST:]PORT": Kind(values.listening),

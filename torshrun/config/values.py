@@ -31,6 +31,7 @@ CONF_WITHOUT_EFFECT = (
     "rank",
 )
 """Keys of torchrun's --rdzv-conf that nothing here corresponds to."""
+_PLACES = ("role_name", "rank", "local_rank", "hostname")
 _NOT_TO_HANDLE = {
     "SIGKILL": "no process can handle it",
     "SIGSTOP": "no process can handle it",
@@ -151,10 +152,20 @@ def any_text(text: str) -> str:
     return text
 
 
-def line(text: str) -> str:
-    """Any text that fits on a line, also none."""
+def template(text: str) -> str:
+    """What a line of a worker's output begins with, with _PLACES; "" is nothing."""
+    from string import Template
+
     if re.search(r"[\0\r\n]", text):
         raise ConfigError(f"{text!r} is more than one line")
+    allowed = ", ".join(f"${{{name}}}" for name in _PLACES)
+    if not Template(text).is_valid():
+        raise ConfigError(
+            f"{text!r} has a $ without a name: write $$ for a dollar sign, or one of {allowed}"
+        )
+    for name in Template(text).get_identifiers():
+        if name not in _PLACES:
+            raise ConfigError(f"{text!r} has ${{{name}}}: use {allowed}")
     return text
 
 
@@ -271,7 +282,7 @@ def ranks(text: str) -> frozenset[int] | None:
 def stream_rule(text: str) -> StreamRule:
     """ "3" for all workers, "0:1,1:2" by local rank, "r8:3" by global rank."""
     if re.fullmatch(r"\s*[0-3]\s*", text):
-        return StreamRule(everyone=_streams(text))
+        return StreamRule(everyone=Streams(int(text)))
     by_local_rank: dict[int, Streams] = {}
     by_rank: dict[int, Streams] = {}
     for part in text.split(","):
@@ -282,15 +293,12 @@ def stream_rule(text: str) -> StreamRule:
                 f"or that by local rank (0:1,1:2) or by rank (r8:3)"
             )
         rules = by_rank if match[1] else by_local_rank
-        if rules.setdefault(int(match[2]), _streams(match[3])) != _streams(match[3]):
+        streams = Streams(int(match[3]))
+        if rules.setdefault(int(match[2]), streams) != streams:
             raise ConfigError(f"{text!r} names {match[1]}{match[2]} twice")
     return StreamRule(
         by_local_rank=MappingProxyType(by_local_rank), by_rank=MappingProxyType(by_rank)
     )
-
-
-def _streams(digit: str) -> Streams:
-    return Streams(stdout=bool(int(digit) & 1), stderr=bool(int(digit) & 2))
 
 
 def signals(text: str) -> tuple[signal.Signals, ...]:

@@ -21,7 +21,8 @@ from torshrun.workers.events import (
     WorkerExited,
     WorkersKilled,
 )
-from torshrun.workers.logs import LogPump, Outlets, Stream, Tail
+from torshrun.workers.logs.pump import LogPump, Outlets
+from torshrun.workers.logs.stream import Stream, Tail
 from torshrun.workers.spec import Assignment
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class WorkerGroup:
                 assignment.argv,
                 assignment.environ,
                 "",
-                (0, outlets.stdout_fd, outlets.stderr_fd),
+                (0, *outlets.ends),
                 assignment.cpus,
             )
         finally:

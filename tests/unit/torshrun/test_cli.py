@@ -191,8 +191,8 @@ def test_a_command_line_of_torchruns(launched: list[config.LaunchConfig], script
     )
     assert (result.exit_code, result.stderr) == (42, "")
     assert launched[0].nproc_per_node == 4
-    assert launched[0].output.redirects.everyone.stderr
-    assert launched[0].output.tee.streams(1, 1).stderr
+    assert launched[0].output.redirects.everyone.name == "BOTH"
+    assert launched[0].output.tee.streams(1, 1).name == "STDERR"
 
 
 def test_notes_go_to_stderr(launched: list[config.LaunchConfig], script: str) -> None:

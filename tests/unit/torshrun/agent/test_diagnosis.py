@@ -21,7 +21,7 @@ from torshrun.health.pages import WorkerStatus
 from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Ending
-from torshrun.workers.logs import TAIL_BYTES, Tail
+from torshrun.workers.logs.stream import TAIL_BYTES, Tail
 from torshrun.workers.spec import Assignment
 
 Result = TypeVar("Result")

@@ -64,7 +64,7 @@ def test_all_fields(made: Made, script: str) -> None:
         metrics=("0.0.0.0", 9400),
         events="-",
         output=OutputConfig(
-            tee=StreamRule(everyone=Streams(stdout=True)),
+            tee=StreamRule(everyone=Streams.STDOUT),
             local_ranks=frozenset({0}),
             ranks=frozenset({1}),
             prefix_template="",

@@ -15,10 +15,12 @@ from support.processes import soon
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
-from torshrun.workers.logs import TAIL_BYTES, LogPump, mover
-from torshrun.workers.logs.files import StreamFile
+from torshrun.workers.logs import mover
+from torshrun.workers.logs.files import LogFile
+from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.logs.stream import TAIL_BYTES
 
-BOTH = StreamRule(everyone=Streams(stdout=True, stderr=True))
+BOTH = StreamRule(everyone=Streams.BOTH)
 Open = Callable[..., Console]
 
 
@@ -180,7 +182,7 @@ def test_what_the_agent_says_begins_a_new_line(console: Open) -> None:
 
 
 def test_redirected_streams_go_to_files_only(console: Open) -> None:
-    each = console(redirects=BOTH, tee=StreamRule(by_local_rank={1: Streams(stdout=True)}))
+    each = console(redirects=BOTH, tee=StreamRule(by_local_rank={1: Streams.STDOUT}))
     for rank in range(2):
         out, err = each.worker(rank)
         out(b"out\r\xff")
@@ -290,9 +292,9 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open(console: Open) -> None
 def test_a_file_that_cannot_be_written_is_given_up(console: Open) -> None:
     each = console(log_dir="anywhere")
     out, _ = each.worker(0)
-    (file,) = (tap for tap in each.outlets[0].streams[0]._taps if isinstance(tap, StreamFile))
+    (file,) = (tap for tap in each.outlets[0].streams[0]._taps if isinstance(tap, LogFile))
     with Path("/dev/full").open("wb") as full:
-        os.dup2(full.fileno(), file._file._fd)
+        os.dup2(full.fileno(), file._fd)
     out(b"a\n")
     assert each.read_out() == b"[0] a\n"
     out(b"b\n")
@@ -335,7 +337,7 @@ def test_draining_does_not_wait_for_an_outsider_that_never_stops(console: Open) 
     slow = tuple(f"needle {number}" for number in range(300))
     each = console(ranks=frozenset(), stdout_filters=slow)
     each.worker(0)
-    with subprocess.Popen(["yes"], stdout=each.outlets[0].stdout_fd) as screamer:
+    with subprocess.Popen(["yes"], stdout=each.outlets[0].ends[0]) as screamer:
         done = threading.Event()
         each.pump.drain(each.outlets[0].streams, done.set)
         drained = done.wait(10)
@@ -351,7 +353,7 @@ def test_the_time_of_a_stall_does_not_count_for_unfinished_lines(
     (first, _), _ = each.worker(0), each.worker(1)
     first(b"begin ")
     assert soon(lambda: holds_back(each))
-    total = fill(each.outlets[1].stdout_fd, b"w" * 999 + b"\n")
+    total = fill(each.outlets[1].ends[0], b"w" * 999 + b"\n")
     time.sleep(1.2)
     reader = Reader(each.out)
     assert soon(lambda: len(reader.data) >= total)
@@ -374,12 +376,12 @@ def test_workers_go_on_when_the_reader_is_gone_and_that_is_said_once(console: Op
 
 def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Open) -> None:
     each = console(
-        tee=StreamRule(by_rank={1: Streams(True, True)}),
-        redirects=StreamRule(by_rank={1: Streams(stdout=True)}),
+        tee=StreamRule(by_rank={1: Streams.BOTH}),
+        redirects=StreamRule(by_rank={1: Streams.STDOUT}),
     )
     _, err = each.worker(0)
     line = b"w" * 999 + b"\n"
-    total = fill(each.outlets[0].stdout_fd, line)
+    total = fill(each.outlets[0].ends[0], line)
     assert total < 1_000_000  # bounded by the pipes and one chunk, not by memory
     moved = each.pump.moved
     each.pump.say("torshrun: still here")
@@ -393,9 +395,9 @@ def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Ope
 
 
 def test_a_stalled_reader_does_not_hold_back_what_only_files_keep(console: Open) -> None:
-    each = console(redirects=StreamRule(by_rank={1: Streams(stdout=True)}))
+    each = console(redirects=StreamRule(by_rank={1: Streams.STDOUT}))
     each.worker(0)
-    fill(each.outlets[0].stdout_fd, b"w" * 999 + b"\n")
+    fill(each.outlets[0].ends[0], b"w" * 999 + b"\n")
     each.worker(1)[0](b"kept\n")
     assert soon(lambda: each.kept("1/stdout.log") == b"kept\n")
 
@@ -403,7 +405,7 @@ def test_a_stalled_reader_does_not_hold_back_what_only_files_keep(console: Open)
 def test_a_stalled_reader_of_both_stalls_neither_say_nor_give_up(console: Open) -> None:
     each = console(one=True)
     each.worker(0)
-    fill(each.outlets[0].stdout_fd, b"w" * 999 + b"\n")
+    fill(each.outlets[0].ends[0], b"w" * 999 + b"\n")
     moved = each.pump.moved
     each.pump.say("torshrun: at the end")
     each.pump.give_up()
@@ -421,7 +423,7 @@ def test_what_cannot_be_written_is_complained_of(tmp_path: Path, data: bytes) ->
     pump = LogPump(OutputConfig(), None, full, writing, {})
     place = WorkerEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
     outlets = pump.open(place, str(tmp_path))
-    os.write(outlets.stdout_fd, data)
+    os.write(outlets.ends[0], data)
     outlets.close_ends()
     pump.close()
     assert pump.is_closed(5)
