@@ -57,3 +57,19 @@ def children(pid: int) -> list[int]:
         return []
     listed = (read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads)
     return [int(child) for line in listed for child in line.split()]
+
+
+def listener(port: int) -> str:
+    """Which process listens on this port of this host, by name and pid, or what is known of it; for
+    a sentence.
+    """
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listening = connection.status == psutil.CONN_LISTEN
+            if listening and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        return "another process"
+    return "a process of another user or a connection"
