@@ -135,10 +135,14 @@ class Run:
             self._changed.set()
         return self._look()
 
-    async def wait(self, check: Callable[[Picture], Progress], timeout: float, say: Say) -> str:
+    async def wait(
+        self, check: Callable[[Picture], Progress], timeout: float | None, say: Say
+    ) -> str:
         """Until what was asked for is done; what happened. `say` is told what is waited for.
-        NotDone after `timeout` seconds.
+        NotDone after `timeout` seconds; None is not to wait at all.
         """
+        if timeout is None:
+            return "asked for; not waiting for it (--no-wait)"
         progress = check(self.picture)
         try:
             async with asyncio.timeout(timeout):
