@@ -88,12 +88,12 @@ class HangMonitor:
 
     def _samples(self, a_round: Round) -> list[Sample]:
         """What workers have left behind counts for each of them: it is not known whose it is."""
-        from torshrun.health import usage
+        from torshrun import procfs
         from torshrun.health.detector import Sample
 
         workers, statuses = self._group.workers(), a_round.statuses()
-        orphans = usage.orphans(self._keeper.pid, {worker.pid for worker in workers})
-        used = [usage.read(worker.pid if worker.alive else 0) for worker in workers]
+        orphans = procfs.orphans(self._keeper.pid, {worker.pid for worker in workers})
+        used = [procfs.read_usage(worker.pid if worker.alive else 0) for worker in workers]
         return [
             Sample(
                 rank=worker.rank,

@@ -26,15 +26,12 @@ class Sample:
     """One worker at one moment."""
 
     rank: int
-    """Its rank in the job."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
-    """What it has noted."""
     output: int = 0
     """Bytes that it has written so far."""
     cpu: float = 0.0
     """Seconds of CPU that it and its descendants have used so far."""
     alive: bool = True
-    """Whether it has not ended."""
     state: str = ""
     """Its process's state as in /proc/<pid>/stat; "" is unknown."""
 
@@ -69,7 +66,6 @@ class _Seen:
     """What is remembered of a worker."""
 
     sample: Sample
-    """The last one."""
     since: Mapping[Collective, float]
     """When each group's operation was first seen as it still is."""
     idle_since: float

@@ -38,7 +38,6 @@ class Collective:
     reduction: str
     """SUM and so on, where it reduces."""
     count: int
-    """Number of elements."""
     root: int
     """Rank that it starts from; -1 is none."""
     whole: bool

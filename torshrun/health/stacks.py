@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
-from torshrun.health import usage
+from torshrun.procfs import tree
 
 AT_A_TIME = 4
-"""Dumps that run at the same time."""
 DUMP_BOUND = 5.0
 """Seconds that one run of py-spy may take."""
 _LOOK_BELOW = 4
@@ -30,8 +29,6 @@ _THREAD = re.compile(r'^Thread \S+ \((?P<state>\w+).*?\)(?:: "(?P<name>.*)")?$',
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What could be found out."""
-
     texts: dict[int, str]
     """By pid: lines, the most recent call of each thread first; "no Python process" of what is
     none; "" where nothing could be found out."""
@@ -71,7 +68,7 @@ async def _dump(program: str, pid: int, turns: asyncio.Semaphore) -> tuple[str, 
     """The stack of a worker, and why there is none."""
     hint = ""
     async with turns:
-        for process in islice(usage.tree(pid), _LOOK_BELOW):
+        for process in islice(tree(pid), _LOOK_BELOW):
             # First without stopping the process, which succeeds where it stands still.
             for mode in ("--nonblocking", ""):
                 text, hint = await _run([program, "dump", "--pid", str(process), *mode.split()])

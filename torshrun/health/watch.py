@@ -51,7 +51,6 @@ class HangWatch:
             self._timer = self._loop.call_later(self._interval, look)
 
     def stop(self) -> None:
-        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

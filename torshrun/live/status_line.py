@@ -22,8 +22,6 @@ _SHORTEST_FAILURE = 16
 
 
 class Part(NamedTuple):
-    """One part of the line."""
-
     text: str
     style: str
     """In rich's words; "" is none."""
@@ -69,7 +67,6 @@ class StatusLine:
             self._put(render(snapshot, now, self._width(), color=self._color))
 
     def close(self) -> None:
-        """Remove the line."""
         self._put("")
         if self._loader is not None:
             self._loader.join(CLOSE_SECONDS)

@@ -21,7 +21,6 @@ class Cpu:
 
     number: int
     node: int
-    """Its NUMA node."""
     socket: int
     """Its physical package."""
     core: int
