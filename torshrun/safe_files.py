@@ -112,7 +112,6 @@ class Folder:
             os.replace(old, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def close(self) -> None:
-        """Let go of it."""
         os.close(self._descriptor)
 
     @contextlib.contextmanager

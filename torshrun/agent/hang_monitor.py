@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
-from torshrun.health.watch import HangWatch, Watched
+from torshrun.health.watch import HangWatch
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:
-    from torshrun.health.detector import Hang
+    from torshrun.health.detector import Hang, Sample
     from torshrun.health.timers import TimerServer
 
 STACKS_BOUND = 20.0
@@ -84,11 +84,27 @@ class HangMonitor:
             self._timers.close()
 
     def _go_on(self, a_round: Round) -> None:
-        pump = self._pump
-        self._watch.start(self._watched, a_round.pages, self._keeper.pid, lambda: pump.stalled)
+        self._watch.start(lambda: None if self._pump.stalled else self._samples(a_round))
 
-    def _watched(self) -> list[Watched]:
-        return [Watched(**worker._asdict()) for worker in self._group.workers()]
+    def _samples(self, a_round: Round) -> list[Sample]:
+        """What workers have left behind counts for each of them: it is not known whose it is."""
+        from torshrun import procfs
+        from torshrun.health.detector import Sample
+
+        workers, statuses = self._group.workers(), a_round.statuses()
+        orphans = procfs.orphans(self._keeper.pid, {worker.pid for worker in workers})
+        used = [procfs.read_usage(worker.pid if worker.alive else 0) for worker in workers]
+        return [
+            Sample(
+                rank=worker.rank,
+                status=statuses[worker.local_rank],
+                output=worker.output,
+                cpu=own.cpu + orphans,
+                alive=worker.alive,
+                state=own.state,
+            )
+            for worker, own in zip(workers, used, strict=True)
+        ]
 
     def _on_hang(self, hang: Hang) -> None:
         if self._round:

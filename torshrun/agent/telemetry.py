@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torsh_runtime.errors import ConfigError
 from torshrun.agent.job_status import JobStatus
 from torshrun.config import LaunchConfig
-from torshrun.live.events import ConsoleLines, Recorder
+from torshrun.live.events import Recorder
 from torshrun.live.snapshot import Snapshot
 from torshrun.live.status_line import StatusLine
 from torshrun.workers.logs.pump import LogPump
@@ -29,10 +29,12 @@ class Telemetry:
         """What is shown; to be set before open()."""
         self._server = _server(config, self._latest)
         try:
-            self.recorder = Recorder(_event_lines(config, pump), config.run_id)
+            file = _event_file(config, pump)
         except ConfigError:
             self._close_server()
             raise
+        write = pump.write if config.events == "-" else None
+        self.recorder = Recorder(write, config.run_id, file=file)
         wanted = config.output.status_line == "auto" and pump.shows_status
         self._line = (
             StatusLine(self._latest, pump.width, pump.set_status, color) if wanted else None
@@ -78,11 +80,9 @@ def _server(config: LaunchConfig, latest: Callable[[], Snapshot]) -> HttpServer 
     return HttpServer(*config.metrics, Pages(latest).respond)
 
 
-def _event_lines(config: LaunchConfig, pump: LogPump) -> LineFile | ConsoleLines | None:
-    if config.events is None:
+def _event_file(config: LaunchConfig, pump: LogPump) -> LineFile | None:
+    if config.events in (None, "-"):
         return None
-    if config.events == "-":
-        return ConsoleLines(pump.write)
     from torshrun.live.line_file import LineFile
 
     return LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))

@@ -119,7 +119,7 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
     if asked in ("gpu", "auto"):
         from torshrun.topology import gpus
 
-        number = gpus.count(environ)
+        number = len(gpus.visible(environ))
     if asked == "gpu" and number == 0:
         name = request.name("nproc_per_node")
         raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")

@@ -55,7 +55,6 @@ class Picture:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is such a run."""
         return bool(self.nodes or self.header or self.leader or self.verdict)
 
     @property

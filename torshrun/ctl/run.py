@@ -25,7 +25,6 @@ BATCH = 100
 QUIET = 0.1
 """Seconds for which changes are gathered before anybody looks at them."""
 _REQUEST_TIMEOUT = 5.0
-"""Seconds that one request to the store may take."""
 _PAUSE = 0.2
 """Seconds between two attempts."""
 
@@ -67,7 +66,6 @@ async def _greet(store: Store, address: Address) -> None:
 
 
 async def run_ids(store: Store) -> list[str]:
-    """The runs that the store knows of."""
     return runs_among(item.key for item in (await store.list(ALL_RUNS)).items)
 
 
@@ -135,10 +133,14 @@ class Run:
             self._changed.set()
         return self._look()
 
-    async def wait(self, check: Callable[[Picture], Progress], timeout: float, say: Say) -> str:
+    async def wait(
+        self, check: Callable[[Picture], Progress], timeout: float | None, say: Say
+    ) -> str:
         """Until what was asked for is done; what happened. `say` is told what is waited for.
-        NotDone after `timeout` seconds.
+        NotDone after `timeout` seconds; None is not to wait at all.
         """
+        if timeout is None:
+            return "asked for; not waiting for it (--no-wait)"
         progress = check(self.picture)
         try:
             async with asyncio.timeout(timeout):
@@ -179,7 +181,6 @@ class Run:
         await self._write(signed, puts)
 
     async def withdraw(self, keys: Sequence[str]) -> None:
-        """Ask for it no more."""
         await self._write(self._store, [Delete(self._base + key) for key in keys])
 
     async def erase(self, check: Callable[[Picture], None]) -> bool:

@@ -149,8 +149,5 @@ def _part(picture: Picture, row: NodeRow) -> str:
 def _table(lines: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        yield _padded(line, widths).rstrip()
-
-
-def _padded(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+        cells = zip(line, widths, strict=True)
+        yield "  ".join(f"{cell:{width}}" for cell, width in cells).rstrip()

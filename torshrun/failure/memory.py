@@ -22,8 +22,8 @@ class MemoryWatch:
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
-        counting = (path for path in cgroups.find("memory", self._root) if _counts(path[0]))
-        self._cgroups = next(counting, [])
+        found = cgroups.find("memory", self._root)
+        self._cgroups = next((path for path in found if _kills(path[0]) is not None), [])
         self._kills = self._count()
         self._times_full = [_times_full(cgroup) for cgroup in self._cgroups]
 
@@ -51,10 +51,6 @@ class MemoryWatch:
             if _limit(cgroup) and _times_full(cgroup) > before:
                 return cgroup
         return None
-
-
-def _counts(cgroup: Cgroup) -> bool:
-    return _kills(cgroup) is not None
 
 
 def _kills(cgroup: Cgroup) -> int | None:

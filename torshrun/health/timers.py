@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
-from torshrun.health import usage
-from torshrun.procfs import read_text
+from torshrun.procfs import read_text, tree
 from torshrun.text import printable
 
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
@@ -35,8 +34,6 @@ _SCOPE_CHARS = 200
 
 
 class Timer(NamedTuple):
-    """A request."""
-
     pid: int
     """As its own pid namespace has it."""
     scope: str
@@ -106,7 +103,6 @@ class TimerServer:
         self._timers.clear()
 
     def close(self) -> None:
-        """Serve no more."""
         self._loop.remove_reader(self._pipe)
         os.close(self._pipe)
         if self._alarm:
@@ -148,7 +144,7 @@ class TimerServer:
 
     def _kill(self, timer: Timer) -> None:
         for worker, rank in self._workers().items():
-            for pid in usage.tree(worker):
+            for pid in tree(worker):
                 if _pid_inside(pid) == timer.pid:
                     self._on_expired(rank, f"its timer {timer.scope} ran out")
                     with suppress(OSError):  # it has just ended, or became another user's

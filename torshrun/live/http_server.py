@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torshrun.live.listener import listen
+from torsh_runtime.errors import ConfigError
 
 MOST_VISITS = 64
 """Connections from this host that are open at a time, and those from others: for one more, the
@@ -39,7 +40,7 @@ class HttpServer:
         """Listen. `host` is a name, an IPv4 or IPv6 address, or "" for every address; port 0 is
         any. Raises ConfigError if the address cannot be had. Clients wait until start().
         """
-        self._listener = listen(host.removeprefix("[").removesuffix("]"), port, _BACKLOG)
+        self._listener = listen(host.removeprefix("[").removesuffix("]"), port)
         self._respond = respond
         self._visits: dict[asyncio.Task[None], str] = {}
         """The oldest first, with the address of the client, "" for all of this host."""
@@ -53,7 +54,6 @@ class HttpServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def start(self) -> None:
-        """Begin to serve."""
         self._thread.start()
 
     def close(self) -> None:
@@ -134,3 +134,47 @@ def foreign(client: str, own: str) -> str:
     """The client's address if it is another host's; "" for this one."""
     is_here = client == own or client.removeprefix("::ffff:").startswith("127.")
     return "" if is_here else client
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A non-blocking listening socket; port 0 is any.
+
+    `host` is a name, an IPv4 or IPv6 address, or "" for all addresses of both families. A name with
+    addresses of both is served on IPv4, where clients of either look. Raises ConfigError.
+    """
+    problem = OSError(errno.EADDRNOTAVAIL, "")
+    for family, address in _places(host, port):
+        wide = not host and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        try:
+            listener = socket.create_server(
+                address, family=family, backlog=_BACKLOG, dualstack_ipv6=wide
+            )
+        except OSError as error:
+            problem = error
+            if error.errno == errno.EADDRINUSE:
+                break
+        else:
+            listener.setblocking(False)
+            return listener
+    raise _refusal(host, port, os.strerror(problem.errno or 0), problem.errno)
+
+
+def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    """Families, and an address of each as bind() takes it."""
+    kind, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
+    try:
+        found = socket.getaddrinfo(host or None, port, type=kind, flags=passive)
+    except (OSError, UnicodeError) as error:
+        raise _refusal(host, port, f"{host!r} has no address: {error}") from None
+    places = [(family, address) for family, _, _, _, address in found]
+    return sorted(places, key=lambda place: place[0], reverse=not host)  # AF_INET < AF_INET6
+
+
+def _refusal(host: str, port: int, why: str, number: int | None = None) -> ConfigError:
+    advice = "Give an address of this machine, or :PORT for all of them"
+    if number == errno.EADDRINUSE:
+        advice = f"`ss -ltnp sport = :{port}` shows who has it; give another port, or 0 for any"
+    elif number == errno.EACCES:
+        advice = "Give a port from 1024 on"
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConfigError(f"--metrics-port: cannot serve metrics on {at} ({why}). {advice}.")

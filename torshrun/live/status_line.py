@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from torshrun.live.snapshot import Snapshot
@@ -21,8 +22,6 @@ _SHORTEST_FAILURE = 16
 
 
 class Part(NamedTuple):
-    """One part of the line."""
-
     text: str
     style: str
     """In rich's words; "" is none."""
@@ -60,13 +59,14 @@ class StatusLine:
         if now - snapshot.started < QUIET_SECONDS:
             return
         if self._loader is None:
-            self._loader = threading.Thread(target=_load_rich, name="torsh-status", daemon=True)
+            self._loader = threading.Thread(
+                target=import_module, args=("rich.console",), name="torsh-status", daemon=True
+            )
             self._loader.start()
         if not self._loader.is_alive():
             self._put(render(snapshot, now, self._width(), color=self._color))
 
     def close(self) -> None:
-        """Remove the line."""
         self._put("")
         if self._loader is not None:
             self._loader.join(CLOSE_SECONDS)
@@ -111,7 +111,7 @@ def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
 
 def parts(snapshot: Snapshot, now: float) -> list[Part]:
     """What there is to say, in the order in which it stands."""
-    short = snapshot.alive < snapshot.workers
+    short, again = snapshot.alive < snapshot.workers, snapshot.restarts
     said = [
         Part("torshrun", "bold cyan", 5),
         Part("" if snapshot.state == "running" else snapshot.state, "yellow", 1),
@@ -119,7 +119,7 @@ def parts(snapshot: Snapshot, now: float) -> list[Part]:
         Part("" if snapshot.step is None else f"step {snapshot.step:,}", "", 3),
         Part(f"round {snapshot.round}", "", 6),
         Part(f"{snapshot.num_nodes} nodes" if snapshot.num_nodes > 1 else "", "", 7),
-        Part(_restarts(snapshot), "yellow", 4),
+        Part(f"{again} restart{'s' if again > 1 else ''}" if again else "", "yellow", 4),
         Part(elapsed(now - snapshot.started), "dim", 2),
         Part(printable(snapshot.last_failure), "red", _FAILURE),
     ]
@@ -148,13 +148,3 @@ def elapsed(seconds: float) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return (f"{days}d " if days else "") + f"{hour:02}:{minute:02}:{second:02}"
-
-
-def _restarts(snapshot: Snapshot) -> str:
-    count = snapshot.restarts
-    return f"{count} restart{'s' if count > 1 else ''}" if count else ""
-
-
-def _load_rich() -> None:
-    import rich.console
-    import rich.text  # noqa: F401

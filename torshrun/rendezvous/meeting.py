@@ -16,9 +16,9 @@ from torsh_runtime.store.keys import derive
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
+from torshrun.procfs import listener
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, resolve
-from torshrun.topology.listeners import listener
 
 if TYPE_CHECKING:
     from torshrun.config.rendezvous import Address, RendezvousConfig

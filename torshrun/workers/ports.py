@@ -6,7 +6,7 @@ import errno
 import socket
 
 from torsh_runtime.errors import ConfigError
-from torshrun.topology.listeners import listener
+from torshrun.procfs import listener
 
 
 def choose_port(wanted: int) -> int:
