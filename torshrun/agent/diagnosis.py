@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from torshrun import failure
 from torshrun.config import OutputConfig
 from torshrun.safe_files import Folder
-from torshrun.workers.group import Ending
+from torshrun.workers.group import Worker
 from torshrun.workers.logs.routes import kept
 
 if TYPE_CHECKING:
     from torshrun.health.pages import WorkerStatus
-
-Result = TypeVar("Result")
 
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at
@@ -27,21 +25,6 @@ its start, as far as can be seen from outside."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
-
-
-async def beside_the_loop(work: Callable[[], Result]) -> Result:
-    """What `work` returns: done in a thread, since the last words of hundreds of workers take their
-    time, and the keeper and the other nodes want signs of life meanwhile.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    executor = ThreadPoolExecutor(1)  # the loop's own one needs another thread for its end
-    try:
-        return await asyncio.get_running_loop().run_in_executor(executor, work)
-    except RuntimeError:  # there is no thread to be had
-        return work()
-    finally:
-        executor.shutdown(wait=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +58,7 @@ class Diagnosis:
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
 
-    def exit(self, ending: Ending, oom: failure.OomEvidence | None = None) -> failure.Exit:
+    def exit(self, ending: Worker, oom: failure.OomEvidence | None = None) -> failure.Exit:
         """How a worker ended, but for what it may have left in its error file."""
         place = ending.assignment.worker
         return failure.Exit(
@@ -95,19 +78,30 @@ class Diagnosis:
 
     async def findings(
         self,
-        endings: Sequence[Ending],
+        endings: Sequence[Worker],
         memory: failure.MemoryWatch | None = None,
         statuses: Sequence[WorkerStatus] = (),
     ) -> Findings:
         """What is known of a round with these endings so far."""
         if not any(ending.status for ending in endings) and not self.hung:
             return Findings(tuple(map(self.exit, endings)))
+        from concurrent.futures import ThreadPoolExecutor
+
         oom = memory.evidence() if memory else None
         initialised = any(status.initialised for status in statuses)
-        return await beside_the_loop(lambda: self._examine(endings, oom, initialised))
+        # Last words of hundreds of workers take their time, and the keeper and the other nodes want
+        # signs of life meanwhile. The loop's own executor needs another thread for its end.
+        executor = ThreadPoolExecutor(1)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, self._examine, endings, oom, initialised)
+        except RuntimeError:  # there is no thread to be had
+            return self._examine(endings, oom, initialised)
+        finally:
+            executor.shutdown(wait=False)
 
     def _examine(
-        self, endings: Sequence[Ending], oom: failure.OomEvidence | None, initialised: bool
+        self, endings: Sequence[Worker], oom: failure.OomEvidence | None, initialised: bool
     ) -> Findings:
         exits = tuple(self._account(ending, self.exit(ending, oom)) for ending in endings)
         cause = failure.root_cause(exits)
@@ -116,7 +110,7 @@ class Diagnosis:
         kind = failure.kind(cause)
         return Findings(exits, cause, kind, "" if initialised else _startup(cause, kind))
 
-    def _account(self, ending: Ending, exit_: failure.Exit) -> failure.Exit:
+    def _account(self, ending: Worker, exit_: failure.Exit) -> failure.Exit:
         """With what the worker left in its error file, which is kept beside its output."""
         path = ending.assignment.worker.error_file
         if not ending.status or not os.path.lexists(path):

@@ -16,22 +16,24 @@ from torshrun import exit_codes
 from torshrun.agent.protocol import (
     Attempt,
     Cause,
+    DeadManFired,
     Diagnosed,
     Event,
     Finished,
     Hung,
     Instruction,
     InternalError,
+    KeeperLost,
     KillDescendants,
     Leave,
     Noticed,
+    NotStarted,
     PassOn,
     Policy,
     ReportFailure,
     Running,
     Settle,
     SettleOver,
-    StartFailed,
     StartWorkers,
     State,
     Step,
@@ -40,6 +42,7 @@ from torshrun.agent.protocol import (
     StopWorkers,
     TellRendezvous,
     Waiting,
+    WorkerExited,
 )
 from torshrun.rendezvous.base import (
     JobOver,
@@ -52,7 +55,6 @@ from torshrun.rendezvous.base import (
     Verdict,
 )
 from torshrun.signals import FIRST_CAUSES
-from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
 SETTLE_SECONDS = 0.2
 """How long to wait after a failure for those that follow from it, or that it follows from."""
@@ -173,14 +175,8 @@ def _running(policy: Policy, state: Running, event: Event) -> Step:
         return replace(state, attempt=attempt), (PassOn(event.signo),)
     if isinstance(event, Hung):
         return _on_hung(policy, state, event)
-    return _on_no_start(policy, state, event)
-
-
-def _on_no_start(policy: Policy, state: Running, event: Event) -> Step:
-    if isinstance(event, SpawnFailed):
+    if isinstance(event, NotStarted):
         return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
-    if isinstance(event, StartFailed):
-        return _stop(policy, state, "no start", code=exit_codes.LOST)
     if isinstance(event, DeadManFired):
         return _stop(policy, state, "dead man", code=exit_codes.LOST)
     return state, ()
@@ -188,17 +184,17 @@ def _on_no_start(policy: Policy, state: Running, event: Event) -> Step:
 
 def _code_of_no_start(number: int) -> int:
     """As a shell has it; what the machine refused (processes, memory, descriptors) is our own."""
-    if number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+    if number in (0, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
         return exit_codes.LOST
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
 def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
-    failed = state.failing or not event.succeeded
+    failed = state.failing or event.status != 0
     alive = state.alive - {event.rank}
     if not alive:
         return _stop(policy, state, "failure" if failed else "done")
-    if event.signo in FIRST_CAUSES:  # it follows from nothing that there is to wait for
+    if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop(policy, state, "failure")
     settle = (Settle(state.attempt.round, SETTLE_SECONDS),) if failed and not state.failing else ()
     return replace(state, alive=alive, failing=failed), settle

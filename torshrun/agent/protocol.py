@@ -14,12 +14,6 @@ from torshrun.rendezvous.base import (
     RoundFormed,
     Sequel,
 )
-from torshrun.workers.events import (
-    DeadManFired,
-    KeeperLost,
-    SpawnFailed,
-    WorkerExited,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +101,43 @@ class Finished:
 State = Running | Stopping | Waiting | Finished
 
 
-# ---- events, beside those of the workers
+# ---- events; those that name a round change nothing once it is over
 
 
 @dataclass(frozen=True, slots=True)
-class SettleOver:
-    """The seconds of the instruction Settle have passed."""
+class WorkerExited:
+    """A worker's process has ended."""
+
+    round: int
+    rank: int
+    status: int
+    """As waitpid gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """The round, or a worker's program, could not be started; trying again will not help."""
+
+    round: int
+    errno: int = 0
+    """What the system said of the program; 0: it did not come to that."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadManFired:
+    """The keeper killed all workers, because the agent did not renew its lease in time."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The round could not be prepared (no port, no directory)."""
+class KeeperLost:
+    """The keeper is gone, and direct workers with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleOver:
+    """The seconds of the instruction Settle have passed."""
 
     round: int
 
@@ -149,7 +167,7 @@ class Hung:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """The round is over and its root cause known; comes in the place of GroupStopped."""
+    """No process of the round is left, but for the unkillable, and its root cause is known."""
 
     report: Report
     """As if the root cause were all there is to say; its code is 0 if no worker failed."""
@@ -169,11 +187,10 @@ class InternalError:
 
 Event = (
     WorkerExited
-    | SpawnFailed
+    | NotStarted
     | DeadManFired
     | KeeperLost
     | SettleOver
-    | StartFailed
     | StopRequested
     | Noticed
     | Hung

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
@@ -13,9 +13,6 @@ from torshrun.config import LaunchConfig
 from torshrun.failure import MemoryWatch
 from torshrun.health.pages import StatusPages
 from torshrun.rendezvous.base import Place
-
-if TYPE_CHECKING:
-    from torshrun.health.pages import WorkerStatus
 
 STORE_BOUND = 2.0
 """Seconds that a round's store may take to close."""
@@ -66,10 +63,6 @@ class Round:
         except BaseException:
             pages.close()
             raise
-
-    def statuses(self) -> tuple[WorkerStatus, ...]:
-        """What the workers have noted, by local rank."""
-        return self.pages.read()
 
     async def close(self) -> None:
         """Give everything back, within STORE_BOUND."""
