@@ -157,8 +157,7 @@ def _tell_failure(
         sequel = "unkillable"
     elif sequel != "restart" and (state.stopped_by or state.report.outcome == "noticed"):
         sequel = "stopped"
-    attempt = state.attempt
-    return (ReportFailure(attempt.round, attempt.restarts, sequel, delay, state.unkillable),)
+    return (ReportFailure(state.attempt.restarts, sequel, delay, state.unkillable),)
 
 
 # ---- workers run
@@ -203,12 +202,12 @@ def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
 def _on_hung(policy: Policy, state: Running, event: Hung) -> Step:
     stopping = Stopping(attempt=state.attempt, cause="hang", code=exit_codes.HUNG)
     grace = min(policy.grace, HUNG_GRACE)
-    return stopping, (StopWorkers(state.attempt.round, event.signo, grace, "hang"),)
+    return stopping, (StopWorkers(event.signo, grace, "hang"),)
 
 
 def _stop(policy: Policy, state: Running, cause: Cause, *, code: int = 0) -> Step:
     stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
-    return stopping, (StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause),)
+    return stopping, (StopWorkers(signal.SIGTERM, policy.grace, cause),)
 
 
 def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing | JobOver) -> Step:
@@ -218,7 +217,7 @@ def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing 
     if isinstance(state, Stopping):
         return replace(state, decided=event), ()
     cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"
-    asked = StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause)
+    asked = StopWorkers(signal.SIGTERM, policy.grace, cause)
     if state.failing:
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
@@ -237,11 +236,10 @@ def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) ->
     state = replace(state, stopped_by=signo)
     if state.cause == "done":
         return state, ()
-    number = state.attempt.round
     if not first:
-        return state, (StopWorkers(number, signal.SIGKILL, 0, "signal"),)
+        return state, (StopWorkers(signal.SIGKILL, 0, "signal"),)
     passed_on = signo if signo in _PASSED_ON else signal.SIGTERM
-    return state, (StopWorkers(number, passed_on, policy.grace, "signal"), _leave(signo))
+    return state, (StopWorkers(passed_on, policy.grace, "signal"), _leave(signo))
 
 
 def _leave(signo: int) -> Leave:

@@ -72,7 +72,7 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
 
     turns, found = asyncio.run(turns_of_the_loop_during(diagnosis.findings(endings)))
     assert turns > 5
-    announcer.failed(ReportFailure(0, 0, "no budget"), found)  # they have been read by now
+    announcer.failed(ReportFailure(0, "no budget"), found)  # they have been read by now
     assert found.cause is found.exits[0]
     assert found.kind == "peer lost"
     assert "rank 0 failed first" in said[0]

@@ -121,7 +121,7 @@ def test_success_of_all_sweeps_and_finishes_with_0() -> None:
     events = [m.WorkerExited(0, 0, 0), m.WorkerExited(0, 1, 0)]
     state, instructions = play(events)
     assert isinstance(state, m.Stopping)
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "done")
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "done")
     assert finish_code([*events, diagnosed(0, 0)]) == 0
 
 
@@ -131,7 +131,7 @@ def test_a_failure_settles_before_the_others_are_stopped() -> None:
     assert state.failing
     assert instructions[-1] == m.Settle(0, machine.SETTLE_SECONDS)
     state, instructions = play([m.WorkerExited(0, 1, FAIL), m.SettleOver(0)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
 def test_settling_ends_at_once_when_nobody_is_left() -> None:
@@ -141,7 +141,7 @@ def test_settling_ends_at_once_when_nobody_is_left() -> None:
 
 def test_a_success_while_settling_does_not_hide_the_failure() -> None:
     _, instructions = play([m.WorkerExited(0, 1, FAIL), m.WorkerExited(0, 0, 0)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
 FAILED = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
@@ -149,7 +149,7 @@ FAILED = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
 
 def test_a_failure_restarts_in_a_new_round_while_the_budget_lasts() -> None:
     state, instructions = play(FAILED)
-    assert instructions[-2:] == [m.ReportFailure(0, 0, "restart"), m.StartWorkers(place(1, 1))]
+    assert instructions[-2:] == [m.ReportFailure(0, "restart"), m.StartWorkers(place(1, 1))]
     assert isinstance(state, m.Running)
     again = [m.WorkerExited(1, 0, FAIL), m.SettleOver(1), diagnosed(1, 9)]
     assert finish_code([*FAILED, *again]) == exit_codes.BUDGET_SPENT
@@ -187,14 +187,14 @@ def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
 @pytest.mark.parametrize("before", [[], [m.WorkerExited(0, 1, FAIL)]])
 def test_a_stop_request_stops(signo: int, passed_on: int, code: int, before: list[m.Event]) -> None:
     events = [*before, m.StopRequested(signo)]
-    assert play(events)[1][-1] == m.StopWorkers(0, passed_on, 30.0, "signal")
+    assert play(events)[1][-1] == m.StopWorkers(passed_on, 30.0, "signal")
     assert finish_code([*events, diagnosed(0, 128 + passed_on, passed_on)]) == code
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_after_a_stop_request_kills(first: int) -> None:
     events = [m.StopRequested(first), m.StopRequested(signal.SIGINT)]
-    assert play(events)[1][-1] == m.StopWorkers(0, signal.SIGKILL, 0, "signal")
+    assert play(events)[1][-1] == m.StopWorkers(signal.SIGKILL, 0, "signal")
     assert finish_code([*events, diagnosed(0, 137, signal.SIGKILL)]) == 130
 
 
@@ -310,15 +310,15 @@ def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_repor
     failed = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0)]
     ended, instructions = play([*failed, m.StopRequested(15), diagnosed(0, 4)], budget=3)
     assert instructions[-2:] == [
-        m.StopWorkers(0, 15, 30.0, "signal"),
-        m.ReportFailure(0, 0, "stopped"),
+        m.StopWorkers(15, 30.0, "signal"),
+        m.ReportFailure(0, "stopped"),
     ]
     assert ended == m.Finished(attempt=m.Attempt(), code=4, outcome="failed")
 
 
 def test_a_worker_that_was_killed_needs_no_settling() -> None:
     _, instructions = play([m.WorkerExited(0, 1, signal.SIGKILL)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
 def test_one_that_got_sigterm_may_have_got_it_with_the_agent() -> None:
@@ -338,7 +338,7 @@ def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
 
 def test_a_hang_is_stopped_soon_and_restarted() -> None:
     hung = [m.Hung(0, signal.SIGABRT)]
-    assert play(hung)[1][-1] == m.StopWorkers(0, signal.SIGABRT, machine.HUNG_GRACE, "hang")
+    assert play(hung)[1][-1] == m.StopWorkers(signal.SIGABRT, machine.HUNG_GRACE, "hang")
     restarted, _ = play([*hung, diagnosed(0, 134, signal.SIGABRT)])
     assert isinstance(restarted, m.Running)
     assert finish_code([*hung, diagnosed(0, 134, signal.SIGABRT)], budget=0) == exit_codes.HUNG
@@ -423,7 +423,7 @@ def test_the_first_verdict_stands() -> None:
 
 
 def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
-    assert among([CLOSING])[1][-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "closing")
+    assert among([CLOSING])[1][-1] == m.StopWorkers(signal.SIGTERM, 30.0, "closing")
     state, instructions = among([CLOSING, diagnosed(0, 143, 15)])
     assert told(instructions) == [("stopped", 0)]
     assert isinstance(state, m.Waiting)
@@ -435,14 +435,14 @@ def test_a_failure_of_ones_own_stays_one_when_the_round_closes() -> None:
     failed = [m.WorkerExited(0, 4, FAIL), closing, diagnosed(0, 3)]
     _, instructions = among(failed)
     assert told(instructions) == [("failed", 3)]
-    assert instructions[-1] == m.ReportFailure(0, 0, "undecided")
+    assert instructions[-1] == m.ReportFailure(0, "undecided")
     _, early = among([m.WorkerExited(0, 4, FAIL), m.SettleOver(0), diagnosed(0, 3), closing])
-    assert early[-1] == m.ReportFailure(0, 0, "undecided")
+    assert early[-1] == m.ReportFailure(0, "undecided")
 
 
 def test_a_verdict_stops_the_workers_and_ends() -> None:
     state, instructions = among([OVER])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "verdict")
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "verdict")
     state, instructions = among([OVER, diagnosed(0, 143, 15)])
     assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
     assert told(instructions) == []
