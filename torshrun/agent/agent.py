@@ -293,7 +293,8 @@ class Agent:
                 self.serve_store, self.scratch, place, config.nproc_per_node
             )
             self._tell.round_started(place)
-            first = first_worker(config, place, self._round, self.scratch)
+            store = self._round.store
+            first = first_worker(config, place, self.scratch, store.endpoint, store.secret)
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
