@@ -10,19 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torshrun.agent import protocol
-from torshrun.agent.diagnosis import Findings, beside_the_loop
+from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
 from torshrun.failure.exits import Exit, how
 from torshrun.live.events import Recorder
-from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
+from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel
 from torshrun.signals import signal_name
 from torshrun.text import printable
-from torshrun.workers.group import WorkerState
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang
-
-Say = Callable[[str], None]
 
 COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
@@ -31,7 +28,9 @@ COMPLAINTS = 60.0
 class Announcer:
     """Puts what happens into words. `say` takes whole lines."""
 
-    def __init__(self, config: LaunchConfig, say: Say, recorder: Recorder) -> None:
+    def __init__(
+        self, config: LaunchConfig, say: Callable[[str], None], recorder: Recorder
+    ) -> None:
         self._config = config
         self._say = say
         self._recorder = recorder
@@ -44,10 +43,14 @@ class Announcer:
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
-        """Tell an event of the present round."""
+        """Tell programs of an event of the present round."""
         if not self._finished:
             self._finished = name == "job_finished"
             self._recorder.record(name, self.round, **facts)
+
+    def say(self, text: str) -> None:
+        """Tell people: a line of the agent's own."""
+        self._say(f"torshrun: {text}")
 
     def job_started(self, log_dir: str) -> None:
         """The agent is about to begin; `log_dir` is "" if no output is kept."""
@@ -101,23 +104,17 @@ class Announcer:
         """What follows has been decided, here or elsewhere."""
         alone = self._config.rendezvous is None
         if isinstance(event, JobOver):
-            self._tell_verdict(event.verdict, alone)
+            verdict = event.verdict
+            if not alone:
+                self._sequel = verdict.sequel
+                self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
+            elif verdict.outcome == "lost" and verdict.reason:
+                self.start_failed(verdict.reason)
         elif not alone:
             self.say(f"round {event.round} ends: {printable(event.reason)}")
             self.emit("round_closing", reason=event.reason, failed=event.failed)
 
-    def _tell_verdict(self, verdict: Verdict, alone: bool) -> None:
-        if alone and verdict.outcome == "lost" and verdict.reason:
-            self.start_failed(verdict.reason)
-        elif not alone:
-            self._sequel = verdict.sequel
-            self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
-
     # ---- what goes on
-
-    def say(self, text: str) -> None:
-        """A line of the agent's own."""
-        self._say(f"torshrun: {text}")
 
     def round_started(self, place: Place) -> None:
         """The round's workers are about to be started."""
@@ -145,11 +142,6 @@ class Announcer:
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
         self.say(f"got {signal_name(signo)}: {what}")
 
-    def workers_started(self, workers: Sequence[WorkerState]) -> None:
-        """The programs of all workers run."""
-        ranks, pids = [worker.rank for worker in workers], [worker.pid for worker in workers]
-        self.emit("workers_started", ranks=ranks, pids=pids)
-
     def hung(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
         """Workers make no progress; `stacks` by rank, `hint` says why some are missing."""
         from torshrun.health.report import describe
@@ -163,7 +155,8 @@ class Announcer:
 
     def worker_exited(self, exit_: Exit) -> None:
         """A worker's process has ended."""
-        self.emit("worker_exited", **_end_of(exit_), **_more_of(exit_))
+        more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
+        self.emit("worker_exited", **_end_of(exit_), **more)
 
     def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int]) -> None:
         """Workers are about to be asked to stop."""
@@ -176,13 +169,9 @@ class Announcer:
             self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
         elif stop.cause == "dead man":
             self._tell_dead_man()
-        self.emit(
-            "workers_stopping",
-            cause=stop.cause,
-            signal=signal_name(stop.signo),
-            grace_seconds=stop.grace,
-            ranks=list(alive),
-        )
+        name, ranks = signal_name(stop.signo), list(alive)
+        facts = {"cause": stop.cause, "signal": name, "grace_seconds": stop.grace, "ranks": ranks}
+        self.emit("workers_stopping", **facts)
 
     def stopping_others(
         self, stop: protocol.StopWorkers, alive: Sequence[int], cause: Exit | None
@@ -220,10 +209,6 @@ class Announcer:
                 f"(ulimit -n), or see who opens so many to this host"
             )
 
-    def leaving(self, signo: int) -> None:
-        """No worker runs here, and this node goes."""
-        self.say(f"got {signal_name(signo)}: leaving the job")
-
     def keeper_lost(self, pid: int, left: Sequence[object]) -> None:
         """The keeper died; `left` are processes that could not be killed without it."""
         remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
@@ -246,11 +231,11 @@ class Announcer:
 
     # ---- failures
 
-    async def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
+    def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
         """The round failed; what led to it, and what follows."""
         from torshrun.failure.report import describe
 
-        sequel = report.sequel
+        sequel, cause = report.sequel, found.cause
         self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel
         if report.unkillable:
             self.say(
@@ -258,14 +243,12 @@ class Announcer:
                 f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
                 f"a network file system)."
             )
-        outlook = self._outlook(report)
-        self._say(await beside_the_loop(lambda: describe(found.exits, outlook)))
-        cause = found.cause
+        self._say(describe(found.exits, self._outlook(report)))
         if cause is not None:
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
             self.emit("worker_failed", **_end_of(cause), **more, log=cause.log)
             self._tell_above(cause, report)
-        if report.sequel == "restart":
+        if sequel == "restart":
             left = self._config.max_restarts - report.restarts - 1
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
@@ -303,10 +286,6 @@ def _end_of(exit_: Exit) -> Mapping[str, object]:
         "signal": signal_name(exit_.signo) if exit_.signo else "",
         "seconds": exit_.seconds,
     }
-
-
-def _more_of(exit_: Exit) -> Mapping[str, object]:
-    return {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
 
 
 def _in_time(stop: protocol.StopWorkers, alive: Sequence[int]) -> str:

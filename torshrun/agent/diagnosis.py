@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from torshrun.config import OutputConfig
 from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.safe_files import Folder
-from torshrun.workers.group import Ending
+from torshrun.workers.group import Worker
 from torshrun.workers.logs.routes import kept
 
 if TYPE_CHECKING:
@@ -21,29 +21,12 @@ if TYPE_CHECKING:
     from torshrun.failure.memory import MemoryWatch
     from torshrun.health.pages import WorkerStatus
 
-Result = TypeVar("Result")
-
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at
 its start, as far as can be seen from outside."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
-
-
-async def beside_the_loop(work: Callable[[], Result]) -> Result:
-    """What `work` returns: done in a thread, since the last words of hundreds of workers take their
-    time, and the keeper and the other nodes want signs of life meanwhile.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    executor = ThreadPoolExecutor(1)  # the loop's own one needs another thread for its end
-    try:
-        return await asyncio.get_running_loop().run_in_executor(executor, work)
-    except RuntimeError:  # there is no thread to be had
-        return work()
-    finally:
-        executor.shutdown(wait=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +60,7 @@ class Diagnosis:
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
 
-    def exit(self, ending: Ending, oom: OomEvidence | None = None) -> Exit:
+    def exit(self, ending: Worker, oom: OomEvidence | None = None) -> Exit:
         """How a worker ended, but for what it may have left in its error file."""
         place = ending.assignment.worker
         return Exit(
@@ -97,19 +80,30 @@ class Diagnosis:
 
     async def findings(
         self,
-        endings: Sequence[Ending],
+        endings: Sequence[Worker],
         memory: MemoryWatch | None = None,
         statuses: Sequence[WorkerStatus] = (),
     ) -> Findings:
         """What is known of a round with these endings so far."""
         if not any(ending.status for ending in endings) and not self.hung:
             return Findings(tuple(map(self.exit, endings)))
+        from concurrent.futures import ThreadPoolExecutor
+
         oom = memory.evidence() if memory else None
         initialised = any(status.initialised for status in statuses)
-        return await beside_the_loop(lambda: self._examine(endings, oom, initialised))
+        # Last words of hundreds of workers take their time, and the keeper and the other nodes want
+        # signs of life meanwhile. The loop's own executor needs another thread for its end.
+        executor = ThreadPoolExecutor(1)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, self._examine, endings, oom, initialised)
+        except RuntimeError:  # there is no thread to be had
+            return self._examine(endings, oom, initialised)
+        finally:
+            executor.shutdown(wait=False)
 
     def _examine(
-        self, endings: Sequence[Ending], oom: OomEvidence | None, initialised: bool
+        self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
     ) -> Findings:
         from torshrun.failure.cause import diagnose, root_cause  # at the start it would take time
 
@@ -120,7 +114,7 @@ class Diagnosis:
         kind, _ = diagnose(cause)
         return Findings(exits, cause, kind, "" if initialised else _startup(cause, kind))
 
-    def _account(self, ending: Ending, exit_: Exit) -> Exit:
+    def _account(self, ending: Worker, exit_: Exit) -> Exit:
         """With what the worker left in its error file, which is kept beside its output."""
         from torshrun.failure.error_file import load_account
 

@@ -16,7 +16,6 @@ from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
 from torshrun.topology.cpus import cpu_quota
 from torshrun.workers import startup
-from torshrun.workers.exec_strings import encoded_environment
 
 CpuSet = frozenset[int]
 ROOT = Path("/")
@@ -209,3 +208,27 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         cpus=spec.cpus[local_rank],
         folder=f"{folder}/{local_rank}",
     )
+
+
+def encoded(what: str, text: str) -> bytes:
+    """Its bytes, ended by NUL. Raises ConfigError, which says `what` the text is and never the
+    text, which may be a secret, if it has none.
+    """
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} has half a surrogate pair in it, which has no bytes") from None
+    if b"\0" in data:
+        raise ConfigError(f"{what} has a NUL character in it: no program can have that")
+    return data + b"\0"
+
+
+def encoded_environment(environ: Mapping[str, str]) -> list[bytes]:
+    """NAME=value for each variable, as encoded() has it. Raises ConfigError as that does."""
+    for name in environ:
+        if not name or "=" in name:
+            raise ConfigError(f"no environment variable can have the name {name!r}")
+    return [
+        encoded(f"the environment variable {name!r}", f"{name}={value}")
+        for name, value in environ.items()
+    ]

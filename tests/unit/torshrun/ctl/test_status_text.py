@@ -85,9 +85,9 @@ def test_what_is_asked_of_it() -> None:
 
 
 def test_nothing_that_others_wrote_gets_at_the_terminal() -> None:
-    hostile = node("a", 0, host="\x1b[2Jhost\r\n")
-    text = in_words(read("job\x07", keys(header(), hostile)))
-    assert "host" in text
+    hostile = rows.encode(rows.WaitRow(why="\x1b[2Jhostile\r\n"))
+    text = in_words(read("job\x07", keys(header()) | {rows.WAIT: hostile}))
+    assert "hostile" in text
     assert text.replace("\n", "").isprintable()
 
 
