@@ -16,7 +16,7 @@ from torshrun.procfs import read_text
 
 _STEP = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = _STEP | os.O_DIRECTORY
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
+APPEND = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
 _MOST_LINKS = 40
 
 
@@ -99,8 +99,9 @@ class Folder:
         """A descriptor of a regular file below, which is made, with its directories, for this user
         only, where it is not there. OSError if the path has a link, or names anything but a file.
         """
+        flags = os.O_WRONLY | APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         with self._above(path) as (folder, name):
-            descriptor = os.open(name, _APPEND | os.O_NONBLOCK, 0o600, dir_fd=folder)
+            descriptor = os.open(name, flags, 0o600, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)

@@ -102,7 +102,7 @@ class Run:
         """
         run = cls(store, run_id, secret, patience)
         run._items, revision = await run._list()
-        run._look()
+        run.picture = read(run_id, run._items)
         if run._items and not run._epoch and not even_traces:
             raise NotDone(
                 f"run {run_id!r} has another secret: give that of its nodes by TORSH_SECRET or "
@@ -126,12 +126,12 @@ class Run:
         await self._changed.wait()
         await asyncio.sleep(QUIET)
         self._changed.clear()
-        before = self.picture
-        if self._failure and self._look() == before:
+        before, self.picture = self.picture, read(self._run_id, self._items)
+        if self._failure and self.picture == before:
             raise self._failure
         if self._failure:
             self._changed.set()
-        return self._look()
+        return self.picture
 
     async def wait(
         self, check: Callable[[Picture], Progress], timeout: float | None, say: Say
@@ -164,10 +164,6 @@ class Run:
         """The run as the store has it at this moment."""
         items, _ = await self._list()
         return read(self._run_id, items)
-
-    def _look(self) -> Picture:
-        self.picture = read(self._run_id, self._items)
-        return self.picture
 
     # ---- what is asked of it
 

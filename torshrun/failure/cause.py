@@ -138,16 +138,13 @@ def root_cause(exits: Sequence[Exit]) -> Exit | None:
     failed = [exit_ for exit_ in exits if exit_.failed]
     hung = [exit_ for exit_ in failed if exit_.hung]
     unasked = [exit_ for exit_ in failed if not exit_.stopped]
-    return min(hung or unasked or failed, key=_suspicion, default=None)
+    return min(hung or unasked or failed, key=followed, default=None)
 
 
-def followed(exit_: Exit) -> bool:
-    """Whether a worker's last words say that it failed only because another one had."""
-    return _suspicion(exit_) > 0
-
-
-def _suspicion(exit_: Exit) -> int:
-    """That it only followed another one: 0 is none, 1 is likely, 2 is sure."""
+def followed(exit_: Exit) -> int:
+    """Whether a worker's last words say that it failed only because another one had: 0 is no, 1 is
+    likely, 2 is surely.
+    """
     if exit_.signo and exit_.signo != signal.SIGABRT:
         return 0
     words = last_words(exit_)
@@ -169,7 +166,7 @@ def diagnose(exit_: Exit) -> tuple[Kind, str]:
         return Kind.STOPPED, ""
     if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):
         return Kind.OUT_OF_MEMORY, _out_of_memory(exit_, exit_.oom)
-    if _suspicion(exit_):
+    if followed(exit_):
         return Kind.PEER_LOST, _LOST_PEER
     if exit_.signo:
         crashed = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED

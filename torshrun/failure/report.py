@@ -24,7 +24,8 @@ def describe(exits: Sequence[Exit], outlook: str) -> str:
     cause = root_cause(exits)
     if cause is None:
         return f"torshrun: {outlook}"
-    lines = [f"torshrun: rank {cause.rank} failed first: {_circumstances(cause)}"]
+    where = f"host {cause.host}, pid {cause.pid}, after {cause.seconds:.1f} s"
+    lines = [f"torshrun: rank {cause.rank} failed first: {how(cause)}, {where}"]
     _, explanation = diagnose(cause)
     if explanation:
         lines.append(f"  {explanation}")
@@ -35,10 +36,6 @@ def describe(exits: Sequence[Exit], outlook: str) -> str:
     if others:
         lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
     return "\n".join([*lines, f"  {outlook}"])
-
-
-def _circumstances(exit_: Exit) -> str:
-    return f"{how(exit_)}, host {exit_.host}, pid {exit_.pid}, after {exit_.seconds:.1f} s"
 
 
 def _quote(words: Words) -> list[str]:

@@ -65,10 +65,11 @@ def parse(line: bytes) -> Timer | None:
     """None if it is no request."""
     try:
         document = json.loads(line)
-        values = [document[key] for key in ("pid", "scope_id", "expiration_time", "signal")]
+        pid, scope, end, signo = (
+            document[key] for key in ("pid", "scope_id", "expiration_time", "signal")
+        )
     except (ValueError, RecursionError, LookupError, TypeError):
         return None
-    pid, scope, end, signo = values
     are_numbers = all(type(value) is int for value in (pid, signo)) and type(end) in (int, float)
     if not are_numbers or not isinstance(scope, str) or not abs(end) < 1e12:
         return None
@@ -132,14 +133,11 @@ class TimerServer:
 
     def _look(self) -> None:
         now = time.time()
-        over = sorted(
-            (timer for timer in self._timers.values() if timer.end <= now),
-            key=lambda timer: timer.end,
-        )
-        for timer in over:
-            del self._timers[timer.pid, timer.scope]
-            if 0 < timer.signo < signal.NSIG:
-                self._kill(timer)
+        for timer in sorted(self._timers.values(), key=lambda timer: timer.end):
+            if timer.end <= now:
+                del self._timers[timer.pid, timer.scope]
+                if 0 < timer.signo < signal.NSIG:
+                    self._kill(timer)
         self._wait()
 
     def _kill(self, timer: Timer) -> None:

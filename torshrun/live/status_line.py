@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import NamedTuple
 
 from torshrun.live.snapshot import Snapshot
@@ -59,9 +58,7 @@ class StatusLine:
         if now - snapshot.started < QUIET_SECONDS:
             return
         if self._loader is None:
-            self._loader = threading.Thread(
-                target=import_module, args=("rich.console",), name="torsh-status", daemon=True
-            )
+            self._loader = threading.Thread(target=_load_rich, name="torsh-status", daemon=True)
             self._loader.start()
         if not self._loader.is_alive():
             self._put(render(snapshot, now, self._width(), color=self._color))
@@ -83,30 +80,20 @@ def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
     `now` is in seconds of time.monotonic(). What there is no room for is left out, the least
     important first.
     """
-    from io import StringIO
+    from rich.cells import cell_len, set_cell_size
+    from rich.color import ColorSystem
+    from rich.style import Style
 
-    from rich.console import Console
-    from rich.text import Text
-
-    width = max(width, 1)
-    line = Text(end="")
-    for part in fit(parts(snapshot, now), width):
-        line.append(" " * _GAP if line else "")
-        line.append(part.text, part.style)
-    line.truncate(width, overflow="ellipsis")
-    console = Console(
-        file=StringIO(),
-        width=width,
-        height=1,
-        force_terminal=True,
-        force_jupyter=False,
-        color_system="standard" if color else None,
-        no_color=not color,
-        legacy_windows=False,
-    )
-    with console.capture() as captured:
-        console.print(line, end="", highlight=False)
-    return captured.get()
+    line, room = "", max(width, 1)
+    for part in fit(parts(snapshot, now), room):
+        gap, text = " " * _GAP if line else "", part.text
+        room -= len(gap)
+        if cell_len(text) > room:
+            text = set_cell_size(text, room - 1) + "…"
+        room -= cell_len(text)
+        system = ColorSystem.STANDARD if color else None
+        line += gap + Style.parse(part.style).render(text, color_system=system)
+    return line
 
 
 def parts(snapshot: Snapshot, now: float) -> list[Part]:
@@ -148,3 +135,8 @@ def elapsed(seconds: float) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return (f"{days}d " if days else "") + f"{hour:02}:{minute:02}:{second:02}"
+
+
+def _load_rich() -> None:
+    import rich.cells
+    import rich.style  # noqa: F401

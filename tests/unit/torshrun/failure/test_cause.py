@@ -51,7 +51,7 @@ def test_one_that_hung_is_even_if_others_ended_before_it() -> None:
 
 
 def test_followers_are_known_by_their_last_traceback_and_what_it_came_from() -> None:
-    def follows(stderr: bytes, status: int = 1 << 8, account: str = "") -> bool:
+    def follows(stderr: bytes, status: int = 1 << 8, account: str = "") -> int:
         return followed(an_exit(0, status, stderr=stderr, account=account))
 
     assert follows(PEER_LOST)

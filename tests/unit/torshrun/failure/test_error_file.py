@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.exits import VALUE_ERROR, an_exit
 
-from torshrun.failure.error_file import ACCOUNT_BYTES, load_account, read_account, write_account
+from torshrun.failure.error_file import ACCOUNT_BYTES, load_account, write_account
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,6 @@ from torshrun.failure.error_file import ACCOUNT_BYTES, load_account, read_accoun
     ],
 )
 def test_what_a_document_says(document: object, text: str, tmp_path: Path) -> None:
-    assert read_account(document) == text
     path = tmp_path / "error.json"
     path.write_text(json.dumps(document))
     assert load_account(str(path)) == text
