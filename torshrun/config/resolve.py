@@ -92,7 +92,7 @@ def _check(
 def _fields(request: Request, kind: type[LaunchConfig | OutputConfig]) -> dict[str, Any]:
     """The values of the options that are fields of this class."""
     names = kind.__dataclass_fields__
-    return {option.field: request[option.key] for option in OPTIONS if option.field in names}
+    return {option.key: request[option.key] for option in OPTIONS if option.key in names}
 
 
 def _master(request: Request) -> tuple[str, int]:
