@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
 from torshrun.agent.heart import Heart
+
 from torshrun.workers.keeper import DeadManFired, Exited, Keeper, Report, Spawned
 
 

@@ -148,8 +148,7 @@ class WorkerGroup:
         what they have started, which in most cases knows nothing of it and would die.
         """
         if not self._closed:
-            act = self._keeper.notify if alone else self._keeper.signal
-            act(reports.ALL, signo)
+            self._keeper.signal(reports.ALL, signo, alone=alone)
             self._flush()
 
     async def drain(self) -> None:
