@@ -167,10 +167,9 @@ def _make_log_folder(config: LaunchConfig) -> Folder | None:
     if not needs_folder(output):
         return None
     name = re.sub(r"[^\w.-]", "_", config.run_id)
-    place = output.log_dir or config.scratch_place
-    return _make_folder(
-        _new_path(place, f"{name}_" if output.log_dir else f"torshrun-logs-{name}_")
-    )
+    if output.log_dir:
+        return _make_folder(_new_path(output.log_dir, f"{name}_"))
+    return _make_folder(_new_path(config.scratch_place, f"torshrun-logs-{name}_"))
 
 
 def _new_path(place: str, prefix: str) -> str:

@@ -225,6 +225,7 @@ class Agent:
         self._tell.say(f"rank {rank} is killed: {finding}")
 
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
+        await self._group.drain()
         a_round, seconds = self._round, time.monotonic() - self._group.begun
         found = self._found = await self._diagnosis.findings(
             self._group.endings,
@@ -337,7 +338,9 @@ class Agent:
         self._group.close()
         if not self.keeper.close(KEEPER_BOUND):
             self._clean_up()
-        await self._leave_rendezvous()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RENDEZVOUS_BOUND):
+                await self.rendezvous.close()
         self._tell.output_lost(self.pump.lost)
         self._tell.job_finished(state)
         self._telemetry.close()
@@ -345,11 +348,6 @@ class Agent:
         await self._wait_for_reader()
         # The exit code stands: nothing may change it while the interpreter ends.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-    async def _leave_rendezvous(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RENDEZVOUS_BOUND):
-                await self.rendezvous.close()
 
     async def _close_round(self) -> None:
         if self._round is not None:

@@ -116,7 +116,9 @@ def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
         return _end(state, event.verdict)
     if isinstance(event, StopRequested):
         if not state.stopped_by:
-            return replace(state, stopped_by=event.signo), (_leave(event.signo),)
+            return replace(state, stopped_by=event.signo), (
+                Leave(*_end_of_stop(event.signo), event.signo),
+            )
         if event.signo == signal.SIGINT:
             return _finish(state.attempt, *_end_of_stop(event.signo))
     return state, ()
@@ -173,7 +175,7 @@ def _running(policy: Policy, state: Running, event: Event) -> Step:
         attempt = replace(state.attempt, noticed=noticed)
         return replace(state, attempt=attempt), (PassOn(event.signo),)
     if isinstance(event, Hung):
-        return _on_hung(policy, state, event)
+        return _stop(policy, state, "hang", signo=event.signo)
     if isinstance(event, NotStarted):
         return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
     if isinstance(event, DeadManFired):
@@ -199,15 +201,12 @@ def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
     return replace(state, alive=alive, failing=failed), settle
 
 
-def _on_hung(policy: Policy, state: Running, event: Hung) -> Step:
-    stopping = Stopping(attempt=state.attempt, cause="hang", code=exit_codes.HUNG)
-    grace = min(policy.grace, HUNG_GRACE)
-    return stopping, (StopWorkers(event.signo, grace, "hang"),)
-
-
-def _stop(policy: Policy, state: Running, cause: Cause, *, code: int = 0) -> Step:
+def _stop(
+    policy: Policy, state: Running, cause: Cause, *, code: int = 0, signo: int = signal.SIGTERM
+) -> Step:
+    grace = min(policy.grace, HUNG_GRACE) if cause == "hang" else policy.grace
     stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
-    return stopping, (StopWorkers(signal.SIGTERM, policy.grace, cause),)
+    return stopping, (StopWorkers(signo, grace, cause),)
 
 
 def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing | JobOver) -> Step:
@@ -239,12 +238,9 @@ def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) ->
     if not first:
         return state, (StopWorkers(signal.SIGKILL, 0, "signal"),)
     passed_on = signo if signo in _PASSED_ON else signal.SIGTERM
-    return state, (StopWorkers(passed_on, policy.grace, "signal"), _leave(signo))
-
-
-def _leave(signo: int) -> Leave:
-    return Leave(
-        "preempted" if signo == signal.SIGTERM else "stopped", _end_of_stop(signo)[0], signo
+    return state, (
+        StopWorkers(passed_on, policy.grace, "signal"),
+        Leave(*_end_of_stop(signo), signo),
     )
 
 
@@ -272,7 +268,7 @@ def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
         return _end(waiting, state.decided.verdict)
     told: tuple[Instruction, ...] = (TellRendezvous(report),)
     if state.cause == "done" and state.stopped_by:
-        told = (*told, _leave(state.stopped_by))
+        told = (*told, Leave(*_end_of_stop(state.stopped_by), state.stopped_by))
     if policy.leased:
         told = (*told, *_tell_failure(waiting, "undecided"))
         waiting = replace(waiting, told=True, settled=state.decided is not None)

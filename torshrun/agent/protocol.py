@@ -64,7 +64,7 @@ class Stopping:
     attempt: Attempt
     cause: Cause
     code: int = 0
-    """The exit code, unless the cause is a failure, whose root cause gives it."""
+    """The exit code if workers did not start, or the dead man came."""
     stopped_by: int = 0
     """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
     decided: RoundClosing | JobOver | None = None
@@ -175,21 +175,10 @@ class InternalError(NamedTuple):
     """An event was lost through a mistake of the agent's own."""
 
 
-Event = (
-    WorkerExited
-    | NotStarted
-    | DeadManFired
-    | KeeperLost
-    | SettleOver
-    | StopRequested
-    | Noticed
-    | Hung
-    | Diagnosed
-    | InternalError
-    | RoundFormed
-    | RoundClosing
-    | JobOver
-)
+OfRound = WorkerExited | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
+Asked = StopRequested | Noticed
+Decided = RoundFormed | RoundClosing | JobOver
+Event = OfRound | Asked | Decided | KeeperLost | InternalError
 
 
 # ---- instructions
@@ -231,8 +220,8 @@ class TellRendezvous(NamedTuple):
 class Leave(NamedTuple):
     """Tell the rendezvous that this node goes."""
 
-    outcome: Literal["preempted", "stopped"]
     code: int
+    outcome: Literal["preempted", "stopped"]
     signo: int
 
 
@@ -251,14 +240,6 @@ class KillDescendants(NamedTuple):
     """The keeper is gone: kill what it leaves behind, without it."""
 
 
-Instruction = (
-    StartWorkers
-    | Settle
-    | StopWorkers
-    | PassOn
-    | TellRendezvous
-    | Leave
-    | ReportFailure
-    | KillDescendants
-)
+ForWorkers = StartWorkers | Settle | StopWorkers | PassOn | KillDescendants
+Instruction = ForWorkers | TellRendezvous | Leave | ReportFailure
 Step = tuple[State, tuple[Instruction, ...]]

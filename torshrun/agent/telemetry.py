@@ -129,12 +129,12 @@ def _name_of(state: protocol.State) -> JobState:
 
 
 def _server(config: LaunchConfig, latest: Callable[[], Snapshot]) -> HttpServer | None:
-    if config.metrics is None:
+    if config.metrics_port is None:
         return None
     from torshrun.live.http_pages import Pages
     from torshrun.live.http_server import HttpServer
 
-    return HttpServer(*config.metrics, Pages(latest).respond)
+    return HttpServer(*config.metrics_port, Pages(latest).respond)
 
 
 def _event_file(config: LaunchConfig, pump: LogPump) -> LineFile | None:

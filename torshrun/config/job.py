@@ -1,7 +1,7 @@
 """LaunchConfig: one job, as asked for. Frozen, validated and complete at birth.
 
-A field without a word of its own is an option's value: config/options.py tells its unit, and what
-0 and None mean.
+A field without a word of its own is the value of the option with its name: config/options.py tells
+its unit, and what 0 and None mean.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class OutputConfig:
     redirects: StreamRule = StreamRule()
     tee: StreamRule = StreamRule()
     """With a log_dir and neither rule: all streams."""
-    prefix_template: str | None = None
-    local_ranks: frozenset[int] | None = None
-    ranks: frozenset[int] | None = None
-    stdout_filters: tuple[str, ...] = ()
-    stderr_filters: tuple[str, ...] = ()
-    timestamps: bool = False
-    rotate_bytes: int = 0
+    log_line_prefix_template: str | None = None
+    local_ranks_filter: frozenset[int] | None = None
+    ranks_filter: frozenset[int] | None = None
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    log_timestamps: bool = False
+    log_rotate: int = 0
     color: Literal["auto", "always", "never"] = "auto"
     status_line: Literal["auto", "never"] = "auto"
 
@@ -105,7 +105,7 @@ class LaunchConfig:
     pid_namespace: bool = False
     numa_binding: NumaBinding | None = None
     virtual_local_rank: bool = False
-    metrics: tuple[str, int] | None = None
+    metrics_port: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     events: str | None = None
     error_file: str | None = None

@@ -174,16 +174,6 @@ _KINDS: Mapping[str, Kind] = {
     "[HOST:]PORT": Kind(values.listening),
 }
 """By what stands for the value; others are words to choose from, like auto|never."""
-_FIELDS = {
-    "local_ranks_filter": "local_ranks",
-    "ranks_filter": "ranks",
-    "log_line_prefix_template": "prefix_template",
-    "log_timestamps": "timestamps",
-    "log_rotate": "rotate_bytes",
-    "duplicate_stdout_filters": "stdout_filters",
-    "duplicate_stderr_filters": "stderr_filters",
-    "metrics_port": "metrics",
-}
 _VARIABLES = {
     "shutdown_timeout": ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     "log_line_prefix_template": ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
@@ -219,11 +209,6 @@ class Option(NamedTuple):
     def key(self) -> str:
         """The name that it goes by here."""
         return self.names[0]
-
-    @property
-    def field(self) -> str:
-        """Its field in LaunchConfig or OutputConfig, if it has one there."""
-        return _FIELDS.get(self.key, self.key)
 
     @property
     def is_flag(self) -> bool:

@@ -13,7 +13,7 @@ from torshrun.config.job import Kind, LaunchConfig, OutputConfig
 from torshrun.config.options import OPTIONS
 from torshrun.config.request import Request
 from torshrun.config.resolve_rendezvous import first_endpoint, is_alone, is_static, rendezvous
-from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text, worker_count
+from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text
 from torshrun.topology.cpus import usable_cpus
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -92,7 +92,7 @@ def _check(
 def _fields(request: Request, kind: type[LaunchConfig | OutputConfig]) -> dict[str, Any]:
     """The values of the options that are fields of this class."""
     names = kind.__dataclass_fields__
-    return {option.field: request[option.key] for option in OPTIONS if option.field in names}
+    return {option.key: request[option.key] for option in OPTIONS if option.key in names}
 
 
 def _master(request: Request) -> tuple[str, int]:
@@ -123,7 +123,7 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
     if asked == "gpu" and number == 0:
         name = request.name("nproc_per_node")
         raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
-    return worker_count(int(number) or usable_cpus())
+    return int(number) or usable_cpus()
 
 
 def _kind(request: Request) -> Kind:

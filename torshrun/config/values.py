@@ -90,11 +90,6 @@ def workers(text: str) -> int | str:
         number = whole(text)
     except ConfigError as error:
         raise ConfigError(f"{error}; auto, cpu and gpu are possible too") from None
-    return worker_count(number)
-
-
-def worker_count(number: int) -> int:
-    """The number itself, if a node may have so many."""
     if not 1 <= number <= MOST_WORKERS:
         raise ConfigError(f"{number} is not possible: a node has 1 to {MOST_WORKERS} workers")
     return number
@@ -324,20 +319,14 @@ def rdzv_backend(text: str) -> str:
     try:
         return one_of("static", "c10d", "tcp", "etcd")(text)
     except ConfigError:
-        if not _is_plugin("torchrun.handlers", text):
+        from importlib.metadata import entry_points
+
+        named = re.fullmatch(r"[A-Za-z][\w.-]*", text)
+        if not named or not entry_points(group="torchrun.handlers", name=text):
             raise
     raise ConfigError(
         f"{text!r} is a rendezvous handler for torchrun's agents (an entry point in the group "
         f"torchrun.handlers), by which torshrun's cannot meet: give c10d, etcd or static"
-    )
-
-
-def _is_plugin(group: str, name: str) -> bool:
-    """Whether an installed package offers this to torchrun."""
-    from importlib.metadata import entry_points
-
-    return re.fullmatch(r"[A-Za-z][\w.-]*", name) is not None and bool(
-        entry_points(group=group, name=name)
     )
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream, Tail
 from torshrun.workers.spec import Assignment
-
-if TYPE_CHECKING:
-    import asyncio
 
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
@@ -74,7 +72,7 @@ class Listener(Protocol):
 
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
         """No process of the round is left, but for those that outlived SIGKILL, as a person would
-        name them; its output has been passed on.
+        name them. Some output may still be on its way: see drain().
         """
 
     def on_dead_man(self) -> None:
@@ -150,9 +148,23 @@ class WorkerGroup:
         what they have started, which in most cases knows nothing of it and would die.
         """
         if not self._closed:
-            act = self._keeper.notify if alone else self._keeper.signal
-            act(reports.ALL, signo)
+            self._keeper.signal(reports.ALL, signo, alone=alone)
             self._flush()
+
+    async def drain(self) -> None:
+        """Let the output of a round that is over catch up, but not for ever."""
+        drained, moved = asyncio.Event(), -1
+        streams = [stream for worker in self.workers for stream in worker.streams]
+        self._pump.drain(streams, lambda: self._from_pump(drained))
+        while not drained.is_set() and self._pump.moved != moved:
+            moved = self._pump.moved
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_STALL):
+                    await drained.wait()
+
+    def _from_pump(self, drained: asyncio.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            self._loop.call_soon_threadsafe(drained.set)
 
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""
@@ -198,7 +210,8 @@ class WorkerGroup:
         elif isinstance(report, reports.SpawnFailed | reports.Exited):
             self._on_end(report)
         elif isinstance(report, reports.Swept):
-            self._on_swept(report)
+            self._cancel_timer()
+            self._tell.on_stopped(report.unkillable)
         elif isinstance(report, reports.DeadManFired):
             self._tell.on_dead_man()
         else:
@@ -244,29 +257,3 @@ class WorkerGroup:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
             self._kill_timer = None
-
-    def _on_swept(self, report: reports.Swept) -> None:
-        """Let the output catch up, but not for ever, before the round is over."""
-        self._cancel_timer()
-        drained = self._loop.create_future()
-        streams = [stream for worker in self.workers for stream in worker.streams]
-        self._pump.drain(streams, lambda: self._from_pump(drained))
-        drained.add_done_callback(lambda _: self._tell.on_stopped(report.unkillable))
-        self._give_up_when_stalled(drained, -1)
-
-    def _from_pump(self, drained: asyncio.Future[None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            self._loop.call_soon_threadsafe(_resolve, drained)
-
-    def _give_up_when_stalled(self, drained: asyncio.Future[None], moved: int) -> None:
-        if self._pump.moved == moved:
-            _resolve(drained)
-        elif not drained.done():
-            self._loop.call_later(
-                DRAIN_STALL, self._give_up_when_stalled, drained, self._pump.moved
-            )
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

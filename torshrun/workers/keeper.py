@@ -166,13 +166,11 @@ class Keeper:
         head = struct.pack("=IIIII", worker_id, len(fds), len(argv), len(pairs), len(mask))
         self._send(b"S" + head + mask + b"".join(words + pairs), fds)
 
-    def signal(self, worker_id: int, signo: int) -> None:
-        """Send a signal to the process group of one worker, or of ALL that are alive."""
-        self._send(b"K" + _TWO.pack(worker_id, signo))
-
-    def notify(self, worker_id: int, signo: int) -> None:
-        """Send a signal to one worker's process alone, or to those of ALL that are alive."""
-        self._send(b"N" + _TWO.pack(worker_id, signo))
+    def signal(self, worker_id: int, signo: int, *, alone: bool = False) -> None:
+        """Send a signal to the process group of one worker, or of ALL that are alive; `alone`, to
+        their own processes only.
+        """
+        self._send((b"N" if alone else b"K") + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
         """SIGKILL every worker and everything they left behind. Answered by Swept, within `bound`

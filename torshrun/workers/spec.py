@@ -15,10 +15,11 @@ from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
 from torshrun.topology.cpus import cpu_quota
-from torshrun.workers import startup
 
 CpuSet = frozenset[int]
 ROOT = Path("/")
+_HOOK = str(Path(__file__).parent / "startup")
+"""The directory whose sitecustomize.py the workers' Python runs before their script."""
 _OWN = re.compile(
     r"(?:TORSH|PET)_(?:\w*(?:SECRET|PASSWORD)\w*|ETCD_USER|METRICS_PORT)"
     r"|TORCHELASTIC_HEALTH_CHECK_PORT"
@@ -71,7 +72,13 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
-    return {**given, "PYTHONPATH": startup.python_path(given)}
+    return {**given, "PYTHONPATH": python_path(given)}
+
+
+def python_path(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH for a worker that inherits `environ`: startup's hook first, and only once."""
+    entries = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
+    return os.pathsep.join([_HOOK, *(entry for entry in entries if entry != _HOOK)])
 
 
 def _command(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ STAMP_WIDTH = len("2025-01-31T12:34:56.789Z ")
 
 def render(output: OutputConfig, place: WorkerEnv, hostname: str) -> str:
     """This worker's prefix."""
-    text = DEFAULT if output.prefix_template is None else output.prefix_template
+    text = DEFAULT if output.log_line_prefix_template is None else output.log_line_prefix_template
     return Template(text).substitute(
         role_name=place.role_name,
         rank=place.rank,

@@ -85,7 +85,10 @@ class LogPump:
         self._movers = [err] if one else [err, out]
         self._hidden: Mover | None = None  # for streams that no sink shows
         self._status = self._choose_status(err, out)
-        needles = _needles(output.stdout_filters), _needles(output.stderr_filters)
+        needles = (
+            _needles(output.duplicate_stdout_filters),
+            _needles(output.duplicate_stderr_filters),
+        )
         self._out = _Channel(Streams.STDOUT, "stdout", out, needles[0])
         self._err = _Channel(Streams.STDERR, "stderr", err, needles[1])
 
@@ -219,7 +222,7 @@ class LogPump:
         prefix, sink = prefixes.encode(text), channel.mover.sink
         if channel.which in kept(self._output, place):
             assert self._folder
-            path, limit = f"{folder}/{channel.name}.log", self._output.rotate_bytes
+            path, limit = f"{folder}/{channel.name}.log", self._output.log_rotate
             file = LogFile(self._folder, path, limit, self._complain)
             undo.callback(file.close)
             taps = (file, *taps)
@@ -232,18 +235,18 @@ class LogPump:
         undo.callback(os.close, source.end)
         if prefixes.is_coloured(self._output, sink.is_terminal, self._environ):
             prefix = prefixes.paint(prefix, place.rank)
-        clock = time.time if self._output.timestamps else None
+        clock = time.time if self._output.log_timestamps else None
         return Stream(source, taps, Printer(sink, prefix) if is_shown else None, clock)
 
     def _width(self, text: str) -> int:
-        return len(text) + (prefixes.STAMP_WIDTH if self._output.timestamps else 0)
+        return len(text) + (prefixes.STAMP_WIDTH if self._output.log_timestamps else 0)
 
     def _filtered(self, name: str, folder: str) -> LogFile:
         path = str(Path(folder).parent / f"filtered_{name}.log")
         file = self._shared.get(name)
         if file is None or file.path != path:  # a new attempt
             assert self._folder
-            limit = self._output.rotate_bytes
+            limit = self._output.log_rotate
             file = LogFile(self._folder, path, limit, self._complain, shared=True)
             self._shared[name] = file
         return file

@@ -8,9 +8,9 @@ from torshrun.config.job import OutputConfig, StreamRule, Streams
 
 def shown(output: OutputConfig, place: WorkerEnv) -> Streams:
     """Which of this worker's streams the console shows."""
-    if output.ranks is not None and place.rank not in output.ranks:
+    if output.ranks_filter is not None and place.rank not in output.ranks_filter:
         return Streams.NONE
-    if output.local_ranks is not None and place.local_rank not in output.local_ranks:
+    if output.local_ranks_filter is not None and place.local_rank not in output.local_ranks_filter:
         return Streams.NONE
     redirected, teed = _rules(output, place)
     return ~redirected | teed
@@ -27,7 +27,7 @@ def kept(output: OutputConfig, place: WorkerEnv) -> Streams:
 def needs_folder(output: OutputConfig) -> bool:
     """Whether something may have to be kept, so that the job needs a log directory."""
     ruled = (output.redirects, output.tee) != (StreamRule(), StreamRule())
-    filtered = bool(output.stdout_filters or output.stderr_filters)
+    filtered = bool(output.duplicate_stdout_filters or output.duplicate_stderr_filters)
     return output.log_dir is not None or ruled or filtered
 
 

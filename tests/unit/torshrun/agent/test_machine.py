@@ -455,7 +455,7 @@ def test_the_dead_man_ends_the_round_here_and_not_the_job() -> None:
 
 
 def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> None:
-    leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
+    leave = m.Leave(exit_codes.PREEMPTED, "preempted", signal.SIGTERM)
     asked = [m.StopRequested(signal.SIGTERM)]
     assert among(asked)[1][-1] == leave
     state, instructions = among([*asked, diagnosed(0, 143, 15)])
@@ -468,7 +468,7 @@ def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> Non
 
 def test_a_node_that_is_done_may_still_leave() -> None:
     done = [m.WorkerExited(0, 4, 0), m.WorkerExited(0, 5, 0), m.StopRequested(15), diagnosed(0, 0)]
-    leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
+    leave = m.Leave(exit_codes.PREEMPTED, "preempted", signal.SIGTERM)
     assert among(done)[1][-1] == leave
 
 

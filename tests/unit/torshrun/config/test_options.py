@@ -25,11 +25,10 @@ def test_torchruns_options_are_all_there() -> None:
     assert set(TORCHRUNS.split()) <= spellings
 
 
-def test_no_name_variable_or_field_has_two_meanings() -> None:
+def test_no_name_or_variable_has_two_meanings() -> None:
     spellings = Counter(spelling for option in OPTIONS for spelling in option.spellings)
     variables = Counter(variable for option in OPTIONS for variable in option.environment)
-    fields = Counter(option.field for option in OPTIONS)
-    for counted in (spellings, variables, fields):
+    for counted in (spellings, variables):
         assert set(counted.values()) == {1}
 
 

@@ -209,7 +209,7 @@ def test_without_rules_nothing_is_kept(console: Open, tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> None:
-    each = console(ranks=frozenset({1}), tee=BOTH)
+    each = console(ranks_filter=frozenset({1}), tee=BOTH)
     for rank in range(2):
         each.worker(rank)[0](b"out\n")
     assert each.finish() == (b"[1] out\n", b"")
@@ -221,10 +221,10 @@ def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> 
 
 def test_filtered_lines_of_all_ranks_are_kept_together(console: Open) -> None:
     each = console(
-        stdout_filters=("loss",),
-        stderr_filters=("warn", "err"),
-        ranks=frozenset({0}),
-        rotate_bytes=0,
+        duplicate_stdout_filters=("loss",),
+        duplicate_stderr_filters=("warn", "err"),
+        ranks_filter=frozenset({0}),
+        log_rotate=0,
     )
     for rank in range(2):
         out, err = each.worker(rank)
@@ -241,7 +241,7 @@ def test_filtered_lines_of_all_ranks_are_kept_together(console: Open) -> None:
 
 
 def test_files_are_rotated(console: Open) -> None:
-    each = console(redirects=BOTH, rotate_bytes=1000)
+    each = console(redirects=BOTH, log_rotate=1000)
     out, _ = each.worker(0)
     for _ in range(30):
         out(b"x" * 99 + b"\n")
@@ -257,7 +257,7 @@ def test_files_are_rotated(console: Open) -> None:
 def test_times_stand_behind_prefixes_and_at_the_start_in_files(console: Open) -> None:
     import re
 
-    each = console(timestamps=True, log_dir="anywhere", stdout_filters=("a",))
+    each = console(log_timestamps=True, log_dir="anywhere", duplicate_stdout_filters=("a",))
     each.worker(0)[0](b"a\nb\xff\n")
     shown, _ = each.finish()
     time = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
@@ -267,7 +267,9 @@ def test_times_stand_behind_prefixes_and_at_the_start_in_files(console: Open) ->
 
 
 def test_prefixes_in_colour(console: Open) -> None:
-    each = console(color="always", prefix_template="${role_name}/${rank}: ", log_dir="anywhere")
+    each = console(
+        color="always", log_line_prefix_template="${role_name}/${rank}: ", log_dir="anywhere"
+    )
     each.worker(0)[0](b"a\nb\n")
     head = b"\x1b[38;5;31mdefault/0: \x1b[0m"
     assert each.finish()[0] == head + b"a\n" + head + b"b\n"
@@ -335,7 +337,7 @@ def test_draining_does_not_wait_for_writers_that_live_on(console: Open) -> None:
 
 def test_draining_does_not_wait_for_an_outsider_that_never_stops(console: Open) -> None:
     slow = tuple(f"needle {number}" for number in range(300))
-    each = console(ranks=frozenset(), stdout_filters=slow)
+    each = console(ranks_filter=frozenset(), duplicate_stdout_filters=slow)
     each.worker(0)
     with subprocess.Popen(["yes"], stdout=each.outlets[0].ends[0]) as screamer:
         done = threading.Event()

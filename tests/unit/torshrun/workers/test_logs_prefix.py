@@ -29,7 +29,7 @@ PLACE = WorkerEnv(rank=9, world_size=16, local_rank=1, local_world_size=8, role_
     ],
 )
 def test_templates(template: str | None, expected: str) -> None:
-    assert render(OutputConfig(prefix_template=template), PLACE, "here") == expected
+    assert render(OutputConfig(log_line_prefix_template=template), PLACE, "here") == expected
 
 
 @pytest.mark.parametrize("text", ["[0] ", "caf\u00e9", chr(0xDCFF), chr(0xD800)])

@@ -36,13 +36,13 @@ def place(rank: int, local_rank: int | None = None) -> WorkerEnv:
             OUT,
             BOTH,
         ),
-        (OutputConfig(ranks=frozenset({1})), NONE, NONE),
+        (OutputConfig(ranks_filter=frozenset({1})), NONE, NONE),
         (
-            OutputConfig(local_ranks=frozenset({1}), log_dir="d"),
+            OutputConfig(local_ranks_filter=frozenset({1}), log_dir="d"),
             NONE,
             BOTH,
         ),
-        (OutputConfig(ranks=frozenset()), NONE, NONE),
+        (OutputConfig(ranks_filter=frozenset()), NONE, NONE),
     ],
 )
 def test_routes_of_rank_0(output: OutputConfig, on_console: Streams, in_files: Streams) -> None:
@@ -58,13 +58,13 @@ def test_global_and_local_ranks() -> None:
 
 
 def test_both_filters_have_to_agree() -> None:
-    output = OutputConfig(ranks=frozenset({8, 9}), local_ranks=frozenset({1}))
+    output = OutputConfig(ranks_filter=frozenset({8, 9}), local_ranks_filter=frozenset({1}))
     visible = [rank for rank in range(16) if shown(output, place(rank, rank % 8))]
     assert visible == [9]
 
 
 def test_when_a_folder_is_needed() -> None:
-    assert not needs_folder(OutputConfig(ranks=frozenset({1})))
+    assert not needs_folder(OutputConfig(ranks_filter=frozenset({1})))
     assert needs_folder(OutputConfig(log_dir="d"))
     assert needs_folder(OutputConfig(tee=StreamRule(by_rank={3: OUT})))
-    assert needs_folder(OutputConfig(stderr_filters=("x",)))
+    assert needs_folder(OutputConfig(duplicate_stderr_filters=("x",)))

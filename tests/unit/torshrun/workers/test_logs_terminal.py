@@ -98,7 +98,7 @@ def test_workers_find_terminals_that_change_nothing(window: Open) -> None:
 
 
 def test_redirected_and_hidden_streams_find_pipes(window: Open) -> None:
-    each = window(redirects=StreamRule(everyone=Streams.STDOUT), ranks=frozenset({1}))
+    each = window(redirects=StreamRule(everyone=Streams.STDOUT), ranks_filter=frozenset({1}))
     hidden, shown = each.worker(0), each.worker(1)
     terminals = [os.isatty(fd) for w in (hidden, shown) for fd in (w.ends[0], w.ends[1])]
     assert terminals == [False, False, False, True]
@@ -117,7 +117,7 @@ def test_the_window_is_as_wide_as_the_terminal_less_the_prefix(window: Open) -> 
 
 
 def test_a_tiny_window_leaves_a_column(window: Open) -> None:
-    each = window(timestamps=True)
+    each = window(log_timestamps=True)
     assert termios.tcgetwinsize(each.worker(0).ends[0]) == (ROWS, 40 - 4 - 25)
     each.size(2, 3)
     assert termios.tcgetwinsize(each.worker(1).ends[0]) == (2, 1)
