@@ -109,8 +109,7 @@ class EpochRendezvous(Rendezvous):
     async def _live(self) -> None:
         epoch, loss, past = None, Loss(is_older=False, was_away=False), None
         while not self._over:
-            is_older, may_begin = loss.is_older, not loss.was_away
-            epoch = await self._entrance.enter(epoch, is_older=is_older, may_begin=may_begin)
+            epoch = await self._entrance.enter(epoch, may_begin=not loss.was_away)
             self._node = await self._join(epoch, past)
             self._node.start(self._pass_on)
             loss = await self._node.lost

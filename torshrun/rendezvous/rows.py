@@ -72,6 +72,8 @@ class EpochRow:
     name: Token
     after: Token = ""
     """That of the epoch which this one goes on, if the store had lost it."""
+    over: Token = ""
+    """That of the epoch in whose place this one was written, if another one had come meanwhile."""
     secret: Token = ""
     """The job's, in hexadecimal, if its nodes bring none; then it is as safe as the store."""
 
