@@ -81,6 +81,7 @@ class Fuzzer:
             process = subprocess.Popen(
                 [self.keeper, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
+                cwd=self.folder,  # where `touch` makes files of what was its environment
                 env={"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
                 stderr=said,
             )

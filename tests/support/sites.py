@@ -24,7 +24,10 @@ from support.launcher import Launcher
 from support.nodes import Job, Node
 from support.processes import marked, soon
 
+from torsh_runtime.store.base import Entry
+from torsh_runtime.store.signed import sign, verified
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.epoch import Epoch, read_epoch
 
 PATIENCE = 45.0
 """Seconds after which what does not happen counts as not happening."""
@@ -174,7 +177,7 @@ class Site:
 
         def is_there() -> bool:
             value = self.value(rows.LEADER)
-            row = rows.decode(rows.LeaderRow, value) if value else None
+            row = rows.decode(rows.LeaderRow, value)
             found[:] = [h for h in self.hosts if row and f":{h.ipv4}:" in row.endpoint]
             return bool(found)
 
@@ -188,19 +191,33 @@ class Site:
 
     # ---- etcd
 
-    def value(self, name: str) -> bytes | None:
-        """What a key of the job holds."""
-        found = self._post("kv/range", {"key": _key(name)}).get("kvs")
-        return base64.b64decode(found[0]["value"]) if found else None
+    def value(self, name: str) -> bytes:
+        """What the job's nodes read under a key; b"" if nothing."""
+        epoch, signed = self._epoch(), self._signed(name)
+        return verified(epoch.records, _key(name), signed) if epoch else b""
 
     def drain(self, host: Host) -> None:
         """Ask the node on this host to go."""
-        prefix = rows.base(_RUN_ID) + rows.NODES
+        epoch = self._epoch()
+        assert epoch, "no job has begun"
+        prefix = _key(rows.NODES)
         span = {"key": _base64(prefix), "range_end": _base64(prefix[:-1] + "0")}
         for item in self._post("kv/range", span)["kvs"]:
-            row = rows.decode(rows.NodeRow, base64.b64decode(item["value"]))
+            key, signed = base64.b64decode(item["key"]).decode(), base64.b64decode(item["value"])
+            row = rows.decode(rows.NodeRow, verified(epoch.records, key, signed))
             if row and row.address == host.ipv4:
-                self._post("kv/put", {"key": _key(rows.WANT_DRAIN + row.node), "value": "e30="})
+                want = _key(rows.WANT_DRAIN + row.node)
+                wish = base64.b64encode(sign(epoch.records, want, rows.encode(rows.Wanted())))
+                self._post("kv/put", {"key": _base64(want), "value": wish.decode()})
+
+    def _epoch(self) -> Epoch | None:
+        """The job's present one, with the secret that stands in it: the nodes bring none."""
+        entry = Entry(_key(rows.EPOCH), self._signed(rows.EPOCH), 0, 0)
+        return read_epoch(_RUN_ID, b"", entry)
+
+    def _signed(self, name: str) -> bytes:
+        found = self._post("kv/range", {"key": _base64(_key(name))}).get("kvs")
+        return base64.b64decode(found[0]["value"]) if found else b""
 
     def _post(self, path: str, message: dict[str, str]) -> dict[str, list[dict[str, str]]]:
         with inside(self._far):
@@ -338,7 +355,7 @@ def clustered(version: str, size: int, folder: Path) -> EtcdCluster:
 
 
 def _key(name: str) -> str:
-    return _base64(rows.base(_RUN_ID) + name)
+    return rows.base(_RUN_ID) + name
 
 
 def _base64(text: str) -> str:
