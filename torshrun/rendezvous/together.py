@@ -226,11 +226,13 @@ class Together(Rendezvous):
 def remarks(config: RendezvousConfig, meeting: Meeting) -> Iterator[str]:
     """What people are to know of the store, and of who can do what to the job."""
     access = config.access
+    is_private = not config.secret and all(is_loopback(place.host) for place in config.endpoints)
     if meeting.is_host:
-        yield "this agent serves the job's store: without it the job cannot go on"
+        whom = ", for this host alone (localhost, and no secret)" if is_private else ""
+        yield f"this agent serves the job's store{whom}: without it the job cannot go on"
     if access.password and not access.tls:
         yield "etcd's password goes over the network as it is; give etcd TLS (--rdzv-conf cacert=…)"
-    if config.secret or all(is_loopback(endpoint.host) for endpoint in config.endpoints):
+    if config.secret or is_private:
         return
     who = "may write to etcd" if config.backend == "etcd" else "reaches that port"
     yield (
