@@ -7,11 +7,12 @@ import os
 import secrets
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy
 
 import torsh_runtime
 from torsh_runtime.store.hosted import HostedStore
@@ -118,8 +119,8 @@ def _environ() -> dict[str, str]:
     ours = [str(Path(torsh_runtime.__file__).parents[1]), str(_TESTS)]
     return {
         **os.environ,
-        # The packages of the tests' own environment serve the others too.
-        "PYTHONPATH": os.pathsep.join([*ours, sysconfig.get_path("platlib")]),
+        # What the tests themselves import serves the others too, wherever it is.
+        "PYTHONPATH": os.pathsep.join([*ours, str(Path(numpy.__file__).parents[1])]),
         **dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"),
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
         "GLOO_SOCKET_IFNAME": "lo",
