@@ -52,8 +52,11 @@ class VirtualAgent:
         ends: dict[str, VirtualBeats],
         chance: random.Random,
         tell: Tell,
+        host: str = "",
     ) -> None:
+        """`host` is the name of its machine, that of the agent unless given."""
         self.name = name
+        self._host = host or name
         self.alive = True
         """Whether the agent is."""
         self.over: JobOver | None = None
@@ -92,7 +95,7 @@ class VirtualAgent:
         name, chance = self.name, self._chance
         facts = NodeFacts(
             node=name,
-            host=name,
+            host=self._host,
             address=name,
             endpoint=f"tcp:{name}:1",
             nproc=chance.choice((1, 2, 8)),

@@ -46,7 +46,8 @@ class World:
     def tell(self, who: str, what: str) -> None:
         self.history.append(f"{self.loop.time():8.3f}  {who} {what}")
 
-    def add(self) -> VirtualAgent:
+    def add(self, host: str = "") -> VirtualAgent:
+        """`host` is the name of its machine, that of the agent unless given."""
         name = f"n{len(self.agents)}"
         agent = self.agents[name] = VirtualAgent(
             name,
@@ -55,6 +56,7 @@ class World:
             self._ends,
             random.Random(self.chance.random()),
             self.tell,
+            host,
         )
         agent.finishing = self.is_finishing
         return agent
