@@ -31,10 +31,13 @@ from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
-from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.epoch import Epoch
+from torshrun.rendezvous.rejoin import EpochRendezvous, Prepare
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Open = Callable[[], Store]
+SECRET = b"the secret of the benchmark"
+"""Every row is signed with a key made of it."""
 DEADLINE = 300.0
 """Seconds for one measurement."""
 
@@ -99,8 +102,10 @@ class LocalBeats(Beats):
     def serve(self, judge: Judge | None) -> None:
         self.ends[self._end] = judge
 
-    async def beat(self, endpoint: str, fence: int, beat: Beat, timeout: float) -> Answer:
-        judge = self.ends.get(endpoint)
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
+    ) -> Answer:
+        judge = self.ends.get(node)
         return "granted" if judge and judge(beat) else "refused"
 
     async def close(self) -> None:
@@ -122,8 +127,8 @@ async def form(count: int, open_store: Open, run_id: str) -> tuple[float, int, i
             done.set()
 
     agents = [
-        NodeRendezvous(store, settings, facts, LocalBeats(ends, facts.endpoint))
-        for store, facts in zip(counted, map(_facts, range(count)), strict=True)
+        EpochRendezvous(store, settings, SECRET, _preparing(_facts(i), ends))
+        for i, store in enumerate(counted)
     ]
     begun = time.perf_counter()
     for agent in agents:
@@ -138,13 +143,19 @@ async def form(count: int, open_store: Open, run_id: str) -> tuple[float, int, i
     return seconds, max(requests), sum(requests)
 
 
+def _preparing(facts: NodeFacts, ends: dict[str, Judge | None]) -> Prepare:
+    async def prepare(_store: Store, _epoch: Epoch) -> tuple[NodeFacts, Beats]:
+        return facts, LocalBeats(ends, facts.node)
+
+    return prepare
+
+
 def _facts(number: int) -> NodeFacts:
-    address = f"10.0.{number // 256}.{number % 256}"
     return NodeFacts(
         node=f"n{number:05d}",
         host=f"host{number}",
-        address=address,
-        endpoint=f"tcp:{address}:29400",
+        address=f"10.0.{number // 256}.{number % 256}",
+        endpoint=f"tcp:10.0.{number // 256}.{number % 256}:1",
         nproc=8,
     )
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torshrun.procfs import read_text
-
-Version = Literal[1, 2]
 
 
 class Cgroup(NamedTuple):
@@ -17,7 +15,8 @@ class Cgroup(NamedTuple):
 
     name: str
     folder: Path
-    version: Version
+    version: int
+    """1 or 2."""
 
     def text(self, file: str) -> str:
         """What one of its files holds; "" if it has none such."""
@@ -27,10 +26,6 @@ class Cgroup(NamedTuple):
         """A file that is one number that is not negative; None if it is none, or anything else."""
         text = self.text(file).strip()
         return int(text) if text.isascii() and text.isdigit() else None
-
-    def field(self, file: str, name: str) -> int | None:
-        """The number after `name` in a file of such lines; None if it is not there."""
-        return field(self.text(file), name)
 
 
 def field(text: str, name: str) -> int | None:
@@ -46,7 +41,7 @@ def find(controller: str, root: Path) -> Iterator[list[Cgroup]]:
     mounts = read_text(root / "proc/self/mountinfo").splitlines()
     lines = read_text(root / "proc/self/cgroup").splitlines()
     for _, controllers, name in (line.split(":", 2) for line in lines if line.count(":") > 1):
-        version: Version = 1 if controllers else 2
+        version = 1 if controllers else 2
         if not controllers or controller in controllers.split(","):
             found = (_mount(mount, version, controller) for mount in mounts)
             top, point = next(filter(None, found), ("", ""))
@@ -54,7 +49,7 @@ def find(controller: str, root: Path) -> Iterator[list[Cgroup]]:
                 yield [*_path(PurePosixPath(name), top, root / point.lstrip("/"), version)]
 
 
-def _mount(line: str, version: Version, controller: str) -> tuple[str, str] | None:
+def _mount(line: str, version: int, controller: str) -> tuple[str, str] | None:
     """Which cgroup is mounted and where, if this line of mountinfo is of such a hierarchy."""
     fields, _, options = line.partition(" - ")
     where, kind = fields.split(" "), options.split(" ")
@@ -66,7 +61,7 @@ def _mount(line: str, version: Version, controller: str) -> tuple[str, str] | No
     return (_unescape(where[3]), _unescape(where[4])) if fits else None
 
 
-def _path(name: PurePosixPath, top: str, point: Path, version: Version) -> Iterator[Cgroup]:
+def _path(name: PurePosixPath, top: str, point: Path, version: int) -> Iterator[Cgroup]:
     if not name.is_relative_to(top) or ".." in name.parts:
         name = PurePosixPath(top)  # a container that sees no more than its own
     below = name.relative_to(top)

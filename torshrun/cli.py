@@ -40,8 +40,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         line = parse(argv)
     except ConfigError as error:
-        _complain(error)
-        _tell("Try 'torshrun --help' for the options.")
+        _tell(f"error: {error}\nTry 'torshrun --help' for the options.")
         return USAGE
     try:
         return _answer(line)
@@ -49,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (TorshError, OSError) as error:  # a place one may not look at, a name too long
-        _complain(error)
+        _tell(f"error: {error}")
         return USAGE
 
 
@@ -67,19 +66,19 @@ def _answer(line: CommandLine) -> int:
     if request["print_config"]:
         from torshrun.config.print_config import show
 
-        _note(config.validate(request, os.environ))
+        _tell(*config.validate(request, os.environ))
         return _print(show(request))
     if request["dry_run"]:
         from torshrun.launch_plan import CHOSEN_AT_START, plan
 
-        resolution = config.resolve(request, os.environ, new_id=lambda: CHOSEN_AT_START)
-        _note(resolution.notes)
-        return _print(plan(resolution.job, os.environ))
-    resolution = config.resolve(request, os.environ)
-    _note(resolution.notes)
+        job, notes = config.resolve(request, os.environ, new_id=lambda: CHOSEN_AT_START)
+        _tell(*notes)
+        return _print(plan(job, os.environ))
+    job, notes = config.resolve(request, os.environ)
+    _tell(*notes)
     from torshrun.launch import launch
 
-    return launch(resolution.job)
+    return launch(job)
 
 
 def _print(text: str) -> int:
@@ -88,17 +87,8 @@ def _print(text: str) -> int:
     return 0
 
 
-def _note(notes: Iterable[str]) -> None:
-    for note in notes:
-        _tell(f"torshrun: {note}")
-
-
-def _complain(error: Exception) -> None:
-    _tell(f"torshrun: error: {error}")
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+def _tell(*lines: str) -> None:
+    sys.stderr.write("".join(f"torshrun: {line}\n" for line in lines))
 
 
 def help_text(columns: int) -> str:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
-from torshrun.agent.agent import KEEPER_BOUND, Agent, Surroundings
+from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
-from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
 from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
@@ -26,8 +25,9 @@ from torshrun.rendezvous.served import serve_fresh
 from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper
-from torshrun.workers.logs import LogPump, check_template, is_coloured, needs_folder
-from torshrun.workers.ports import choose_port
+from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.logs.routes import needs_folder
+from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
@@ -48,20 +48,13 @@ def launch(config: LaunchConfig) -> int:
     gc.freeze()
     gc.enable()
     _open_standard_fds()
-    if config.output.prefix_template is not None:
-        check_template(config.output.prefix_template)
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
-    with contextlib.ExitStack() as undo:
-        surroundings = _make_surroundings(config, spec, undo)
-        undo.pop_all()
-    return asyncio.run(_run(config, surroundings))
+    return asyncio.run(_run(config, spec))
 
 
-def _make_surroundings(
-    config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitStack
-) -> Surroundings:
+def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitStack) -> Agent:
     """Make all that outlives a call. `undo` takes it back."""
     scratch = _new_path(config.scratch_place, "torsh-")
     # First: whatever comes, the keeper removes the directory.
@@ -74,14 +67,12 @@ def _make_surroundings(
     folder = _make_log_folder(config)
     pump = LogPump(config.output, folder)
     undo.callback(pump.close)
-    telemetry = Telemetry(config, pump, is_coloured(config.output, True, os.environ))
-    undo.callback(telemetry.close)
     rendezvous, serve_store = _make_rendezvous(config)
-    return Surroundings(
+    return Agent(
+        config=config,
         spec=spec,
         keeper=keeper,
         pump=pump,
-        telemetry=telemetry,
         scratch=scratch,
         folder=folder,
         rendezvous=rendezvous,
@@ -128,15 +119,18 @@ def _together(config: LaunchConfig, how: RendezvousConfig) -> Together:
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )
-    return Together(how, settings, config.nproc_per_node, lambda: (choose_port(0), choose_port(0)))
+    return Together(how, settings, config.nproc_per_node, HeldPorts())
 
 
-async def _run(config: LaunchConfig, surroundings: Surroundings) -> int:
+async def _run(config: LaunchConfig, spec: WorkerSpec) -> int:
+    with contextlib.ExitStack() as undo:
+        agent = _make_agent(config, spec, undo)
+        undo.pop_all()
     become_subreaper()
     try:
-        return await Agent(config, surroundings).run()
+        return await agent.run()
     except Exception:  # the keeper, let go when this process ends, ends what runs
-        pump = surroundings.pump
+        pump = agent.pump
         pump.say(f"torshrun: internal error; please report this:\n{traceback.format_exc()}")
         pump.close()
         pump.is_closed(LAST_WORDS)
@@ -173,10 +167,9 @@ def _make_log_folder(config: LaunchConfig) -> Folder | None:
     if not needs_folder(output):
         return None
     name = re.sub(r"[^\w.-]", "_", config.run_id)
-    place = output.log_dir or config.scratch_place
-    return _make_folder(
-        _new_path(place, f"{name}_" if output.log_dir else f"torshrun-logs-{name}_")
-    )
+    if output.log_dir:
+        return _make_folder(_new_path(output.log_dir, f"{name}_"))
+    return _make_folder(_new_path(config.scratch_place, f"torshrun-logs-{name}_"))
 
 
 def _new_path(place: str, prefix: str) -> str:

@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from torsh_runtime.contract import WorkerEnv
+from torshrun.agent.round import first_worker
 from torshrun.config import LaunchConfig
 from torshrun.config.values import MOST_WORKERS
+from torshrun.rendezvous.base import Place
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
@@ -45,24 +47,18 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
 def _first(config: LaunchConfig, word: str, port: int) -> WorkerEnv:
     """What the rendezvous decides is told by `port`, too."""
     alone, workers = config.rendezvous is None, config.nproc_per_node
-    return WorkerEnv(
-        rank=0 if alone else port * workers,
-        world_size=workers if alone else port * MOST_WORKERS,
-        local_rank=0,
-        local_world_size=workers,
+    place = Place(
+        round=0,
+        restarts=0,
         node_rank=0 if alone else port,
         num_nodes=1 if alone else port,
-        role_name=config.role,
+        first_rank=0 if alone else port * workers,
+        world_size=workers if alone else port * MOST_WORKERS,
         master_addr=config.master_addr if alone else word,
         master_port=config.master_port or port,
-        max_restarts=config.max_restarts,
-        run_id=config.run_id,
-        store_endpoint=word,
-        secret=word,
-        scratch=word,
-        status_file=word,
-        jax_coordinator_port=port,
+        jax_port=port,
     )
+    return first_worker(config, place, scratch=word, endpoint=word, secret=word)
 
 
 def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str]) -> _Lines:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import deque
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,3 +59,50 @@ def children(pid: int) -> list[int]:
         return []
     listed = (read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads)
     return [int(child) for line in listed for child in line.split()]
+
+
+class Usage(NamedTuple):
+    """A worker and its descendants at one moment."""
+
+    cpu: float
+    """Seconds of CPU that they have used, with those of children that have ended."""
+    state: str
+    """The worker's own state as in /proc/<pid>/stat: R, S, D, T (stopped), t (held by a debugger),
+    Z; "" when there is no such process."""
+
+
+def read_usage(pid: int) -> Usage:
+    """The usage of this process and its descendants."""
+    stats = [read_stat(each) for each in tree(pid)]
+    own = stats[0] if stats else None
+    return Usage(sum(stat.cpu for stat in stats if stat), own.state if own else "")
+
+
+def orphans(guardian: int, workers: Collection[int]) -> float:
+    """Seconds of CPU of the guardian's children, with their descendants, that are no workers."""
+    found = children(guardian) if guardian > 0 else []
+    return sum(read_usage(child).cpu for child in found if child not in workers)
+
+
+def tree(pid: int) -> Iterator[int]:
+    """The process, if it has a positive pid, and its descendants, parents first."""
+    waiting = deque([pid] if pid > 0 else [])
+    while waiting:
+        yield waiting[0]
+        waiting.extend(children(waiting.popleft()))
+
+
+def listener(port: int) -> str:
+    """Which process listens on this port of this host, by name and pid, or what is known of it; for
+    a sentence.
+    """
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listening = connection.status == psutil.CONN_LISTEN
+            if listening and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        return "another process"
+    return "a process of another user or a connection"

@@ -1,4 +1,7 @@
-"""Directories and files that nobody can lead elsewhere by putting a link in their way."""
+"""Directories and files that nobody can lead elsewhere by putting a link in their way.
+
+Whoever swaps a part of a path meanwhile gains nothing: it is gone down by descriptors.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,64 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
+from torshrun.procfs import read_text
+
+_STEP = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER = _STEP | os.O_DIRECTORY
+APPEND = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+_MOST_LINKS = 40
 
 
-def open_for_append(path: str, folder: int | None = None) -> int:
-    """A descriptor of a regular file, which is made, for this user only, where it is not there.
-    `folder` is the descriptor of the directory that a relative path begins at. OSError if that
-    cannot be done, if the path's last part is a link, or if it names anything but a file.
+def safe_open(path: str, flags: int, mode: int = 0o600) -> int:
+    """os.open(), but never through another user's symbolic link, in whichever part of the path.
+    Those of root and one's own are followed. OSError.
     """
-    descriptor = os.open(path, _APPEND | os.O_NONBLOCK, 0o600, dir_fd=folder)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file", path)
+    return _open(path, None, flags, mode, _MOST_LINKS)
+
+
+def trusted_uids() -> set[int]:
+    """Users whose files and links are no traps: this one, root, and in a user namespace those of
+    outside, of whom it cannot be told which one is root.
+    """
+    is_namespace = read_text("/proc/self/uid_map").split() != ["0", "0", str((1 << 32) - 1)]
+    outside = {int(read_text("/proc/sys/kernel/overflowuid") or 65534)} if is_namespace else set()
+    return {0, os.geteuid(), *outside}
+
+
+def _open(path: str, start: int | None, flags: int, mode: int, links: int) -> int:
+    """`start` is the directory that a path which is not absolute begins in; None is the present
+    one. So many `links` may still be followed.
+    """
+    *folders, name = path.split("/")
+    here = os.open("/" if path.startswith("/") else ".", _STEP, dir_fd=start)
+    try:
+        for folder in filter(None, folders):
+            there = _open_part(folder, here, _FOLDER, 0, links)
+            os.close(here)
+            here = there
+        return _open_part(name or ".", here, flags | os.O_NOFOLLOW, mode, links)
+    finally:
+        os.close(here)
+
+
+def _open_part(name: str, here: int, flags: int, mode: int, links: int) -> int:
+    try:
+        return os.open(name, flags, mode, dir_fd=here)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):  # what a link is refused with
+            raise
+        link = os.open(name, _STEP, dir_fd=here)
+        try:
+            found = os.fstat(link)
+            if not stat.S_ISLNK(found.st_mode) or not links:
+                raise
+            if found.st_uid not in trusted_uids():
+                raise OSError(errno.ELOOP, f"{name} is another user's symbolic link") from None
+            if found.st_dev == Path("/proc").stat().st_dev:  # the kernel's own: an open file
+                return os.open(name, flags & ~os.O_NOFOLLOW, mode, dir_fd=here)
+            return _open(os.readlink("", dir_fd=link), here, flags, mode, links - 1)
+        finally:
+            os.close(link)
 
 
 class Folder:
@@ -49,9 +96,16 @@ class Folder:
             os.close(above)
 
     def open_for_append(self, path: str) -> int:
-        """As above, for a file below; its directories are made too."""
+        """A descriptor of a regular file below, which is made, with its directories, for this user
+        only, where it is not there. OSError if the path has a link, or names anything but a file.
+        """
+        flags = os.O_WRONLY | APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         with self._above(path) as (folder, name):
-            return open_for_append(name, folder)
+            descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
 
     def rename(self, path: str, name: str) -> None:
         """Give what is at this path another name in the same directory, in place of what had it."""
@@ -59,7 +113,6 @@ class Folder:
             os.replace(old, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def close(self) -> None:
-        """Let go of it."""
         os.close(self._descriptor)
 
     @contextlib.contextmanager

@@ -15,7 +15,6 @@ and an exception that no thread catches end a rank so after another one has gone
 
 
 def signal_name(signo: int) -> str:
-    """The signal's name, as in SIGKILL."""
     try:
         return signal.Signals(signo).name
     except ValueError:

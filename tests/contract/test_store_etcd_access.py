@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.etcd_scenes import opened, play
 from support.etcd_servers import VERSIONS, EtcdCluster, EtcdServer, binary_or_skip
+from support.hosts import needs_address
 
 from torsh_runtime.errors import ConfigError, StoreError, StoreTimeout
 from torsh_runtime.store.etcd import EtcdConfig, EtcdStore
@@ -29,7 +30,10 @@ def etcd(request: pytest.FixtureRequest) -> Path:
 # --- names and addresses ---
 
 
-@pytest.mark.parametrize("host", ["localhost", "[::1]", "http://127.0.0.1"])
+@pytest.mark.parametrize(
+    "host",
+    [pytest.param("localhost", marks=needs_address("localhost")), "[::1]", "http://127.0.0.1"],
+)
 def test_names_and_addresses(etcd: Path, tmp_path: Path, host: str) -> None:
     if "::" in host and not _has_ipv6():
         pytest.skip("this machine has no IPv6")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import socket
 from pathlib import Path
 
 import pytest
+from support.hosts import needs_address
 from support.launchers import Bench
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="needs jax")
+pytestmark = [
+    pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="needs jax"),
+    needs_address(socket.gethostname()),  # jax looks for its own
+]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/jax_psum.py"
 ON_CPU = {"JAX_PLATFORMS": "cpu"}

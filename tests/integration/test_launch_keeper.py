@@ -188,7 +188,7 @@ def test_a_notice_reaches_the_workers_alone_and_not_what_they_have_started(
     os.close(write)
     with os.fdopen(read) as out:
         assert out.readline() == "up\n"
-        talk.keeper.notify(k.ALL, signal.SIGUSR1)
+        talk.keeper.signal(k.ALL, signal.SIGUSR1, alone=True)
         (exited,) = talk.until(k.Exited)
         assert isinstance(exited, k.Exited)
         assert exited.status == 0

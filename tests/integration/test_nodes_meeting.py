@@ -22,6 +22,7 @@ from torshrun.rendezvous.meeting import Meeting
 from torshrun.rendezvous.served import ServedStore
 
 EPOCH = Epoch("job", "name", "", b"the job's secret")
+OWN = "a secret that is long enough"
 BEAT = Beat("a", 3, "token", 1, 0)
 GUARD = 30.0
 
@@ -207,6 +208,32 @@ def test_with_static_only_node_rank_0_serves_and_others_wait_for_it() -> None:
         first = await Meeting.open(config(port, "static", node_rank=0), silent)
         await (await second).close()
         await first.close()
+
+    run(scenario)
+
+
+def test_who_is_to_serve_the_store_does_so_though_the_address_is_no_ones_here() -> None:
+    async def scenario() -> None:
+        port = free_port()
+        elsewhere = {"endpoints": (Address("192.0.2.1", port),), "secret": OWN}
+        host = await Meeting.open(config(port, is_host=True, **elsewhere), silent)
+        guest = await Meeting.open(config(port, secret=OWN), silent)
+        assert (host.is_host, guest.is_host) == (True, False)
+        await guest.close()
+        await host.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("secret", "is_reached"), [("", False), (OWN, True)])
+def test_without_a_secret_localhost_is_this_host_alone(secret: str, is_reached: bool) -> None:
+    async def scenario() -> None:
+        port = free_port()
+        host = await Meeting.open(config(port, secret=secret), silent)
+        with socket.socket() as other:  # as from another address of this host
+            other.settimeout(GUARD)
+            assert (other.connect_ex(("127.0.0.2", port)) == 0) is is_reached
+        await host.close()
 
     run(scenario)
 

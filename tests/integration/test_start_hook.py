@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from torshrun.workers.startup import python_path
+from torshrun.workers.spec import python_path
 
 HOOK = Path(python_path({}))
 PLACE = {

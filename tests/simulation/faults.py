@@ -96,7 +96,6 @@ class Faults:
         enough = len(self._world.present()) > self._world.settings.min_nodes
         if agent is None or not enough or not self._world.server.up:
             return ""
-        agent.left = True
         self._world.oracles.record.leavers.add(agent.name)
         self._world.server.put(
             rows.base(self._world.settings.run_id) + rows.WANT_DRAIN + agent.name,

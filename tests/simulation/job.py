@@ -147,6 +147,7 @@ class Job:
             wanted = rows.encode(StopWanted(code=143, reason="somebody asked for it"))
             self._world.server.put(rows.base(RUN_ID) + rows.WANT_STOP, wanted)
         else:
+            self._world.is_finishing = True
             for agent in self._world.present():
                 agent.finish()
 

@@ -29,7 +29,7 @@ class Server:
         self.network = network
         self.codec = codec
         self.oracles = oracles
-        self.state = KeyValueState()
+        self.state = KeyValueState(first_lease=self._fresh_lease())
         self.up = True
         self.requests: dict[str, int] = {}
         self._owners: dict[int, str] = {}
@@ -126,9 +126,15 @@ class Server:
         self.state.compacted = self.state.revision
 
     def wipe(self) -> None:
-        """Everything is gone, and revisions and leases are counted anew."""
-        self.state, self._owners = KeyValueState(), {}
+        """Everything is gone, and revisions are counted anew."""
+        self.state, self._owners = KeyValueState(first_lease=self._fresh_lease()), {}
         self._begin_anew()
+
+    def _fresh_lease(self) -> int:
+        """No lease of one life of a store comes back in the next: etcd's clients draw their ids,
+        and the store that agents serve begins to count at a random one.
+        """
+        return self.network.chance.getrandbits(61) + 1
 
     def snapshot(self) -> tuple[KeyValueState, dict[int, str]]:
         return copy.deepcopy(self.state), dict(self._owners)
@@ -136,6 +142,7 @@ class Server:
     def restore(self, snapshot: tuple[KeyValueState, dict[int, str]]) -> None:
         """All is as it was then; leases last for a whole ttl from now on."""
         self.state, self._owners = snapshot
+        self.state._last_lease = self._fresh_lease()
         self.extend_leases()
         self._begin_anew()
 

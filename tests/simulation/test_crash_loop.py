@@ -21,13 +21,13 @@ class CrashLoop(Job):
         self._world.settings = self._settings = replace(
             self._settings, min_nodes=self.least, max_nodes=4, max_restarts=0
         )
-        self._world.invariants._limits.add((self.least, 4))
+        self._world.oracles.record.limits.add((self.least, 4))
         steady = [self._world.add() for _ in range(3)]
         await self._until(lambda: all(agent.place for agent in steady), 90, "the first round")
         for _ in range(80):
             agent = self._world.add("odd")
             await asyncio.sleep(2.0)
-            agent.crash()
+            self._world.crash(agent)
             await asyncio.sleep(1.0)
         await self._until(lambda: all(agent.place for agent in steady), 90, "a round without it")
 
@@ -50,14 +50,14 @@ class Needed(CrashLoop):
         self._world.settings = self._settings = replace(
             self._settings, min_nodes=4, max_nodes=4, max_restarts=0
         )
-        self._world.invariants._limits.add((4, 4))
+        self._world.oracles.record.limits.add((4, 4))
         for _ in range(3):
             self._world.add()
         for _ in range(MOST_LOSSES + 2):
             agent = self._world.add("odd")
             await self._until(self._all_run, 120, "a round with it")
             await asyncio.sleep(1.0)
-            agent.crash()
+            self._world.crash(agent)
         self._world.add("odd")
         await self._until(self._all_run, 120, "a round with the one that lasts")
 

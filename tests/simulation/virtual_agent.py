@@ -52,8 +52,11 @@ class VirtualAgent:
         ends: dict[str, VirtualBeats],
         chance: random.Random,
         tell: Tell,
+        host: str = "",
     ) -> None:
+        """`host` is the name of its machine, that of the agent unless given."""
         self.name = name
+        self._host = host or name
         self.alive = True
         """Whether the agent is."""
         self.over: JobOver | None = None
@@ -61,7 +64,7 @@ class VirtualAgent:
         """Of the round whose workers run."""
         self.in_round = -1
         """The round that is not reported yet."""
-        self.left = False
+        self._told_to_go = False
         self.finishing = False
         """Whether its workers are about to succeed."""
         self.slow_end = 0.0
@@ -92,7 +95,7 @@ class VirtualAgent:
         name, chance = self.name, self._chance
         facts = NodeFacts(
             node=name,
-            host=name,
+            host=self._host,
             address=name,
             endpoint=f"tcp:{name}:1",
             nproc=chance.choice((1, 2, 8)),
@@ -112,6 +115,11 @@ class VirtualAgent:
             chance=random.Random(chance.random()),
         )
         self.rendezvous.start(self._on_event)
+
+    @property
+    def left(self) -> bool:
+        """Whether it is to go; a store that loses the request to drain it forgets that."""
+        return self._told_to_go or self.name in self._oracles.record.drained
 
     def pause(self) -> None:
         self.moved = math.inf
@@ -259,7 +267,7 @@ class VirtualAgent:
 
     def leave(self) -> None:
         """Somebody sends SIGTERM."""
-        self.left = True
+        self._told_to_go = True
         self._oracles.record.leavers.add(self.name)
         self._tell(self.name, "leaves")
         self.soon(self._leave)

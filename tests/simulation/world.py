@@ -35,6 +35,8 @@ class World:
         self.server = Server(self.network, self.codec, self.oracles)
         self.agents: dict[str, VirtualAgent] = {}
         self.paused: set[str] = set()
+        self.is_finishing = False
+        """Whether all workers are to succeed, also those of agents that come yet."""
         self.is_healed = False
         """Whether no more faults are to begin."""
         self._ends: dict[str, VirtualBeats] = {}
@@ -44,7 +46,8 @@ class World:
     def tell(self, who: str, what: str) -> None:
         self.history.append(f"{self.loop.time():8.3f}  {who} {what}")
 
-    def add(self) -> VirtualAgent:
+    def add(self, host: str = "") -> VirtualAgent:
+        """`host` is the name of its machine, that of the agent unless given."""
         name = f"n{len(self.agents)}"
         agent = self.agents[name] = VirtualAgent(
             name,
@@ -53,7 +56,9 @@ class World:
             self._ends,
             random.Random(self.chance.random()),
             self.tell,
+            host,
         )
+        agent.finishing = self.is_finishing
         return agent
 
     def present(self) -> list[VirtualAgent]:

@@ -1,5 +1,5 @@
-"""A machine with nothing but Python: a minimal Debian 12 to change root into, with a copy of this
-checkout in it.
+"""A machine with nothing but Python: a minimal Debian 12 as the root of commands, with a copy of
+this checkout in it.
 
 Everything is mounted in a mount namespace that ends with the command that runs there, which ends
 when the test does, so nothing is left mounted however that ends. Where packages come from is taken
@@ -31,6 +31,7 @@ _CERTIFICATES = "/host/certificates"
 _MOUNTS = """
 set -e
 tree=$1 caches=$2 user=$3; shift 3
+mount --bind "$tree" "$tree"
 mount -t proc proc "$tree/proc"
 mount --rbind /sys "$tree/sys"
 mount --rbind /dev "$tree/dev"
@@ -39,7 +40,11 @@ mount --bind "$caches/packages" "$tree/var/cache/apt/archives"
 mount --bind "$caches/pip-$user" "$tree/host/pip"
 while [ "$1" != -- ]; do mkdir -p "$tree$1"; mount --bind -o ro "$1" "$tree$1"; shift; done
 shift
-exec chroot --userspec="$user:$user" "$tree" "$@"
+mkdir -p "$tree/host/outside"
+cd "$tree"
+pivot_root . host/outside
+umount --lazy /host/outside
+exec setpriv --reuid "$user" --regid "$user" --clear-groups "$@"
 """
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig
 from torshrun.safe_files import Folder
-from torshrun.workers.logs import LogPump, Outlets
+from torshrun.workers.logs.pump import LogPump, Outlets
 
 Write = Callable[[bytes], int]
 
@@ -44,8 +44,8 @@ class Console:
         outlets = self.pump.open(place, str(folder))
         self.outlets.append(outlets)
         return (
-            lambda data: os.write(outlets.stdout_fd, data),
-            lambda data: os.write(outlets.stderr_fd, data),
+            lambda data: os.write(outlets.ends[0], data),
+            lambda data: os.write(outlets.ends[1], data),
         )
 
     def read_out(self) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torshrun.failure import Exit
+from torshrun.failure.exits import Exit
 
 PEER_LOST = (
     b'noise\nTraceback (most recent call last):\n  File "t.py", line 3, in <module>\n'

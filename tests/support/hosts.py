@@ -10,6 +10,7 @@ import ctypes
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,6 +41,15 @@ def _hindrance() -> str:
 
 _WHY_NOT = _hindrance()
 needs_hosts = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
+
+
+def needs_address(name: str) -> pytest.MarkDecorator:
+    """Minimal systems have no /etc/hosts."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return pytest.mark.skipif(True, reason=f"{name} has no address, see /etc/hosts: {error}")
+    return pytest.mark.skipif(False, reason="it has one")
 
 
 @dataclass(frozen=True, slots=True)

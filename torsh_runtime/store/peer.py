@@ -120,10 +120,11 @@ def _lookup(sock: socket.socket) -> int | None:
         uid = _credentials(sock)[1]
         return uid if uid >= 0 else _UNOWNED
     own, other = _end(sock.getsockname()), _end(sock.getpeername())
-    found = _by_netlink(other, own)
-    if found is None and _is_of_this_host(other):
-        found = next(_by_table(other, own), _UNOWNED)
-    return found
+    try:
+        found = _by_netlink(other, own)
+    except OSError:  # netlink is refused here
+        found = next(_by_table(other, own), None)
+    return _UNOWNED if found is None and _is_of_this_host(other) else found
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:
@@ -155,12 +156,11 @@ def _is_of_this_host(end: _End) -> bool:
 
 
 def _by_netlink(of: _End, to: _End) -> int | None:
-    """The owner of the connection's end `of`; None if the kernel finds or tells nothing."""
-    with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asking:
+    """The owner of the connection's end `of`; None if the kernel knows none. OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asking:
         asking.settimeout(1.0)  # the kernel answers within the call
         asking.send(_question(of, to))
         return _owner(asking.recv(8192))
-    return None
 
 
 def _question(of: _End, to: _End) -> bytes:

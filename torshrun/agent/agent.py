@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torsh_runtime.errors import TorshError
-from torshrun import failure
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import Finding, HangMonitor
-from torshrun.agent.job_status import JobStatus
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
@@ -35,18 +33,10 @@ from torshrun.rendezvous.base import (
     StandingBy,
 )
 from torshrun.safe_files import Folder
-from torshrun.workers.events import (
-    DeadManFired,
-    GroupStarted,
-    GroupStopped,
-    SpawnFailed,
-    WorkerEvent,
-    WorkerExited,
-    WorkersKilled,
-)
-from torshrun.workers.group import WorkerGroup
-from torshrun.workers.keeper import Keeper
-from torshrun.workers.logs import LogPump
+from torshrun.signals import signal_name
+from torshrun.workers.group import Worker, WorkerGroup
+from torshrun.workers.keeper import Keeper, SpawnFailed
+from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.spec import WorkerSpec, assign
 
@@ -63,10 +53,13 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the agent works with. It closes all of it."""
+@dataclass(kw_only=True, eq=False)
+class Agent:
+    """Supervises this node's workers until the job is over here. To be made in its loop; closes all
+    that it was given.
+    """
 
+    config: LaunchConfig
     spec: WorkerSpec
     keeper: Keeper
     pump: LogPump
@@ -78,62 +71,51 @@ class Surroundings:
     """Says which rounds this node takes part in."""
     serve_store: ServeStore
     """Serves a round's store."""
-    telemetry: Telemetry
-    """What is shown to others."""
 
-
-class Agent:
-    """Supervises this node's workers until the job is over here."""
-
-    def __init__(self, config: LaunchConfig, surroundings: Surroundings) -> None:
-        self._config = config
-        self._around = surroundings
+    def __post_init__(self) -> None:
+        """Raises ConfigError when events or metrics cannot be told where they should."""
+        config = self.config
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
-        self._group = WorkerGroup(
-            surroundings.keeper, surroundings.pump, self._loop, self._on_worker_event
-        )
-        self._round: Round | None = None
-        self._tell = Announcer(config, surroundings.pump.say, surroundings.telemetry.recorder)
-        self._status = JobStatus(
-            config, self._pids, self._steps, lambda: surroundings.pump.received
-        )
-        surroundings.telemetry.status = self._status
+        self._telemetry = Telemetry(config, self.pump, self._pids, self._steps)
+        self._tell = Announcer(config, self.pump.say, self._telemetry.recorder)
+        self._group = WorkerGroup(self.keeper, self.pump, self._loop, self)
         self._dead_man = DeadManTimer(
-            self._loop, surroundings.keeper, config.agent_timeout, self._on_renewal
+            self._loop, self.keeper, config.agent_timeout, self._on_renewal
         )
-        self._diagnosis = Diagnosis(config.output, surroundings.folder)
+        self._diagnosis = Diagnosis(config.output, self.folder)
+        self._found = Findings()
         self._hangs = HangMonitor(
             config.hang_timeout,
             self._loop,
-            surroundings.keeper,
-            surroundings.pump,
+            self.keeper,
+            self.pump,
             self._group,
             self._events.put_nowait,
-            surroundings.spec.timer_file,
+            self.spec.timer_file,
             self._on_timer,
         )
-        self._found = Findings()
-        self._diagnosing: asyncio.Task[None] | None = None
-        self._last_signal, self._signalled = 0, 0.0
-        self._complained_in = -1
         self._policy = protocol.Policy(
             workers=config.nproc_per_node,
             grace=config.shutdown_timeout,
             leased=config.rendezvous is not None,
         )
+        self._round: Round | None = None
+        self._diagnosing: asyncio.Task[None] | None = None
+        self._last_signal, self._signalled = 0, 0.0
+        self._complained_in = -1
 
     async def run(self) -> int:
         """Run the job; its exit code. No worker is left afterwards."""
         self._listen_to_signals()
         self._loop.set_exception_handler(self._on_internal_error)
-        self._tell.job_started(self._around.folder.path if self._around.folder else "")
-        self._around.telemetry.open()
+        self._tell.job_started(self.folder.path if self.folder else "")
+        self._telemetry.open()
         self._dead_man.renew()
-        self._around.rendezvous.start(self._on_rendezvous)
+        self.rendezvous.start(self._on_rendezvous)
         state = machine.begin()
         while not isinstance(state, protocol.Finished):
-            self._status.follow(state)
+            self._telemetry.follow(state)
             event = await self._events.get()
             if isinstance(event, protocol.Diagnosed):
                 self._tell.round_ended(_cause_of(state), event)
@@ -144,7 +126,7 @@ class Agent:
                 self._tell.notice_handled(event.signo, bool(instructions))
             for instruction in instructions:
                 await self._carry_out(instruction)
-        self._status.follow(state)
+        self._telemetry.follow(state)
         await self._close(state)
         return state.code
 
@@ -162,7 +144,7 @@ class Agent:
         handlers: dict[int, Callable[[int], None]] = dict.fromkeys(NOTICES, self._on_notice)
         handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend(self._group)
         handlers[signal.SIGWINCH] = self._on_resize
-        handlers |= dict.fromkeys(self._config.signals_to_handle, self._on_stop_signal)
+        handlers |= dict.fromkeys(self.config.signals_to_handle, self._on_stop_signal)
         for signo, handler in handlers.items():
             if signal.getsignal(signo) is not signal.SIG_IGN:  # nohup, or a shell's background
                 self._loop.add_signal_handler(signo, handler, signo)
@@ -182,7 +164,7 @@ class Agent:
         self._events.put_nowait(protocol.Noticed(signo))
 
     def _on_resize(self, signo: int) -> None:
-        self._around.pump.resize()
+        self.pump.resize()
         self._group.send(signo)  # the workers' terminals are not their controlling ones
 
     def _on_internal_error(self, _loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
@@ -199,62 +181,75 @@ class Agent:
     def _on_renewal(self) -> None:
         """Once a second or so."""
         if not self._hangs.inquires:  # that starts processes of its own
-            reap_orphans(self._around.keeper.pid)
-        self._tell.output_lost(self._around.pump.lost)
-        if self._around.telemetry.is_looked_at:  # a snapshot costs time for each worker
-            self._status.refresh()
-            self._around.telemetry.tick()
+            reap_orphans(self.keeper.pid)
+        self._tell.output_lost(self.pump.lost)
+        self._telemetry.tick()
 
-    def _on_worker_event(self, event: WorkerEvent) -> None:
-        if isinstance(event, GroupStarted):
-            self._on_started()
-        elif isinstance(event, GroupStopped):
-            self._diagnosing = self._loop.create_task(self._diagnose(event))
-            self._diagnosing.add_done_callback(_raise_in_loop)
-        elif isinstance(event, WorkersKilled):
-            self._tell.emit("workers_killed", ranks=list(event.ranks))
-        else:
-            if isinstance(event, WorkerExited):
-                self._tell.worker_exited(self._diagnosis.exit(self._group.endings()[-1]))
-            if isinstance(event, SpawnFailed) and self._complained_in != event.round:
-                self._complained_in = event.round  # the other ranks have the same reason
-                self._tell.start_failed(event.reason)
-            self._events.put_nowait(event)
+    # ---- what becomes of workers
 
-    def _on_started(self) -> None:
-        self._tell.workers_started(self._group.workers())
+    def on_started(self) -> None:
+        workers = self._group.workers
+        ranks, pids = [worker.rank for worker in workers], [worker.pid for worker in workers]
+        self._tell.emit("workers_started", ranks=ranks, pids=pids)
         if self._round:
             self._hangs.start(self._round)
+
+    def on_not_started(self, worker: Worker, report: SpawnFailed) -> None:
+        if self._complained_in != self._tell.round:  # the other ranks have the same reason
+            self._complained_in = self._tell.round
+            program, why = worker.assignment.argv[0], os.strerror(report.errno)
+            reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
+            self._tell.start_failed(reason)
+        self._events.put_nowait(protocol.NotStarted(self._tell.round, report.errno))
+
+    def on_exit(self, worker: Worker) -> None:
+        self._tell.worker_exited(self._diagnosis.exit(worker))
+        exited = protocol.WorkerExited(self._tell.round, worker.rank, worker.status)
+        self._events.put_nowait(exited)
+
+    def on_killed(self) -> None:
+        self._tell.emit("workers_killed", ranks=list(self._group.alive()))
+
+    def on_stopped(self, unkillable: tuple[str, ...]) -> None:
+        self._diagnosing = self._loop.create_task(self._diagnose(unkillable))
+        self._diagnosing.add_done_callback(_raise_in_loop)
+
+    def on_dead_man(self) -> None:
+        self._events.put_nowait(protocol.DeadManFired(self._tell.round))
+
+    def on_keeper_lost(self) -> None:
+        self._events.put_nowait(protocol.KeeperLost())
 
     def _on_timer(self, rank: int, finding: str) -> None:
         self._diagnosis.hung = {**self._diagnosis.hung, rank: finding}
         self._tell.say(f"rank {rank} is killed: {finding}")
 
-    async def _diagnose(self, event: GroupStopped) -> None:
+    async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
+        await self._group.drain()
         a_round, seconds = self._round, time.monotonic() - self._group.begun
         found = self._found = await self._diagnosis.findings(
-            self._group.endings(),
+            self._group.endings,
             a_round.memory if a_round else None,
-            a_round.statuses() if a_round else (),
+            a_round.pages.read() if a_round else (),
         )
         report = Report(
-            round=event.round,
+            round=self._tell.round,
             outcome="failed",
             code=found.cause.code if found.cause else 0,
             signo=found.cause.signo if found.cause else 0,
-            startup="" if self._config.retry_same_start else found.startup,
+            startup="" if self.config.retry_same_start else found.startup,
             seconds=seconds,
             cause=found.summary,
             follows=found.kind == "peer lost",
         )
-        self._events.put_nowait(protocol.Diagnosed(report, event.unkillable))
+        self._events.put_nowait(protocol.Diagnosed(report, unkillable))
 
     def _pids(self) -> list[int]:
-        pids = [worker.pid if worker.alive else 0 for worker in self._group.workers()]
-        return pids or [0] * self._config.nproc_per_node
+        pids = [worker.pid if worker.alive else 0 for worker in self._group.workers]
+        return pids or [0] * self.config.nproc_per_node
 
     def _steps(self) -> list[int | None]:
-        return [status.step for status in self._round.statuses()] if self._round else []
+        return [status.step for status in self._round.pages.read()] if self._round else []
 
     # ---- instructions
 
@@ -265,52 +260,53 @@ class Agent:
             over = protocol.SettleOver(instruction.round)
             self._loop.call_later(instruction.seconds, self._events.put_nowait, over)
         elif isinstance(instruction, protocol.PassOn):
-            self._group.notify(instruction.signo)
+            self._group.send(instruction.signo, alone=True)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
         elif isinstance(instruction, protocol.TellRendezvous):
-            self._around.rendezvous.report(instruction.report)
+            self.rendezvous.report(instruction.report)
         elif isinstance(instruction, protocol.Leave):
             self._leave(instruction)
         elif isinstance(instruction, protocol.ReportFailure):
-            await self._tell.failed(instruction, self._found)
-            self._status.count_failure(self._found)
+            self._tell.failed(instruction, self._found)
+            self._telemetry.count_failure(self._found)
         elif isinstance(instruction, protocol.KillDescendants):
-            self._tell.keeper_lost(self._around.keeper.pid, self._clean_up())
+            self._tell.keeper_lost(self.keeper.pid, self._clean_up())
 
     def _leave(self, leave: protocol.Leave) -> None:
         if self._policy.leased and not self._group.alive():
-            self._tell.leaving(leave.signo)
-        reason = f"{os.uname().nodename} got {failure.signal_name(leave.signo)}"
-        self._around.rendezvous.leave(leave.outcome, leave.code, reason)
+            self._tell.say(f"got {signal_name(leave.signo)}: leaving the job")
+        reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
+        self.rendezvous.leave(leave.outcome, leave.code, reason)
 
     async def _start_workers(self, place: Place) -> None:
-        config, around = self._config, self._around
-        self._group.begin(place.round)
+        config = self.config
+        self._group.begin()
         self._tell.begin_round(place)
-        self._status.begin_round(place)
+        self._telemetry.begin_round(place)
         self._diagnosis.hung = {}
         if self._dead_man.expired:  # the keeper's timer has run out before there was any worker
-            self._events.put_nowait(DeadManFired(place.round))
+            self.on_dead_man()
             return
         try:
             await self._close_round()
             self._round = await Round.open(
-                around.serve_store, around.scratch, place, config.nproc_per_node
+                self.serve_store, self.scratch, place, config.nproc_per_node
             )
             self._tell.round_started(place)
-            first = first_worker(config, place, self._round, around.scratch)
-            folder = f"{around.folder.path}/attempt_{place.round}" if around.folder else ""
-            self._group.start(assign(around.spec, first, folder))
+            store = self._round.store
+            first = first_worker(config, place, self.scratch, store.endpoint, store.secret)
+            folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
+            self._group.start(assign(self.spec, first, folder))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._tell.start_failed(f"cannot start the workers: {error}")
-            self._events.put_nowait(protocol.StartFailed(place.round))
+            self._events.put_nowait(protocol.NotStarted(place.round))
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
         if stop.cause == "hang" and self._hangs.finding:
             self._tell_hang(self._hangs.finding)
-        endings, alive = self._group.endings(), self._group.alive()
+        endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive)
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
@@ -330,7 +326,7 @@ class Agent:
         import shutil
 
         left = kill_descendants(KEEPER_BOUND)
-        shutil.rmtree(self._around.scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
         return left
 
     # ---- the end
@@ -340,21 +336,18 @@ class Agent:
         await self._close_round()
         self._dead_man.stop()
         self._group.close()
-        if not self._around.keeper.close(KEEPER_BOUND):
+        if not self.keeper.close(KEEPER_BOUND):
             self._clean_up()
-        await self._leave_rendezvous()
-        self._tell.output_lost(self._around.pump.lost)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RENDEZVOUS_BOUND):
+                await self.rendezvous.close()
+        self._tell.output_lost(self.pump.lost)
         self._tell.job_finished(state)
-        self._around.telemetry.close()
-        self._around.pump.close()
+        self._telemetry.close()
+        self.pump.close()
         await self._wait_for_reader()
         # The exit code stands: nothing may change it while the interpreter ends.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-    async def _leave_rendezvous(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RENDEZVOUS_BOUND):
-                await self._around.rendezvous.close()
 
     async def _close_round(self) -> None:
         if self._round is not None:
@@ -363,7 +356,7 @@ class Agent:
 
     async def _wait_for_reader(self) -> None:
         """Until all output is out, a reader has not read for READER_STALL, or a stop request."""
-        pump = self._around.pump
+        pump = self.pump
         moved, last_move = -1, self._loop.time()
         while not pump.is_closed(0.001):
             if pump.moved != moved:

@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torshrun import failure
 from torshrun.agent import protocol
-from torshrun.agent.diagnosis import Findings, beside_the_loop
+from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
+from torshrun.failure.exits import Exit, how
 from torshrun.live.events import Recorder
-from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel, Verdict
+from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel
+from torshrun.signals import signal_name
 from torshrun.text import printable
-from torshrun.workers.group import WorkerState
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang
-
-Say = Callable[[str], None]
 
 COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
@@ -30,7 +28,9 @@ COMPLAINTS = 60.0
 class Announcer:
     """Puts what happens into words. `say` takes whole lines."""
 
-    def __init__(self, config: LaunchConfig, say: Say, recorder: Recorder) -> None:
+    def __init__(
+        self, config: LaunchConfig, say: Callable[[str], None], recorder: Recorder
+    ) -> None:
         self._config = config
         self._say = say
         self._recorder = recorder
@@ -43,10 +43,14 @@ class Announcer:
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
-        """Tell an event of the present round."""
+        """Tell programs of an event of the present round."""
         if not self._finished:
             self._finished = name == "job_finished"
             self._recorder.record(name, self.round, **facts)
+
+    def say(self, text: str) -> None:
+        """Tell people: a line of the agent's own."""
+        self._say(f"torshrun: {text}")
 
     def job_started(self, log_dir: str) -> None:
         """The agent is about to begin; `log_dir` is "" if no output is kept."""
@@ -100,23 +104,17 @@ class Announcer:
         """What follows has been decided, here or elsewhere."""
         alone = self._config.rendezvous is None
         if isinstance(event, JobOver):
-            self._tell_verdict(event.verdict, alone)
+            verdict = event.verdict
+            if not alone:
+                self._sequel = verdict.sequel
+                self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
+            elif verdict.outcome == "lost" and verdict.reason:
+                self.start_failed(verdict.reason)
         elif not alone:
             self.say(f"round {event.round} ends: {printable(event.reason)}")
             self.emit("round_closing", reason=event.reason, failed=event.failed)
 
-    def _tell_verdict(self, verdict: Verdict, alone: bool) -> None:
-        if alone and verdict.outcome == "lost" and verdict.reason:
-            self.start_failed(verdict.reason)
-        elif not alone:
-            self._sequel = verdict.sequel
-            self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
-
     # ---- what goes on
-
-    def say(self, text: str) -> None:
-        """A line of the agent's own."""
-        self._say(f"torshrun: {text}")
 
     def round_started(self, place: Place) -> None:
         """The round's workers are about to be started."""
@@ -137,17 +135,12 @@ class Announcer:
         """`event` is "stop_requested" or "notice"."""
         if event == "stop_requested":
             self._last_signal = signo
-        self.emit(event, signal=failure.signal_name(signo))
+        self.emit(event, signal=signal_name(signo))
 
     def notice_handled(self, signo: int, passed_on: bool) -> None:
         """A notice has been passed on, or came when no worker was there for it."""
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
-        self.say(f"got {failure.signal_name(signo)}: {what}")
-
-    def workers_started(self, workers: Sequence[WorkerState]) -> None:
-        """The programs of all workers run."""
-        ranks, pids = [worker.rank for worker in workers], [worker.pid for worker in workers]
-        self.emit("workers_started", ranks=ranks, pids=pids)
+        self.say(f"got {signal_name(signo)}: {what}")
 
     def hung(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
         """Workers make no progress; `stacks` by rank, `hint` says why some are missing."""
@@ -160,34 +153,31 @@ class Announcer:
             "hang_detected", ranks=ranks, suspect=hang.suspect, seconds=hang.seconds, text=text
         )
 
-    def worker_exited(self, exit_: failure.Exit) -> None:
+    def worker_exited(self, exit_: Exit) -> None:
         """A worker's process has ended."""
-        self.emit("worker_exited", **_end_of(exit_), **_more_of(exit_))
+        more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
+        self.emit("worker_exited", **_end_of(exit_), **more)
 
     def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int]) -> None:
         """Workers are about to be asked to stop."""
         if stop.cause == "done":
             return
         if stop.cause == "signal":
-            name = failure.signal_name(self._last_signal)
+            name = signal_name(self._last_signal)
             another = "another " if self._last_signal == signal.SIGINT else ""
             hint = f"; {another}SIGINT (Ctrl-C) kills them at once" if stop.grace else ""
             self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
         elif stop.cause == "dead man":
             self._tell_dead_man()
-        self.emit(
-            "workers_stopping",
-            cause=stop.cause,
-            signal=failure.signal_name(stop.signo),
-            grace_seconds=stop.grace,
-            ranks=list(alive),
-        )
+        name, ranks = signal_name(stop.signo), list(alive)
+        facts = {"cause": stop.cause, "signal": name, "grace_seconds": stop.grace, "ranks": ranks}
+        self.emit("workers_stopping", **facts)
 
     def stopping_others(
-        self, stop: protocol.StopWorkers, alive: Sequence[int], cause: failure.Exit | None
+        self, stop: protocol.StopWorkers, alive: Sequence[int], cause: Exit | None
     ) -> None:
         """Workers have been asked to stop; `cause` is whose failure led to it."""
-        who = f"rank {cause.rank} failed ({failure.how(cause)}): " if cause else ""
+        who = f"rank {cause.rank} failed ({how(cause)}): " if cause else ""
         self.say(f"{who}stopping the other {_in_time(stop, alive)}")
 
     def output_lost(self, lost: Mapping[str, str]) -> None:
@@ -219,10 +209,6 @@ class Announcer:
                 f"(ulimit -n), or see who opens so many to this host"
             )
 
-    def leaving(self, signo: int) -> None:
-        """No worker runs here, and this node goes."""
-        self.say(f"got {failure.signal_name(signo)}: leaving the job")
-
     def keeper_lost(self, pid: int, left: Sequence[object]) -> None:
         """The keeper died; `left` are processes that could not be killed without it."""
         remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
@@ -245,9 +231,11 @@ class Announcer:
 
     # ---- failures
 
-    async def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
+    def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
         """The round failed; what led to it, and what follows."""
-        sequel = report.sequel
+        from torshrun.failure.report import describe
+
+        sequel, cause = report.sequel, found.cause
         self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel
         if report.unkillable:
             self.say(
@@ -255,23 +243,23 @@ class Announcer:
                 f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
                 f"a network file system)."
             )
-        outlook = self._outlook(report)
-        self._say(await beside_the_loop(lambda: failure.describe(found.exits, outlook)))
-        cause = found.cause
+        self._say(describe(found.exits, self._outlook(report)))
         if cause is not None:
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
             self.emit("worker_failed", **_end_of(cause), **more, log=cause.log)
             self._tell_above(cause, report)
-        if report.sequel == "restart":
+        if sequel == "restart":
             left = self._config.max_restarts - report.restarts - 1
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
 
-    def _tell_above(self, cause: failure.Exit, report: protocol.ReportFailure) -> None:
+    def _tell_above(self, cause: Exit, report: protocol.ReportFailure) -> None:
         above = self._config.error_file
         if above and report.sequel != "restart":
+            from torshrun.failure.error_file import write_account
+
             with contextlib.suppress(OSError):
-                failure.write_account(above, cause, time.time())
+                write_account(above, cause, time.time())
 
     def _outlook(self, report: protocol.ReportFailure) -> str:
         budget = self._config.max_restarts
@@ -290,18 +278,14 @@ class Announcer:
         return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
 
 
-def _end_of(exit_: failure.Exit) -> Mapping[str, object]:
+def _end_of(exit_: Exit) -> Mapping[str, object]:
     return {
         "rank": exit_.rank,
         "pid": exit_.pid,
         "code": exit_.code,
-        "signal": failure.signal_name(exit_.signo) if exit_.signo else "",
+        "signal": signal_name(exit_.signo) if exit_.signo else "",
         "seconds": exit_.seconds,
     }
-
-
-def _more_of(exit_: failure.Exit) -> Mapping[str, object]:
-    return {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
 
 
 def _in_time(stop: protocol.StopWorkers, alive: Sequence[int]) -> str:

@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from torshrun import failure
 from torshrun.config import OutputConfig
+from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.safe_files import Folder
-from torshrun.workers.group import Ending
-from torshrun.workers.logs import keeps
+from torshrun.workers.group import Worker
+from torshrun.workers.logs.routes import kept
 
 if TYPE_CHECKING:
+    from torshrun.failure.cause import Kind
+    from torshrun.failure.memory import MemoryWatch
     from torshrun.health.pages import WorkerStatus
-
-Result = TypeVar("Result")
 
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at
@@ -29,30 +29,15 @@ KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
 
 
-async def beside_the_loop(work: Callable[[], Result]) -> Result:
-    """What `work` returns: done in a thread, since the last words of hundreds of workers take their
-    time, and the keeper and the other nodes want signs of life meanwhile.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    executor = ThreadPoolExecutor(1)  # the loop's own one needs another thread for its end
-    try:
-        return await asyncio.get_running_loop().run_in_executor(executor, work)
-    except RuntimeError:  # there is no thread to be had
-        return work()
-    finally:
-        executor.shutdown(wait=False)
-
-
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Why a round ended as it did."""
 
-    exits: tuple[failure.Exit, ...] = ()
+    exits: tuple[Exit, ...] = ()
     """How its workers ended, in the order in which they did."""
-    cause: failure.Exit | None = None
+    cause: Exit | None = None
     """The one that explains the others; None if none failed."""
-    kind: failure.Kind | None = None
+    kind: Kind | None = None
     """What sort of failure that was."""
     startup: str = ""
     """How it failed, if that was at its start and trying again may not change it."""
@@ -61,7 +46,7 @@ class Findings:
     def summary(self) -> str:
         """The cause in one line; "" if there is none."""
         cause = self.cause
-        return f"rank {cause.rank}: {failure.how(cause)} ({self.kind})" if cause else ""
+        return f"rank {cause.rank}: {how(cause)} ({self.kind})" if cause else ""
 
 
 class Diagnosis:
@@ -75,11 +60,10 @@ class Diagnosis:
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
 
-    def exit(self, ending: Ending, oom: failure.OomEvidence | None = None) -> failure.Exit:
+    def exit(self, ending: Worker, oom: OomEvidence | None = None) -> Exit:
         """How a worker ended, but for what it may have left in its error file."""
         place = ending.assignment.worker
-        kept = keeps(self._output, place.rank, place.local_rank)
-        return failure.Exit(
+        return Exit(
             rank=place.rank,
             host=self._host,
             pid=ending.pid,
@@ -87,7 +71,7 @@ class Diagnosis:
             seconds=ending.seconds,
             stopped=ending.stopped,
             stderr=ending.tail.data,
-            log=ending.assignment.folder if kept.stdout or kept.stderr else "",
+            log=ending.assignment.folder if kept(self._output, place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,
@@ -96,36 +80,51 @@ class Diagnosis:
 
     async def findings(
         self,
-        endings: Sequence[Ending],
-        memory: failure.MemoryWatch | None = None,
+        endings: Sequence[Worker],
+        memory: MemoryWatch | None = None,
         statuses: Sequence[WorkerStatus] = (),
     ) -> Findings:
         """What is known of a round with these endings so far."""
         if not any(ending.status for ending in endings) and not self.hung:
             return Findings(tuple(map(self.exit, endings)))
+        from concurrent.futures import ThreadPoolExecutor
+
         oom = memory.evidence() if memory else None
         initialised = any(status.initialised for status in statuses)
-        return await beside_the_loop(lambda: self._examine(endings, oom, initialised))
+        # Last words of hundreds of workers take their time, and the keeper and the other nodes want
+        # signs of life meanwhile. The loop's own executor needs another thread for its end.
+        executor = ThreadPoolExecutor(1)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, self._examine, endings, oom, initialised)
+        except RuntimeError:  # there is no thread to be had
+            return self._examine(endings, oom, initialised)
+        finally:
+            executor.shutdown(wait=False)
 
     def _examine(
-        self, endings: Sequence[Ending], oom: failure.OomEvidence | None, initialised: bool
+        self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
     ) -> Findings:
+        from torshrun.failure.cause import diagnose, root_cause  # at the start it would take time
+
         exits = tuple(self._account(ending, self.exit(ending, oom)) for ending in endings)
-        cause = failure.root_cause(exits)
+        cause = root_cause(exits)
         if cause is None:
             return Findings(exits)
-        kind = failure.kind(cause)
+        kind, _ = diagnose(cause)
         return Findings(exits, cause, kind, "" if initialised else _startup(cause, kind))
 
-    def _account(self, ending: Ending, exit_: failure.Exit) -> failure.Exit:
+    def _account(self, ending: Worker, exit_: Exit) -> Exit:
         """With what the worker left in its error file, which is kept beside its output."""
+        from torshrun.failure.error_file import load_account
+
         path = ending.assignment.worker.error_file
         if not ending.status or not os.path.lexists(path):
             return exit_
         if self._folder:
             with contextlib.suppress(OSError):
                 _keep(path, self._folder, f"{ending.assignment.folder}/error.json")
-        return replace(exit_, account=failure.load_account(path))
+        return replace(exit_, account=load_account(path))
 
 
 def _keep(path: str, folder: Folder, kept: str) -> None:
@@ -135,9 +134,10 @@ def _keep(path: str, folder: Folder, kept: str) -> None:
             file.write(left.read(KEPT_BYTES))
 
 
-def _startup(cause: failure.Exit, kind: failure.Kind) -> str:
+def _startup(cause: Exit, kind: Kind) -> str:
+    from torshrun.failure.cause import Kind, fingerprint
+
     if cause.hung or cause.seconds > STARTUP_SECONDS or cause.signo in _FROM_OUTSIDE:
         return ""
-    kinds = failure.Kind
-    by_chance = kind in (kinds.ADDRESS_IN_USE, kinds.OUT_OF_MEMORY, kinds.PEER_LOST)
-    return "" if by_chance else failure.fingerprint(cause)
+    by_chance = kind in (Kind.ADDRESS_IN_USE, Kind.OUT_OF_MEMORY, Kind.PEER_LOST)
+    return "" if by_chance else fingerprint(cause)

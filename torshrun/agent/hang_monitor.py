@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
-from torshrun.health.watch import HangWatch, Watched
+from torshrun.health.watch import HangWatch
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper
-from torshrun.workers.logs import LogPump
+from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:
-    from torshrun.health.detector import Hang
+    from torshrun.health.detector import Hang, Sample
     from torshrun.health.timers import TimerServer
 
 STACKS_BOUND = 20.0
@@ -55,7 +55,11 @@ class HangMonitor:
         self._watch = HangWatch(timeout, loop, self._on_hang)
         self._inquiry: asyncio.Task[None] | None = None
         self._round: Round | None = None
-        self._timers = _serve(timer_file, loop, group, on_expired) if timer_file else None
+        self._timers: TimerServer | None = None
+        if timer_file:
+            from torshrun.health.timers import TimerServer
+
+            self._timers = TimerServer(timer_file, loop, self._ranks, on_expired)
         self.finding: Finding | None = None
         """What was found in this round."""
 
@@ -84,11 +88,27 @@ class HangMonitor:
             self._timers.close()
 
     def _go_on(self, a_round: Round) -> None:
-        pump = self._pump
-        self._watch.start(self._watched, a_round.pages, self._keeper.pid, lambda: pump.stalled)
+        self._watch.start(lambda: None if self._pump.stalled else self._samples(a_round))
 
-    def _watched(self) -> list[Watched]:
-        return [Watched(**worker._asdict()) for worker in self._group.workers()]
+    def _samples(self, a_round: Round) -> list[Sample]:
+        """What workers have left behind counts for each of them: it is not known whose it is."""
+        from torshrun import procfs
+        from torshrun.health.detector import Sample
+
+        workers, statuses = self._group.workers, a_round.pages.read()
+        orphans = procfs.orphans(self._keeper.pid, {worker.pid for worker in workers})
+        used = [procfs.read_usage(worker.pid if worker.alive else 0) for worker in workers]
+        return [
+            Sample(
+                rank=worker.rank,
+                status=statuses[worker.assignment.worker.local_rank],
+                output=worker.output,
+                cpu=own.cpu + orphans,
+                alive=worker.alive,
+                state=own.state,
+            )
+            for worker, own in zip(workers, used, strict=True)
+        ]
 
     def _on_hang(self, hang: Hang) -> None:
         if self._round:
@@ -98,8 +118,7 @@ class HangMonitor:
         """Find out where the workers stand, while they still do."""
         from torshrun.health.stacks import Stacks, collect
 
-        pids = {worker.pid: worker.rank for worker in self._group.workers() if worker.alive}
-        before = self._progress(a_round)
+        pids, before = self._ranks(), self._progress(a_round)
         try:
             stacks = await collect(list(pids), STACKS_BOUND)
         except Exception as error:  # the hang is to be ended all the same
@@ -113,21 +132,11 @@ class HangMonitor:
         signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
         self._post(protocol.Hung(a_round.number, signo))
 
+    def _ranks(self) -> dict[int, int]:
+        """Of the workers that run, by pid."""
+        return {worker.pid: worker.rank for worker in self._group.workers if worker.alive}
+
     def _progress(self, a_round: Round) -> object:
         """What changes when workers get on."""
-        workers = self._group.workers()
-        return a_round.statuses(), [(worker.output, worker.alive) for worker in workers]
-
-
-def _serve(
-    path: str,
-    loop: asyncio.AbstractEventLoop,
-    group: WorkerGroup,
-    on_expired: Callable[[int, str], None],
-) -> TimerServer:
-    from torshrun.health.timers import TimerServer
-
-    def ranks() -> Mapping[int, int]:
-        return {worker.pid: worker.rank for worker in group.workers() if worker.alive}
-
-    return TimerServer(path, loop, ranks, on_expired)
+        seen = [(worker.output, worker.alive) for worker in self._group.workers]
+        return a_round.pages.read(), seen

@@ -16,22 +16,24 @@ from torshrun import exit_codes
 from torshrun.agent.protocol import (
     Attempt,
     Cause,
+    DeadManFired,
     Diagnosed,
     Event,
     Finished,
     Hung,
     Instruction,
     InternalError,
+    KeeperLost,
     KillDescendants,
     Leave,
     Noticed,
+    NotStarted,
     PassOn,
     Policy,
     ReportFailure,
     Running,
     Settle,
     SettleOver,
-    StartFailed,
     StartWorkers,
     State,
     Step,
@@ -40,6 +42,7 @@ from torshrun.agent.protocol import (
     StopWorkers,
     TellRendezvous,
     Waiting,
+    WorkerExited,
 )
 from torshrun.rendezvous.base import (
     JobOver,
@@ -52,7 +55,6 @@ from torshrun.rendezvous.base import (
     Verdict,
 )
 from torshrun.signals import FIRST_CAUSES
-from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
 SETTLE_SECONDS = 0.2
 """How long to wait after a failure for those that follow from it, or that it follows from."""
@@ -114,7 +116,9 @@ def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
         return _end(state, event.verdict)
     if isinstance(event, StopRequested):
         if not state.stopped_by:
-            return replace(state, stopped_by=event.signo), (_leave(event.signo),)
+            return replace(state, stopped_by=event.signo), (
+                Leave(*_end_of_stop(event.signo), event.signo),
+            )
         if event.signo == signal.SIGINT:
             return _finish(state.attempt, *_end_of_stop(event.signo))
     return state, ()
@@ -155,8 +159,7 @@ def _tell_failure(
         sequel = "unkillable"
     elif sequel != "restart" and (state.stopped_by or state.report.outcome == "noticed"):
         sequel = "stopped"
-    attempt = state.attempt
-    return (ReportFailure(attempt.round, attempt.restarts, sequel, delay, state.unkillable),)
+    return (ReportFailure(state.attempt.restarts, sequel, delay, state.unkillable),)
 
 
 # ---- workers run
@@ -172,15 +175,9 @@ def _running(policy: Policy, state: Running, event: Event) -> Step:
         attempt = replace(state.attempt, noticed=noticed)
         return replace(state, attempt=attempt), (PassOn(event.signo),)
     if isinstance(event, Hung):
-        return _on_hung(policy, state, event)
-    return _on_no_start(policy, state, event)
-
-
-def _on_no_start(policy: Policy, state: Running, event: Event) -> Step:
-    if isinstance(event, SpawnFailed):
+        return _stop(policy, state, "hang", signo=event.signo)
+    if isinstance(event, NotStarted):
         return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
-    if isinstance(event, StartFailed):
-        return _stop(policy, state, "no start", code=exit_codes.LOST)
     if isinstance(event, DeadManFired):
         return _stop(policy, state, "dead man", code=exit_codes.LOST)
     return state, ()
@@ -188,31 +185,28 @@ def _on_no_start(policy: Policy, state: Running, event: Event) -> Step:
 
 def _code_of_no_start(number: int) -> int:
     """As a shell has it; what the machine refused (processes, memory, descriptors) is our own."""
-    if number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+    if number in (0, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
         return exit_codes.LOST
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
 def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
-    failed = state.failing or not event.succeeded
+    failed = state.failing or event.status != 0
     alive = state.alive - {event.rank}
     if not alive:
         return _stop(policy, state, "failure" if failed else "done")
-    if event.signo in FIRST_CAUSES:  # it follows from nothing that there is to wait for
+    if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop(policy, state, "failure")
     settle = (Settle(state.attempt.round, SETTLE_SECONDS),) if failed and not state.failing else ()
     return replace(state, alive=alive, failing=failed), settle
 
 
-def _on_hung(policy: Policy, state: Running, event: Hung) -> Step:
-    stopping = Stopping(attempt=state.attempt, cause="hang", code=exit_codes.HUNG)
-    grace = min(policy.grace, HUNG_GRACE)
-    return stopping, (StopWorkers(state.attempt.round, event.signo, grace, "hang"),)
-
-
-def _stop(policy: Policy, state: Running, cause: Cause, *, code: int = 0) -> Step:
+def _stop(
+    policy: Policy, state: Running, cause: Cause, *, code: int = 0, signo: int = signal.SIGTERM
+) -> Step:
+    grace = min(policy.grace, HUNG_GRACE) if cause == "hang" else policy.grace
     stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
-    return stopping, (StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause),)
+    return stopping, (StopWorkers(signo, grace, cause),)
 
 
 def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing | JobOver) -> Step:
@@ -222,7 +216,7 @@ def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing 
     if isinstance(state, Stopping):
         return replace(state, decided=event), ()
     cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"
-    asked = StopWorkers(state.attempt.round, signal.SIGTERM, policy.grace, cause)
+    asked = StopWorkers(signal.SIGTERM, policy.grace, cause)
     if state.failing:
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
@@ -241,16 +235,12 @@ def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) ->
     state = replace(state, stopped_by=signo)
     if state.cause == "done":
         return state, ()
-    number = state.attempt.round
     if not first:
-        return state, (StopWorkers(number, signal.SIGKILL, 0, "signal"),)
+        return state, (StopWorkers(signal.SIGKILL, 0, "signal"),)
     passed_on = signo if signo in _PASSED_ON else signal.SIGTERM
-    return state, (StopWorkers(number, passed_on, policy.grace, "signal"), _leave(signo))
-
-
-def _leave(signo: int) -> Leave:
-    return Leave(
-        "preempted" if signo == signal.SIGTERM else "stopped", _end_of_stop(signo)[0], signo
+    return state, (
+        StopWorkers(passed_on, policy.grace, "signal"),
+        Leave(*_end_of_stop(signo), signo),
     )
 
 
@@ -278,7 +268,7 @@ def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
         return _end(waiting, state.decided.verdict)
     told: tuple[Instruction, ...] = (TellRendezvous(report),)
     if state.cause == "done" and state.stopped_by:
-        told = (*told, _leave(state.stopped_by))
+        told = (*told, Leave(*_end_of_stop(state.stopped_by), state.stopped_by))
     if policy.leased:
         told = (*told, *_tell_failure(waiting, "undecided"))
         waiting = replace(waiting, told=True, settled=state.decided is not None)

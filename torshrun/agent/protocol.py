@@ -1,9 +1,9 @@
-"""What the machine is told and what it says: states, events and instructions. All frozen."""
+"""What the machine knows, is told and says: states, events and instructions. All frozen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torshrun.rendezvous.base import (
     JobOver,
@@ -13,12 +13,6 @@ from torshrun.rendezvous.base import (
     RoundClosing,
     RoundFormed,
     Sequel,
-)
-from torshrun.workers.events import (
-    DeadManFired,
-    KeeperLost,
-    SpawnFailed,
-    WorkerExited,
 )
 
 
@@ -70,7 +64,7 @@ class Stopping:
     attempt: Attempt
     cause: Cause
     code: int = 0
-    """The exit code, unless the cause is a failure, whose root cause gives it."""
+    """The exit code if workers did not start, or the dead man came."""
     stopped_by: int = 0
     """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
     decided: RoundClosing | JobOver | None = None
@@ -107,39 +101,55 @@ class Finished:
 State = Running | Stopping | Waiting | Finished
 
 
-# ---- events, beside those of the workers
+# ---- events; those that name a round change nothing once it is over
 
 
-@dataclass(frozen=True, slots=True)
-class SettleOver:
+class WorkerExited(NamedTuple):
+    """A worker's process has ended."""
+
+    round: int
+    rank: int
+    status: int
+    """As waitpid gives it."""
+
+
+class NotStarted(NamedTuple):
+    """The round, or a worker's program, could not be started; trying again will not help."""
+
+    round: int
+    errno: int = 0
+    """What the system said of the program; 0: it did not come to that."""
+
+
+class DeadManFired(NamedTuple):
+    """The keeper killed all workers, because the agent did not renew its lease in time."""
+
+    round: int
+
+
+class KeeperLost(NamedTuple):
+    """The keeper is gone, and direct workers with it."""
+
+
+class SettleOver(NamedTuple):
     """The seconds of the instruction Settle have passed."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The round could not be prepared (no port, no directory)."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(NamedTuple):
     """Somebody sent this signal to the agent."""
 
     signo: int
 
 
-@dataclass(frozen=True, slots=True)
-class Noticed:
+class Noticed(NamedTuple):
     """Somebody sent the agent a signal that is for the workers."""
 
     signo: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(NamedTuple):
     """The workers make no progress."""
 
     round: int
@@ -147,9 +157,8 @@ class Hung:
     """What to stop them with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosed:
-    """The round is over and its root cause known; comes in the place of GroupStopped."""
+class Diagnosed(NamedTuple):
+    """No process of the round is left, but for the unkillable, and its root cause is known."""
 
     report: Report
     """As if the root cause were all there is to say; its code is 0 if no worker failed."""
@@ -162,85 +171,63 @@ class Diagnosed:
         return self.report.round
 
 
-@dataclass(frozen=True, slots=True)
-class InternalError:
+class InternalError(NamedTuple):
     """An event was lost through a mistake of the agent's own."""
 
 
-Event = (
-    WorkerExited
-    | SpawnFailed
-    | DeadManFired
-    | KeeperLost
-    | SettleOver
-    | StartFailed
-    | StopRequested
-    | Noticed
-    | Hung
-    | Diagnosed
-    | InternalError
-    | RoundFormed
-    | RoundClosing
-    | JobOver
-)
+OfRound = WorkerExited | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
+Asked = StopRequested | Noticed
+Decided = RoundFormed | RoundClosing | JobOver
+Event = OfRound | Asked | Decided | KeeperLost | InternalError
 
 
 # ---- instructions
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(NamedTuple):
     """Begin a round with all workers of this node."""
 
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(NamedTuple):
     """Send SettleOver after so many seconds."""
 
     round: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
+class StopWorkers(NamedTuple):
     """Send the signal, kill what is left after `grace` seconds, report Diagnosed."""
 
-    round: int
     signo: int
     grace: float
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
-class PassOn:
+class PassOn(NamedTuple):
     """Send the signal to all workers, as a notice."""
 
     signo: int
 
 
-@dataclass(frozen=True, slots=True)
-class TellRendezvous:
+class TellRendezvous(NamedTuple):
     """Tell the rendezvous that the round is over here."""
 
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(NamedTuple):
     """Tell the rendezvous that this node goes."""
 
-    outcome: Literal["preempted", "stopped"]
     code: int
+    outcome: Literal["preempted", "stopped"]
     signo: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
+class ReportFailure(NamedTuple):
     """Tell the user about the round's failure and what happens next."""
 
-    round: int
     restarts: int
     sequel: Sequel | Literal["undecided"]
     """undecided: the nodes decide together, once the others have stopped their workers."""
@@ -249,19 +236,10 @@ class ReportFailure:
     unkillable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KillDescendants:
+class KillDescendants(NamedTuple):
     """The keeper is gone: kill what it leaves behind, without it."""
 
 
-Instruction = (
-    StartWorkers
-    | Settle
-    | StopWorkers
-    | PassOn
-    | TellRendezvous
-    | Leave
-    | ReportFailure
-    | KillDescendants
-)
+ForWorkers = StartWorkers | Settle | StopWorkers | PassOn | KillDescendants
+Instruction = ForWorkers | TellRendezvous | Leave | ReportFailure
 Step = tuple[State, tuple[Instruction, ...]]

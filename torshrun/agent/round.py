@@ -5,71 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
-from torshrun.failure import MemoryWatch
+from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import StatusPages
 from torshrun.rendezvous.base import Place
-
-if TYPE_CHECKING:
-    from torshrun.health.pages import WorkerStatus
+from torshrun.rendezvous.served import ServedStore
 
 STORE_BOUND = 2.0
 """Seconds that a round's store may take to close."""
 
-
-class RoundStore(Protocol):
-    """One round's store, while it is served to this node's workers."""
-
-    @property
-    def endpoint(self) -> str:
-        """Where workers reach it."""
-
-    @property
-    def secret(self) -> str:
-        """The job's secret in hexadecimal, which workers prove that they know."""
-
-    async def close(self) -> None:
-        """Stop serving it and forget its keys."""
-
-
-ServeStore = Callable[[Place], Awaitable[RoundStore]]
+ServeStore = Callable[[Place], Awaitable[ServedStore]]
 """Gives the workers of a round here the round's store."""
 
 
-class Round:
+class Round(NamedTuple):
     """A round's store, status pages and watch over memory."""
 
-    def __init__(
-        self, number: int, store: RoundStore, pages: StatusPages, status_file: str
-    ) -> None:
-        self.number = number
-        self.store = store
-        self.pages = pages
-        self.status_file = status_file
-        self.memory = MemoryWatch()
+    number: int
+    store: ServedStore
+    pages: StatusPages
+    memory: MemoryWatch
 
     @classmethod
     async def open(cls, serve_store: ServeStore, scratch: str, place: Place, workers: int) -> Round:
         """Make what a round needs. Raises OSError or a TorshError when that cannot be done."""
-        status_file = f"{scratch}/status_{place.round}"
         try:
-            pages = StatusPages.create(status_file, workers)
+            pages = StatusPages.create(_status_file(scratch, place), workers)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(f"cannot write in {scratch} (TMPDIR says where): {reason}") from None
         try:
-            return cls(place.round, await serve_store(place), pages, status_file)
+            return cls(place.round, await serve_store(place), pages, MemoryWatch())
         except BaseException:
             pages.close()
             raise
-
-    def statuses(self) -> tuple[WorkerStatus, ...]:
-        """What the workers have noted, by local rank."""
-        return self.pages.read()
 
     async def close(self) -> None:
         """Give everything back, within STORE_BOUND."""
@@ -79,8 +52,10 @@ class Round:
                 await self.store.close()
 
 
-def first_worker(config: LaunchConfig, place: Place, a_round: Round, scratch: str) -> WorkerEnv:
-    """The place of this node's first worker."""
+def first_worker(
+    config: LaunchConfig, place: Place, scratch: str, endpoint: str, secret: str
+) -> WorkerEnv:
+    """What this node's first worker is told. `endpoint` and `secret` are those of its store."""
     return WorkerEnv(
         rank=place.first_rank,
         world_size=place.world_size,
@@ -95,9 +70,13 @@ def first_worker(config: LaunchConfig, place: Place, a_round: Round, scratch: st
         max_restarts=config.max_restarts,
         run_id=config.run_id,
         round=place.round,
-        store_endpoint=a_round.store.endpoint,
-        secret=a_round.store.secret,
+        store_endpoint=endpoint,
+        secret=secret,
         scratch=scratch,
-        status_file=a_round.status_file,
+        status_file=_status_file(scratch, place),
         jax_coordinator_port=place.jax_port,
     )
+
+
+def _status_file(scratch: str, place: Place) -> str:
+    return f"{scratch}/status_{place.round}"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import ConfigError
-from torshrun.agent.job_status import JobStatus
+from torshrun.agent import protocol
+from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
-from torshrun.live.events import ConsoleLines, Recorder
-from torshrun.live.snapshot import Snapshot
+from torshrun.live.events import Recorder
+from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.live.status_line import StatusLine
-from torshrun.workers.logs import LogPump
+from torshrun.rendezvous.base import Place
+from torshrun.workers.logs.prefix import is_coloured
+from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:
     from torshrun.live.http_server import HttpServer
@@ -19,41 +25,74 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Events, the metrics' endpoint and the status line, where they are wanted."""
+    """Events, and where they are wanted the metrics' endpoint and the status line. Snapshots are
+    made in the loop's thread; any thread may read the latest.
+    """
 
-    def __init__(self, config: LaunchConfig, pump: LogPump, color: bool) -> None:
-        """Opens files and listens. Raises ConfigError if that cannot be done; nothing is open
-        then.
+    def __init__(
+        self,
+        config: LaunchConfig,
+        pump: LogPump,
+        pids: Callable[[], Sequence[int]],
+        steps: Callable[[], Sequence[int | None]],
+    ) -> None:
+        """`pids` and `steps` are by local rank. Opens files and listens. Raises ConfigError if that
+        cannot be done; nothing is open then.
         """
-        self.status: JobStatus | None = None
-        """What is shown; to be set before open()."""
-        self._server = _server(config, self._latest)
+        self._pump = pump
+        self._pids = pids
+        self._steps = steps
+        self.latest = Snapshot(
+            run_id=config.run_id,
+            role=config.role,
+            started=time.monotonic(),
+            heartbeat=time.monotonic(),
+            state="starting",
+            pids=(0,) * config.nproc_per_node,
+            max_restarts=config.max_restarts,
+        )
+        self._server = _server(config, lambda: self.latest)
         try:
-            self.recorder = Recorder(_event_lines(config, pump), config.run_id)
+            file = _event_file(config, pump)
         except ConfigError:
             self._close_server()
             raise
-        wanted = config.output.status_line == "auto" and pump.shows_status
-        self._line = (
-            StatusLine(self._latest, pump.width, pump.set_status, color) if wanted else None
-        )
-
-    def _latest(self) -> Snapshot:
-        assert self.status is not None
-        return self.status.latest
-
-    @property
-    def is_looked_at(self) -> bool:
-        """Whether snapshots are wanted."""
-        return self._server is not None or self._line is not None
+        write = pump.write if config.events == "-" else None
+        self.recorder = Recorder(write, config.run_id, file=file)
+        self._line: StatusLine | None = None
+        if config.output.status_line == "auto" and pump.shows_status:
+            color = is_coloured(config.output, True, os.environ)
+            self._line = StatusLine(lambda: self.latest, pump.width, pump.set_status, color)
 
     def open(self) -> None:
         """Let the first visitors in."""
         if self._server:
             self._server.start()
 
+    def follow(self, state: protocol.State) -> None:
+        """Take over what the machine knows."""
+        before, attempt = self.latest, state.attempt
+        self._show(state=_name_of(state), round=attempt.round, restarts=attempt.restarts)
+        if before != self.latest:  # what follows costs time for each worker
+            self._refresh()
+
+    def begin_round(self, place: Place) -> None:
+        """This node has got a place."""
+        self._show(
+            first_rank=place.first_rank, node_rank=place.node_rank, num_nodes=place.num_nodes
+        )
+
+    def count_failure(self, found: Findings) -> None:
+        """A round has failed, unless no worker of it did."""
+        if found.kind is not None:
+            count = self.latest.failures.get(found.kind, 0) + 1
+            failures = {**self.latest.failures, found.kind: count}
+            self._show(failures=failures, last_failure=found.summary)
+
     def tick(self) -> None:
-        """Bring what is shown up to date."""
+        """Bring what is shown up to date, if anybody looks."""
+        if self._server or self._line:
+            self._refresh()
         if self._line:
             self._line.tick()
 
@@ -64,25 +103,43 @@ class Telemetry:
         self.recorder.close()
         self._close_server()
 
+    def _refresh(self) -> None:
+        self._show(
+            heartbeat=time.monotonic(),
+            pids=tuple(self._pids()),
+            steps=tuple(self._steps()),
+            output_bytes=self._pump.received,
+        )
+
+    def _show(self, **facts: Any) -> None:
+        self.latest = replace(self.latest, **facts)
+
     def _close_server(self) -> None:
         if self._server:
             self._server.close()
 
 
+def _name_of(state: protocol.State) -> JobState:
+    if isinstance(state, protocol.Waiting):
+        return "restarting" if state.report else "starting"
+    if isinstance(state, protocol.Finished):
+        return "finished"
+    well = isinstance(state, protocol.Running) and not state.failing
+    return "running" if well else "stopping"
+
+
 def _server(config: LaunchConfig, latest: Callable[[], Snapshot]) -> HttpServer | None:
-    if config.metrics is None:
+    if config.metrics_port is None:
         return None
     from torshrun.live.http_pages import Pages
     from torshrun.live.http_server import HttpServer
 
-    return HttpServer(*config.metrics, Pages(latest).respond)
+    return HttpServer(*config.metrics_port, Pages(latest).respond)
 
 
-def _event_lines(config: LaunchConfig, pump: LogPump) -> LineFile | ConsoleLines | None:
-    if config.events is None:
+def _event_file(config: LaunchConfig, pump: LogPump) -> LineFile | None:
+    if config.events in (None, "-"):
         return None
-    if config.events == "-":
-        return ConsoleLines(pump.write)
     from torshrun.live.line_file import LineFile
 
     return LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))

@@ -1,10 +1,15 @@
-"""LaunchConfig: one job, as asked for. Frozen, validated and complete at birth."""
+"""LaunchConfig: one job, as asked for. Frozen, validated and complete at birth.
+
+A field without a word of its own is the value of the option with its name: config/options.py tells
+its unit, and what 0 and None mean.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Flag
 from types import MappingProxyType
 from typing import Literal
 
@@ -15,19 +20,20 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """Which of a worker's streams a rule of --redirects or --tee is about."""
+class Streams(Flag):
+    """Some of a worker's streams, as --redirects and --tee number them."""
 
-    stdout: bool = False
-    stderr: bool = False
+    NONE = 0
+    STDOUT = 1
+    STDERR = 2
+    BOTH = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRule:
     """--redirects or --tee: streams by rank, and for ranks that are not named."""
 
-    everyone: Streams = Streams()
+    everyone: Streams = Streams.NONE
     """What holds for ranks that are named in neither mapping."""
     by_local_rank: Mapping[int, Streams] = field(default_factory=lambda: MappingProxyType({}))
     """As torchrun has it: "0:1,1:3"."""
@@ -46,30 +52,18 @@ class OutputConfig:
     """What becomes of the workers' output."""
 
     log_dir: str | None = None
-    """Directory for the jobs' log directories; None: a new one under the temporary directory if
-    something is to be kept."""
     redirects: StreamRule = StreamRule()
-    """Streams that go to files and not to the console."""
     tee: StreamRule = StreamRule()
-    """Streams that go to files and to the console. With a log_dir and neither rule: all."""
-    prefix_template: str | None = None
-    """${role_name} ${rank} ${local_rank} ${hostname}; None is "[${rank}] "; "" is no prefix."""
-    local_ranks: frozenset[int] | None = None
-    """Local ranks whose output the console shows; None is all."""
-    ranks: frozenset[int] | None = None
-    """Global ranks whose output the console shows; None is all."""
-    stdout_filters: tuple[str, ...] = ()
-    """Lines of stdout that contain one of these are also written to filtered_stdout.log."""
-    stderr_filters: tuple[str, ...] = ()
-    """The same for stderr and filtered_stderr.log."""
-    timestamps: bool = False
-    """Whether each line on the console and in the files begins with its UTC time."""
-    rotate_bytes: int = 0
-    """Size from which a log file is renamed to <name>.1 (and .1 to .2); 0 is never."""
+    """With a log_dir and neither rule: all streams."""
+    log_line_prefix_template: str | None = None
+    local_ranks_filter: frozenset[int] | None = None
+    ranks_filter: frozenset[int] | None = None
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    log_timestamps: bool = False
+    log_rotate: int = 0
     color: Literal["auto", "always", "never"] = "auto"
-    """Whether prefixes are coloured by rank; auto: on a terminal, unless NO_COLOR is set."""
     status_line: Literal["auto", "never"] = "auto"
-    """Whether the console's last line shows the job's state; auto: on a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +80,6 @@ class LaunchConfig:
     """How target is to be run: "script" and "module" by this Python, "program" as it is, "path" by
     runpy.run_path."""
     nproc_per_node: int = 1
-    """Workers on this node, at least 1."""
     min_nodes: int = 1
     """Nodes without which the job does not run."""
     max_nodes: int = 1
@@ -96,39 +89,25 @@ class LaunchConfig:
     run_id: str = "none"
     """Names the job; the same on all nodes. A job of one node has one of its own."""
     role: str = "default"
-    """The workers' role, handed on as ROLE_NAME."""
     master_addr: str = "127.0.0.1"
     """Host where rank 0's worker may bind master_port, in a job of one node."""
     master_port: int = 0
     """TCP port for rank 0's worker, 1 to 65535; 0 picks a free one for each round."""
     max_restarts: int = 0
-    """How often all workers may be started again after a failure, in the whole job."""
     restart_backoff: float = 1.0
-    """Seconds before the second restart in a row; doubled for each further one, up to a minute,
-    and varied by a quarter. The first restart comes at once. 0: all do."""
     retry_same_start: bool = False
-    """Whether workers are started again also when they failed at their start in the same way as
-    the time before."""
     shutdown_timeout: float = 30.0
-    """Seconds that workers have after SIGTERM before SIGKILL; 0 kills at once."""
     signals_to_handle: tuple[signal.Signals, ...] = HANDLED_SIGNALS
     """Signals that stop the job in an orderly way. SIGUSR1 and SIGUSR2 are passed on to workers
     whether or not they are named here."""
     agent_timeout: float = 60.0
-    """Seconds without a sign of life of the agent after which its keeper kills the workers;
-    0 is never."""
     hang_timeout: float = 0.0
-    """Seconds without progress after which the workers count as hung; 0 is never."""
     pid_namespace: bool = False
-    """Whether workers live in a PID namespace of their own."""
     numa_binding: NumaBinding | None = None
-    """How workers are bound to processors; None is not at all."""
     virtual_local_rank: bool = False
-    """Whether every worker sees LOCAL_RANK 0 and, in CUDA_VISIBLE_DEVICES, only its own GPU."""
-    metrics: tuple[str, int] | None = None
+    metrics_port: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     events: str | None = None
-    """File to which the job's events are added, or "-" for stdout; None is nowhere."""
     error_file: str | None = None
     """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE); None is
     nowhere."""
@@ -136,4 +115,3 @@ class LaunchConfig:
     """Directory for the job's temporary directory: TMPDIR, or inside another job's worker that
     job's own, so that it goes with it."""
     output: OutputConfig = OutputConfig()
-    """What becomes of the workers' output."""

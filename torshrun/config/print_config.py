@@ -44,7 +44,7 @@ def _environment(request: Request) -> Iterator[str]:
 
 def _option(option: Option, entry: Entry) -> str:
     if option.is_flag:
-        value = str(option.parse(entry.text or "")).lower()
+        value = str(option.kind.parse(entry.text or "")).lower()
         return f"{f'{option.key}: {value}':{_COLUMN}}  # {entry.origin}\n"
     if entry.text is None and option.unset:
         return _line(f"{option.key}: ", entry, f": {option.unset}")

@@ -49,6 +49,8 @@ class RendezvousConfig:
     """Where the store is; only etcd has more than one."""
     node_rank: int | None = None
     """This node's rank; None lets the rendezvous choose."""
+    is_host: bool | None = None
+    """Whether this node serves the store; None: if the endpoint is an address of its host."""
     local_addr: str = ""
     """Where other nodes reach this one; "" is the address on the way to the endpoint."""
     join_timeout: float = 600.0

@@ -55,7 +55,7 @@ class Request:
         """
         entry = self.entries[key]
         try:
-            return None if entry.text is None else BY_KEY[key].parse(entry.text)
+            return None if entry.text is None else BY_KEY[key].kind.parse(entry.text)
         except ConfigError as error:
             raise ConfigError(f"{entry.name}: {error}") from None
 
@@ -82,7 +82,11 @@ def gather(
     raises ConfigError if that cannot be understood.
     """
     path = _first(BY_KEY["config"], given, {}, environ).text
-    job = _read(path) if path else Request()
+    job = Request()
+    if path:
+        from torshrun.config.yaml_file import read
+
+        job = read(path)
     from_file = job.entries
     if script is not None:  # takes the place of the file's, with arguments and what module: implies
         replaced = job.target and job.target.name
@@ -98,12 +102,6 @@ def gather(
         arguments=job.arguments,
         environment=job.environment,
     )
-
-
-def _read(path: str) -> Request:
-    from torshrun.config.yaml_file import read
-
-    return read(path)
 
 
 def _first(

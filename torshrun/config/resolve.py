@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Kind, LaunchConfig, OutputConfig
-from torshrun.config.options import JOB_FIELDS, OPTIONS, OUTPUT_FIELDS, Option
+from torshrun.config.options import OPTIONS
 from torshrun.config.request import Request
 from torshrun.config.resolve_rendezvous import first_endpoint, is_alone, is_static, rendezvous
-from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text, worker_count
+from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text
 from torshrun.topology.cpus import usable_cpus
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _INERT = [(option.key, option.without_effect) for option in OPTIONS if option.without_effect]
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(NamedTuple):
     """A valid job, and what its user ought to know."""
 
     job: LaunchConfig
-    """The job."""
     notes: tuple[str, ...]
     """A line each about what was given and comes to nothing."""
 
@@ -75,7 +72,7 @@ def _check(
     fewest, most = (1, 1) if alone else request["nnodes"]
     addr, port = _master(request) if alone and is_static(request) else ("127.0.0.1", 0)
     return {
-        **_fields(request, JOB_FIELDS),
+        **_fields(request, LaunchConfig),
         "arguments": tuple(argument.text for argument in request.arguments),
         "environment": MappingProxyType(extras),
         "kind": _kind(request),
@@ -88,13 +85,14 @@ def _check(
         "master_port": port,
         "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
         "scratch_place": _scratch_place(environ),
-        "output": OutputConfig(**_fields(request, OUTPUT_FIELDS)),
+        "output": OutputConfig(**_fields(request, OutputConfig)),
     }
 
 
-def _fields(request: Request, options: Iterable[Option]) -> dict[str, Any]:
-    """Their values, by field: one that is no field of the class that gets them is a TypeError."""
-    return {option.field or option.key: request[option.key] for option in options}
+def _fields(request: Request, kind: type[LaunchConfig | OutputConfig]) -> dict[str, Any]:
+    """The values of the options that are fields of this class."""
+    names = kind.__dataclass_fields__
+    return {option.key: request[option.key] for option in OPTIONS if option.key in names}
 
 
 def _master(request: Request) -> tuple[str, int]:
@@ -121,11 +119,11 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
     if asked in ("gpu", "auto"):
         from torshrun.topology import gpus
 
-        number = gpus.count(environ)
+        number = len(gpus.visible(environ))
     if asked == "gpu" and number == 0:
         name = request.name("nproc_per_node")
         raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
-    return worker_count(int(number) or usable_cpus())
+    return int(number) or usable_cpus()
 
 
 def _kind(request: Request) -> Kind:

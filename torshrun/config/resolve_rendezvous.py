@@ -41,6 +41,7 @@ def rendezvous(request: Request, environ: Mapping[str, str]) -> RendezvousConfig
         backend=backend,
         endpoints=_endpoints(request, backend),
         node_rank=_node_rank(request) if backend == "static" else None,
+        is_host=conf.get("is_host") if backend == "tcp" else None,
         local_addr=request["local_addr"] or "",
         access=_access(request, conf, environ) if backend == "etcd" else Access(),
         secret=_secret(request, environ),

@@ -23,7 +23,6 @@ _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 CONF_WITHOUT_EFFECT = (
-    "is_host",
     "store_type",
     "read_timeout",
     "heartbeat_timeout",
@@ -32,6 +31,7 @@ CONF_WITHOUT_EFFECT = (
     "rank",
 )
 """Keys of torchrun's --rdzv-conf that nothing here corresponds to."""
+_PLACES = ("role_name", "rank", "local_rank", "hostname")
 _NOT_TO_HANDLE = {
     "SIGKILL": "no process can handle it",
     "SIGSTOP": "no process can handle it",
@@ -90,11 +90,6 @@ def workers(text: str) -> int | str:
         number = whole(text)
     except ConfigError as error:
         raise ConfigError(f"{error}; auto, cpu and gpu are possible too") from None
-    return worker_count(number)
-
-
-def worker_count(number: int) -> int:
-    """The number itself, if a node may have so many."""
     if not 1 <= number <= MOST_WORKERS:
         raise ConfigError(f"{number} is not possible: a node has 1 to {MOST_WORKERS} workers")
     return number
@@ -152,10 +147,20 @@ def any_text(text: str) -> str:
     return text
 
 
-def line(text: str) -> str:
-    """Any text that fits on a line, also none."""
+def template(text: str) -> str:
+    """What a line of a worker's output begins with, with _PLACES; "" is nothing."""
+    from string import Template
+
     if re.search(r"[\0\r\n]", text):
         raise ConfigError(f"{text!r} is more than one line")
+    allowed = ", ".join(f"${{{name}}}" for name in _PLACES)
+    if not Template(text).is_valid():
+        raise ConfigError(
+            f"{text!r} has a $ without a name: write $$ for a dollar sign, or one of {allowed}"
+        )
+    for name in Template(text).get_identifiers():
+        if name not in _PLACES:
+            raise ConfigError(f"{text!r} has ${{{name}}}: use {allowed}")
     return text
 
 
@@ -272,7 +277,7 @@ def ranks(text: str) -> frozenset[int] | None:
 def stream_rule(text: str) -> StreamRule:
     """ "3" for all workers, "0:1,1:2" by local rank, "r8:3" by global rank."""
     if re.fullmatch(r"\s*[0-3]\s*", text):
-        return StreamRule(everyone=_streams(text))
+        return StreamRule(everyone=Streams(int(text)))
     by_local_rank: dict[int, Streams] = {}
     by_rank: dict[int, Streams] = {}
     for part in text.split(","):
@@ -283,15 +288,12 @@ def stream_rule(text: str) -> StreamRule:
                 f"or that by local rank (0:1,1:2) or by rank (r8:3)"
             )
         rules = by_rank if match[1] else by_local_rank
-        if rules.setdefault(int(match[2]), _streams(match[3])) != _streams(match[3]):
+        streams = Streams(int(match[3]))
+        if rules.setdefault(int(match[2]), streams) != streams:
             raise ConfigError(f"{text!r} names {match[1]}{match[2]} twice")
     return StreamRule(
         by_local_rank=MappingProxyType(by_local_rank), by_rank=MappingProxyType(by_rank)
     )
-
-
-def _streams(digit: str) -> Streams:
-    return Streams(stdout=bool(int(digit) & 1), stderr=bool(int(digit) & 2))
 
 
 def signals(text: str) -> tuple[signal.Signals, ...]:
@@ -317,20 +319,14 @@ def rdzv_backend(text: str) -> str:
     try:
         return one_of("static", "c10d", "tcp", "etcd")(text)
     except ConfigError:
-        if not _is_plugin("torchrun.handlers", text):
+        from importlib.metadata import entry_points
+
+        named = re.fullmatch(r"[A-Za-z][\w.-]*", text)
+        if not named or not entry_points(group="torchrun.handlers", name=text):
             raise
     raise ConfigError(
         f"{text!r} is a rendezvous handler for torchrun's agents (an entry point in the group "
         f"torchrun.handlers), by which torshrun's cannot meet: give c10d, etcd or static"
-    )
-
-
-def _is_plugin(group: str, name: str) -> bool:
-    """Whether an installed package offers this to torchrun."""
-    from importlib.metadata import entry_points
-
-    return re.fullmatch(r"[A-Za-z][\w.-]*", name) is not None and bool(
-        entry_points(group=group, name=name)
     )
 
 
@@ -353,6 +349,7 @@ def rdzv_conf(text: str) -> Mapping[str, Any]:
 
 _CONF: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("join_timeout", "last_call_timeout", "close_timeout"), seconds),
+    "is_host": flag,
     **dict.fromkeys(("keep_alive_interval", "ttl", "timeout"), seconds),
     "keep_alive_max_attempt": count,
     "protocol": one_of("http", "https"),

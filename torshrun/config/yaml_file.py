@@ -153,12 +153,12 @@ class _Reader:
         return variables
 
     def _entry(self, option: Option, key: ScalarNode, node: Node) -> Entry:
-        if node.id == "sequence" and option.is_list:
+        if node.id == "sequence" and option.kind.is_list:
             items = (self._scalar(key, item).replace(",", ",,") for item in node.value)
             return self._given(key, ",".join(items))
-        if node.id == "mapping" and option.pairs:
+        if node.id == "mapping" and option.kind.pairs:
             pairs = self._pairs(node, key.value)
-            items = (f"{name.value}{option.pairs}{self._scalar(name, n)}" for name, n in pairs)
+            items = (f"{name.value}{option.kind.pairs}{self._scalar(name, n)}" for name, n in pairs)
             return self._given(key, ",".join(items))
         if node.id != "scalar":
             self._fail(key, f"{key.value}: {_kind(node)} is not possible, give {_wanted(option)}")
@@ -209,5 +209,5 @@ def _kind(node: Node) -> str:
 def _wanted(option: Option) -> str:
     if option.is_flag:
         return "true or false"
-    more = " or a list" if option.is_list else " or a mapping" if option.pairs else ""
+    more = " or a list" if option.kind.is_list else " or a mapping" if option.kind.pairs else ""
     return f"{option.metavar}{more}"

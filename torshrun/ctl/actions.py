@@ -22,7 +22,6 @@ _STOP_KEPT = 30.0
 """Seconds at least that nodes have to find the request: it is not to meet the name's next run."""
 _DRAIN_KEPT = 86400.0
 """Seconds; the ids of nodes never come again."""
-_NO_WAIT = "asked for; not waiting for it (--no-wait)"
 
 
 async def watch(run: Run, show: Callable[[Picture], None]) -> None:
@@ -45,8 +44,6 @@ async def scale(run: Run, asked: str, size: Nodes, timeout: float | None, say: S
         least = min(least, run.picture.limits[0])
     wanted = SizeWanted(min_nodes=least, max_nodes=size.most)
     await run.ask({rows.WANT_SIZE: rows.encode(wanted)})
-    if timeout is None:
-        return _NO_WAIT
     return await run.wait(partial(scaled, wanted, size.fewest), timeout, say)
 
 
@@ -61,11 +58,10 @@ async def drain(
         check_drain(asked, before)
     keys = {rows.WANT_DRAIN + row.node: rows.encode(rows.Wanted()) for row in asked}
     await run.ask(keys, _DRAIN_KEPT)
-    if timeout is None:
-        return _NO_WAIT
     told = await run.wait(partial(drained, asked, before), timeout, say)
-    with suppress(StoreError):  # it may have gone with them
-        await run.withdraw([*keys])
+    if timeout is not None:
+        with suppress(StoreError):  # it may have gone with them
+            await run.withdraw([*keys])
     return told
 
 
@@ -85,11 +81,10 @@ async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
     said = f"torshctl stop on {os.uname().nodename}" + (f": {reason}" if reason else "")
     wanted = StopWanted(code=STOPPED, reason=said)
     await run.ask({rows.WANT_STOP: rows.encode(wanted)}, max(timeout or 0.0, _STOP_KEPT))
-    if timeout is None:
-        return _NO_WAIT
     try:
         told = await run.wait(stopped, timeout, say)
-        await run.withdraw([rows.WANT_STOP])
+        if timeout is not None:
+            await run.withdraw([rows.WANT_STOP])
     except StoreError:  # one that an agent serves ends with it
         if not run.picture.verdict:
             raise

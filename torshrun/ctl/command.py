@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,7 +12,8 @@ import click
 from torsh_runtime.errors import ConfigError, StoreError, TorshError
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
-from torshrun.ctl.rendezvous_options import OPTIONS, meeting_place
+from torshrun.config.request import gather
+from torshrun.config.resolve_rendezvous import rendezvous
 from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = dict[str, Any]
+
+_MEETING = (
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_conf",
+    "master_addr",
+    "master_port",
+    "secret_file",
+    "config",
+)
+"""Those of torshrun's options, by key, that say where nodes meet."""
+_ANY_JOB = {"nnodes": "2", "standalone": "false", "node_rank": "0", "require_secret": "false"}
+"""What else the rules about such a job ask for, and nothing here depends on."""
 
 NOT_DONE = 1
 """The exit code when there is no such run or node, or what was asked for is not done yet."""
@@ -56,7 +70,7 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[..., tuple[str, Any]]:
 
 def _meeting(command: Command) -> Command:
     """Add the options that say where nodes meet."""
-    for key in reversed(OPTIONS):
+    for key in reversed(_MEETING):
         option = BY_KEY[key]
         spelled = click.option(*option.spellings, key, metavar=option.metavar, help=option.help)
         command = spelled(command)
@@ -177,6 +191,18 @@ def forget(run_id: str, **options: Any) -> None:
 
 
 # ---- carrying out
+
+
+def meeting_place(given: Mapping[str, str | None], environ: Mapping[str, str]) -> RendezvousConfig:
+    """`given` are the options of the command line by key. Raises ConfigError."""
+    request = gather({**given, **_ANY_JOB}, None, (), environ)
+    is_static = request["rdzv_backend"] == "static"
+    if not request["rdzv_endpoint"] and not (is_static and request.has("master_addr")):
+        raise ConfigError(
+            "--rdzv-endpoint is missing: say where the job's nodes meet, with the same --rdzv-* "
+            "options or variables (TORSH_RDZV_ENDPOINT) as torshrun has there"
+        )
+    return rendezvous(request, environ)
 
 
 def _timeout(options: Options) -> float | None:

@@ -18,6 +18,7 @@ from torshrun.rendezvous.rows import (
     SizeWanted,
     StopWanted,
     VerdictRow,
+    WaitRow,
 )
 
 ALL_RUNS = rows.base("").removesuffix("/")
@@ -45,6 +46,8 @@ class Picture:
     """By node id."""
     size_wanted: SizeWanted | None = None
     stop_wanted: StopWanted | None = None
+    wait: WaitRow | None = None
+    """What its leader waits for."""
     drains: frozenset[str] = frozenset()
     """Ids of nodes that were asked to go."""
     holds: frozenset[str] = frozenset()
@@ -52,7 +55,6 @@ class Picture:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is such a run."""
         return bool(self.nodes or self.header or self.leader or self.verdict)
 
     @property
@@ -125,6 +127,7 @@ def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
         places=dict(_under(rows.PLACES, PlaceRow, items)),
         size_wanted=_one(rows.WANT_SIZE, SizeWanted, items),
         stop_wanted=_one(rows.WANT_STOP, StopWanted, items),
+        wait=_one(rows.WAIT, WaitRow, items),
         drains=frozenset(_names(rows.WANT_DRAIN, items)),
         holds=frozenset(_names(rows.WANT_HOLD, items)),
     )

@@ -10,8 +10,6 @@ from torshrun.rendezvous.rows import NodeRow, SizeWanted
 
 
 class Progress(NamedTuple):
-    """Where it stands."""
-
     done: bool
     text: str
     """What has happened, or what is still waited for; one line for a person."""

@@ -25,7 +25,6 @@ BATCH = 100
 QUIET = 0.1
 """Seconds for which changes are gathered before anybody looks at them."""
 _REQUEST_TIMEOUT = 5.0
-"""Seconds that one request to the store may take."""
 _PAUSE = 0.2
 """Seconds between two attempts."""
 
@@ -67,7 +66,6 @@ async def _greet(store: Store, address: Address) -> None:
 
 
 async def run_ids(store: Store) -> list[str]:
-    """The runs that the store knows of."""
     return runs_among(item.key for item in (await store.list(ALL_RUNS)).items)
 
 
@@ -104,7 +102,7 @@ class Run:
         """
         run = cls(store, run_id, secret, patience)
         run._items, revision = await run._list()
-        run._look()
+        run.picture = read(run_id, run._items)
         if run._items and not run._epoch and not even_traces:
             raise NotDone(
                 f"run {run_id!r} has another secret: give that of its nodes by TORSH_SECRET or "
@@ -128,17 +126,21 @@ class Run:
         await self._changed.wait()
         await asyncio.sleep(QUIET)
         self._changed.clear()
-        before = self.picture
-        if self._failure and self._look() == before:
+        before, self.picture = self.picture, read(self._run_id, self._items)
+        if self._failure and self.picture == before:
             raise self._failure
         if self._failure:
             self._changed.set()
-        return self._look()
+        return self.picture
 
-    async def wait(self, check: Callable[[Picture], Progress], timeout: float, say: Say) -> str:
+    async def wait(
+        self, check: Callable[[Picture], Progress], timeout: float | None, say: Say
+    ) -> str:
         """Until what was asked for is done; what happened. `say` is told what is waited for.
-        NotDone after `timeout` seconds.
+        NotDone after `timeout` seconds; None is not to wait at all.
         """
+        if timeout is None:
+            return "asked for; not waiting for it (--no-wait)"
         progress = check(self.picture)
         try:
             async with asyncio.timeout(timeout):
@@ -163,10 +165,6 @@ class Run:
         items, _ = await self._list()
         return read(self._run_id, items)
 
-    def _look(self) -> Picture:
-        self.picture = read(self._run_id, self._items)
-        return self.picture
-
     # ---- what is asked of it
 
     async def ask(self, wanted: dict[str, bytes], seconds: float | None = None) -> None:
@@ -179,7 +177,6 @@ class Run:
         await self._write(signed, puts)
 
     async def withdraw(self, keys: Sequence[str]) -> None:
-        """Ask for it no more."""
         await self._write(self._store, [Delete(self._base + key) for key in keys])
 
     async def erase(self, check: Callable[[Picture], None]) -> bool:

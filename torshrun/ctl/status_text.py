@@ -44,6 +44,7 @@ def in_json(picture: Picture) -> str:
         "limits": picture.limits,
         "leader": picture.leader.node if picture.leader else None,
         "nodes": [_node_fields(picture, row) for row in picture.nodes],
+        "waits": picture.wait.why if picture.wait else None,
         "stop_wanted": picture.stop_wanted.reason if picture.stop_wanted else None,
         "holds": sorted(picture.holds),
         "verdict": _fields(picture.verdict, _VERDICT),
@@ -99,6 +100,8 @@ def _details(picture: Picture) -> Iterator[str]:
 
 
 def _hints(picture: Picture, header: Header | None) -> Iterator[str]:
+    if picture.wait:
+        yield f"  the job waits {picture.wait.why}"
     if picture.stop_wanted:
         yield f"  somebody asked for its end: {picture.stop_wanted.reason}"
     if picture.holds:
@@ -146,8 +149,5 @@ def _part(picture: Picture, row: NodeRow) -> str:
 def _table(lines: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        yield _padded(line, widths).rstrip()
-
-
-def _padded(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+        cells = zip(line, widths, strict=True)
+        yield "  ".join(f"{cell:{width}}" for cell, width in cells).rstrip()

@@ -94,17 +94,11 @@ _PATTERNS = (
         "names.",
     ),
 )
-_TABLE = tuple(
-    (kind_, re.compile(pattern, re.MULTILINE), hint) for kind_, pattern, hint in _PATTERNS
+_LOST_PEER = "It lost a peer, but no worker here failed before it: look at other nodes' reports."
+_USAGE = (
+    "It refused its arguments. Options for torshrun stand before the script's name, options for "
+    "the script after it."
 )
-_USAGE = re.compile(r"usage: ", re.IGNORECASE)
-
-_HINTS = {
-    Kind.PEER_LOST: "It lost a peer, but no worker here failed before it: look at the other nodes' "
-    "reports.",
-    Kind.USAGE: "It refused its arguments. Options for torshrun stand before the script's name, "
-    "options for the script after it.",
-}
 _SIGNALS = {
     "SIGSEGV": "It touched memory that is not its own: a fault in compiled code, of a library or "
     "an extension module.",
@@ -144,16 +138,13 @@ def root_cause(exits: Sequence[Exit]) -> Exit | None:
     failed = [exit_ for exit_ in exits if exit_.failed]
     hung = [exit_ for exit_ in failed if exit_.hung]
     unasked = [exit_ for exit_ in failed if not exit_.stopped]
-    return min(hung or unasked or failed, key=_suspicion, default=None)
+    return min(hung or unasked or failed, key=followed, default=None)
 
 
-def followed(exit_: Exit) -> bool:
-    """Whether a worker's last words say that it failed only because another one had."""
-    return _suspicion(exit_) > 0
-
-
-def _suspicion(exit_: Exit) -> int:
-    """That it only followed another one: 0 is none, 1 is likely, 2 is sure."""
+def followed(exit_: Exit) -> int:
+    """Whether a worker's last words say that it failed only because another one had: 0 is no, 1 is
+    likely, 2 is surely.
+    """
     if exit_.signo and exit_.signo != signal.SIGABRT:
         return 0
     words = last_words(exit_)
@@ -163,19 +154,10 @@ def _suspicion(exit_: Exit) -> int:
     return int(any(map(_MAY_FOLLOW.search, errors)))
 
 
-def kind(exit_: Exit) -> Kind:
-    """What sort of failure it was."""
-    return _diagnose(exit_)[0]
-
-
-def explain(exit_: Exit) -> str:
-    """What that kind of failure means and what may help, in one line; "" if its own words say
-    all there is to say.
+def diagnose(exit_: Exit) -> tuple[Kind, str]:
+    """What sort of failure it was, and what that means and what may help, in one line; "" if its
+    own words say all there is to say.
     """
-    return _diagnose(exit_)[1]
-
-
-def _diagnose(exit_: Exit) -> tuple[Kind, str]:
     if exit_.hung:
         return Kind.HUNG, exit_.hung
     words = last_words(exit_)
@@ -184,8 +166,8 @@ def _diagnose(exit_: Exit) -> tuple[Kind, str]:
         return Kind.STOPPED, ""
     if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):
         return Kind.OUT_OF_MEMORY, _out_of_memory(exit_, exit_.oom)
-    if _suspicion(exit_):
-        return Kind.PEER_LOST, _HINTS[Kind.PEER_LOST]
+    if followed(exit_):
+        return Kind.PEER_LOST, _LOST_PEER
     if exit_.signo:
         crashed = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
         return crashed, _SIGNALS.get(signal_name(exit_.signo), "")
@@ -193,27 +175,24 @@ def _diagnose(exit_: Exit) -> tuple[Kind, str]:
 
 
 def _by_pattern(exit_: Exit, said: str) -> tuple[Kind, str] | None:
-    for kind_, pattern, hint in _TABLE:
-        found = pattern.search(said)
+    for kind, pattern, hint in _PATTERNS:
+        found = re.search(pattern, said, re.MULTILINE)
         if found:
             names = [f"'{name}'" for name in found.groupdict().values() if name]
-            program = exit_.program if _is_python(exit_.program) else "The Python it ran in"
-            return kind_, hint.format(program=program, name="".join(names) or "what it needs")
+            is_python = PurePath(exit_.program).name.startswith(("python", "pypy"))
+            program = exit_.program if is_python else "The Python it ran in"
+            return kind, hint.format(program=program, name="".join(names) or "what it needs")
     return None
 
 
 def _by_code(exit_: Exit, words: Words) -> tuple[Kind, str]:
-    if exit_.code == 2 and any(map(_USAGE.match, words.lines)):
-        return Kind.USAGE, _HINTS[Kind.USAGE]
+    if exit_.code == 2 and any(line.lower().startswith("usage: ") for line in words.lines):
+        return Kind.USAGE, _USAGE
     if words.errors:
         return Kind.EXCEPTION, ""
     name = signal_name(exit_.code - 128) if exit_.code > 128 else ""
     told = f"A shell gives that code when {name} killed what it ran." if name[:3] == "SIG" else ""
     return Kind.EXIT_CODE, told
-
-
-def _is_python(program: str) -> bool:
-    return PurePath(program).name.startswith(("python", "pypy"))
 
 
 def _out_of_memory(exit_: Exit, oom: OomEvidence) -> str:

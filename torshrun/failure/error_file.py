@@ -14,17 +14,15 @@ ACCOUNT_BYTES = 1 << 20
 
 
 def load_account(path: str) -> str:
-    """What a worker left in its error file, which may be anything at all; "" is nothing."""
+    """What a worker left in its error file, which may be anything at all; "" if it is not in
+    torchrun's form.
+    """
     import json
 
     try:
-        return read_account(json.loads(read_text(path, ACCOUNT_BYTES) or "null"))
+        document = json.loads(read_text(path, ACCOUNT_BYTES) or "null")
     except (ValueError, RecursionError):
         return ""
-
-
-def read_account(document: object) -> str:
-    """The text of a decoded error.json, in torchrun's form; "" if it is not one."""
     message = document.get("message") if isinstance(document, dict) else None
     if isinstance(message, str):
         return message

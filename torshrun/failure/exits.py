@@ -12,7 +12,6 @@ class OomEvidence:
     """Signs that the kernel killed processes for want of memory while the workers ran."""
 
     kills: int
-    """How many it killed."""
     ours: bool
     """Whether they were in the launcher's own cgroup; otherwise anywhere on this machine."""
     cgroup: str = ""
@@ -27,16 +26,13 @@ class Exit:
 
     rank: int
     host: str
-    """Name of the node it ran on."""
     pid: int
     status: int
     """As waitpid gives it."""
     seconds: float
-    """How long it ran."""
     stopped: bool
     """Whether it had been asked to stop before it ended."""
     stderr: bytes = b""
-    """The end of its stderr."""
     account: str = ""
     """What it wrote to its error file, as text; "" is nothing."""
     log: str = ""

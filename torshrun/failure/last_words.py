@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torshrun.failure.exits import Exit
@@ -175,10 +175,8 @@ def _end_of_message(lines: Sequence[str], error: int) -> int:
 
 
 def _line_before(lines: Sequence[str], start: int) -> str:
-    before = start - 1
-    while before >= 0 and not lines[before].strip():
-        before -= 1
-    return lines[before] if before >= 0 else ""
+    before = (lines[n] for n in range(start - 1, -1, -1) if lines[n].strip())
+    return next(before, "")
 
 
 def _trace(lines: Sequence[str], blocks: Sequence[_Block]) -> Words:
@@ -222,10 +220,8 @@ def _accounted(account: str) -> Words | None:
     lines = _lines(account)
     if not lines:
         return None
-    trace = find_trace(lines)
-    errors = trace.errors if trace else (lines[0],)
-    frame = trace.frame if trace else ""
-    return Words(heading="from its error file", lines=tuple(lines), errors=errors, frame=frame)
+    trace = find_trace(lines) or Words(heading="", errors=(lines[0],))
+    return replace(trace, heading="from its error file", lines=tuple(lines))
 
 
 def _tail(lines: Sequence[str]) -> Words:

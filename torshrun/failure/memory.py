@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torshrun import cgroups
-from torshrun.cgroups import Cgroup
+from torshrun.cgroups import Cgroup, field, find
 from torshrun.failure.exits import OomEvidence
 from torshrun.procfs import read_text
 
@@ -22,8 +21,8 @@ class MemoryWatch:
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
-        counting = (path for path in cgroups.find("memory", self._root) if _counts(path[0]))
-        self._cgroups = next(counting, [])
+        found = find("memory", self._root)
+        self._cgroups = next((path for path in found if _kills(path[0]) is not None), [])
         self._kills = self._count()
         self._times_full = [_times_full(cgroup) for cgroup in self._cgroups]
 
@@ -43,7 +42,7 @@ class MemoryWatch:
     def _count(self) -> int:
         if self._cgroups:
             return _kills(self._cgroups[0]) or 0
-        return cgroups.field(read_text(self._root / "proc/vmstat"), "oom_kill") or 0
+        return field(read_text(self._root / "proc/vmstat"), "oom_kill") or 0
 
     def _full(self) -> Cgroup | None:
         """The innermost cgroup with a limit that could not be kept since."""
@@ -53,22 +52,18 @@ class MemoryWatch:
         return None
 
 
-def _counts(cgroup: Cgroup) -> bool:
-    return _kills(cgroup) is not None
-
-
 def _kills(cgroup: Cgroup) -> int | None:
     """Processes of it that were killed for want of memory, ever; None if that is unknown."""
     file = "memory.events" if cgroup.version == 2 else "memory.oom_control"
-    return cgroup.field(file, "oom_kill")
+    return field(cgroup.text(file), "oom_kill")
 
 
 def _times_full(cgroup: Cgroup) -> int:
     """How often its limit could not be kept."""
     if cgroup.version == 1:
         return cgroup.number("memory.failcnt") or 0
-    local = cgroup.field("memory.events.local", "oom")
-    return local if local is not None else cgroup.field("memory.events", "oom") or 0
+    local = field(cgroup.text("memory.events.local"), "oom")
+    return local if local is not None else field(cgroup.text("memory.events"), "oom") or 0
 
 
 def _limit(cgroup: Cgroup) -> int:

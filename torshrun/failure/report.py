@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torshrun.failure.cause import explain, fingerprint, followed, root_cause
+from torshrun.failure.cause import diagnose, fingerprint, followed, root_cause
 from torshrun.failure.exits import Exit, how
 from torshrun.failure.last_words import Words, last_words
 from torshrun.text import format_ranks
@@ -24,8 +24,9 @@ def describe(exits: Sequence[Exit], outlook: str) -> str:
     cause = root_cause(exits)
     if cause is None:
         return f"torshrun: {outlook}"
-    lines = [f"torshrun: rank {cause.rank} failed first: {_circumstances(cause)}"]
-    explanation = explain(cause)
+    where = f"host {cause.host}, pid {cause.pid}, after {cause.seconds:.1f} s"
+    lines = [f"torshrun: rank {cause.rank} failed first: {how(cause)}, {where}"]
+    _, explanation = diagnose(cause)
     if explanation:
         lines.append(f"  {explanation}")
     lines += _quote(last_words(cause))
@@ -35,10 +36,6 @@ def describe(exits: Sequence[Exit], outlook: str) -> str:
     if others:
         lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
     return "\n".join([*lines, f"  {outlook}"])
-
-
-def _circumstances(exit_: Exit) -> str:
-    return f"{how(exit_)}, host {exit_.host}, pid {exit_.pid}, after {exit_.seconds:.1f} s"
 
 
 def _quote(words: Words) -> list[str]:

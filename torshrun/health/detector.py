@@ -26,15 +26,12 @@ class Sample:
     """One worker at one moment."""
 
     rank: int
-    """Its rank in the job."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
-    """What it has noted."""
     output: int = 0
     """Bytes that it has written so far."""
     cpu: float = 0.0
     """Seconds of CPU that it and its descendants have used so far."""
     alive: bool = True
-    """Whether it has not ended."""
     state: str = ""
     """Its process's state as in /proc/<pid>/stat; "" is unknown."""
 
@@ -69,7 +66,6 @@ class _Seen:
     """What is remembered of a worker."""
 
     sample: Sample
-    """The last one."""
     since: Mapping[Collective, float]
     """When each group's operation was first seen as it still is."""
     idle_since: float
@@ -127,14 +123,12 @@ def _remember(seen: _Seen | None, sample: Sample, now: float) -> _Seen:
 
 def _is_idle(seen: _Seen, sample: Sample, now: float) -> bool:
     last = seen.sample
-    unchanged = (last.alive, last.output, last.status) == (
-        sample.alive,
-        sample.output,
-        sample.status,
-    )
+    same_output = (last.alive, last.output) == (sample.alive, sample.output)
     allowed = IDLE * (now - seen.idle_since) + _GRAIN
     # A sum that falls is that of fewer processes: one has ended, which is activity.
-    return unchanged and 0 <= sample.cpu - seen.idle_cpu < allowed
+    return (
+        same_output and last.status == sample.status and 0 <= sample.cpu - seen.idle_cpu < allowed
+    )
 
 
 def _state(seen: _Seen, now: float) -> RankState:
@@ -150,11 +144,20 @@ def _suspect(states: Sequence[RankState]) -> int:
     """
     group = waited_group(states)
     if group is None:
-        return min(states, key=_idle_suspicion).sample.rank
-    members = _members(states, group)
-    furthest = max(_progress(state, group.group) for state in members)
-    behind = [state for state in members if _progress(state, group.group) < furthest]
-    return min(behind or members, key=lambda state: _suspicion(state, group.group)).sample.rank
+        return min(
+            states,
+            key=lambda each: (not each.sample.alive, not is_stopped(each), each.sample.rank),
+        ).sample.rank
+    having = [state for state in states if find(state.sample.status, group.group)]
+    members = having if len(having) >= group.ranks else states  # some have yet to make the group
+    progress = {state.sample.rank: _progress(state, group.group) for state in members}
+    furthest = max(progress.values())
+    behind = [state for state in members if progress[state.sample.rank] < furthest]
+
+    def order(state: RankState) -> tuple[bool, tuple[int, int], int]:
+        return not is_stopped(state), progress[state.sample.rank], state.sample.rank
+
+    return min(behind or members, key=order).sample.rank
 
 
 def waited_group(states: Sequence[RankState]) -> Collective | None:
@@ -163,20 +166,6 @@ def waited_group(states: Sequence[RankState]) -> Collective | None:
     """
     waiting = [state for state in states if state.waits_in]
     return max(waiting, key=lambda state: state.seconds).waits_in if waiting else None
-
-
-def _members(states: Sequence[RankState], waited: Collective) -> Sequence[RankState]:
-    """Ranks that have such a group; all, where some of its ranks have yet to make it."""
-    having = [state for state in states if find(state.sample.status, waited.group)]
-    return having if len(having) >= waited.ranks else states
-
-
-def _idle_suspicion(state: RankState) -> tuple[bool, bool, int]:
-    return not state.sample.alive, not is_stopped(state), state.sample.rank
-
-
-def _suspicion(state: RankState, group: int) -> tuple[bool, tuple[int, int], int]:
-    return not is_stopped(state), _progress(state, group), state.sample.rank
 
 
 def _progress(state: RankState, group: int) -> tuple[int, int]:

@@ -13,7 +13,6 @@ _TRIES = 8
 """How often a record is read that its worker goes on changing."""
 _RECORD_WORDS = 5
 _PAGE_WORDS = status.PAGE_BYTES // 8
-_WIDTH = dict(zip(status.DTYPES, (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16), strict=True))
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _TO_ROOT = ("reduce", "gather")
 
@@ -39,16 +38,10 @@ class Collective:
     reduction: str
     """SUM and so on, where it reduces."""
     count: int
-    """Number of elements."""
     root: int
     """Rank that it starts from; -1 is none."""
     whole: bool
     """False if the worker went on while it was read: what it is may then be of two operations."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the elements; 0 where their type is unknown."""
-        return self.count * _WIDTH.get(self.dtype, 0)
 
     def __str__(self) -> str:
         if not self.sequence and self.operation == "barrier":
@@ -135,11 +128,12 @@ class StatusPages:
 def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
     begin = page * _PAGE_WORDS
     step = words[begin + status.STEP]
-    records = (
-        _read_record(words, later, begin + status.FIRST_RECORD + number * status.RECORD_WORDS)
-        for number in range(status.RECORDS)
+    first, size = begin + status.FIRST_RECORD, status.RECORD_WORDS
+    found = (
+        _collective(words[start : start + _RECORD_WORDS].tolist(), later[start])
+        for start in range(first, first + status.RECORDS * size, size)
+        if words[start]
     )
-    found = [record for record in records if record is not None]
     return WorkerStatus(
         initialised=words[begin + status.INITIALISED] != 0,
         step=step - 1 if step else None,
@@ -147,15 +141,7 @@ def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
     )
 
 
-def _read_record(words: memoryview, later: memoryview, begin: int) -> Collective | None:
-    if not words[begin]:
-        return None
-    record = words[begin : begin + _RECORD_WORDS].tolist()
-    settled = later[begin] == record[0] and record[0] % 4 != status.WRITING
-    return _collective(record, settled)
-
-
-def _collective(record: list[int], settled: bool) -> Collective:
+def _collective(record: list[int], turn_later: int) -> Collective:
     turn, call, count, group, rounds = record
     root = call >> 32
     return Collective(
@@ -169,7 +155,7 @@ def _collective(record: list[int], settled: bool) -> Collective:
         reduction=_name(status.REDUCTIONS, call >> 16 & 0xFF, "reduction"),
         count=count,
         root=root - (1 << 32) if root >> 31 else root,
-        whole=settled,
+        whole=turn == turn_later and turn % 4 != status.WRITING,
     )
 
 

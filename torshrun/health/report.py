@@ -50,12 +50,9 @@ def _headline(hang: Hang) -> str:
 
 
 def _ranks_in(hang: Hang, waited: Collective) -> list[int]:
-    return [state.sample.rank for state in hang.ranks if _is_in(state, waited)]
-
-
-def _is_in(state: RankState, waited: Collective) -> bool:
-    inside = state.waits_in
-    return inside is not None and (inside.group, inside.sequence) == (waited.group, waited.sequence)
+    place = (waited.group, waited.sequence)
+    inside = ((state.sample.rank, state.waits_in) for state in hang.ranks)
+    return [rank for rank, each in inside if each and (each.group, each.sequence) == place]
 
 
 def _situations(hang: Hang) -> list[str]:
@@ -107,15 +104,13 @@ def _stack_lines(hang: Hang, stacks: Mapping[int, str]) -> list[str]:
             alike[text].append(state.sample.rank)
     lines = []
     for text, ranks in list(alike.items())[:MOST_STACKS]:
+        shown = [printable(line) for line in text.splitlines()]
+        if len(shown) > MOST_LINES:
+            shown[MOST_LINES:] = [f"{len(shown) - MOST_LINES} more lines"]
         lines.append(f"  stack of {format_ranks(ranks)}, most recent call first:")
-        lines += [f"    {printable(line)}" for line in _shortened(text.splitlines())]
+        lines += [f"    {line}" for line in shown]
     left = len(alike) - MOST_STACKS
     return [*lines, f"  {left} other stacks are not shown"] if left > 0 else lines
-
-
-def _shortened(lines: list[str]) -> list[str]:
-    left = len(lines) - MOST_LINES
-    return [*lines[:MOST_LINES], f"{left} more lines"] if left > 0 else lines
 
 
 def _numbered(collective: Collective) -> str:

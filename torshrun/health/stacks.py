@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, repeat
 
-from torshrun.health import usage
+from torshrun.procfs import tree
 
 AT_A_TIME = 4
-"""Dumps that run at the same time."""
 DUMP_BOUND = 5.0
 """Seconds that one run of py-spy may take."""
 _LOOK_BELOW = 4
@@ -24,12 +24,11 @@ _FORBIDDEN = (
     "(in a container: --cap-add SYS_PTRACE)"
 )
 _NOT_PYTHON = "no Python process"
+_THREAD = re.compile(r'^Thread \S+ \((?P<state>\w+).*?\)(?:: "(?P<name>.*)")?$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What could be found out."""
-
     texts: dict[int, str]
     """By pid: lines, the most recent call of each thread first; "no Python process" of what is
     none; "" where nothing could be found out."""
@@ -69,55 +68,45 @@ async def _dump(program: str, pid: int, turns: asyncio.Semaphore) -> tuple[str, 
     """The stack of a worker, and why there is none."""
     hint = ""
     async with turns:
-        for process in islice(usage.tree(pid), _LOOK_BELOW):
+        for process in islice(tree(pid), _LOOK_BELOW):
             # First without stopping the process, which succeeds where it stands still.
             for mode in ("--nonblocking", ""):
-                text, hint = await _dump_process(program, process, mode)
-                if text != "" and text != _NOT_PYTHON:
+                text, hint = await _run([program, "dump", "--pid", str(process), *mode.split()])
+                if text not in ("", _NOT_PYTHON):
                     return text, ""
                 if text == _NOT_PYTHON or hint == _FORBIDDEN:
                     break
     return (_NOT_PYTHON, "") if not hint else ("", hint)
 
 
-async def _dump_process(program: str, pid: int, mode: str) -> tuple[str, str]:
-    argv = [program, "dump", "--json", "--pid", str(pid), *([mode] if mode else [])]
+async def _run(argv: Sequence[str]) -> tuple[str, str]:
+    """What py-spy tells, and why it tells nothing; the process does not outlive this call."""
+    pipe = asyncio.subprocess.PIPE
     try:
-        async with asyncio.timeout(DUMP_BOUND):
-            code, out, err = await _run(argv)
-    except TimeoutError:
-        return "", f"py-spy did not answer within {DUMP_BOUND:g} s"
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
     except OSError as error:
         return "", f"py-spy cannot be run: {error}"
-    return _result(code, out, err.decode(errors="replace"))
-
-
-async def _run(argv: Sequence[str]) -> tuple[int, bytes, bytes]:
-    """Exit code and output; the process does not outlive this call."""
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     try:
-        out, err = await process.communicate()
+        async with asyncio.timeout(DUMP_BOUND):
+            out, err = await process.communicate()
+    except TimeoutError:
+        return "", f"py-spy did not answer within {DUMP_BOUND:g} s"
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return process.returncode or 0, out, err
+    return _result(
+        process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
+    )
 
 
-def _result(code: int, out: bytes, err: str) -> tuple[str, str]:
-    import json
-
+def _result(code: int, out: str, err: str) -> tuple[str, str]:
     if code == 0:
-        try:
-            return format_threads(json.loads(out)), ""
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return "", "py-spy gave an answer that is none"
+        text = _shown(out)
+        return text, "" if text else "py-spy gave an answer that is none"
     if "python version" in err.lower():
         return _NOT_PYTHON, ""
     if "permission" in err.lower() or "not permitted" in err.lower():
@@ -126,28 +115,16 @@ def _result(code: int, out: bytes, err: str) -> tuple[str, str]:
     return "", f"py-spy failed: {causes[0] if causes else f'exit code {code}'}"
 
 
-def format_threads(threads: Sequence[dict[str, object]]) -> str:
-    """py-spy's threads in lines, the main one first; what stands at the same place looks alike in
-    all processes.
+def _shown(out: str) -> str:
+    """Its threads, the main one first, without what looks different in other processes that stand
+    at the same place.
     """
-    ordered = sorted(threads, key=_is_main, reverse=True)
-    return "\n".join(line for thread in ordered for line in _thread_lines(thread))
+    _, _, threads = out.partition("\n\nThread ")
+    usual = chain(["MainThread"], repeat("a thread without a name"))
 
+    def head(thread: re.Match[str]) -> str:
+        nameless = next(usual)
+        return f"{thread['name'] or nameless} ({thread['state']})"
 
-def _is_main(thread: dict[str, object]) -> bool:
-    return thread.get("os_thread_id") == thread.get("pid")
-
-
-def _thread_lines(thread: dict[str, object]) -> list[str]:
-    frames = thread["frames"]
-    if not isinstance(frames, list):
-        raise TypeError("frames")
-    usual = "MainThread" if _is_main(thread) else "a thread without a name"
-    name = thread.get("thread_name") or usual
-    lines = [f"{name} ({'active' if thread.get('active') else 'idle'})"]
-    return lines + [f"  {_frame(frame)}" for frame in frames]
-
-
-def _frame(frame: dict[str, object]) -> str:
-    place = frame.get("short_filename") or frame.get("filename")
-    return f"{frame['name']} ({place}:{frame['line']})"
+    lines = _THREAD.sub(head, f"Thread {threads}" if threads else "").splitlines()
+    return "\n".join(f"  {line.strip()}" if line[:1] == " " else line for line in lines)

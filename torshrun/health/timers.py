@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
-from torshrun.health import usage
-from torshrun.procfs import read_text
+from torshrun.procfs import read_text, tree
 from torshrun.text import printable
 
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
@@ -35,8 +34,6 @@ _SCOPE_CHARS = 200
 
 
 class Timer(NamedTuple):
-    """A request."""
-
     pid: int
     """As its own pid namespace has it."""
     scope: str
@@ -68,10 +65,11 @@ def parse(line: bytes) -> Timer | None:
     """None if it is no request."""
     try:
         document = json.loads(line)
-        values = [document[key] for key in ("pid", "scope_id", "expiration_time", "signal")]
+        pid, scope, end, signo = (
+            document[key] for key in ("pid", "scope_id", "expiration_time", "signal")
+        )
     except (ValueError, RecursionError, LookupError, TypeError):
         return None
-    pid, scope, end, signo = values
     are_numbers = all(type(value) is int for value in (pid, signo)) and type(end) in (int, float)
     if not are_numbers or not isinstance(scope, str) or not abs(end) < 1e12:
         return None
@@ -106,7 +104,6 @@ class TimerServer:
         self._timers.clear()
 
     def close(self) -> None:
-        """Serve no more."""
         self._loop.remove_reader(self._pipe)
         os.close(self._pipe)
         if self._alarm:
@@ -136,19 +133,16 @@ class TimerServer:
 
     def _look(self) -> None:
         now = time.time()
-        over = sorted(
-            (timer for timer in self._timers.values() if timer.end <= now),
-            key=lambda timer: timer.end,
-        )
-        for timer in over:
-            del self._timers[timer.pid, timer.scope]
-            if 0 < timer.signo < signal.NSIG:
-                self._kill(timer)
+        for timer in sorted(self._timers.values(), key=lambda timer: timer.end):
+            if timer.end <= now:
+                del self._timers[timer.pid, timer.scope]
+                if 0 < timer.signo < signal.NSIG:
+                    self._kill(timer)
         self._wait()
 
     def _kill(self, timer: Timer) -> None:
         for worker, rank in self._workers().items():
-            for pid in usage.tree(worker):
+            for pid in tree(worker):
                 if _pid_inside(pid) == timer.pid:
                     self._on_expired(rank, f"its timer {timer.scope} ran out")
                     with suppress(OSError):  # it has just ended, or became another user's

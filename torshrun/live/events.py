@@ -13,44 +13,29 @@ if TYPE_CHECKING:
     from torshrun.live.line_file import LineFile
 
 
-class ConsoleLines:
-    """What LineFile is, over `write`, which must return at once and keep all it gets."""
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self._write = write
-
-    def put(self, line: bytes, worth: int = 1) -> None:
-        """Hand on the line."""
-        self._write(line)
-
-    def take_lost(self) -> int:
-        """None."""
-        return 0
-
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
 class Recorder:
     """Makes events of one job on one node, and lines of them. Belongs to one thread."""
 
     def __init__(
         self,
-        lines: LineFile | ConsoleLines | None,
+        write: Callable[[bytes], None] | None,
         run_id: str,
         node_rank: int = 0,
         clock: Callable[[], float] = time.time,
+        file: LineFile | None = None,
     ) -> None:
-        """Without `lines` nothing is told. `clock` gives seconds since 1970."""
-        self._lines = lines
+        """`write` takes whole lines and returns at once; without it, and without a file, nothing is
+        told. `clock` gives seconds since 1970.
+        """
+        self._write = file.put if file else write
+        self._file = file
         self._run_id = run_id
         self.node_rank = node_rank
-        """Rank of the node that tells."""
         self._clock = clock
 
     def record(self, name: str, round_number: int, /, **facts: object) -> None:
         """Tell that this happened, with the facts that torsh_runtime.events.SCHEMA asks for."""
-        if self._lines is None:
+        if self._write is None:
             return
         event = Event(
             name=name,
@@ -60,13 +45,12 @@ class Recorder:
             round=round_number,
             facts=facts,
         )
-        lost = self._lines.take_lost()
-        if lost:
+        if self._file and (lost := self._file.take_lost()):
             dropped = replace(event, name="events_dropped", facts={"count": lost})
-            self._lines.put(dropped.to_json(), lost)
-        self._lines.put(event.to_json())
+            self._file.put(dropped.to_json(), lost)
+        self._write(event.to_json())
 
     def close(self) -> None:
         """Write what is left; takes bounded time."""
-        if self._lines:
-            self._lines.close()
+        if self._file:
+            self._file.close()

@@ -31,7 +31,6 @@ class Pages:
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
-        self._pages = {"/metrics": self._metrics, "/healthz": self._healthz}
 
     def respond(self, request: bytes) -> bytes:
         """The response to a request, complete up to its empty line or longer than it may be."""
@@ -55,14 +54,15 @@ class Pages:
 
     def _answer(self, path: str, accept: str) -> Answer:
         try:
-            return self._pages.get(path, self._not_found)(accept)
+            if path == "/metrics":
+                body, content_type = self._exposition.render(accept)
+                return Answer(HTTPStatus.OK, content_type, body)
+            if path == "/healthz":
+                return _health(self._snapshot())
         except Exception as error:  # told to who asked; nothing that harms the job
             text = f"cannot answer: {type(error).__name__}: {error}\n"
             return _text(HTTPStatus.INTERNAL_SERVER_ERROR, text)
-
-    def _metrics(self, accept: str) -> Answer:
-        body, content_type = self._exposition.render(accept)
-        return Answer(HTTPStatus.OK, content_type, body)
+        return _text(HTTPStatus.NOT_FOUND, "there is only /metrics and /healthz\n")
 
     @cached_property
     def _exposition(self) -> Exposition:
@@ -70,16 +70,6 @@ class Pages:
         from torshrun.live.prometheus import Exposition
 
         return Exposition(self._snapshot)
-
-    def _healthz(self, _accept: str) -> Answer:
-        snapshot = self._snapshot()
-        reason = unhealthy(snapshot, time.monotonic())
-        status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
-        body = json.dumps(_health(snapshot, reason)).encode() + b"\n"
-        return Answer(status, "application/json", body)
-
-    def _not_found(self, _accept: str) -> Answer:
-        return _text(HTTPStatus.NOT_FOUND, f"there is only {' and '.join(self._pages)}\n")
 
 
 def unhealthy(snapshot: Snapshot, now: float) -> str:
@@ -92,13 +82,16 @@ def unhealthy(snapshot: Snapshot, now: float) -> str:
     return ""
 
 
-def _health(snapshot: Snapshot, reason: str) -> dict[str, object]:
+def _health(snapshot: Snapshot) -> Answer:
+    reason = unhealthy(snapshot, time.monotonic())
     facts = ("run_id", "node_rank", "round", "workers", "alive", "restarts", "step")
-    return {
+    told = {
         "status": snapshot.state,
         **({"reason": reason} if reason else {}),
         **{name: getattr(snapshot, name) for name in facts},
     }
+    status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+    return Answer(status, "application/json", json.dumps(told).encode() + b"\n")
 
 
 def _value(name: str, headers: list[str]) -> str:

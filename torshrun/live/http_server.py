@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import errno
+import os
 import re
-import selectors
 import socket
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
-from torshrun.live.listener import listen
+from torsh_runtime.errors import ConfigError
 
 MOST_VISITS = 64
 """Connections from this host that are open at a time, and those from others: for one more, the
@@ -28,20 +28,7 @@ _BACKLOG = 256
 
 Respond = Callable[[bytes], bytes]
 """Makes a response of what came up to the empty line, or of LONGEST_REQUEST bytes without one."""
-
-
-@dataclass(eq=False, slots=True)
-class _Visit:
-    """A connection, from when it was taken to when both sides have ended it."""
-
-    connection: socket.socket
-    host: str
-    """The client's address; "" for all of this host."""
-    end: float
-    """When it is cut off."""
-    request: bytearray = field(default_factory=bytearray)
-    unsent: memoryview | None = None
-    """What is left of the response; None while the request is awaited."""
+Visit = TypeVar("Visit")
 
 
 class HttpServer:
@@ -53,11 +40,10 @@ class HttpServer:
         """Listen. `host` is a name, an IPv4 or IPv6 address, or "" for every address; port 0 is
         any. Raises ConfigError if the address cannot be had. Clients wait until start().
         """
-        self._listener = listen(host.removeprefix("[").removesuffix("]"), port, _BACKLOG)
+        self._listener = listen(host.removeprefix("[").removesuffix("]"), port)
         self._respond = respond
-        self._visits: list[_Visit] = []  # the oldest first
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._visits: dict[asyncio.Task[None], str] = {}
+        """The oldest first, with the address of the client, "" for all of this host."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torsh-http", daemon=True)
 
@@ -68,100 +54,127 @@ class HttpServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def start(self) -> None:
-        """Begin to serve."""
         self._thread.start()
 
     def close(self) -> None:
         """End all connections, within bounded time."""
         self._closing.set()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         if self._thread.ident is not None:
             self._thread.join(CLOSE_SECONDS)
-        if not self._thread.is_alive():
-            for visit in list(self._visits):
-                self._drop(visit)
-            self._selector.close()
         self._listener.close()
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            ready = self._selector.select(self._patience())
-            now = time.monotonic()  # before the answers: those that wait for them are not late
-            for key, _ in ready:
-                self._serve(key.data) if key.data else self._accept()
-            for visit in [visit for visit in self._visits if visit.end <= now]:
-                self._drop(visit)
+        asyncio.run(self._accept_all())
 
-    def _patience(self) -> float | None:
-        """Seconds until the next connection is overdue; None if there is none."""
-        ends = [visit.end for visit in self._visits]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+    async def _accept_all(self) -> None:
+        over = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, over)
+        await over.wait()
 
-    def _accept(self) -> None:
+    def _accept(self, over: asyncio.Event) -> None:
+        if self._closing.is_set():
+            over.set()
+            return
         try:
             connection, address = self._listener.accept()
             connection.setblocking(False)
-            host = _foreign(address[0], connection.getsockname()[0])
-        except OSError as error:  # gone again, or closing
+            host = foreign(address[0], connection.getsockname()[0])
+        except OSError as error:  # gone again
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._make_room(self._visits)
             return
-        alike = [visit for visit in self._visits if bool(visit.host) == bool(host)]
+        alike = {visit: its for visit, its in self._visits.items() if bool(its) == bool(host)}
         if len(alike) >= MOST_VISITS:
             self._make_room(alike)
-        visit = _Visit(connection, host, time.monotonic() + VISIT_SECONDS)
-        self._visits.append(visit)
-        self._selector.register(connection, selectors.EVENT_READ, visit)
+        visit = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._visits[visit] = host
+        visit.add_done_callback(lambda visit: self._visits.pop(visit, None))
 
-    def _make_room(self, visits: list[_Visit]) -> None:
-        if not visits:  # all descriptors of the process are used up, and none of them is ours
+    def _make_room(self, visits: Mapping[asyncio.Task[None], str]) -> None:
+        if visits:
+            visit = oldest_of_most(visits)
+            visit.cancel()
+            del self._visits[visit]
+        else:  # all descriptors of the process are used up, and none of them is ours
             self._closing.wait(0.1)
-            return
-        most = Counter(visit.host for visit in visits).most_common(1)[0][0]
-        self._drop(next(visit for visit in visits if visit.host == most))
 
-    def _drop(self, visit: _Visit) -> None:
-        self._visits.remove(visit)
-        self._selector.unregister(visit.connection)
-        visit.connection.close()
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with connection, suppress(OSError):  # the client went away, or was too slow
+            async with asyncio.timeout(VISIT_SECONDS):
+                if request := await _receive(connection):
+                    await loop.sock_sendall(connection, self._respond(request))
+                    connection.shutdown(socket.SHUT_WR)
+                    # Closed over unread data a connection may lose the response.
+                    while await loop.sock_recv(connection, 65536):  # noqa: ASYNC110
+                        await asyncio.sleep(0)
 
-    def _serve(self, visit: _Visit) -> None:
-        if visit not in self._visits:  # dropped since it was found ready
-            return
-        try:
-            if visit.unsent is None:
-                self._receive(visit)
-            elif visit.unsent:
-                self._send(visit, visit.unsent)
-            elif not visit.connection.recv(65536):  # it has got all, and ends its side
-                self._drop(visit)
-        except BlockingIOError:
-            pass
-        except OSError:  # the client went away
-            self._drop(visit)
 
-    def _receive(self, visit: _Visit) -> None:
-        data = visit.connection.recv(LONGEST_REQUEST)
-        request = visit.request
+async def _receive(connection: socket.socket) -> bytes:
+    """A request, as Respond takes it; b"" if the client ends before it has made one."""
+    loop, request = asyncio.get_running_loop(), b""
+    while len(request) < LONGEST_REQUEST:
+        data = await loop.sock_recv(connection, LONGEST_REQUEST)
         request += data
         blank = re.search(rb"\n\r?\n", request)
-        if blank or len(request) >= LONGEST_REQUEST:
-            whole = bytes(request[: blank.end() if blank else LONGEST_REQUEST])
-            self._send(visit, memoryview(self._respond(whole)))
-        elif not data:
-            self._drop(visit)
-
-    def _send(self, visit: _Visit, response: memoryview) -> None:
-        visit.unsent = response  # also if none of it can be sent now
-        self._selector.modify(visit.connection, selectors.EVENT_WRITE, visit)
-        visit.unsent = response[visit.connection.send(response) :]
-        if not visit.unsent:  # read on: a connection closed over unread data may lose the response
-            visit.connection.shutdown(socket.SHUT_WR)
-            self._selector.modify(visit.connection, selectors.EVENT_READ, visit)
+        if blank or not data:
+            return request[: blank.end()] if blank else b""
+    return request[:LONGEST_REQUEST]
 
 
-def _foreign(client: str, own: str) -> str:
+def oldest_of_most(visits: Mapping[Visit, str]) -> Visit:
+    """Of these, by their clients' addresses, the first of the address that has the most."""
+    most, _ = Counter(visits.values()).most_common(1)[0]
+    return next(visit for visit, host in visits.items() if host == most)
+
+
+def foreign(client: str, own: str) -> str:
     """The client's address if it is another host's; "" for this one."""
     is_here = client == own or client.removeprefix("::ffff:").startswith("127.")
     return "" if is_here else client
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A non-blocking listening socket; port 0 is any.
+
+    `host` is a name, an IPv4 or IPv6 address, or "" for all addresses of both families. A name with
+    addresses of both is served on IPv4, where clients of either look. Raises ConfigError.
+    """
+    problem = OSError(errno.EADDRNOTAVAIL, "")
+    for family, address in _places(host, port):
+        wide = not host and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        try:
+            listener = socket.create_server(
+                address, family=family, backlog=_BACKLOG, dualstack_ipv6=wide
+            )
+        except OSError as error:
+            problem = error
+            if error.errno == errno.EADDRINUSE:
+                break
+        else:
+            listener.setblocking(False)
+            return listener
+    raise _refusal(host, port, os.strerror(problem.errno or 0), problem.errno)
+
+
+def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    """Families, and an address of each as bind() takes it."""
+    kind, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
+    try:
+        found = socket.getaddrinfo(host or None, port, type=kind, flags=passive)
+    except (OSError, UnicodeError) as error:
+        raise _refusal(host, port, f"{host!r} has no address: {error}") from None
+    places = [(family, address) for family, _, _, _, address in found]
+    return sorted(places, key=lambda place: place[0], reverse=not host)  # AF_INET < AF_INET6
+
+
+def _refusal(host: str, port: int, why: str, number: int | None = None) -> ConfigError:
+    advice = "Give an address of this machine, or :PORT for all of them"
+    if number == errno.EADDRINUSE:
+        advice = f"`ss -ltnp sport = :{port}` shows who has it; give another port, or 0 for any"
+    elif number == errno.EACCES:
+        advice = "Give a port from 1024 on"
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConfigError(f"--metrics-port: cannot serve metrics on {at} ({why}). {advice}.")

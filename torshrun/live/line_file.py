@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
-from torshrun.safe_open import safe_open, trusted_uids
+from torshrun.safe_files import APPEND, safe_open, trusted_uids
 
 BACKLOG_BYTES = 16 << 20
 """How many bytes wait at most for a file that does not take them."""
@@ -83,16 +83,12 @@ class LineFile:
     def _next(self) -> tuple[bytes, int] | None:
         with self._changed:
             while not self._lines:
-                if self._closing:
+                if self._give_up_at < float("inf"):
                     return None
                 self._changed.wait()
             line, worth = self._lines.popleft()
             self._backlog -= len(line)
             return line, worth
-
-    @property
-    def _closing(self) -> bool:
-        return self._give_up_at < float("inf")
 
     def _write(self, line: bytes, worth: int) -> None:
         view = memoryview(b"\n" + line if self._torn else line)
@@ -129,8 +125,7 @@ def _open(path: str) -> int:
     """A FIFO is also opened for reading: so readers may come and go."""
     try:
         access = os.O_RDWR if Path(path).is_fifo() else os.O_WRONLY
-        flags = access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        descriptor = safe_open(path, flags)
+        descriptor = safe_open(path, access | APPEND | os.O_NONBLOCK)
         why = _objection(os.fstat(descriptor))
         if not why:
             return descriptor

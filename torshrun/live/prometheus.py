@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from typing import NamedTuple, get_args
+from typing import Any, get_args
 
 import psutil
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -16,56 +16,15 @@ from prometheus_client.registry import Collector
 
 from torshrun.live.snapshot import JobState, Snapshot
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values, each with its labels' values."""
 
-
-class Series(NamedTuple):
-    """What samples of one name have in common."""
-
-    type: str
-    """"counter" or "gauge"."""
-    labels: tuple[str, ...]
-    text: str
-    """What it measures."""
-
-
-METRICS: Mapping[str, Series] = {
-    "torsh_build_info": Series("gauge", ("version", "python"), "Always 1; what is running."),
-    "torsh_job_info": Series("gauge", ("run_id", "role", "node_rank"), "Always 1; which job."),
-    "torsh_job_start_time_seconds": Series("gauge", (), "When the job began, since 1970."),
-    "torsh_job_state": Series("gauge", ("state",), "1 for the state that the job is in, else 0."),
-    "torsh_nodes": Series("gauge", (), "Nodes of this round."),
-    "torsh_round": Series("gauge", (), "Number of the round, counted from 0."),
-    "torsh_workers": Series("gauge", (), "Workers that this node should run."),
-    "torsh_workers_alive": Series("gauge", (), "Workers that it runs."),
-    "torsh_restarts_total": Series("counter", (), "How often workers were restarted."),
-    "torsh_restarts_allowed": Series("gauge", (), "How often they may be, --max-restarts."),
-    "torsh_worker_failures_total": Series(
-        "counter", ("reason",), "Rounds that failed, by kind of their root cause."
-    ),
-    "torsh_output_bytes_total": Series("counter", (), "Output that workers have written."),
-    "torsh_heartbeat_age_seconds": Series("gauge", (), "Time since the agent's loop last beat."),
-    "torsh_worker_up": Series("gauge", ("rank",), "1 while the worker runs, else 0."),
-    "torsh_worker_step": Series("gauge", ("rank",), "Last step that the worker reported."),
-    "torsh_worker_resident_memory_bytes": Series(
-        "gauge", ("rank",), "Memory that the worker's process has resident."
-    ),
-    "torsh_worker_cpu_seconds_total": Series(
-        "counter",
-        ("rank",),
-        "CPU time of the worker's process and of those children that it has waited for.",
-    ),
-}
-"""All metrics of torshrun's own."""
-
-
-class Exposition:
+class Exposition(Collector):
     """Renders what a snapshot says; may be used by several threads at once."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+        self._epoch = time.time() - time.monotonic()  # once: the start time must not waver
         self._registry = CollectorRegistry()
-        self._registry.register(_JobCollector(snapshot))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
@@ -73,63 +32,66 @@ class Exposition:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
-
-class _JobCollector(Collector):
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
-        self._snapshot = snapshot
-        self._epoch = time.time() - time.monotonic()  # once: the start time must not waver
-
     def collect(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
-        values = {**_of_job(snapshot, self._epoch), **_of_workers(snapshot)}
-        for name, series in METRICS.items():
-            yield _metric(name, series, values[name])
+        """All metrics of torshrun's own."""
+        now = self._snapshot()
+        yield from _of_job(now, self._epoch)
+        yield from _of_workers(now)
 
 
-def _metric(name: str, series: Series, samples: Samples) -> Metric:
-    family = CounterMetricFamily if series.type == "counter" else GaugeMetricFamily
-    metric = family(name.removesuffix("_total"), series.text, labels=series.labels)
-    for labels, value in samples:
-        metric.add_metric([_encodable(label) for label in labels], value)
+def _of_job(now: Snapshot, epoch: float) -> Iterator[Metric]:
+    build = (version("torshrun"), platform.python_version())
+    yield _metric("build_info", "Always 1; what is running.", {build: 1}, "version", "python")
+    info = (now.run_id, now.role, str(now.node_rank))
+    yield _metric("job_info", "Always 1; which job.", {info: 1}, "run_id", "role", "node_rank")
+    yield _metric("job_start_time_seconds", "When the job began, since 1970.", epoch + now.started)
+    states = {state: state == now.state for state in get_args(JobState)}
+    yield _metric("job_state", "1 for the state that the job is in, else 0.", states, "state")
+    yield _metric("nodes", "Nodes of this round.", now.num_nodes)
+    yield _metric("round", "Number of the round, counted from 0.", now.round)
+    yield _metric("workers", "Workers that this node should run.", now.workers)
+    yield _metric("workers_alive", "Workers that it runs.", now.alive)
+    yield _metric("restarts_total", "How often workers were restarted.", now.restarts)
+    yield _metric("restarts_allowed", "How often they may be, --max-restarts.", now.max_restarts)
+    text = "Rounds that failed, by kind of their root cause."
+    yield _metric("worker_failures_total", text, dict(sorted(now.failures.items())), "reason")
+    yield _metric("output_bytes_total", "Output that workers have written.", now.output_bytes)
+    age = max(0.0, time.monotonic() - now.heartbeat)
+    yield _metric("heartbeat_age_seconds", "Time since the agent's loop last beat.", age)
+
+
+def _of_workers(now: Snapshot) -> Iterator[Metric]:
+    used = [_usage(pid) if pid > 0 else None for pid in now.pids]
+    up = _by_rank(now, [pid > 0 for pid in now.pids])
+    yield _metric("worker_up", "1 while the worker runs, else 0.", up, "rank")
+    steps = _by_rank(now, now.steps)
+    yield _metric("worker_step", "Last step that the worker reported.", steps, "rank")
+    memory = _by_rank(now, [each and each[0] for each in used])
+    text = "Memory that the worker's process has resident."
+    yield _metric("worker_resident_memory_bytes", text, memory, "rank")
+    cpu = _by_rank(now, [each and each[1] for each in used])
+    text = "CPU time of the worker's process and of those children that it has waited for."
+    yield _metric("worker_cpu_seconds_total", text, cpu, "rank")
+
+
+def _by_rank(now: Snapshot, values: Sequence[float | None]) -> dict[str, float]:
+    """Those that are known, of these values by local rank."""
+    ranks = zip(range(now.workers), values, strict=False)
+    return {str(now.first_rank + rank): value for rank, value in ranks if value is not None}
+
+
+def _metric(name: str, text: str, values: Any, *labels: str) -> Metric:
+    """A counter if its name says so, else a gauge. `values` is one number, or numbers by labels."""
+    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    metric = family(f"torsh_{name.removesuffix('_total')}", text, labels=labels)
+    for of, value in values.items() if labels else [((), values)]:
+        metric.add_metric(list(map(_encodable, (of,) if isinstance(of, str) else of)), value)
     return metric
 
 
 def _encodable(label: str) -> str:
     """`label`, with what is no Unicode (a name from a command line may be anything) spelt out."""
     return label.encode("utf-8", "backslashreplace").decode()
-
-
-def _of_job(now: Snapshot, epoch: float) -> dict[str, Samples]:
-    info = (now.run_id, now.role, str(now.node_rank))
-    states = get_args(JobState)
-    return {
-        "torsh_build_info": [((version("torshrun"), platform.python_version()), 1)],
-        "torsh_job_info": [(info, 1)],
-        "torsh_job_start_time_seconds": [((), epoch + now.started)],
-        "torsh_job_state": [((state,), state == now.state) for state in states],
-        "torsh_nodes": [((), now.num_nodes)],
-        "torsh_round": [((), now.round)],
-        "torsh_workers": [((), now.workers)],
-        "torsh_workers_alive": [((), now.alive)],
-        "torsh_restarts_total": [((), now.restarts)],
-        "torsh_restarts_allowed": [((), now.max_restarts)],
-        "torsh_worker_failures_total": [((why,), n) for why, n in sorted(now.failures.items())],
-        "torsh_output_bytes_total": [((), now.output_bytes)],
-        "torsh_heartbeat_age_seconds": [((), max(0.0, time.monotonic() - now.heartbeat))],
-    }
-
-
-def _of_workers(now: Snapshot) -> dict[str, Samples]:
-    ranks = [(str(now.first_rank + local_rank),) for local_rank in range(now.workers)]
-    steps = zip(ranks, now.steps, strict=False)
-    used = {rank: _usage(pid) for rank, pid in zip(ranks, now.pids, strict=True) if pid > 0}
-    known = [(rank, usage) for rank, usage in used.items() if usage is not None]
-    return {
-        "torsh_worker_up": [(rank, pid > 0) for rank, pid in zip(ranks, now.pids, strict=True)],
-        "torsh_worker_step": [(rank, step) for rank, step in steps if step is not None],
-        "torsh_worker_resident_memory_bytes": [(rank, rss) for rank, (rss, _) in known],
-        "torsh_worker_cpu_seconds_total": [(rank, seconds) for rank, (_, seconds) in known],
-    }
 
 
 def _usage(pid: int) -> tuple[int, float] | None:

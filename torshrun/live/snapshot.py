@@ -15,9 +15,7 @@ class Snapshot:
     """How a job stands on this node at one moment."""
 
     run_id: str
-    """The job's name."""
     role: str
-    """The workers' role."""
     started: float
     """When the job began, in seconds of time.monotonic()."""
     heartbeat: float
@@ -31,15 +29,10 @@ class Snapshot:
     first_rank: int = 0
     """The rank of local rank 0."""
     node_rank: int = 0
-    """Rank of this node."""
     num_nodes: int = 1
-    """Number of nodes of this round."""
     round: int = 0
-    """Number of the round."""
     restarts: int = 0
-    """How often workers have been restarted so far."""
     max_restarts: int = 0
-    """How often they may be."""
     failures: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """How many rounds have failed so far, by kind of their root cause."""
     last_failure: str = ""

@@ -21,8 +21,6 @@ _SHORTEST_FAILURE = 16
 
 
 class Part(NamedTuple):
-    """One part of the line."""
-
     text: str
     style: str
     """In rich's words; "" is none."""
@@ -66,7 +64,6 @@ class StatusLine:
             self._put(render(snapshot, now, self._width(), color=self._color))
 
     def close(self) -> None:
-        """Remove the line."""
         self._put("")
         if self._loader is not None:
             self._loader.join(CLOSE_SECONDS)
@@ -83,35 +80,25 @@ def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
     `now` is in seconds of time.monotonic(). What there is no room for is left out, the least
     important first.
     """
-    from io import StringIO
+    from rich.cells import cell_len, set_cell_size
+    from rich.color import ColorSystem
+    from rich.style import Style
 
-    from rich.console import Console
-    from rich.text import Text
-
-    width = max(width, 1)
-    line = Text(end="")
-    for part in fit(parts(snapshot, now), width):
-        line.append(" " * _GAP if line else "")
-        line.append(part.text, part.style)
-    line.truncate(width, overflow="ellipsis")
-    console = Console(
-        file=StringIO(),
-        width=width,
-        height=1,
-        force_terminal=True,
-        force_jupyter=False,
-        color_system="standard" if color else None,
-        no_color=not color,
-        legacy_windows=False,
-    )
-    with console.capture() as captured:
-        console.print(line, end="", highlight=False)
-    return captured.get()
+    line, room = "", max(width, 1)
+    for part in fit(parts(snapshot, now), room):
+        gap, text = " " * _GAP if line else "", part.text
+        room -= len(gap)
+        if cell_len(text) > room:
+            text = set_cell_size(text, room - 1) + "…"
+        room -= cell_len(text)
+        system = ColorSystem.STANDARD if color else None
+        line += gap + Style.parse(part.style).render(text, color_system=system)
+    return line
 
 
 def parts(snapshot: Snapshot, now: float) -> list[Part]:
     """What there is to say, in the order in which it stands."""
-    short = snapshot.alive < snapshot.workers
+    short, again = snapshot.alive < snapshot.workers, snapshot.restarts
     said = [
         Part("torshrun", "bold cyan", 5),
         Part("" if snapshot.state == "running" else snapshot.state, "yellow", 1),
@@ -119,7 +106,7 @@ def parts(snapshot: Snapshot, now: float) -> list[Part]:
         Part("" if snapshot.step is None else f"step {snapshot.step:,}", "", 3),
         Part(f"round {snapshot.round}", "", 6),
         Part(f"{snapshot.num_nodes} nodes" if snapshot.num_nodes > 1 else "", "", 7),
-        Part(_restarts(snapshot), "yellow", 4),
+        Part(f"{again} restart{'s' if again > 1 else ''}" if again else "", "yellow", 4),
         Part(elapsed(now - snapshot.started), "dim", 2),
         Part(printable(snapshot.last_failure), "red", _FAILURE),
     ]
@@ -150,11 +137,6 @@ def elapsed(seconds: float) -> str:
     return (f"{days}d " if days else "") + f"{hour:02}:{minute:02}:{second:02}"
 
 
-def _restarts(snapshot: Snapshot) -> str:
-    count = snapshot.restarts
-    return f"{count} restart{'s' if count > 1 else ''}" if count else ""
-
-
 def _load_rich() -> None:
-    import rich.console
-    import rich.text  # noqa: F401
+    import rich.cells
+    import rich.style  # noqa: F401

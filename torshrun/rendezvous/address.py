@@ -16,17 +16,18 @@ Place = tuple[str, int]
 """Host and port."""
 
 
-def routable(endpoints: Sequence[Place]) -> str:
+def routable(endpoints: Sequence[Place], *, may_be_private: bool = True) -> str:
     """The address of this host on the way to the first endpoint that there is a way to.
 
-    IPv4 if the endpoint has both. Loopback only if the endpoint says so itself: a host may know its
-    own name as 127.0.1.1, which is no address for others. Looks names up, which may take as long
-    as the resolver takes. Raises ConfigError if there is no way to any.
+    IPv4 if the endpoint has both. Loopback only if the endpoint says so itself, and
+    `may_be_private` or there is nothing else: a host may know its own name as 127.0.1.1, which is
+    no address for others, and one node may say localhost where others name this host. Looks names
+    up, which may take as long as the resolver takes. Raises ConfigError if there is no way to any.
     """
     for host, port in endpoints:
         for family, address in sorted(resolve(host, port), key=_is_ipv6):
             own = _source(family, address)
-            if own and (not is_loopback(own) or is_loopback(host)):
+            if own and (not is_loopback(own) or (may_be_private and is_loopback(host))):
                 return own
             if own:
                 return _source(family, (_ELSEWHERE[family], 9)) or own

@@ -37,8 +37,8 @@ class Election:
         """The revision of the leader's row; 0 while there is no leader."""
         self.last_term: Term | None = None
         """The term before, once another has begun, or it has ended."""
-        self.lease = 0
-        """The lease that the leader's row of this node is on."""
+        self._leases: dict[str, int] = {}
+        """The leases that leaders' rows of this node were written on, by their tokens."""
         self.stands_at = math.inf
         """When this node is to stand for election."""
 
@@ -46,6 +46,11 @@ class Election:
     def is_won(self) -> bool:
         """Whether this node leads."""
         return self.leader is not None and self.leader.node == self._facts.node
+
+    @property
+    def lease(self) -> int:
+        """The lease that the leader's row stands on, if it is this node's; else 0."""
+        return self._leases.get(self.leader.token, 0) if self.leader else 0
 
     @property
     def is_due(self) -> bool:
@@ -91,8 +96,9 @@ class Election:
             ttl=settings.ttl,
             outage_timeout=settings.outage_timeout,
         )
-        key, self.lease = asking.key(rows.LEADER), self._registration.lease
-        put = Put(key, rows.encode(leader), self.lease)
+        key, lease = asking.key(rows.LEADER), self._registration.lease
+        self._leases[leader.token] = lease
+        put = Put(key, rows.encode(leader), lease)
         compare = Compare(key, self._revision)  # what is no leader's row is no leader
         await asking.ask(asking.store.transact((compare,), (put,)))
 

@@ -8,6 +8,7 @@ anew, in another epoch that takes the place of the old one.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.rows import EpochRow, VerdictRow
 
+_UNKNOWN = (
+    "this node lost touch with the others, and the round it was in is over: how the job ended is "
+    "not known here. Look at the other nodes' output."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
@@ -31,6 +37,8 @@ class Epoch:
     """The name of the epoch that this one goes on; "" if it is a job's first."""
     secret: bytes
     """The job's."""
+    over: str = ""
+    """The name of the epoch in whose place it was written, if that is another one; else ""."""
     revision: int = 0
     """At which it was written to the store."""
 
@@ -55,7 +63,7 @@ def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
         secret = own or bytes.fromhex(row.secret)
     except ValueError:
         return None
-    epoch = Epoch(run_id, row.name, row.after, secret, entry.revision)
+    epoch = Epoch(run_id, row.name, row.after, secret, row.over, entry.revision)
     return epoch if secret and verified(epoch.records, entry.key, entry.value) else None
 
 
@@ -68,29 +76,30 @@ class Entrance:
         self._run_id = asking.settings.run_id
         self._own = own
         self._say = say
-        self._past: set[str] = set()
-        """The names of the epochs that this node has been in: none of them comes back."""
         self._told = ""
+        self._begins_at = 0.0
 
-    async def enter(self, last: Epoch | None, *, is_older: bool = False) -> Epoch:
-        """The present epoch, begun here if there is none.
+    async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> Epoch:
+        """The present epoch; if there is none it is begun here, or (not `may_begin`) by another
+        node soon, or JobUnknown is raised.
 
-        `last` is the epoch that the store has lost; `is_older`: it came back with less than it had.
-        RendezvousTimeout after the join timeout. StoreError if this node has no place in the job.
+        `last` is the epoch that the store has lost. RendezvousTimeout after the join timeout.
+        StoreError if this node has no place in the job.
         """
         asking, began = self._asking, self._asking.clock()
         strange_until = began + asking.settings.outage_timeout + asking.settings.ttl
-        if last:
-            self._past.add(last.name)
+        self._begins_at = began if may_begin else math.inf
         while True:
             try:
-                epoch, why = await self._look(last, is_older, strange_until)
+                epoch, why = await self._look(last, strange_until)
                 if epoch:
                     return epoch
             except StoreError as error:
                 if isinstance(error, _Refusal):
                     raise
                 why = str(error)
+            if not may_begin and asking.clock() - began > 2 * asking.settings.ttl:
+                raise JobUnknown(_UNKNOWN)
             if asking.clock() - began > asking.settings.join_timeout:
                 raise RendezvousTimeout(f"waited {asking.settings.join_timeout:g} s: {why}")
             if why:
@@ -102,16 +111,14 @@ class Entrance:
             self._told = why
             self._say(why)
 
-    async def _look(
-        self, last: Epoch | None, is_older: bool, strange_until: float
-    ) -> tuple[Epoch | None, str]:
+    async def _look(self, last: Epoch | None, strange_until: float) -> tuple[Epoch | None, str]:
         """The epoch, or why it is still to be waited for; neither: look again."""
         asking = self._asking
         listing = await asking.ask(asking.store.list(asking.key(rows.CONTROL)))
         found = {asking.name(item.key): item for item in listing.items}
         entry = found.get(rows.EPOCH)
         epoch = read_epoch(self._run_id, self._own, entry) if entry else None
-        if entry and not epoch and not is_older:
+        if entry and not epoch and not last:
             await self._refuse_if_alive(found)
             if asking.clock() < strange_until:
                 return None, (
@@ -119,7 +126,8 @@ class Entrance:
                     f"run workers: waiting {asking.settings.outage_timeout:g} s and a ttl at most "
                     "(torshctl forget ends that)"
                 )
-        if epoch and not self._is_over(epoch, last, is_older):
+        is_away = asking.clock() < self._begins_at
+        if epoch and (is_away or self._goes_on(epoch, last)):
             ended = self._verdict(epoch, found.get(rows.VERDICT))
             if ended and not (last and last.name == epoch.after):
                 return None, (
@@ -127,13 +135,19 @@ class Entrance:
                     f"soon be free again"
                 )
             return epoch, ""
-        await self._begin(entry, last)
+        if is_away:
+            return (
+                None,
+                "this node lost touch with the others: waiting for another one to begin anew",
+            )
+        await self._begin(entry, epoch, last)
         return None, ""
 
-    def _is_over(self, epoch: Epoch, last: Epoch | None, is_older: bool) -> bool:
-        """Whether what stands there is of the past, though it is signed."""
-        goes_on = last is not None and epoch.after == last.name
-        return epoch.name in self._past or (is_older and not goes_on)
+    def _goes_on(self, epoch: Epoch, last: Epoch | None) -> bool:
+        """Whether it is the one that comes next. Who was in an epoch takes none but one that says
+        that it comes after that, or was written over it: others may be of the past, and put back.
+        """
+        return last is None or last.name in (epoch.after, epoch.over)
 
     def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
         value = verified(epoch.records, entry.key, entry.value) if entry else b""
@@ -150,15 +164,15 @@ class Entrance:
                 f"everywhere, or on no node at all"
             )
 
-    async def _begin(self, entry: Entry | None, last: Epoch | None) -> None:
+    async def _begin(self, entry: Entry | None, stands: Epoch | None, last: Epoch | None) -> None:
         """Write a new epoch in the place of that entry, unless somebody is faster."""
         asking = self._asking
         secret = self._own or (last.secret if last else secrets.token_bytes(32))
         made_up = "" if self._own else secret.hex()
         name = secrets.token_hex(16)
-        after = last.name if last else ""
-        epoch = Epoch(self._run_id, name, after, secret)
-        row = rows.encode(EpochRow(name=name, after=after, secret=made_up))
+        after, over = last.name if last else "", stands.name if stands else ""
+        epoch = Epoch(self._run_id, name, after, secret, over)
+        row = rows.encode(EpochRow(name=name, after=after, over=over, secret=made_up))
         key = asking.key(rows.EPOCH)
         compare = Compare(key, entry.revision if entry else 0)
         put = Put(key, sign(epoch.records, key, row))
@@ -167,3 +181,7 @@ class Entrance:
 
 class _Refusal(StoreError):
     """Trying again does not help."""
+
+
+class JobUnknown(StoreError):
+    """Nobody is there to tell how the job has ended."""

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Store
@@ -29,6 +29,15 @@ from torshrun.rendezvous.view import View
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
+
+
+class Loss(NamedTuple):
+    """How an epoch was lost."""
+
+    is_older: bool
+    """Whether the store has come back as it was before."""
+    was_away: bool
+    """Whether nothing stands there, and this node was out of touch: the job may have ended."""
 
 
 class NodeRendezvous(Rendezvous):
@@ -75,12 +84,10 @@ class NodeRendezvous(Rendezvous):
         self._election = Election(
             self._asking.another(), facts, self._member, self._registration, self._pulse.hearing
         )
-        self.lost: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Done when the store has lost the epoch, and no worker of it runs here any more; the
-        result is whether the store has come back older.
-        """
+        self.lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        """Done when the store has lost the epoch, and no worker of it runs here any more."""
         self._came_back_older: bool | None = None
-        """The same, while workers of it still run."""
+        """How the store has lost the epoch; None: it has not."""
         self._is_gone = False
         """Whether no other epoch stood in the place of the one that was lost."""
         self._newest_header = (0, -1, False)
@@ -106,8 +113,11 @@ class NodeRendezvous(Rendezvous):
     @property
     def past(self) -> NodeRow | None:
         """What the next epoch is to know of this node: none of another job."""
-        header = self._member.header
-        return None if header and header.died else self._member.row
+        return None if self._has_died else self._member.row
+
+    @property
+    def _has_died(self) -> bool:
+        return self._member.header is not None and self._member.header.died
 
     def report(self, report: Report) -> None:
         self._tell(self._member.report(report))
@@ -174,6 +184,8 @@ class NodeRendezvous(Rendezvous):
 
     def _take_control(self, items: Items) -> None:
         found = {rows.CONTROL + name: (value, revision) for name, value, revision in items}
+        self._registration.doubt()  # what broke the watch may have lost this node's row
+        self._due.set()
         is_ours = bool(found.get(rows.EPOCH, (b"", 0))[0])
         for name in (rows.VERDICT, rows.ROUND, rows.EPOCH, rows.LEADER, rows.WAIT):
             value, revision = found.get(name, (None, 0))
@@ -216,9 +228,12 @@ class NodeRendezvous(Rendezvous):
         older = self._came_back_older
         if older is None or self._member.takes_part:
             return
-        self._tell(self._member.forget_epoch(is_gone=self._is_gone))
+        self._tell(self._member.left())  # if it was about to go
+        # Who has come back to the store since it lost touch would have found how the job ended.
+        is_back = self._registration.written == self._member.row
+        was_away = self._is_gone and self._member.dropped and not is_back
         if not (self._over or self.lost.done()):
-            self.lost.set_result(older)
+            self.lost.set_result(Loss(older, was_away and not self._has_died))
 
     def _take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         if header:

@@ -164,7 +164,7 @@ class Lead:
         else:
             done = await self._conclude(fences, action)
         if not done:  # no leader any more, or the header has changed: the watch will tell
-            await self._asking.pause()
+            await self._wait_for_news(self._asking.settings.interval / 16)
 
     # ---- headers
 

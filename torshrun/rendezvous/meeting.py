@@ -16,9 +16,9 @@ from torsh_runtime.store.keys import derive
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
+from torshrun.procfs import listener
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, resolve
-from torshrun.topology.listeners import listener
 
 if TYPE_CHECKING:
     from torshrun.config.rendezvous import Address, RendezvousConfig
@@ -170,7 +170,7 @@ def store_key(secret: str) -> bytes:
 async def _open_tcp(config: RendezvousConfig, say: Say, on_refused: Say) -> Meeting:
     (address,) = config.endpoints
     key = store_key(config.secret)
-    may_host = config.backend == "tcp" or config.node_rank == 0
+    may_host = _must_host(config) or (config.backend == "tcp" and config.is_host is None)
     is_taken = False
 
     async def attempt() -> Meeting:
@@ -186,10 +186,15 @@ async def _open_tcp(config: RendezvousConfig, say: Say, on_refused: Say) -> Meet
     return await patiently(what, attempt, config.join_timeout, say, hint)
 
 
+def _must_host(config: RendezvousConfig) -> bool:
+    return bool(config.is_host) or (config.backend == "static" and config.node_rank == 0)
+
+
 async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | None, bool]:
-    """Serve the store, if the address is this host's and nobody serves there yet; else whether
-    that is why not. It is served on every address, for other hosts may know this one by another,
-    but if the address is loopback and there is no secret nobody else is to come.
+    """Serve the store, if the address is this host's, or this node is told to, and nobody serves
+    there yet; else whether that is why not. It is served on every address, for other hosts may know
+    this one by another, but if the address is loopback and there is no secret nobody else is to
+    come.
     """
     (address,) = config.endpoints
     loop, is_taken = asyncio.get_running_loop(), False
@@ -204,6 +209,9 @@ async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | No
             with suppress(StoreError):  # somebody was faster, or holds the port elsewhere
                 endpoint = TcpEndpoint(host, place[1])
                 return await _serve(endpoint, store_key(config.secret), on_refused), False
+    if _must_host(config) and not is_taken:  # a name or an address that leads here by way of others
+        endpoint = TcpEndpoint("0.0.0.0", address.port)
+        return await _serve(endpoint, store_key(config.secret), on_refused), False
     return None, is_taken
 
 

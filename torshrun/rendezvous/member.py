@@ -29,12 +29,6 @@ Events = tuple[RendezvousEvent, ...]
 Status = Literal["waiting", "entering", "inside", "stopping", "reported", "over"]
 """inside: workers run, or may. stopping: the agent was told to stop them, and is to report."""
 
-_UNKNOWN = (
-    "this node lost touch with the others, and the round it was in is over: how the job ended is "
-    "not known here. Look at the other nodes' output."
-)
-
-
 _LOST_EPOCH = "what the store held of this job is gone, so its nodes meet anew"
 
 
@@ -242,13 +236,6 @@ class Member:
         if not self.takes_part:
             return self._stand_by(f"{_LOST_EPOCH}; looking for the others")
         return self._close(RoundClosing(round=self.row.round, reason=_LOST_EPOCH, failed=False))
-
-    def forget_epoch(self, *, is_gone: bool) -> Events:
-        """No worker of it runs here any more. `is_gone`: perhaps it has ended with the job."""
-        died = self.header is not None and self.header.died
-        if self.row.state != "left" and is_gone and self.dropped and not died:
-            return self._end("lost", exit_codes.LOST, _UNKNOWN)
-        return self.left()  # if it was about to go
 
     # ---- what happened here
 

@@ -62,6 +62,10 @@ class Registration:
         written, row = self.written, self._member.row
         return written is not None and written.state == "inside" and written.token == row.token
 
+    def doubt(self) -> None:
+        """The store may not hold any more what was written: look."""
+        self._unsure = self._unsure or self.written is not None
+
     async def open_lease(self) -> None:
         sent = self._asking.clock()
         asking = self._asking

@@ -24,8 +24,8 @@ from torshrun.rendezvous.base import (
     Verdict,
 )
 from torshrun.rendezvous.beats import Beats
-from torshrun.rendezvous.epoch import Entrance, Epoch
-from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown
+from torshrun.rendezvous.handler import Loss, NodeRendezvous
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
@@ -99,18 +99,20 @@ class EpochRendezvous(Rendezvous):
     async def _run(self) -> None:
         try:
             await self._live()
+        except JobUnknown as error:
+            self._end(exit_codes.LOST, str(error))
         except (TorshError, OSError) as error:
             self._end(exit_codes.RENDEZVOUS, f"cannot join the job: {error}")
         except Exception as error:
             self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
     async def _live(self) -> None:
-        epoch, is_older, past = None, False, None
+        epoch, loss, past = None, Loss(is_older=False, was_away=False), None
         while not self._over:
-            epoch = await self._entrance.enter(epoch, is_older=is_older)
+            epoch = await self._entrance.enter(epoch, may_begin=not loss.was_away)
             self._node = await self._join(epoch, past)
             self._node.start(self._pass_on)
-            is_older = await self._node.lost
+            loss = await self._node.lost
             past = self._node.past
             if self._leaving:
                 self._pass_on(self._leaving)

@@ -72,6 +72,8 @@ class EpochRow:
     name: Token
     after: Token = ""
     """That of the epoch which this one goes on, if the store had lost it."""
+    over: Token = ""
+    """That of the epoch in whose place this one was written, if another one had come meanwhile."""
     secret: Token = ""
     """The job's, in hexadecimal, if its nodes bring none; then it is as safe as the store."""
 
@@ -299,13 +301,16 @@ def _shape(kind: type[Any]) -> dict[str, Any]:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > LONGEST_TEXT or "\0" in value:
         raise TypeError
-    value.encode()  # UnicodeEncodeError, a ValueError, of a lone surrogate
+    if not value.isascii():
+        value.encode()  # UnicodeEncodeError, a ValueError, of a lone surrogate
     return value
 
 
 def _like(pattern: str) -> Any:
+    matches = re.compile(pattern, re.ASCII).fullmatch
+
     def read(value: Any) -> str:
-        if not re.fullmatch(pattern, _text(value), re.ASCII):
+        if not matches(_text(value)):
             raise ValueError
         return str(value)
 

@@ -6,10 +6,10 @@ import asyncio
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 from torsh_runtime.errors import StoreError, TorshError
 from torsh_runtime.store.base import Store
@@ -40,6 +40,16 @@ _REFUSALS = 4
 """How often in a row a host has to say, within a ttl, that nobody serves the store."""
 
 
+class Ports(Protocol):
+    """Keeps two ports for the workers of node rank 0."""
+
+    def take(self) -> tuple[int, int]:
+        """Ports that are free, and stay so."""
+
+    def release(self) -> None:
+        """The workers are about to listen on them."""
+
+
 class Together(Rendezvous):
     """This node's part in the job: its way to the store, its hub, and what NodeRendezvous makes of
     them.
@@ -50,12 +60,12 @@ class Together(Rendezvous):
         config: RendezvousConfig,
         settings: Settings,
         nproc: int,
-        choose_ports: Callable[[], tuple[int, int]],
+        ports: Ports,
     ) -> None:
         self._config = config
         self._settings = settings
         self._nproc = nproc
-        self._choose_ports = choose_ports
+        self._ports = ports
         self._post: Post = lambda event: None
         self._beginning: asyncio.Task[None] | None = None
         self._meeting: Meeting | None = None
@@ -121,10 +131,12 @@ class Together(Rendezvous):
         if self._meeting and self._store:
             await self._meeting.linger(self._store, self._settings.run_id)
         await self._undo.aclose()
+        self._ports.release()
 
     async def serve_store(self, place: Place) -> ServedStore:
         """The round's store for this node's workers. StoreError when it cannot be served."""
         assert self._hub is not None  # it is there before any place is
+        self._ports.release()
         if place.node_rank == 0 and self._growth:
             self._growth.follow(self._hub.round_store(place.round))
             return await self._hub.serve_round(place.round)
@@ -164,7 +176,9 @@ class Together(Rendezvous):
             await self._growth.close()
         key = rows.base(self._settings.run_id) + rows.WANT_HOLD + self._node
         self._growth = Growth(store, key, self._settings.ttl)
-        address = config.local_addr or await asyncio.to_thread(routable, config.endpoints)
+        private = not config.secret  # then a store at localhost is for this host alone
+        find = partial(routable, config.endpoints, may_be_private=private)
+        address = config.local_addr or await asyncio.to_thread(find)
         self._store = store
         self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
         return self._facts(address, self._hub), self._hub
@@ -199,7 +213,7 @@ class Together(Rendezvous):
             endpoint=hub.endpoint,
             nproc=self._nproc,
             fixed_rank=-1 if self._config.node_rank is None else self._config.node_rank,
-            ports=self._choose_ports,
+            ports=self._ports.take,
         )
 
     def _say(self, text: str) -> None:
@@ -212,11 +226,13 @@ class Together(Rendezvous):
 def remarks(config: RendezvousConfig, meeting: Meeting) -> Iterator[str]:
     """What people are to know of the store, and of who can do what to the job."""
     access = config.access
+    is_private = not config.secret and all(is_loopback(place.host) for place in config.endpoints)
     if meeting.is_host:
-        yield "this agent serves the job's store: without it the job cannot go on"
+        whom = ", for this host alone (localhost, and no secret)" if is_private else ""
+        yield f"this agent serves the job's store{whom}: without it the job cannot go on"
     if access.password and not access.tls:
         yield "etcd's password goes over the network as it is; give etcd TLS (--rdzv-conf cacert=…)"
-    if config.secret or all(is_loopback(endpoint.host) for endpoint in config.endpoints):
+    if config.secret or is_private:
         return
     who = "may write to etcd" if config.backend == "etcd" else "reaches that port"
     yield (

@@ -13,7 +13,6 @@ ROOT = Path("/")
 
 
 def allowed_cpus() -> frozenset[int]:
-    """The processors that this process may run on."""
     return frozenset(os.sched_getaffinity(0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,16 +40,6 @@ def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
     return _select(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def count(environ: Mapping[str, str], root: Path = ROOT) -> int:
-    """How many GPUs a framework started with `environ` would see."""
-    return len(visible(environ, root))
-
-
-def identifiers(environ: Mapping[str, str], root: Path = ROOT) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES would list to name each of them."""
-    return tuple(gpu.identifier for gpu in visible(environ, root))
-
-
 def pci_numa_node(gpu: Gpu, root: Path = ROOT) -> int | None:
     """The NUMA node that the GPU is attached to; None if the machine does not say."""
     if not gpu.pci:
@@ -67,7 +57,7 @@ def share_out(environ: Mapping[str, str], workers: int, root: Path = ROOT) -> tu
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None and listed.strip() in ("", "-1"):
         return (listed,) * workers
-    names: Sequence[str] = identifiers(environ, root)
+    names = [gpu.identifier for gpu in visible(environ, root)]
     if not names and listed is not None:
         names = [name.strip() for name in listed.split(",")]
     if names and len(names) < workers:
@@ -116,24 +106,20 @@ def _nvidia(root: Path) -> list[Gpu]:
     """In the order of PCI addresses. Those that a container or a scheduler's device rules keep
     from this process do not count, though the driver lists them in /proc.
     """
-    minors = {
-        int(path.name.removeprefix("nvidia"))
-        for path in (root / "dev").glob("nvidia[0-9]*")
-        if path.name.removeprefix("nvidia").isdecimal() and _may_use(path)
-    }
-    facts = {minor: (pci, uuid) for minor, pci, uuid in _driver_facts(root)}
-    places = sorted((*facts.get(minor, ("", "")), minor) for minor in minors)
-    return [Gpu(str(index), pci, uuid) for index, (pci, uuid, _) in enumerate(places)]
-
-
-def _driver_facts(root: Path) -> Iterator[tuple[int, str, str]]:
-    """Minor number, PCI address and UUID of each GPU that NVIDIA's driver knows."""
+    found: dict[str, tuple[str, str]] = {}
+    """PCI address and UUID of each GPU that the driver knows, by the name of its device."""
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
         text = read_text(folder / "information")
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
         uuid = re.search(r"^GPU UUID:\s*(GPU-[\da-f-]+)", text, re.MULTILINE)
         if minor:
-            yield int(minor[1]), folder.name.lower(), uuid[1] if uuid else ""
+            found[f"nvidia{minor[1]}"] = folder.name.lower(), uuid[1] if uuid else ""
+    places = sorted(
+        (*found.get(device.name, ("", "")), int(device.name.removeprefix("nvidia")))
+        for device in (root / "dev").glob("nvidia[0-9]*")
+        if device.name.removeprefix("nvidia").isdecimal() and os.access(device, os.R_OK | os.W_OK)
+    )
+    return [Gpu(str(index), pci, uuid) for index, (pci, uuid, _) in enumerate(places)]
 
 
 def _amd(root: Path) -> list[Gpu]:
@@ -141,7 +127,7 @@ def _amd(root: Path) -> list[Gpu]:
     folders = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
     nodes = [_properties(folder) for folder in sorted(folders, key=lambda path: int(path.name))]
     gpus = [node for node in nodes if node.get("simd_count")]
-    return [Gpu(str(index), _pci_address(node), _uuid(node)) for index, node in enumerate(gpus)]
+    return [_radeon(index, node) for index, node in enumerate(gpus)]
 
 
 def _properties(node: Path) -> dict[str, int]:
@@ -150,15 +136,8 @@ def _properties(node: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
-def _pci_address(node: Mapping[str, int]) -> str:
-    place = node.get("location_id", 0)
+def _radeon(index: int, node: Mapping[str, int]) -> Gpu:
+    place, unique = node.get("location_id", 0), node.get("unique_id", 0)
     bus, device, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 7
-    return f"{node.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
-
-
-def _uuid(node: Mapping[str, int]) -> str:
-    return f"GPU-{node['unique_id']:016x}" if node.get("unique_id") else ""
-
-
-def _may_use(device: Path) -> bool:
-    return os.access(device, os.R_OK | os.W_OK)
+    pci = f"{node.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
+    return Gpu(str(index), pci, f"GPU-{unique:016x}" if unique else "")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 from torsh_runtime.errors import ConfigError
 from torshrun.procfs import read_text
@@ -20,7 +21,6 @@ class Cpu:
 
     number: int
     node: int
-    """Its NUMA node."""
     socket: int
     """Its physical package."""
     core: int
@@ -32,17 +32,6 @@ class Cpu:
 Topology = tuple[Cpu, ...]
 """The processors that this process may use, by number. Never empty."""
 CpuSet = frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """A local rank's place among those of its NUMA node."""
-
-    node: int
-    position: int
-    """How many lower ranks have the same node."""
-    neighbours: int
-    """How many ranks have it, itself included."""
 
 
 def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
@@ -65,9 +54,7 @@ def bind(
     Raises ConfigError when that is not possible.
     """
     nodes = _nodes_of_gpus(local_world_size, gpu_nodes) or _spread(local_world_size, topology)
-    for rank, node in enumerate(nodes):
-        _check_node(rank, node, topology)
-    return tuple(_POLICIES[policy](seat, topology) for seat in _seats(nodes))
+    return tuple(_share(policy, rank, nodes, topology) for rank in range(local_world_size))
 
 
 def parse_cpus(text: str) -> set[int]:
@@ -88,58 +75,62 @@ def format_cpus(numbers: Collection[int]) -> str:
 # ---- policies
 
 
-def _on_node(seat: _Seat, topology: Topology) -> CpuSet:
-    return frozenset(cpu.number for cpu in topology if cpu.node == seat.node)
-
-
-def _on_socket(seat: _Seat, topology: Topology) -> CpuSet:
-    """A socket may have several nodes; with NUMA switched off, a node has several sockets."""
-    cores = _cores(seat, topology)
-    socket = cores[seat.position * len(cores) // seat.neighbours][0].socket
-    return frozenset(cpu.number for cpu in topology if cpu.socket == socket)
-
-
-def _on_own_cores(seat: _Seat, topology: Topology) -> CpuSet:
-    cores = _cores(seat, topology)
-    if len(cores) < seat.neighbours:
+def _share(policy: str, rank: int, nodes: Sequence[int], topology: Topology) -> CpuSet:
+    node = nodes[rank]
+    cpus = [cpu for cpu in topology if cpu.node == node]
+    if not cpus:
         raise ConfigError(
-            f"--numa-binding exclusive gives each worker cores of its own, but {seat.neighbours} "
-            f"workers belong on NUMA node {seat.node}, where {len(cores)} may be used (CPUs "
-            f"{format_cpus(_on_node(seat, topology))}): start fewer workers, allow more CPUs, or "
-            f"take --numa-binding node"
+            f"--numa-binding: local rank {rank}'s GPU is on NUMA node {node}, but this process may "
+            f"use none of that node's CPUs (only {_named(topology)}): allow some (taskset, cpuset, "
+            f"the scheduler's CPU binding), or drop --numa-binding"
         )
-    first, behind = (
-        position * len(cores) // seat.neighbours for position in (seat.position, seat.position + 1)
-    )
-    return frozenset(cpu.number for core in cores[first:behind] for cpu in core)
+    position, neighbours = nodes[:rank].count(node), nodes.count(node)
+    if policy == "socket":
+        chosen = _on_socket(cpus, position, neighbours, topology)
+    elif policy == "exclusive":
+        chosen = _on_own_cores(cpus, position, neighbours)
+    else:
+        chosen = _on_core_complex(cpus, position) if policy == "core-complex" else cpus
+    return frozenset(cpu.number for cpu in chosen)
 
 
-def _on_core_complex(seat: _Seat, topology: Topology) -> CpuSet:
+def _on_socket(
+    cpus: Sequence[Cpu], position: int, neighbours: int, topology: Topology
+) -> Iterable[Cpu]:
+    """A socket may have several nodes; with NUMA switched off, a node has several sockets."""
+    cores = _groups(cpus, "core")
+    socket = cores[position * len(cores) // neighbours][0].socket
+    return [cpu for cpu in topology if cpu.socket == socket]
+
+
+def _on_own_cores(cpus: Sequence[Cpu], position: int, neighbours: int) -> Iterable[Cpu]:
+    cores = _groups(cpus, "core")
+    if len(cores) < neighbours:
+        raise ConfigError(
+            f"--numa-binding exclusive gives each worker cores of its own, but {neighbours} "
+            f"workers belong on NUMA node {cpus[0].node}, where {len(cores)} may be used (CPUs "
+            f"{_named(cpus)}): start fewer workers, allow more CPUs, or take --numa-binding node"
+        )
+    first, behind = (each * len(cores) // neighbours for each in (position, position + 1))
+    return chain(*cores[first:behind])
+
+
+def _on_core_complex(cpus: Sequence[Cpu], position: int) -> Iterable[Cpu]:
     """Complexes with more processors first, and each taken once before one is shared."""
-    complexes = _groups(seat, topology, lambda cpu: cpu.cache)
-    complexes.sort(key=len, reverse=True)
-    return frozenset(cpu.number for cpu in complexes[seat.position % len(complexes)])
+    complexes = sorted(_groups(cpus, "cache"), key=len, reverse=True)
+    return complexes[position % len(complexes)]
 
 
-_POLICIES: dict[str, Callable[[_Seat, Topology], CpuSet]] = {
-    "node": _on_node,
-    "socket": _on_socket,
-    "exclusive": _on_own_cores,
-    "core-complex": _on_core_complex,
-}
-
-
-def _cores(seat: _Seat, topology: Topology) -> list[list[Cpu]]:
-    return _groups(seat, topology, lambda cpu: cpu.core)
-
-
-def _groups(seat: _Seat, topology: Topology, part: Callable[[Cpu], int]) -> list[list[Cpu]]:
-    """The node's processors by what they are part of, lowest number first."""
+def _groups(cpus: Iterable[Cpu], part: Literal["core", "cache"]) -> list[list[Cpu]]:
+    """Processors by what they are part of, lowest number first."""
     groups: dict[int, list[Cpu]] = {}
-    for cpu in topology:
-        if cpu.node == seat.node:
-            groups.setdefault(part(cpu), []).append(cpu)
+    for cpu in cpus:
+        groups.setdefault(getattr(cpu, part), []).append(cpu)
     return list(groups.values())
+
+
+def _named(cpus: Iterable[Cpu]) -> str:
+    return format_cpus({cpu.number for cpu in cpus})
 
 
 # ---- ranks to nodes
@@ -154,25 +145,6 @@ def _spread(ranks: int, topology: Topology) -> list[int]:
     """In proportion to the nodes' cores, so that no core is taken twice while one is free."""
     cores = sorted({(cpu.node, cpu.core) for cpu in topology})
     return [cores[rank * len(cores) // ranks][0] for rank in range(ranks)]
-
-
-def _check_node(rank: int, node: int, topology: Topology) -> None:
-    if all(cpu.node != node for cpu in topology):
-        usable = format_cpus({cpu.number for cpu in topology})
-        raise ConfigError(
-            f"--numa-binding: local rank {rank}'s GPU is on NUMA node {node}, but this process may "
-            f"use none of that node's CPUs (only {usable}): allow some (taskset, cpuset, the "
-            f"scheduler's CPU binding), or drop --numa-binding"
-        )
-
-
-def _seats(nodes: Sequence[int]) -> list[_Seat]:
-    neighbours, seated = Counter(nodes), Counter[int]()
-    seats: list[_Seat] = []
-    for node in nodes:
-        seats.append(_Seat(node, seated[node], neighbours[node]))
-        seated[node] += 1
-    return seats
 
 
 # ---- what the kernel says

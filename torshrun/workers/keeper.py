@@ -15,12 +15,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torshrun.keeper
 from torsh_runtime.errors import BackendUnavailable, ConfigError
-from torshrun.workers.exec_strings import encoded, encoded_environment
 from torshrun.workers.processes import kill, named, wait_for
+from torshrun.workers.spec import encoded, encoded_environment
 
 ALL = 0xFFFFFFFF
 """Stands for every worker where a worker's id is asked for."""
@@ -42,8 +42,7 @@ _KILL_BOUND = 1.0
 """Seconds that a keeper may take to die of SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(NamedTuple):
     """The worker's program is running."""
 
     worker_id: int
@@ -51,8 +50,7 @@ class Spawned:
     """As this process sees it, even if the worker is in a namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
+class SpawnFailed(NamedTuple):
     """The worker's program could not be started. No Exited follows."""
 
     worker_id: int
@@ -62,8 +60,7 @@ class SpawnFailed:
     did not make sense to the keeper."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """The worker's process has ended."""
 
     worker_id: int
@@ -72,8 +69,7 @@ class Exited:
     peak_rss_kib: int
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(NamedTuple):
     """A sweep is over: all of the keeper's descendants have ended, but for the unkillable."""
 
     tag: int
@@ -81,13 +77,11 @@ class Swept:
     """Those that outlived SIGKILL until the sweep's bound, as a person would name them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadManFired:
+class DeadManFired(NamedTuple):
     """The dead-man timer ran out, and all workers have been killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """The keeper is gone. Nothing more will be reported."""
 
 
@@ -172,13 +166,11 @@ class Keeper:
         head = struct.pack("=IIIII", worker_id, len(fds), len(argv), len(pairs), len(mask))
         self._send(b"S" + head + mask + b"".join(words + pairs), fds)
 
-    def signal(self, worker_id: int, signo: int) -> None:
-        """Send a signal to the process group of one worker, or of ALL that are alive."""
-        self._send(b"K" + _TWO.pack(worker_id, signo))
-
-    def notify(self, worker_id: int, signo: int) -> None:
-        """Send a signal to one worker's process alone, or to those of ALL that are alive."""
-        self._send(b"N" + _TWO.pack(worker_id, signo))
+    def signal(self, worker_id: int, signo: int, *, alone: bool = False) -> None:
+        """Send a signal to the process group of one worker, or of ALL that are alive; `alone`, to
+        their own processes only.
+        """
+        self._send((b"N" if alone else b"K") + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
         """SIGKILL every worker and everything they left behind. Answered by Swept, within `bound`
@@ -214,7 +206,7 @@ class Keeper:
         if self._lost:
             return []
         self._lost = not self._read()
-        reports = self._reports()
+        reports = [_decode(frame) for frame in iter(self._next_frame, b"")]
         return [*reports, Lost()] if self._lost else reports
 
     def close(self, timeout: float) -> bool:
@@ -271,12 +263,6 @@ class Keeper:
         except OSError:
             return False
         return False
-
-    def _reports(self) -> list[Report]:
-        reports: list[Report] = []
-        while frame := self._next_frame():
-            reports.append(_decode(frame))
-        return reports
 
     def _next_frame(self) -> bytes:
         """The next whole frame; nothing if there is none yet."""

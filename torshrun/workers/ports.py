@@ -1,4 +1,4 @@
-"""A TCP port for rank 0's worker."""
+"""TCP ports for rank 0's worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import socket
 
 from torsh_runtime.errors import ConfigError
-from torshrun.topology.listeners import listener
+from torshrun.procfs import listener
 
 
 def choose_port(wanted: int) -> int:
@@ -15,17 +15,45 @@ def choose_port(wanted: int) -> int:
     Raises ConfigError naming the process that holds the port. The port is free when this returns;
     nothing keeps others from taking it.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", wanted))
-        except OSError as error:
-            raise ConfigError(
-                f"master port {wanted} cannot be used ({error.strerror}){_holder(wanted, error)}. "
-                f"Give another --master-port, or none to get a free one."
-            ) from None
-        port: int = probe.getsockname()[1]
+    with _bound(wanted) as held:
+        port: int = held.getsockname()[1]
         return port
+
+
+class HeldPorts:
+    """Two free ports that nobody else takes until the workers are about to: they are bound, but
+    not listened on, with SO_REUSEADDR, as those who serve on them then do too.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def take(self) -> tuple[int, int]:
+        """Other ones than before. Raises ConfigError if there is none."""
+        self.release()
+        self._held = [_bound(0), _bound(0)]
+        master, jax = (held.getsockname()[1] for held in self._held)
+        return master, jax
+
+    def release(self) -> None:
+        """From now on they can be listened on."""
+        for held in self._held:
+            held.close()
+        self._held = []
+
+
+def _bound(port: int) -> socket.socket:
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind(("", port))
+    except OSError as error:
+        held.close()
+        raise ConfigError(
+            f"master port {port} cannot be used ({error.strerror}){_holder(port, error)}. "
+            f"Give another --master-port, or none to get a free one."
+        ) from None
+    return held
 
 
 def _holder(port: int, error: OSError) -> str:

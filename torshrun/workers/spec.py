@@ -15,13 +15,18 @@ from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import LaunchConfig
 from torshrun.topology.cpus import cpu_quota
-from torshrun.workers import startup
-from torshrun.workers.exec_strings import encoded_environment
 
 CpuSet = frozenset[int]
 ROOT = Path("/")
-_CREDENTIAL = re.compile(r"(?:TORSH|PET)_\w*(?:SECRET|PASSWORD)\w*|TORSH_ETCD_USER")
-"""The agent's own variables; a worker has the secret of its job from its WorkerEnv."""
+_HOOK = str(Path(__file__).parent / "startup")
+"""The directory whose sitecustomize.py the workers' Python runs before their script."""
+_OWN = re.compile(
+    r"(?:TORSH|PET)_(?:\w*(?:SECRET|PASSWORD)\w*|ETCD_USER|METRICS_PORT)"
+    r"|TORCHELASTIC_HEALTH_CHECK_PORT"
+)
+"""The agent's own variables. A worker has the secret of its job from its WorkerEnv, and a torshrun
+that it starts cannot have the port at which this one serves metrics.
+"""
 _LABEL = r"(?:\w|\w[\w-]{0,61}\w)"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
 
@@ -63,11 +68,17 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     given = {
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **{name: environ[name] for name in environ if name and not _CREDENTIAL.fullmatch(name)},
+        **{name: environ[name] for name in environ if name and not _OWN.fullmatch(name)},
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
-    return {**given, "PYTHONPATH": startup.python_path(given)}
+    return {**given, "PYTHONPATH": python_path(given)}
+
+
+def python_path(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH for a worker that inherits `environ`: startup's hook first, and only once."""
+    entries = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
+    return os.pathsep.join([_HOOK, *(entry for entry in entries if entry != _HOOK)])
 
 
 def _command(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -204,3 +215,27 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         cpus=spec.cpus[local_rank],
         folder=f"{folder}/{local_rank}",
     )
+
+
+def encoded(what: str, text: str) -> bytes:
+    """Its bytes, ended by NUL. Raises ConfigError, which says `what` the text is and never the
+    text, which may be a secret, if it has none.
+    """
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} has half a surrogate pair in it, which has no bytes") from None
+    if b"\0" in data:
+        raise ConfigError(f"{what} has a NUL character in it: no program can have that")
+    return data + b"\0"
+
+
+def encoded_environment(environ: Mapping[str, str]) -> list[bytes]:
+    """NAME=value for each variable, as encoded() has it. Raises ConfigError as that does."""
+    for name in environ:
+        if not name or "=" in name:
+            raise ConfigError(f"no environment variable can have the name {name!r}")
+    return [
+        encoded(f"the environment variable {name!r}", f"{name}={value}")
+        for name, value in environ.items()
+    ]

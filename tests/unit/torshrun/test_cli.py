@@ -129,7 +129,7 @@ def test_variables(
     [
         ([], "SCRIPT is missing: name it"),
         (["--nproc-per-noode", "2", "SCRIPT"], "did you mean --nproc-per-node?"),
-        (["--nproc-per-node"], "needs a value: N"),
+        (["--nproc-per-node"], "needs a value: WORKERS"),
         (["--standalone=1", "SCRIPT"], "takes no value"),
         (["--master", "x", "SCRIPT"], "--master could be --master-addr, --master-port"),
         (["--config", "no-such-file.yaml", "SCRIPT"], "cannot read the configuration file"),
@@ -191,8 +191,8 @@ def test_a_command_line_of_torchruns(launched: list[config.LaunchConfig], script
     )
     assert (result.exit_code, result.stderr) == (42, "")
     assert launched[0].nproc_per_node == 4
-    assert launched[0].output.redirects.everyone.stderr
-    assert launched[0].output.tee.streams(1, 1).stderr
+    assert launched[0].output.redirects.everyone.name == "BOTH"
+    assert launched[0].output.tee.streams(1, 1).name == "STDERR"
 
 
 def test_notes_go_to_stderr(launched: list[config.LaunchConfig], script: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.safe_files import Folder, open_for_append
+from torshrun.safe_files import Folder
 
 
 @pytest.fixture
@@ -24,27 +24,29 @@ def append(descriptor: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_files_are_added_to_and_for_the_user_alone(tmp_path: Path) -> None:
-    path = tmp_path / "events"
+def test_files_are_added_to_and_for_the_user_alone(folder: Folder) -> None:
+    path = Path(folder.path) / "events"
     for data in (b"a", b"b"):
-        append(open_for_append(str(path)), data)
+        append(folder.open_for_append(str(path)), data)
     assert path.read_bytes() == b"ab"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path: Path) -> None:
-    precious, pipe = tmp_path / "precious", tmp_path / "pipe"
-    (tmp_path / "link").symlink_to(precious)
+def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path: Path, folder: Folder) -> None:
+    precious, pipe = tmp_path / "precious", Path(folder.path) / "pipe"
+    (Path(folder.path) / "link").symlink_to(precious)
+    (Path(folder.path) / "null").symlink_to("/dev/null")
+    (Path(folder.path) / "inside").mkdir()
     os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    for name in ("link", "pipe", "."):
-        with pytest.raises(OSError):  # noqa: PT011  # one of several, by the system
-            open_for_append(str(tmp_path / name))
-    os.close(reader)
     with pytest.raises(OSError, match="No such device"):
-        open_for_append(str(pipe))
+        folder.open_for_append(str(pipe))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match="no regular file"):
-        open_for_append("/dev/null")
+        folder.open_for_append(str(pipe))
+    os.close(reader)
+    for name in ("link", "null", "inside"):
+        with pytest.raises(OSError):  # noqa: PT011  # one of several, by the system
+            folder.open_for_append(f"{folder.path}/{name}")
     assert not precious.exists()
 
 

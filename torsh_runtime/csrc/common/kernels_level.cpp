@@ -6,7 +6,7 @@
 namespace torsh::kernels {
 namespace {
 
-// What __builtin_cpu_supports cannot be asked for by name before GCC 12 and Clang 19.
+// What older compilers do not let __builtin_cpu_supports be asked for by name.
 bool has_small_features_of_v3() {
   unsigned a = 0, b = 0, basic = 0, extended = 0, d = 0;
   if (!__get_cpuid(1, &a, &b, &basic, &d) || !__get_cpuid(0x80000001, &a, &b, &extended, &d)) return false;

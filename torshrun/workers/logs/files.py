@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from torshrun.safe_files import Folder
-from torshrun.workers.logs.lines import LineStamper
+from torshrun.workers.logs.lines import LONGEST, LineStamper, end_of_lines
 
 GENERATIONS = 5
 """Renamed files that are kept, <name>.1 (the latest) to <name>.5."""
@@ -18,19 +18,66 @@ GENERATIONS = 5
 
 class LogFile:
     """A file below `folder` that is renamed to <path>.1 at the first line end from `limit` bytes
-    on, and at twice as many bytes at the latest; 0 is never. All methods raise OSError.
+    on, and at twice as many bytes at the latest; 0 is never.
+
+    What cannot be written is told to `complain` once, and the file given up, not the worker. One
+    that is shared by many streams is open only while it is written to, and for any thread.
     """
 
-    def __init__(self, folder: Folder, path: str, limit: int) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        path: str,
+        limit: int,
+        complain: Callable[[str], None],
+        shared: bool = False,
+    ) -> None:
+        """OSError if it cannot be opened."""
+        self.path = path
         self._folder = folder
-        self._path = path
         self._limit = limit
+        self._complain = complain
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._stamper = LineStamper()
+        self._dead = False
         self._fd = -1
         self._size = 0
         self._open()
+        if shared:
+            self.close()
+
+    def feed(self, data: bytes, stamp: bytes) -> None:
+        """Add what was read of its one stream, with `stamp` before each line if there is one."""
+        self.write(self._stamper.mark(data, stamp) if stamp else data)
 
     def write(self, data: bytes) -> None:
         """Add all of it."""
+        with self._lock:
+            if self._dead:
+                return
+            try:
+                if self._fd < 0:
+                    self._open()
+                self._add(data)
+            except OSError as error:
+                self._dead = True
+                self._complain(f"cannot write {self.path} ({error.strerror}); the rest is dropped")
+            if self._shared or self._dead:
+                self.close()
+
+    def close(self) -> None:
+        """Close it. May be called again."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with contextlib.suppress(OSError):  # late news of a failed write
+                os.close(fd)
+
+    def _open(self) -> None:
+        self._fd = self._folder.open_for_append(self.path)
+        self._size = os.fstat(self._fd).st_size
+
+    def _add(self, data: bytes) -> None:
         view = memoryview(data)
         position = 0
         while position < len(data):
@@ -39,16 +86,6 @@ class LogFile:
             position += count
             if full:
                 self._rotate()
-
-    def close(self) -> None:
-        """Close it. May be called again."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-
-    def _open(self) -> None:
-        self._fd = self._folder.open_for_append(self._path)
-        self._size = os.fstat(self._fd).st_size
 
     def _room(self, data: bytes, position: int) -> tuple[int, bool]:
         """How much to add from this position, and whether the file is full then."""
@@ -69,67 +106,47 @@ class LogFile:
 
     def _rotate(self) -> None:
         self.close()
-        names = [self._path, *(f"{self._path}.{number + 1}" for number in range(GENERATIONS))]
+        names = [self.path, *(f"{self.path}.{number + 1}" for number in range(GENERATIONS))]
         for old, new in reversed(list(pairwise(names))):
             with contextlib.suppress(FileNotFoundError):
                 self._folder.rename(old, PurePath(new).name)
         self._open()
 
 
-class StreamFile:
-    """Keeps one stream, byte for byte but for the times. Used by one thread only."""
-
-    def __init__(
-        self, folder: Folder, path: str, limit: int, complain: Callable[[str], None]
-    ) -> None:
-        self._path = path
-        self._file = LogFile(folder, path, limit)
-        self._stamper = LineStamper()
-        self._complain = complain
-        self._dead = False
-
-    def feed(self, data: bytes, stamp: bytes) -> None:
-        """Add what was read, with `stamp` before each line if there is one."""
-        if self._dead:
-            return
-        try:
-            self._file.write(self._stamper.mark(data, stamp) if stamp else data)
-        except OSError as error:  # give the file up, not the worker
-            self._complain(f"cannot write {self._path} ({error.strerror}); the rest is dropped")
-            self.close()
-            self._dead = True
-
-    def close(self) -> None:
-        """Close the file."""
-        with contextlib.suppress(OSError):  # late news of a failed write
-            self._file.close()
-
-
-class SharedFile:
-    """A file for chosen lines of many streams. It is open only while it is written to. For any
-    thread.
+class LineFilter:
+    """Picks one stream's lines that contain what somebody looks for, and adds them to a file. A
+    line of more than LONGEST bytes counts as several. Used by one thread only.
     """
 
-    def __init__(
-        self, folder: Folder, path: str, limit: int, complain: Callable[[str], None]
-    ) -> None:
-        self.path = path
-        self._folder = folder
-        self._limit = limit
-        self._complain = complain
-        self._lock = threading.Lock()
-        self._dead = False
-        LogFile(folder, path, limit).close()
+    def __init__(self, needles: tuple[bytes, ...], prefix: bytes, file: LogFile) -> None:
+        self._needles = needles
+        self._prefix = prefix
+        self._file = file
+        self._partial = b""
+        self._stamp = b""
 
-    def write(self, lines: bytes) -> None:
-        """Add whole lines."""
-        with self._lock:
-            if self._dead:
-                return
-            try:
-                with contextlib.closing(LogFile(self._folder, self.path, self._limit)) as file:
-                    file.write(lines)
-            except OSError as error:
-                self._dead = True
-                reason = error.strerror
-                self._complain(f"cannot write {self.path} ({reason}); the rest is dropped")
+    def feed(self, data: bytes, stamp: bytes) -> None:
+        """Pick from the lines that end in `data`, or have grown too long."""
+        data = self._partial + data
+        cut = end_of_lines(data)
+        if len(data) - cut >= LONGEST:
+            cut = len(data)
+        self._partial = data[cut:]
+        self._stamp = stamp
+        self._pick(data[:cut])
+
+    def close(self) -> None:
+        """Pick from what is left."""
+        data, self._partial = self._partial, b""
+        self._pick(data)
+
+    def _pick(self, data: bytes) -> None:
+        if not self._is_wanted(data):
+            return
+        head = self._stamp + self._prefix
+        lines = data.replace(b"\r", b"\n").split(b"\n")
+        chosen = [head + line + b"\n" for line in lines if line and self._is_wanted(line)]
+        self._file.write(b"".join(chosen))
+
+    def _is_wanted(self, data: bytes) -> bool:
+        return any(needle in data for needle in self._needles)

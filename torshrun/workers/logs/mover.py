@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 from torshrun.workers.logs.sink import Sink
@@ -21,11 +22,14 @@ STALL_SECONDS = 0.05
 class Mover:
     """Reads the streams of one sink, or those that no sink shows, in a thread of its own.
 
-    Every method returns at once.
+    What can be read of it, request() and is_stopped() are for any thread. The other methods are
+    for its own, by request().
     """
 
-    def __init__(self, name: str, sink: Sink | None) -> None:
-        self._sink = sink
+    def __init__(self, name: str, sink: Sink) -> None:
+        self.sink = sink
+        self.received = 0
+        """Bytes read so far."""
         self._epoll = select.epoll()
         self._streams: dict[int, Stream] = {}
         self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -33,8 +37,6 @@ class Mover:
         self._epoll.register(self._wake, select.EPOLLIN)
         self._running = True
         self._busy_since = 0.0
-        self.received = 0
-        """Bytes read so far."""
         self._stalled = 0.0  # seconds, in all
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -42,7 +44,7 @@ class Mover:
     @property
     def moved(self) -> int:
         """Bytes read and written so far: standing still means that there are none, or a stall."""
-        return self.received + (self._sink.written if self._sink else 0)
+        return self.received + self.sink.written
 
     @property
     def stalled(self) -> bool:
@@ -50,31 +52,11 @@ class Mover:
         since = self._busy_since
         return since > 0 and time.monotonic() - since > STALL_SECONDS
 
-    def request(self, action: Callable[[], None]) -> None:
+    def request(self, act: Callable[..., None], *arguments: object) -> None:
         """Have this done in the thread, after what is being done."""
-        self._requests.put(action)
+        self._requests.put(partial(act, *arguments))
         if self._wake >= 0:  # not after the end
             os.eventfd_write(self._wake, 1)
-
-    def add(self, stream: Stream) -> None:
-        """Take over a stream, until its end or until it is drained."""
-        self.request(lambda: self._take(stream))
-
-    def drain(self, streams: Sequence[Stream], done: Callable[[], None]) -> None:
-        """Read what is left in those of these streams that are here and let go of them; then call
-        `done` in the thread.
-        """
-        self.request(lambda: self._drain(streams, done))
-
-    def resize(self) -> None:
-        """Follow the terminal's window."""
-        self.request(self._resize)
-
-    def stop(self, done: Callable[[], None]) -> None:
-        """Let go of everything when all requests so far are done; then call `done` in the thread,
-        which ends. is_stopped() tells when.
-        """
-        self.request(lambda: self._stop(done))
 
     def is_stopped(self, wait: float) -> bool:
         """Whether the thread has ended, after waiting `wait` seconds at most."""
@@ -85,6 +67,34 @@ class Mover:
             os.close(self._wake)
             self._wake = -1
         return True
+
+    def take(self, stream: Stream) -> None:
+        """Take over a stream, until its end or until it is drained."""
+        self._streams[stream.source.fd] = stream
+        self._epoll.register(stream.source.fd, select.EPOLLIN)
+
+    def drain(self, streams: Sequence[Stream], done: Callable[[], None]) -> None:
+        """Read what is left in those of these streams that are here and let go of them; then call
+        `done`.
+        """
+        for stream in streams:
+            if self._has(stream):
+                self._finish(stream)
+        done()
+
+    def resize(self) -> None:
+        """Follow the terminal's window."""
+        for stream in self._streams.values():
+            stream.source.resize()
+        self.sink.write(b"")  # erases the status line, which may have changed its row
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Let go of everything, then call `done`; the thread ends. is_stopped() tells when."""
+        for stream in list(self._streams.values()):
+            self._finish(stream)
+        self._running = False
+        self._epoll.close()
+        done()
 
     def _run(self) -> None:
         redraw = None
@@ -98,7 +108,7 @@ class Mover:
             self._flush_old()
             while not self._requests.empty():
                 self._requests.get()()
-            redraw = self._sink.refresh() if self._sink else None
+            redraw = self.sink.refresh()
             self._busy_since = 0.0
 
     def _now(self) -> float:
@@ -136,10 +146,6 @@ class Mover:
             self._release(stream)
         return bool(data)
 
-    def _take(self, stream: Stream) -> None:
-        self._streams[stream.source.fd] = stream
-        self._epoll.register(stream.source.fd, select.EPOLLIN)
-
     def _release(self, stream: Stream) -> None:
         self._epoll.unregister(stream.source.fd)
         del self._streams[stream.source.fd]
@@ -154,12 +160,6 @@ class Mover:
             if not self._read(stream):  # its rest may have come meanwhile
                 printer.flush()
 
-    def _drain(self, streams: Sequence[Stream], done: Callable[[], None]) -> None:
-        for stream in streams:
-            if self._has(stream):
-                self._finish(stream)
-        done()
-
     def _has(self, stream: Stream) -> bool:
         return self._streams.get(stream.source.fd) is stream
 
@@ -171,33 +171,13 @@ class Mover:
         if self._has(stream):
             self._release(stream)
 
-    def _resize(self) -> None:
-        for stream in self._streams.values():
-            stream.source.resize()
-        if self._sink:
-            self._sink.write(b"")  # erases the status line, which may have changed its row
 
-    def _stop(self, done: Callable[[], None]) -> None:
-        for stream in list(self._streams.values()):
-            self._finish(stream)
-        self._running = False
-        self._epoll.close()
-        done()
+def countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
+    """Calls `done` when it has been called `count` times, by any threads."""
+    left = list(range(count))  # whose pop() is atomic, and 0 comes last
 
-
-class Countdown:
-    """Calls `done` when it has been called `count` times, by any threads; at once if that is 0."""
-
-    def __init__(self, count: int, done: Callable[[], None]) -> None:
-        self._left = count
-        self._done = done
-        self._lock = threading.Lock()
-        if not count:
+    def count_down() -> None:
+        if not left.pop():
             done()
 
-    def __call__(self) -> None:
-        with self._lock:
-            self._left -= 1
-            over = self._left == 0
-        if over:
-            self._done()
+    return count_down

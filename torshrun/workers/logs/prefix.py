@@ -7,38 +7,17 @@ from collections.abc import Mapping
 from string import Template
 
 from torsh_runtime.contract import WorkerEnv
-from torsh_runtime.errors import ConfigError
 from torshrun.config.job import OutputConfig
 
 DEFAULT = "[${rank}] "
-NAMES = ("role_name", "rank", "local_rank", "hostname")
 PALETTE = (31, 166, 65, 133, 130, 62, 29, 161, 98, 94, 67, 131)
 """Of the 256 colours, some that can be read on black and on white; by rank, round and round."""
 STAMP_WIDTH = len("2025-01-31T12:34:56.789Z ")
 
 
-def check_template(text: str) -> None:
-    """Raises ConfigError unless `text` can be the template of prefixes."""
-    template = Template(text)
-    allowed = ", ".join(f"${{{name}}}" for name in NAMES)
-    if not template.is_valid():
-        raise ConfigError(
-            f"--log-line-prefix-template: {text!r} has a $ without a name: write $$ for a dollar "
-            f"sign, or one of {allowed}"
-        )
-    for name in template.get_identifiers():
-        if name not in NAMES:
-            raise ConfigError(
-                f"--log-line-prefix-template: {text!r} has ${{{name}}}: use {allowed}"
-            )
-    if "\n" in text or "\r" in text:
-        raise ConfigError(f"--log-line-prefix-template: {text!r} is more than one line")
-
-
 def render(output: OutputConfig, place: WorkerEnv, hostname: str) -> str:
-    """This worker's prefix. Raises ConfigError for a template that check_template refuses."""
-    text = DEFAULT if output.prefix_template is None else output.prefix_template
-    check_template(text)
+    """This worker's prefix."""
+    text = DEFAULT if output.log_line_prefix_template is None else output.log_line_prefix_template
     return Template(text).substitute(
         role_name=place.role_name,
         rank=place.rank,

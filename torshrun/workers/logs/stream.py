@@ -1,31 +1,97 @@
-"""One worker's stdout or stderr, on its way to wherever it goes."""
+"""One worker's stdout or stderr: where it is read from, and on its way to wherever it goes."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 from collections.abc import Callable
-from typing import Protocol
 
+from torshrun.workers.logs.files import LineFilter, LogFile
 from torshrun.workers.logs.lines import Printer
 from torshrun.workers.logs.prefix import stamp
-from torshrun.workers.logs.source import Source
 
 TAIL_BYTES = 65536
 """How much of the end of stderr is remembered for reports."""
+CHUNK = 65536
+"""Bytes read at once."""
+PTY_BYTES = 131072
+"""More than a pseudo-terminal holds."""
 
 
-class Tap(Protocol):
-    """Something that gets every byte of a stream."""
+class Pipe:
+    """A pipe, whose writing end is for the worker."""
 
-    def feed(self, data: bytes, stamp: bytes, /) -> None:
-        """Take what was read, and the time to put before its lines, if any."""
+    def __init__(self) -> None:
+        self.fd, self.end = os.pipe()
+        os.set_blocking(self.fd, False)
 
-    def close(self) -> None:
-        """The stream is over."""
+    def read(self) -> bytes:
+        """What is there, CHUNK bytes at most; nothing at the end. Raises BlockingIOError."""
+        return os.read(self.fd, CHUNK)
+
+    def capacity(self) -> int:
+        """Bytes that may be waiting in it."""
+        return fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ)
+
+    def resize(self) -> None:
+        """Follow the real terminal's window; a pipe has none."""
+
+
+class Pty(Pipe):
+    """A pseudo-terminal that changes no byte, with a window as wide as the real terminal's, less
+    the prefix. It is nobody's controlling terminal.
+    """
+
+    def __init__(self, real: int, prefix_width: int) -> None:
+        import tty
+
+        self._real = real
+        self._prefix_width = prefix_width
+        self.fd, self.end = os.openpty()
+        tty.setraw(self.end)
+        os.set_blocking(self.fd, False)
+        self.resize()
+
+    def read(self) -> bytes:
+        """As from a pipe. It comes in small pieces, which are put together."""
+        data = b""
+        try:
+            while len(data) < CHUNK and (piece := os.read(self.fd, CHUNK - len(data))):
+                data += piece
+        except BlockingIOError:
+            if not data:
+                raise
+        except OSError as error:  # EIO: all its writers have ended
+            if error.errno != errno.EIO:
+                raise
+        return data
+
+    def capacity(self) -> int:
+        return PTY_BYTES
+
+    def resize(self) -> None:
+        import termios
+
+        try:
+            rows, columns = termios.tcgetwinsize(self._real)
+        except termios.error:  # it has gone
+            return
+        if columns:
+            termios.tcsetwinsize(self.fd, (rows, max(1, columns - self._prefix_width)))
+
+
+def open_source(real: int, prefix_width: int) -> Pipe:
+    """A pseudo-terminal if `real` is a terminal, unless this machine has none left."""
+    if os.isatty(real):
+        with contextlib.suppress(OSError):
+            return Pty(real, prefix_width)
+    return Pipe()
 
 
 class Tail:
-    """A tap that remembers the end of a stream. Any thread may look."""
+    """Remembers the end of a stream. Any thread may look."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -40,12 +106,16 @@ class Tail:
         """Nothing is held back."""
 
 
+Tap = Tail | LogFile | LineFilter
+"""Gets every byte of a stream, with the time to put before its lines, if any."""
+
+
 class Stream:
     """Used by a mover's thread only, but for `received`."""
 
     def __init__(
         self,
-        source: Source,
+        source: Pipe,
         taps: tuple[Tap, ...],
         printer: Printer | None,
         clock: Callable[[], float] | None,

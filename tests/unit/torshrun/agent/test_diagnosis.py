@@ -13,15 +13,15 @@ import pytest
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.announcer import Announcer
-from torshrun.agent.diagnosis import Diagnosis, Findings
+from torshrun.agent.diagnosis import Diagnosis
 from torshrun.agent.protocol import ReportFailure
 from torshrun.config import LaunchConfig
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
 from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
-from torshrun.workers.group import Ending
-from torshrun.workers.logs import TAIL_BYTES, Tail
+from torshrun.workers.group import Worker
+from torshrun.workers.logs.stream import TAIL_BYTES, Tail
 from torshrun.workers.spec import Assignment
 
 Result = TypeVar("Result")
@@ -31,7 +31,7 @@ FULL = (TRACE + b"ConnectionResetError: connection reset by peer\n\n")[-TAIL_BYT
 FULL = (FULL * (TAIL_BYTES // len(FULL) + 1))[-TAIL_BYTES:]
 
 
-def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> Ending:
+def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> Worker:
     place = WorkerEnv(
         rank=rank, world_size=600, local_rank=rank, local_world_size=600, error_file=error_file
     )
@@ -40,15 +40,7 @@ def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> E
     )
     tail = Tail()
     tail.feed(stderr, b"")
-    return Ending(
-        assignment=assignment,
-        pid=1000 + rank,
-        status=code << 8,
-        seconds=1.0,
-        stopped=False,
-        tail=tail,
-        peak_rss_kib=0,
-    )
+    return Worker(assignment, (), tail, pid=1000 + rank, alive=False, status=code << 8, seconds=1.0)
 
 
 async def turns_of_the_loop_during(work: Awaitable[Result]) -> tuple[int, Result]:
@@ -75,18 +67,12 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     """
     said: list[str] = []
     diagnosis = Diagnosis(OutputConfig(), None)
-    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder((), "job"))
+    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder(None, "job"))
     endings = [ending(rank, 1, FULL) for rank in range(300)]
 
-    async def examine_and_report() -> Findings:
-        turns, found = await turns_of_the_loop_during(diagnosis.findings(endings))
-        assert turns > 5
-        report = ReportFailure(0, 0, "no budget")
-        turns, _ = await turns_of_the_loop_during(announcer.failed(report, found))
-        assert turns > 5
-        return found
-
-    found = asyncio.run(examine_and_report())
+    turns, found = asyncio.run(turns_of_the_loop_during(diagnosis.findings(endings)))
+    assert turns > 5
+    announcer.failed(ReportFailure(0, "no budget"), found)  # they have been read by now
     assert found.cause is found.exits[0]
     assert found.kind == "peer lost"
     assert "rank 0 failed first" in said[0]

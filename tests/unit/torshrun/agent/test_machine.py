@@ -27,7 +27,6 @@ from torshrun.rendezvous.base import (
     StandingBy,
     Verdict,
 )
-from torshrun.workers.events import DeadManFired, KeeperLost, SpawnFailed, WorkerExited
 
 FAIL = 3 << 8
 """The status of a process that exits with 3."""
@@ -119,46 +118,46 @@ def test_it_begins_with_all_workers() -> None:
 
 
 def test_success_of_all_sweeps_and_finishes_with_0() -> None:
-    events = [WorkerExited(0, 0, 0), WorkerExited(0, 1, 0)]
+    events = [m.WorkerExited(0, 0, 0), m.WorkerExited(0, 1, 0)]
     state, instructions = play(events)
     assert isinstance(state, m.Stopping)
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "done")
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "done")
     assert finish_code([*events, diagnosed(0, 0)]) == 0
 
 
 def test_a_failure_settles_before_the_others_are_stopped() -> None:
-    state, instructions = play([WorkerExited(0, 1, FAIL)])
+    state, instructions = play([m.WorkerExited(0, 1, FAIL)])
     assert isinstance(state, m.Running)
     assert state.failing
     assert instructions[-1] == m.Settle(0, machine.SETTLE_SECONDS)
-    state, instructions = play([WorkerExited(0, 1, FAIL), m.SettleOver(0)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
+    state, instructions = play([m.WorkerExited(0, 1, FAIL), m.SettleOver(0)])
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
 def test_settling_ends_at_once_when_nobody_is_left() -> None:
-    _, instructions = play([WorkerExited(0, 1, FAIL), WorkerExited(0, 0, FAIL)])
+    _, instructions = play([m.WorkerExited(0, 1, FAIL), m.WorkerExited(0, 0, FAIL)])
     assert isinstance(instructions[-1], m.StopWorkers)
 
 
 def test_a_success_while_settling_does_not_hide_the_failure() -> None:
-    _, instructions = play([WorkerExited(0, 1, FAIL), WorkerExited(0, 0, 0)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
+    _, instructions = play([m.WorkerExited(0, 1, FAIL), m.WorkerExited(0, 0, 0)])
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
-FAILED = [WorkerExited(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
+FAILED = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
 
 
 def test_a_failure_restarts_in_a_new_round_while_the_budget_lasts() -> None:
     state, instructions = play(FAILED)
-    assert instructions[-2:] == [m.ReportFailure(0, 0, "restart"), m.StartWorkers(place(1, 1))]
+    assert instructions[-2:] == [m.ReportFailure(0, "restart"), m.StartWorkers(place(1, 1))]
     assert isinstance(state, m.Running)
-    again = [WorkerExited(1, 0, FAIL), m.SettleOver(1), diagnosed(1, 9)]
+    again = [m.WorkerExited(1, 0, FAIL), m.SettleOver(1), diagnosed(1, 9)]
     assert finish_code([*FAILED, *again]) == exit_codes.BUDGET_SPENT
 
 
 def test_events_of_an_earlier_round_change_nothing() -> None:
     before, _ = play(FAILED)
-    after, instructions = play([*FAILED, WorkerExited(0, 0, FAIL), m.SettleOver(0)])
+    after, instructions = play([*FAILED, m.WorkerExited(0, 0, FAIL), m.SettleOver(0)])
     assert after == before
     assert instructions[-1] == m.StartWorkers(place(1, 1))
 
@@ -169,12 +168,12 @@ def test_processes_that_cannot_be_killed_forbid_a_restart() -> None:
 
 @pytest.mark.parametrize(("errno", "code"), [(2, 127), (13, 126)])
 def test_a_program_that_cannot_start_is_not_tried_again(errno: int, code: int) -> None:
-    assert finish_code([SpawnFailed(0, 0, errno, "x"), diagnosed(0, 0)]) == code
+    assert finish_code([m.NotStarted(0, errno), diagnosed(0, 0)]) == code
 
 
 def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
-    assert finish_code([SpawnFailed(0, 0, 11, "fork"), diagnosed(0, 0)]) == exit_codes.LOST
-    assert finish_code([m.StartFailed(0), diagnosed(0, 0)]) == exit_codes.LOST
+    assert finish_code([m.NotStarted(0, 11), diagnosed(0, 0)]) == exit_codes.LOST
+    assert finish_code([m.NotStarted(0), diagnosed(0, 0)]) == exit_codes.LOST
 
 
 @pytest.mark.parametrize(
@@ -185,17 +184,17 @@ def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
         (signal.SIGHUP, signal.SIGTERM, 129),
     ],
 )
-@pytest.mark.parametrize("before", [[], [WorkerExited(0, 1, FAIL)]])
+@pytest.mark.parametrize("before", [[], [m.WorkerExited(0, 1, FAIL)]])
 def test_a_stop_request_stops(signo: int, passed_on: int, code: int, before: list[m.Event]) -> None:
     events = [*before, m.StopRequested(signo)]
-    assert play(events)[1][-1] == m.StopWorkers(0, passed_on, 30.0, "signal")
+    assert play(events)[1][-1] == m.StopWorkers(passed_on, 30.0, "signal")
     assert finish_code([*events, diagnosed(0, 128 + passed_on, passed_on)]) == code
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_after_a_stop_request_kills(first: int) -> None:
     events = [m.StopRequested(first), m.StopRequested(signal.SIGINT)]
-    assert play(events)[1][-1] == m.StopWorkers(0, signal.SIGKILL, 0, "signal")
+    assert play(events)[1][-1] == m.StopWorkers(signal.SIGKILL, 0, "signal")
     assert finish_code([*events, diagnosed(0, 137, signal.SIGKILL)]) == 130
 
 
@@ -218,20 +217,20 @@ def test_a_stop_request_after_a_failure_prevents_the_restart() -> None:
 
 
 def test_a_lost_keeper_ends_the_job_in_every_state() -> None:
-    for before in ([], [WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
+    for before in ([], [m.WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
         state, _ = play(before)
-        state, instructions = machine.handle(POLICY, state, KeeperLost(state.attempt.round))
+        state, instructions = machine.handle(POLICY, state, m.KeeperLost())
         assert instructions == (m.KillDescendants(),)
         assert isinstance(state, m.Finished)
         assert state.code == exit_codes.LOST
 
 
 def test_the_dead_man_ends_the_job() -> None:
-    assert finish_code([DeadManFired(0), diagnosed(0, 137)]) == exit_codes.LOST
+    assert finish_code([m.DeadManFired(0), diagnosed(0, 137)]) == exit_codes.LOST
 
 
 def test_nothing_happens_after_the_end() -> None:
-    events = [DeadManFired(0), diagnosed(0, 0)]
+    events = [m.DeadManFired(0), diagnosed(0, 0)]
     state, _ = play(events)
     assert machine.handle(POLICY, state, m.StopRequested(15)) == (state, ())
 
@@ -239,12 +238,11 @@ def test_nothing_happens_after_the_end() -> None:
 def any_event(number: int) -> st.SearchStrategy[m.Event]:
     ranks = st.integers(0, 2)
     return st.one_of(
-        st.builds(WorkerExited, st.just(number), ranks, st.sampled_from([0, 9, 256])),
-        st.builds(SpawnFailed, st.just(number), ranks, st.sampled_from([2, 13]), st.just("")),
+        st.builds(m.WorkerExited, st.just(number), ranks, st.sampled_from([0, 9, 256])),
+        st.builds(m.NotStarted, st.just(number), st.sampled_from([0, 2, 13])),
         st.builds(m.SettleOver, st.just(number)),
-        st.builds(m.StartFailed, st.just(number)),
         st.builds(m.StopRequested, st.sampled_from([1, 2, 15])),
-        st.builds(DeadManFired, st.just(number)),
+        st.builds(m.DeadManFired, st.just(number)),
         st.builds(m.Noticed, st.sampled_from([10, 12])),
         st.builds(m.Hung, st.just(number), st.just(6)),
         st.builds(
@@ -283,7 +281,7 @@ def assert_ends(node: Play, budget: int) -> None:
     for _ in range(4 * (budget + 1)):
         number = node.state.attempt.round
         for rank in range(3):
-            node.feed(WorkerExited(number, rank, FAIL))
+            node.feed(m.WorkerExited(number, rank, FAIL))
         node.feed(diagnosed(number, 1))
     assert isinstance(node.state, m.Finished)
 
@@ -304,34 +302,34 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
 def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
     attempt = m.Attempt(round=1, restarts=1)
     running = m.Running(attempt=attempt, alive=frozenset({0}))
-    ended, _ = machine.handle(POLICY, running, KeeperLost(0))
+    ended, _ = machine.handle(POLICY, running, m.KeeperLost())
     assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
 
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
-    failed = [WorkerExited(0, 1, FAIL), m.SettleOver(0)]
+    failed = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0)]
     ended, instructions = play([*failed, m.StopRequested(15), diagnosed(0, 4)], budget=3)
     assert instructions[-2:] == [
-        m.StopWorkers(0, 15, 30.0, "signal"),
-        m.ReportFailure(0, 0, "stopped"),
+        m.StopWorkers(15, 30.0, "signal"),
+        m.ReportFailure(0, "stopped"),
     ]
     assert ended == m.Finished(attempt=m.Attempt(), code=4, outcome="failed")
 
 
 def test_a_worker_that_was_killed_needs_no_settling() -> None:
-    _, instructions = play([WorkerExited(0, 1, signal.SIGKILL)])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "failure")
+    _, instructions = play([m.WorkerExited(0, 1, signal.SIGKILL)])
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
 def test_one_that_got_sigterm_may_have_got_it_with_the_agent() -> None:
-    events = [WorkerExited(0, 1, signal.SIGTERM), m.StopRequested(signal.SIGTERM)]
+    events = [m.WorkerExited(0, 1, signal.SIGTERM), m.StopRequested(signal.SIGTERM)]
     assert finish_code([*events, diagnosed(0, 143, signal.SIGTERM)]) == exit_codes.PREEMPTED
 
 
 def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
     events: list[m.Event] = [m.Noticed(signal.SIGUSR1)]
     assert play(events)[1][-1] == m.PassOn(signal.SIGUSR1)
-    died = [WorkerExited(0, 0, signal.SIGUSR1), m.SettleOver(0)]
+    died = [m.WorkerExited(0, 0, signal.SIGUSR1), m.SettleOver(0)]
     code = 128 + signal.SIGUSR1
     assert finish_code([*events, *died, diagnosed(0, code, signal.SIGUSR1)]) == exit_codes.PREEMPTED
     state, _ = play([*died, diagnosed(0, code, signal.SIGUSR1)])
@@ -340,14 +338,14 @@ def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
 
 def test_a_hang_is_stopped_soon_and_restarted() -> None:
     hung = [m.Hung(0, signal.SIGABRT)]
-    assert play(hung)[1][-1] == m.StopWorkers(0, signal.SIGABRT, machine.HUNG_GRACE, "hang")
+    assert play(hung)[1][-1] == m.StopWorkers(signal.SIGABRT, machine.HUNG_GRACE, "hang")
     restarted, _ = play([*hung, diagnosed(0, 134, signal.SIGABRT)])
     assert isinstance(restarted, m.Running)
     assert finish_code([*hung, diagnosed(0, 134, signal.SIGABRT)], budget=0) == exit_codes.HUNG
 
 
 def test_a_notice_and_then_a_request_are_one_preemption() -> None:
-    died = WorkerExited(0, 0, signal.SIGUSR1)
+    died = m.WorkerExited(0, 0, signal.SIGUSR1)
     events = [m.Noticed(signal.SIGUSR1), died, m.StopRequested(signal.SIGTERM)]
     over = diagnosed(0, 128 + signal.SIGUSR1, signal.SIGUSR1)
     assert finish_code([*events, over]) == exit_codes.PREEMPTED
@@ -360,8 +358,8 @@ def test_a_notice_without_workers_is_not_passed_on() -> None:
 @pytest.mark.parametrize(
     ("before", "code", "outcome"),
     [
-        (DeadManFired(0), exit_codes.LOST, "lost"),
-        (SpawnFailed(0, 0, 2, "x"), exit_codes.NOT_FOUND, "failed"),
+        (m.DeadManFired(0), exit_codes.LOST, "lost"),
+        (m.NotStarted(0, 2), exit_codes.NOT_FOUND, "failed"),
         (m.Hung(0, 15), exit_codes.HUNG, "hung"),
     ],
 )
@@ -373,7 +371,7 @@ def test_what_came_before_a_request_to_make_room_gives_the_code(
 
 
 def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
-    events = [WorkerExited(0, 0, 0), WorkerExited(0, 1, 0), KeeperLost(0)]
+    events = [m.WorkerExited(0, 0, 0), m.WorkerExited(0, 1, 0), m.KeeperLost()]
     state, instructions = play(events)
     assert state == m.Finished(attempt=m.Attempt(), code=0, outcome="succeeded")
     assert instructions[-1] == m.KillDescendants()
@@ -382,7 +380,7 @@ def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
 def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
     code = exit_codes.PREEMPTED
     single = m.Policy(workers=1, grace=1.0)
-    state, _ = play([WorkerExited(0, 0, code << 8), diagnosed(0, code)], single, budget=0)
+    state, _ = play([m.WorkerExited(0, 0, code << 8), diagnosed(0, code)], single, budget=0)
     assert state == m.Finished(attempt=m.Attempt(), code=code, outcome="failed")
 
 
@@ -408,7 +406,7 @@ def told(instructions: Sequence[m.Instruction]) -> list[tuple[str, int]]:
 
 
 def test_success_here_waits_for_the_others() -> None:
-    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), diagnosed(0, 0)]
+    done = [m.WorkerExited(0, 4, 0), m.WorkerExited(0, 5, 0), diagnosed(0, 0)]
     state, instructions = among(done)
     assert told(instructions) == [("succeeded", 0)]
     assert isinstance(state, m.Waiting)
@@ -425,7 +423,7 @@ def test_the_first_verdict_stands() -> None:
 
 
 def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
-    assert among([CLOSING])[1][-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "closing")
+    assert among([CLOSING])[1][-1] == m.StopWorkers(signal.SIGTERM, 30.0, "closing")
     state, instructions = among([CLOSING, diagnosed(0, 143, 15)])
     assert told(instructions) == [("stopped", 0)]
     assert isinstance(state, m.Waiting)
@@ -434,30 +432,30 @@ def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
 
 def test_a_failure_of_ones_own_stays_one_when_the_round_closes() -> None:
     closing = replace(CLOSING, failed=True, restarts=1)
-    failed = [WorkerExited(0, 4, FAIL), closing, diagnosed(0, 3)]
+    failed = [m.WorkerExited(0, 4, FAIL), closing, diagnosed(0, 3)]
     _, instructions = among(failed)
     assert told(instructions) == [("failed", 3)]
-    assert instructions[-1] == m.ReportFailure(0, 0, "undecided")
-    _, early = among([WorkerExited(0, 4, FAIL), m.SettleOver(0), diagnosed(0, 3), closing])
-    assert early[-1] == m.ReportFailure(0, 0, "undecided")
+    assert instructions[-1] == m.ReportFailure(0, "undecided")
+    _, early = among([m.WorkerExited(0, 4, FAIL), m.SettleOver(0), diagnosed(0, 3), closing])
+    assert early[-1] == m.ReportFailure(0, "undecided")
 
 
 def test_a_verdict_stops_the_workers_and_ends() -> None:
     state, instructions = among([OVER])
-    assert instructions[-1] == m.StopWorkers(0, signal.SIGTERM, 30.0, "verdict")
+    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "verdict")
     state, instructions = among([OVER, diagnosed(0, 143, 15)])
     assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
     assert told(instructions) == []
 
 
 def test_the_dead_man_ends_the_round_here_and_not_the_job() -> None:
-    state, instructions = among([DeadManFired(0), diagnosed(0, 137, 9)])
+    state, instructions = among([m.DeadManFired(0), diagnosed(0, 137, 9)])
     assert told(instructions) == [("stopped", 0)]
     assert isinstance(state, m.Waiting)
 
 
 def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> None:
-    leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
+    leave = m.Leave(exit_codes.PREEMPTED, "preempted", signal.SIGTERM)
     asked = [m.StopRequested(signal.SIGTERM)]
     assert among(asked)[1][-1] == leave
     state, instructions = among([*asked, diagnosed(0, 143, 15)])
@@ -469,8 +467,8 @@ def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> Non
 
 
 def test_a_node_that_is_done_may_still_leave() -> None:
-    done = [WorkerExited(0, 4, 0), WorkerExited(0, 5, 0), m.StopRequested(15), diagnosed(0, 0)]
-    leave = m.Leave("preempted", exit_codes.PREEMPTED, signal.SIGTERM)
+    done = [m.WorkerExited(0, 4, 0), m.WorkerExited(0, 5, 0), m.StopRequested(15), diagnosed(0, 0)]
+    leave = m.Leave(exit_codes.PREEMPTED, "preempted", signal.SIGTERM)
     assert among(done)[1][-1] == leave
 
 

@@ -57,7 +57,7 @@ def test_what_is_given(typed: str, given: dict[str, str], rest: str) -> None:
         ("--=3", "there is no option --"),
         ("-x", "there is no option -x"),
         ("-mx", "there is no option -x"),
-        ("--nproc-per-node", "--nproc-per-node needs a value: N"),
+        ("--nproc-per-node", "--nproc-per-node needs a value: WORKERS"),
         ("-mr", "-r needs a value: STREAMS"),
         ("--standalone=1 a.py", "--standalone takes no value"),
         ("--help=1", "--help takes no value"),

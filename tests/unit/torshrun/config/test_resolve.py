@@ -61,17 +61,17 @@ def test_all_fields(made: Made, script: str) -> None:
         pid_namespace=True,
         virtual_local_rank=True,
         numa_binding="core-complex",
-        metrics=("0.0.0.0", 9400),
+        metrics_port=("0.0.0.0", 9400),
         events="-",
         output=OutputConfig(
-            tee=StreamRule(everyone=Streams(stdout=True)),
-            local_ranks=frozenset({0}),
-            ranks=frozenset({1}),
-            prefix_template="",
-            timestamps=True,
-            rotate_bytes=1024**2,
-            stdout_filters=("a",),
-            stderr_filters=("b,c",),
+            tee=StreamRule(everyone=Streams.STDOUT),
+            local_ranks_filter=frozenset({0}),
+            ranks_filter=frozenset({1}),
+            log_line_prefix_template="",
+            log_timestamps=True,
+            log_rotate=1024**2,
+            duplicate_stdout_filters=("a",),
+            duplicate_stderr_filters=("b,c",),
             color="never",
             status_line="never",
         ),
@@ -125,12 +125,12 @@ def test_variables_of_other_names(made: Made) -> None:
         "PET_RDZV_ID": "j",
     }
     job = made(environ).job
-    assert (job.shutdown_timeout, job.output.prefix_template, job.run_id) == (
+    assert (job.shutdown_timeout, job.output.log_line_prefix_template, job.run_id) == (
         7.0,
         "<${rank}> ",
         "j",
     )
-    assert job.metrics == ("127.0.0.1", 9500)
+    assert job.metrics_port == ("127.0.0.1", 9500)
     assert made({**environ, "PET_SHUTDOWN_TIMEOUT": "8"}).job.shutdown_timeout == 8.0
 
 
@@ -235,7 +235,7 @@ def test_what_says_that_there_is_one_node_works_silently(
         ({"monitor_interval": "5"}, "--monitor-interval has no effect"),
         ({"event_log_handler": "null"}, "--event-log-handler has no effect"),
         ({"logs_specs": "mine"}, "--logs-specs has no effect"),
-        ({"rdzv_conf": "is_host=1,timeout=3"}, "--rdzv-conf: is_host has no effect"),
+        ({"rdzv_conf": "use_libuv=1,timeout=3"}, "--rdzv-conf: use_libuv has no effect"),
         ({"local_ranks_filter": "3,4"}, "names no worker: their local ranks are 0 to 0"),
         ({"standalone": "1", "nnodes": "2"}, "--nnodes has no effect: --standalone is given"),
         ({"standalone": "1", "node_rank": "1"}, "--node-rank has no effect"),

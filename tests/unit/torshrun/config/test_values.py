@@ -17,7 +17,7 @@ from torshrun.config import values
 from torshrun.config.job import Streams
 from torshrun.config.options import OPTIONS
 
-OUT, ERR, BOTH = Streams(stdout=True), Streams(stderr=True), Streams(stdout=True, stderr=True)
+OUT, ERR, BOTH = Streams.STDOUT, Streams.STDERR, Streams.BOTH
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ OUT, ERR, BOTH = Streams(stdout=True), Streams(stderr=True), Streams(stdout=True
         (
             values.rdzv_conf,
             "join_timeout=5m, is_host = true",
-            {"join_timeout": 300.0, "is_host": "true"},
+            {"join_timeout": 300.0, "is_host": True},
         ),
     ],
 )
@@ -116,7 +116,14 @@ def test_values(parse: Callable[[str], Any], text: str, value: object) -> None:
         (values.rdzv_conf, "join_timeout", "not KEY=VALUE"),
         (values.rdzv_conf, "timeout=soon", "timeout: 'soon' is not"),
         (values.rdzv_conf, "keep_alive_max_attempt=-1", "is negative"),
-        (values.line, "a\nb", "more than one line"),
+        (values.template, "a\nb", "more than one line"),
+        (
+            values.template,
+            "${node}",
+            r"\$\{node\}: use \$\{role_name\}, \$\{rank\}, \$\{local_rank",
+        ),
+        (values.template, "$ ${rank}", r"write \$\$ for a dollar sign"),
+        (values.template, "${rank", r"write \$\$ for a dollar sign"),
         (values.one_of("auto", "never"), "nevr", "one of auto, never; did you mean never"),
     ],
 )
@@ -142,12 +149,12 @@ def test_a_handler_for_torchruns_agents_is_named_as_such(
 def test_streams_for_all_by_local_rank_and_by_rank() -> None:
     assert values.stream_rule("3").streams(7, 1) == BOTH
     rule = values.stream_rule("0:1,1:2,r8:3")
-    assert [rule.streams(rank, rank % 4) for rank in (0, 1, 2, 8)] == [OUT, ERR, Streams(), BOTH]
-    assert values.stream_rule("0").streams(0, 0) == Streams()
+    assert [rule.streams(rank, rank % 4) for rank in (0, 1, 2, 8)] == [OUT, ERR, Streams.NONE, BOTH]
+    assert values.stream_rule("0").streams(0, 0) == Streams.NONE
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
 @given(text=st.text() | st.text("0123456789:-.,=r[]", max_size=12))
 def test_any_text_is_a_value_or_a_configuration_error(option: Any, text: str) -> None:
     with contextlib.suppress(ConfigError):
-        option.parse(text)
+        option.kind.parse(text)

@@ -62,12 +62,12 @@ def test_a_complete_file(written: Written) -> None:
     assert made.arguments == ("--lr", "1e-3", "--on", "yes", "007", "a b")
     assert made.environment == {"FOO": "yes", "EMPTY": "", "1": "2"}
     assert (made.nproc_per_node, made.shutdown_timeout, made.run_id) == (3, 90.0, "0123")
-    assert made.output.timestamps
-    assert made.output.tee.streams(0, 0) == Streams(stdout=True, stderr=True)
-    assert made.output.tee.streams(1, 1) == Streams(stderr=True)
-    assert made.output.local_ranks == {0, 2}
-    assert made.output.stdout_filters == ("a,b", "c")
-    assert made.metrics == ("127.0.0.1", 9400)
+    assert made.output.log_timestamps
+    assert made.output.tee.streams(0, 0) == Streams.BOTH
+    assert made.output.tee.streams(1, 1) == Streams.STDERR
+    assert made.output.local_ranks_filter == {0, 2}
+    assert made.output.duplicate_stdout_filters == ("a,b", "c")
+    assert made.metrics_port == ("127.0.0.1", 9400)
     assert [signal.name for signal in made.signals_to_handle] == ["SIGTERM", "SIGINT"]
 
 
@@ -139,7 +139,10 @@ def test_an_empty_file_says_nothing(written: Written) -> None:
         ("dry_run: true", "belongs on the command line"),
         ("nproc_per_node: four", "^job.yaml:1: nproc_per_node: 'four' is not a whole number"),
         ("nproc_per_node: 1.5", "^job.yaml:1: nproc_per_node: '1.5' is not a whole number"),
-        ("nproc_per_node: [1]", "^job.yaml:1: nproc_per_node: a list is not possible, give N"),
+        (
+            "nproc_per_node: [1]",
+            "^job.yaml:1: nproc_per_node: a list is not possible, give WORKERS",
+        ),
         ("standalone: {}", "a mapping is not possible, give true or false"),
         ("standalone: maybe", "^job.yaml:1: standalone: 'maybe' is neither"),
         ("tee: [1]", "a list is not possible, give STREAMS or a mapping"),

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from torsh_runtime.errors import ConfigError
-from torshrun.ctl.command import run
-from torshrun.ctl.rendezvous_options import meeting_place
+from torshrun.ctl.command import meeting_place, run
 
 MEET = "--rdzv-endpoint=127.0.0.1:1"
 

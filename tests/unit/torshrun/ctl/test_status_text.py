@@ -75,16 +75,19 @@ def test_what_is_asked_of_it() -> None:
         rows.WANT_DRAIN + "a": rows.encode(rows.Wanted()),
         rows.WANT_HOLD + "a": rows.encode(rows.Wanted()),
         rows.WANT_STOP: stop,
+        rows.WAIT: rows.encode(rows.WaitRow(why="for node b to enter the round")),
     }
     text = in_words(read("job", items))
+    assert "the job waits for node b to enter the round\n" in text
     assert "runs; asked to go\n" in text
     assert "somebody asked for its end: enough\n" in text
     assert "no node is added before the next checkpoint: a\n" in text
 
 
 def test_nothing_that_others_wrote_gets_at_the_terminal() -> None:
-    hostile = node("a", 0, address="\x1b[2Jhost\r\n")
-    text = in_words(read("job\x07", keys(header(), hostile)))
+    hostile = rows.encode(rows.WaitRow(why="\x1b[2Jhostile\r\n"))
+    text = in_words(read("job\x07", keys(header()) | {rows.WAIT: hostile}))
+    assert "hostile" in text
     assert text.replace("\n", "").isprintable()
 
 

@@ -5,54 +5,54 @@ from __future__ import annotations
 import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun import failure
-from torshrun.failure import Exit, Kind, OomEvidence
+from torshrun.failure.cause import Kind, diagnose, fingerprint, followed, root_cause
+from torshrun.failure.exits import Exit, OomEvidence
 
 OOM = OomEvidence(kills=1, ours=True, cgroup="/job", limit=64 << 20)
 
 
 def test_success_has_no_cause() -> None:
-    assert failure.root_cause([an_exit(0, 0), an_exit(1, 0)]) is None
-    assert failure.root_cause([]) is None
+    assert root_cause([an_exit(0, 0), an_exit(1, 0)]) is None
+    assert root_cause([]) is None
 
 
 def test_the_first_failure_is_the_cause() -> None:
     first, second = an_exit(1, 3 << 8), an_exit(0, 4 << 8)
-    assert failure.root_cause([an_exit(2, 0), first, second]) is first
+    assert root_cause([an_exit(2, 0), first, second]) is first
 
 
 def test_one_that_lost_a_peer_is_not_the_cause_even_if_it_ended_first() -> None:
     killed = an_exit(1, 9)
-    assert failure.root_cause([an_exit(0, 1 << 8, stderr=PEER_LOST), killed]) is killed
+    assert root_cause([an_exit(0, 1 << 8, stderr=PEER_LOST), killed]) is killed
 
 
 def test_a_torn_connection_is_a_cause_only_if_there_is_no_better_one() -> None:
     torn = an_exit(0, 1 << 8, stderr=raised("RuntimeError: Connection closed by peer [::1]:9"))
     lost = an_exit(1, 1 << 8, stderr=PEER_LOST)
-    assert failure.root_cause([lost, torn]) is torn
+    assert root_cause([lost, torn]) is torn
     better = an_exit(2, 1 << 8, stderr=VALUE_ERROR)
-    assert failure.root_cause([lost, torn, better]) is better
+    assert root_cause([lost, torn, better]) is better
 
 
 def test_one_that_was_stopped_is_not_the_cause() -> None:
     lost = an_exit(0, 1 << 8, stderr=PEER_LOST)
-    assert failure.root_cause([lost, an_exit(1, 15, stopped=True)]) is lost
+    assert root_cause([lost, an_exit(1, 15, stopped=True)]) is lost
 
 
 def test_if_all_were_stopped_the_first_of_them_is() -> None:
     stopped = an_exit(1, 15, stopped=True)
-    assert failure.root_cause([stopped, an_exit(0, 9, stopped=True)]) is stopped
+    assert root_cause([stopped, an_exit(0, 9, stopped=True)]) is stopped
 
 
 def test_one_that_hung_is_even_if_others_ended_before_it() -> None:
     hung = an_exit(1, 0, stopped=True, hung="it has not entered all_reduce 7")
     others = [an_exit(0, 15, stopped=True), an_exit(2, 6)]
-    assert failure.root_cause([*others, hung]) is hung
+    assert root_cause([*others, hung]) is hung
 
 
 def test_followers_are_known_by_their_last_traceback_and_what_it_came_from() -> None:
-    def follows(stderr: bytes, status: int = 1 << 8, account: str = "") -> bool:
-        return failure.followed(an_exit(0, status, stderr=stderr, account=account))
+    def follows(stderr: bytes, status: int = 1 << 8, account: str = "") -> int:
+        return followed(an_exit(0, status, stderr=stderr, account=account))
 
     assert follows(PEER_LOST)
     assert follows(raised("torsh_runtime.errors.CommAborted: x", "RuntimeError: no more steps"))
@@ -82,9 +82,10 @@ def test_followers_are_known_by_their_last_traceback_and_what_it_came_from() -> 
 )
 def test_kinds_of_exceptions(error: str, kind: Kind, hint: str) -> None:
     exit_ = an_exit(0, 1 << 8, stderr=raised(error), program="/bin/python3")
-    assert failure.kind(exit_) is kind
-    assert hint in failure.explain(exit_)
-    assert bool(failure.explain(exit_)) == (kind is not Kind.EXCEPTION)
+    found, told = diagnose(exit_)
+    assert found is kind
+    assert hint in told
+    assert bool(told) == (kind is not Kind.EXCEPTION)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +103,13 @@ def test_kinds_of_exceptions(error: str, kind: Kind, hint: str) -> None:
     ],
 )
 def test_kinds_of_those_without_a_traceback(stderr: bytes, code: int, kind: Kind) -> None:
-    assert failure.kind(an_exit(0, code << 8, stderr=stderr)) is kind
+    assert diagnose(an_exit(0, code << 8, stderr=stderr))[0] is kind
 
 
 def test_an_exit_code_of_a_shell_is_told_as_such() -> None:
-    assert "SIGSEGV" in failure.explain(an_exit(0, 139 << 8))
-    assert failure.explain(an_exit(0, 255 << 8)) == ""
-    assert failure.explain(an_exit(0, 7 << 8)) == ""
+    assert "SIGSEGV" in diagnose(an_exit(0, 139 << 8))[1]
+    assert diagnose(an_exit(0, 255 << 8))[1] == ""
+    assert diagnose(an_exit(0, 7 << 8))[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -124,13 +125,14 @@ def test_an_exit_code_of_a_shell_is_told_as_such() -> None:
 )
 def test_kinds_of_signals(signo: int, kind: Kind, hint: str) -> None:
     exit_ = an_exit(0, signo)
-    assert failure.kind(exit_) is kind
-    assert hint in failure.explain(exit_)
+    found, told = diagnose(exit_)
+    assert found is kind
+    assert hint in told
 
 
 def test_torshruns_own_kill_is_not_blamed_on_others() -> None:
     stopped = an_exit(0, 9, stopped=True, oom=OOM)
-    assert (failure.kind(stopped), failure.explain(stopped)) == (Kind.STOPPED, "")
+    assert diagnose(stopped) == (Kind.STOPPED, "")
 
 
 @pytest.mark.parametrize(
@@ -168,23 +170,22 @@ def test_torshruns_own_kill_is_not_blamed_on_others() -> None:
     ],
 )
 def test_out_of_memory(exit_: Exit, told: str) -> None:
-    assert failure.kind(exit_) is Kind.OUT_OF_MEMORY
-    assert failure.explain(exit_) == told
+    assert diagnose(exit_) == (Kind.OUT_OF_MEMORY, told)
 
 
 def test_a_kill_elsewhere_does_not_explain_another_failure() -> None:
-    assert failure.kind(an_exit(0, 1 << 8, oom=OOM, stderr=VALUE_ERROR)) is Kind.EXCEPTION
-    assert failure.kind(an_exit(0, 11, oom=OOM)) is Kind.CRASHED
+    assert diagnose(an_exit(0, 1 << 8, oom=OOM, stderr=VALUE_ERROR))[0] is Kind.EXCEPTION
+    assert diagnose(an_exit(0, 11, oom=OOM))[0] is Kind.CRASHED
 
 
 def test_a_hang_is_explained_by_where_it_hung() -> None:
     hung = an_exit(0, 9, hung="It has not entered all_reduce 7.", stopped=True)
-    assert failure.kind(hung) is Kind.HUNG
-    assert failure.explain(hung) == "It has not entered all_reduce 7."
+    assert diagnose(hung)[0] is Kind.HUNG
+    assert diagnose(hung)[1] == "It has not entered all_reduce 7."
 
 
 def prints(status: int, stderr: bytes) -> str:
-    return failure.fingerprint(an_exit(0, status, stderr=stderr))
+    return fingerprint(an_exit(0, status, stderr=stderr))
 
 
 def test_the_same_failure_has_the_same_fingerprint_again() -> None:
@@ -212,8 +213,8 @@ def test_a_rank_that_aborts_because_it_lost_a_peer_only_followed() -> None:
     said += b"Fatal Python error: Aborted\n\n"
     aborted = an_exit(0, 6, stderr=said)
     raised_later = an_exit(1, 1 << 8, stderr=VALUE_ERROR)
-    assert failure.root_cause([aborted, raised_later]) is raised_later
-    assert failure.kind(aborted) is Kind.PEER_LOST
+    assert root_cause([aborted, raised_later]) is raised_later
+    assert diagnose(aborted)[0] is Kind.PEER_LOST
     own = an_exit(2, 6, stderr=b"assertion failed\nFatal Python error: Aborted\n\n")
-    assert failure.root_cause([own, raised_later]) is own
-    assert failure.kind(own) is Kind.CRASHED
+    assert root_cause([own, raised_later]) is own
+    assert diagnose(own)[0] is Kind.CRASHED

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.exits import VALUE_ERROR, an_exit
 
-from torshrun import failure
-from torshrun.failure.error_file import ACCOUNT_BYTES
+from torshrun.failure.error_file import ACCOUNT_BYTES, load_account, write_account
 
 
 @pytest.mark.parametrize(
@@ -26,10 +25,9 @@ from torshrun.failure.error_file import ACCOUNT_BYTES
     ],
 )
 def test_what_a_document_says(document: object, text: str, tmp_path: Path) -> None:
-    assert failure.read_account(document) == text
     path = tmp_path / "error.json"
     path.write_text(json.dumps(document))
-    assert failure.load_account(str(path)) == text
+    assert load_account(str(path)) == text
 
 
 @pytest.mark.parametrize(
@@ -39,19 +37,19 @@ def test_what_a_document_says(document: object, text: str, tmp_path: Path) -> No
 def test_nonsense_is_no_account(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_bytes(content)
-    assert failure.load_account(str(path)) == ""
+    assert load_account(str(path)) == ""
 
 
 def test_what_is_no_file_is_no_account(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", tmp_path / "none", "/dev/zero", "a\0b"):
-        assert failure.load_account(str(path)) == ""
+        assert load_account(str(path)) == ""
 
 
 def test_the_root_cause_is_left_for_a_launcher_above(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text("of an attempt before")
-    failure.write_account(str(path), an_exit(3, 1 << 8, stderr=VALUE_ERROR), 1700000000.9)
+    write_account(str(path), an_exit(3, 1 << 8, stderr=VALUE_ERROR), 1700000000.9)
     assert json.loads(path.read_text()) == {
         "message": {
             "message": "ValueError: bad",
@@ -67,10 +65,10 @@ def test_the_root_cause_is_left_for_a_launcher_above(tmp_path: Path) -> None:
 
 def test_a_silent_death_is_left_too(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    failure.write_account(str(path), an_exit(3, 9), 0)
-    assert failure.load_account(str(path)) == "rank 3: killed by SIGKILL, exit code 137"
+    write_account(str(path), an_exit(3, 9), 0)
+    assert load_account(str(path)) == "rank 3: killed by SIGKILL, exit code 137"
 
 
 def test_where_it_cannot_be_left_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="none"):
-        failure.write_account(str(tmp_path / "none" / "error.json"), an_exit(3, 9), 0)
+        write_account(str(tmp_path / "none" / "error.json"), an_exit(3, 9), 0)

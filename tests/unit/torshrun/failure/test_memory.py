@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.failure import MemoryWatch, OomEvidence
+from torshrun.failure.exits import OomEvidence
+from torshrun.failure.memory import MemoryWatch
 
 MEBI = 1 << 20
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun import failure
-from torshrun.failure.report import LINE_CHARS, SHOWN_LINES
+from torshrun.failure.report import LINE_CHARS, SHOWN_LINES, describe
 
 
 def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
@@ -18,7 +17,7 @@ def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
         an_exit(5, 0),
         an_exit(4, 1 << 8, stderr=b"step 2\n" + VALUE_ERROR),
     ]
-    assert failure.describe(exits, "restarting").split("\n") == [
+    assert describe(exits, "restarting").split("\n") == [
         "torshrun: rank 1 failed first: exit code 1, host h, pid 101, after 1.2 s",
         "  its traceback:",
         "  | Traceback (most recent call last):",
@@ -32,28 +31,28 @@ def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
 
 
 def test_what_is_known_about_the_cause_comes_before_its_words() -> None:
-    lines = failure.describe([an_exit(0, 11, stderr=b"working\n")], "x").split("\n")
+    lines = describe([an_exit(0, 11, stderr=b"working\n")], "x").split("\n")
     assert lines[0].startswith("torshrun: rank 0 failed first: killed by SIGSEGV, exit code 139,")
     assert lines[1].startswith("  It touched memory that is not its own")
     assert lines[2:] == ["  the last lines of its stderr:", "  | working", "  x"]
 
 
 def test_nothing_failed() -> None:
-    assert failure.describe([an_exit(0, 0)], "the job has ended") == "torshrun: the job has ended"
+    assert describe([an_exit(0, 0)], "the job has ended") == "torshrun: the job has ended"
 
 
 def test_silence_is_said_to_be_silence() -> None:
-    assert "  it wrote nothing to stderr\n" in failure.describe([an_exit(0, 1 << 8)], "x")
+    assert "  it wrote nothing to stderr\n" in describe([an_exit(0, 1 << 8)], "x")
 
 
 def test_an_error_file_is_named_as_the_source() -> None:
-    told = failure.describe([an_exit(0, 1 << 8, account="KeyError: 1", stderr=b"warn\n")], "x")
+    told = describe([an_exit(0, 1 << 8, account="KeyError: 1", stderr=b"warn\n")], "x")
     assert "  from its error file:\n  | KeyError: 1\n" in told
     assert "warn" not in told
 
 
 def shown(stderr: bytes, status: int = 1 << 8) -> list[str]:
-    lines = failure.describe([an_exit(0, status, stderr=stderr)], "x").split("\n")
+    lines = describe([an_exit(0, status, stderr=stderr)], "x").split("\n")
     return [line.removeprefix("  | ") for line in lines if line.startswith("  |")]
 
 
@@ -83,17 +82,16 @@ def test_long_lines_are_cut() -> None:
 
 def test_hundreds_of_ranks_take_one_short_line() -> None:
     exits = [an_exit(7, 9), *(an_exit(rank, 15, stopped=True) for rank in range(256) if rank != 7)]
-    told = failure.describe(exits, "x")
+    told = describe(exits, "x")
     assert "\n  after it: ranks 0-6, 8-255 stopped by torshrun\n" in told
     mixed = [an_exit(300, 9)]
     mixed += [an_exit(rank, (rank % 50 + 1) << 8) for rank in range(300)]
-    (line,) = (line for line in failure.describe(mixed, "x").split("\n") if "after it" in line)
+    (line,) = (line for line in describe(mixed, "x").split("\n") if "after it" in line)
     assert "ranks 0, 50, 100, 150, 200, 250 exit code 1; " in line
     assert line.endswith("; 264 others in other ways")
     even = [an_exit(301, 9), *(an_exit(rank, 15, stopped=True) for rank in range(0, 300, 2))]
-    assert (
-        "ranks 0, 2, 4, 6, 8, 10, 12, 14, … (150 in all) stopped by torshrun"
-        in failure.describe(even, "x")
+    assert "ranks 0, 2, 4, 6, 8, 10, 12, 14, … (150 in all) stopped by torshrun" in describe(
+        even, "x"
     )
 
 
@@ -103,6 +101,6 @@ def test_hundreds_of_ranks_take_one_short_line() -> None:
 def test_no_worker_commands_the_terminal(command: bytes) -> None:
     loud = raised("ValueError: bad").replace(b"bad", b"b" + command + b"ad\0")
     for facts in ({"stderr": loud}, {"account": loud.decode()}):
-        report = failure.describe([an_exit(0, 1 << 8, **facts)], "x")
+        report = describe([an_exit(0, 1 << 8, **facts)], "x")
         assert "| ValueError: bad\N{REPLACEMENT CHARACTER}\n" in report
         assert all(line.isprintable() for line in report.split("\n"))

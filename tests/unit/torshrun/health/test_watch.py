@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from torsh_runtime import status
-from torshrun.health.detector import Hang
-from torshrun.health.pages import StatusPages
-from torshrun.health.watch import HangWatch, Watched
+from torshrun.health.detector import Hang, Sample
+from torshrun.health.pages import StatusPages, WorkerStatus
+from torshrun.health.watch import HangWatch
 
 
 class QuickLoop(asyncio.SelectorEventLoop):
@@ -38,11 +38,13 @@ class Bench:
         self.hangs: list[Hang] = []
         self.looks = 0
         self.output = 0
+        self.status = WorkerStatus
+        self.stalled = False
         self.watch = HangWatch(timeout, self.loop, self.hangs.append)
 
-    def workers(self) -> list[Watched]:
+    def samples(self) -> list[Sample] | None:
         self.looks += 1
-        return [Watched(rank=4, local_rank=0, pid=0, output=self.output, alive=True)]
+        return None if self.stalled else [Sample(rank=4, output=self.output, status=self.status())]
 
     def __enter__(self) -> Bench:
         return self
@@ -55,7 +57,7 @@ class Bench:
 def test_a_hang_is_told_once_in_a_round() -> None:
     with Bench(10) as bench:
         for number in (1, 2):
-            bench.watch.start(bench.workers, None)
+            bench.watch.start(bench.samples)
             bench.loop.run_for(30)
             assert len(bench.hangs) == number
         assert bench.hangs[0].suspect == 4
@@ -63,23 +65,36 @@ def test_a_hang_is_told_once_in_a_round() -> None:
 
 def test_workers_that_write_do_not_hang() -> None:
     with Bench(10) as bench:
-        bench.watch.start(bench.workers, None)
+        bench.watch.start(bench.samples)
         for _ in range(10):
             bench.output += 1
             bench.loop.run_for(9)
         assert not bench.hangs
 
 
+def test_workers_that_are_held_up_do_not_hang() -> None:
+    with Bench(10) as bench:
+        bench.watch.start(bench.samples)
+        bench.loop.run_for(8)
+        bench.stalled = True
+        bench.loop.run_for(30)
+        bench.stalled = False
+        bench.loop.run_for(9)
+        assert not bench.hangs
+        bench.loop.run_for(3)
+        assert bench.hangs
+
+
 def test_without_a_timeout_nothing_is_looked_at() -> None:
     with Bench(0) as bench:
-        bench.watch.start(bench.workers, None)
+        bench.watch.start(bench.samples)
         bench.loop.run_for(30)
         assert bench.looks == 0
 
 
 def test_a_stopped_watch_is_silent() -> None:
     with Bench(10) as bench:
-        bench.watch.start(bench.workers, None)
+        bench.watch.start(bench.samples)
         bench.watch.stop()
         bench.loop.run_for(30)
         assert bench.looks == 0
@@ -88,7 +103,7 @@ def test_a_stopped_watch_is_silent() -> None:
 def test_looks_are_neither_too_frequent_nor_too_rare() -> None:
     for timeout, expected in ((0.5, 0.2), (30, 3.0), (3600, 10.0)):
         with Bench(timeout) as bench:
-            bench.watch.start(bench.workers, None)
+            bench.watch.start(bench.samples)
             bench.loop.run_for(expected * 2.5)
             assert bench.looks == 2
 
@@ -99,7 +114,8 @@ def test_the_page_of_a_worker_is_seen(tmp_path: Path) -> None:
     page = status.take_page(path, 0)
     assert page is not None
     with Bench(10) as bench:
-        bench.watch.start(bench.workers, pages)
+        bench.status = lambda: pages.read()[0]
+        bench.watch.start(bench.samples)
         for step in range(5):
             page.note_step(step)
             bench.loop.run_for(9)

@@ -18,7 +18,7 @@ from support.processes import soon
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event, faults
 from torshrun.live import line_file
-from torshrun.live.events import ConsoleLines, Recorder
+from torshrun.live.events import Recorder
 from torshrun.live.line_file import LineFile
 
 STRANGER = 64999
@@ -36,7 +36,7 @@ class Sink(Recorder):
     def __init__(self, path: str, complain: Callable[[str], None]) -> None:
         self.file = LineFile(path, complain)
         self._time = 0.0
-        super().__init__(self.file, "j", clock=lambda: self._time)
+        super().__init__(None, "j", clock=lambda: self._time, file=self.file)
 
     def emit(self, event: Event) -> None:
         self._time = event.time
@@ -78,7 +78,7 @@ def biggest_file(size: int) -> Iterator[None]:
 
 def test_a_recorder_stamps_what_happens() -> None:
     lines: list[bytes] = []
-    recorder = Recorder(ConsoleLines(lines.append), "job", 3, clock=lambda: 12.5)
+    recorder = Recorder(lines.append, "job", 3, clock=lambda: 12.5)
     recorder.record("notice", 2, signal="SIGUSR1")
     recorder.close()
     facts = {"signal": "SIGUSR1"}

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from torsh_runtime.errors import ConfigError
 from torshrun.live import http_server
 from torshrun.live.http_pages import STALL_SECONDS, Pages, unhealthy
 from torshrun.live.http_server import HttpServer
-from torshrun.live.prometheus import METRICS, Exposition
+from torshrun.live.prometheus import Exposition
 from torshrun.live.snapshot import Snapshot
 
 DOC = Path(__file__).parents[4] / "docs/metrics.md"
@@ -77,13 +79,11 @@ class Endpoint:
 
 
 def parsed(text: str) -> dict[str, dict[tuple[str, ...], float]]:
-    """Values by name and by the values of the labels, in the order of METRICS."""
+    """Values by name and by the values of the labels."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            names = METRICS[sample.name].labels if sample.name in METRICS else sample.labels
-            labels = tuple(sample.labels[name] for name in names)
-            found.setdefault(sample.name, {})[labels] = sample.value
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
     return found
 
 
@@ -118,7 +118,7 @@ def test_the_job_in_numbers(endpoint: Endpoint) -> None:
         "started": time.monotonic() - 60,
     }
     told = endpoint.samples()
-    assert told["torsh_job_info"] == {('a "job"\n', "default", "1"): 1}
+    assert told["torsh_job_info"] == {("1", "default", 'a "job"\n'): 1}
     assert told["torsh_nodes"] == {(): 2}
     assert told["torsh_round"] == {(): 4}
     assert told["torsh_workers"] == {(): 2}
@@ -160,7 +160,7 @@ def test_a_worker_that_has_just_gone_has_no_usage(
 
 def test_a_name_that_is_no_unicode_is_spelt_out(endpoint: Endpoint) -> None:
     endpoint.facts = {"run_id": "j\udcff"}
-    assert ("j\\udcff", "default", "0") in endpoint.samples()["torsh_job_info"]
+    assert ("0", "default", "j\\udcff") in endpoint.samples()["torsh_job_info"]
 
 
 def test_openmetrics_is_spoken_to_who_asks_for_it() -> None:
@@ -182,11 +182,14 @@ def test_two_servers_do_not_share_their_numbers(endpoint: Endpoint) -> None:
 
 def test_names_follow_the_conventions_and_the_document_has_them() -> None:
     rows = []
-    for name, series in METRICS.items():
-        assert name.startswith("torsh_")
-        assert name.endswith("_total") == (series.type == "counter"), name
-        labels = ", ".join(f"`{label}`" for label in series.labels)
-        rows.append(f"| `{name}` | {series.type} | {labels} | {series.text} |\n")
+    snapshot = a_snapshot(pids=(os.getpid(),), steps=(1,), failures={"exit code": 1})
+    for metric in Exposition(lambda: snapshot).collect():
+        sample = metric.samples[0]
+        assert sample.name.startswith("torsh_")
+        assert sample.name.endswith("_total") == (metric.type == "counter"), sample.name
+        labels = ", ".join(f"`{label}`" for label in sample.labels)
+        row = f"| `{sample.name}` | {metric.type} | {labels} | {metric.documentation} |\n"
+        rows.append(row)
     written = "".join(rows)
     _, marker, rest = DOC.read_text().partition("| metric | type | labels | |\n|---|---|---|---|\n")
     assert marker, "docs/metrics.md lacks its table"
@@ -385,17 +388,60 @@ def test_a_flood_goes_on_while_others_are_answered(endpoint: Endpoint) -> None:
         flooder.join()
 
 
-def test_another_hosts_connections_do_not_take_this_hosts_place(endpoint: Endpoint) -> None:
-    visits = [http_server._Visit(socket.socket(), host, 0.0) for host in ("a", "b", "b", "c")]
-    server = HttpServer("127.0.0.1", 0, bytes)
-    for visit in visits:
-        server._visits.append(visit)
-        server._selector.register(visit.connection, 1, visit)
-    server._make_room(list(visits))
-    assert [visit.host for visit in server._visits] == ["a", "b", "c"]
-    server._make_room(visits[:1])
-    assert [visit.host for visit in server._visits] == ["b", "c"]
-    server.close()
+def test_who_has_the_most_connections_loses_the_oldest() -> None:
+    visits = {1: "a", 2: "b", 3: "b", 4: "c"}
+    assert http_server.oldest_of_most(visits) == 2
+    del visits[2]
+    assert http_server.oldest_of_most(visits) == 1
+
+
+def test_another_hosts_connections_do_not_take_this_hosts_place(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_VISITS", 2)
+    hosts = iter(["", "a", "b", "b"])
+    monkeypatch.setattr(http_server, "foreign", lambda client, own: next(hosts))
+    visits = endpoint.server._visits
+    with contextlib.ExitStack() as stack:
+        for wanted in (1, 2, 3, 3):
+            stack.enter_context(endpoint.connect())
+            assert soon(partial(lambda wanted: len(visits) == wanted, wanted))
+        assert soon(lambda: list(visits.values()) == ["", "b", "b"])
+
+
+def test_without_descriptors_the_oldest_connection_goes(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that comes then is answered."""
+    monkeypatch.setattr(http_server, "VISIT_SECONDS", 1000.0)
+    endpoint.ask("/nothing")  # loads what an answer needs
+    assert soon(lambda: not endpoint.server._visits)
+    with endpoint.connect() as idle, contextlib.ExitStack() as stack:
+        assert soon(lambda: len(endpoint.server._visits) == 1)
+        client = stack.enter_context(socket.socket())
+        stack.enter_context(all_descriptors_used())
+        client.settimeout(20)
+        client.connect(endpoint.address)
+        client.sendall(b"GET /nothing HTTP/1.0\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.0 404 ")
+        assert cut_off(idle)
+
+
+@contextlib.contextmanager
+def all_descriptors_used() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    fillers: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            fillers.append(os.dup(0))
+    try:
+        yield
+    finally:
+        for filler in fillers:
+            os.close(filler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +454,7 @@ def test_another_hosts_connections_do_not_take_this_hosts_place(endpoint: Endpoi
     ],
 )
 def test_who_is_of_this_host(client: str, own: str, foreign: str) -> None:
-    assert http_server._foreign(client, own) == foreign
+    assert http_server.foreign(client, own) == foreign
 
 
 def test_what_follows_a_request_is_no_trouble(endpoint: Endpoint) -> None:

@@ -13,6 +13,13 @@ def test_loopback_is_told_only_where_it_is_asked_for() -> None:
     assert routable([("127.0.0.2", 1)]).startswith("127.")
 
 
+def test_loopback_is_not_told_to_other_hosts_that_may_come() -> None:
+    told = routable([("localhost", 1)], may_be_private=False)
+    assert told == routable([("192.0.2.1", 1)]) or told.startswith(
+        "127."
+    )  # where there is no way out
+
+
 def test_the_next_endpoint_counts_if_the_first_is_unknown() -> None:
     assert routable([("no-such-host.invalid", 1), ("127.0.0.1", 1)]) == "127.0.0.1"
 

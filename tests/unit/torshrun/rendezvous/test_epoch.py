@@ -14,7 +14,7 @@ from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.signed import SignedStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.epoch import Entrance, Epoch, read_epoch
+from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown, read_epoch
 from torshrun.rendezvous.rows import VerdictRow
 from torshrun.rendezvous.settings import Settings
 
@@ -110,9 +110,9 @@ def test_a_store_that_came_back_older_gets_a_new_epoch_which_all_go_on_in() -> N
         a, b = entrance(store), entrance(store)
         old = await a.enter(None)
         assert await b.enter(None) == old
-        new = await a.enter(old, is_older=True)  # what it holds looks as before
+        new = await a.enter(old)  # what it holds looks as before
         assert (new.name != old.name, new.after) == (True, old.name)
-        assert await b.enter(old, is_older=True) == new
+        assert await b.enter(old) == new
 
     play(scene)
 
@@ -131,12 +131,69 @@ def test_an_epoch_that_was_left_never_comes_back() -> None:
     play(scene)
 
 
+def test_an_epoch_of_the_past_that_is_put_back_takes_nobody_in() -> None:
+    async def scene(store: MemoryStore) -> None:
+        await entrance(store).enter(None)  # of a job with the same secret that has ended
+        past = await store.get(KEY)
+        assert past is not None
+        await store.delete(KEY)
+        a, b = entrance(store), entrance(store)
+        present = await a.enter(None)
+        assert await b.enter(None) == present
+        await store.put(KEY, past.value)
+        new = await a.enter(present)
+        assert (new.after, new.name != present.name) == (present.name, True)
+        assert await b.enter(present) == new
+
+    play(scene)
+
+
+def test_who_came_first_to_an_emptied_store_follows_those_who_were_there_before() -> None:
+    async def scene(store: MemoryStore) -> None:
+        old, newcomer = entrance(store), entrance(store)
+        before = await old.enter(None)
+        await store.delete(KEY)
+        own = await newcomer.enter(None)
+        new = await old.enter(before)
+        assert (new.after, new.over) == (before.name, own.name)
+        assert await newcomer.enter(own) == new
+
+    play(scene)
+
+
+@pytest.mark.parametrize("garbage", [b"x", b""])
+def test_garbage_in_the_place_of_an_epoch_ends_no_job_that_was_there(garbage: bytes) -> None:
+    async def scene(store: MemoryStore) -> None:
+        node = entrance(store)
+        old = await node.enter(None)
+        await SignedStore(store, old.records).put(rows.base("job") + rows.LEADER, b"somebody")
+        await store.put(KEY, garbage)
+        assert (await node.enter(old)).after == old.name
+
+    play(scene)
+
+
 def test_made_up_secrets_outlive_a_store_that_is_wiped() -> None:
     async def scene(store: MemoryStore) -> None:
         node = entrance(store, b"")
         old = await node.enter(None)
         await store.delete(KEY)
         assert (await node.enter(old)).secret == old.secret
+
+    play(scene)
+
+
+def test_who_was_away_when_an_epoch_ended_begins_none() -> None:
+    async def scene(store: MemoryStore) -> None:
+        node = entrance(store)
+        old = await node.enter(None)
+        await store.delete(KEY)
+        with pytest.raises(JobUnknown, match="how the job ended is not known here"):
+            await node.enter(old, may_begin=False)
+        assert await store.get(KEY) is None
+        again = asyncio.create_task(node.enter(old, may_begin=False))
+        new = await entrance(store).enter(None)
+        assert await again == new
 
     play(scene)
 

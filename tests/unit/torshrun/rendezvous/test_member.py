@@ -9,7 +9,6 @@ import pytest
 
 from torshrun import exit_codes
 from torshrun.rendezvous.base import (
-    JobOver,
     Report,
     ReportOutcome,
     RoundClosing,
@@ -117,16 +116,6 @@ def test_a_node_that_dropped_out_tells_of_which_round_it_runs_nothing() -> None:
     assert not member.wants_place
     assert member.take_header(NEXT, 8) == ()
     assert member.wants_place
-
-
-def test_one_that_dropped_out_and_finds_no_job_does_not_know_its_end() -> None:
-    member = inside()
-    member.grant_over(9.0)
-    member.report(report("stopped"))
-    assert member.forget_epoch(is_gone=False) == ()
-    (over,) = member.forget_epoch(is_gone=True)
-    assert isinstance(over, JobOver)
-    assert over.verdict.code == exit_codes.LOST
 
 
 def test_workers_that_were_stopped_unasked_give_the_place_up() -> None:

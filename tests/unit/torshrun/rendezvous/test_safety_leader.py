@@ -60,5 +60,5 @@ def test_a_leader_grants_the_round_that_is_open_alone(
     view = View(RULES, "a", 0.0)
     view.take_header(replace(CLOSING, phase=phase), 0.0)
     beat = Beat(node="b", round=0, token=token, number=1, confirmed=0)
-    assert view.judge(beat, now=1.0, grant_until=2.0) is granted
-    assert not view.judge(replace(beat, number=2), now=2.0, grant_until=2.0)
+    assert view.answer_beat(beat, now=1.0, grant_until=2.0) is granted
+    assert not view.answer_beat(replace(beat, number=2), now=2.0, grant_until=2.0)

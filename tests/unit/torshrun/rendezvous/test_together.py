@@ -17,6 +17,7 @@ from torshrun.rendezvous.base import JobOver, RendezvousEvent, Report, RoundForm
 from torshrun.rendezvous.meeting import Meeting, store_key
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.together import Together
+from torshrun.workers.ports import HeldPorts
 
 SECRET = "the job's secret"
 TTL = 1.0
@@ -52,7 +53,7 @@ def _together(port: int = 1) -> Together:
         backend="tcp", endpoints=(Address("127.0.0.1", port),), ttl=TTL, secret=SECRET
     )
     settings = Settings(run_id="job", min_nodes=1, max_nodes=1, ttl=TTL)
-    return Together(config, settings, 1, lambda: (1, 2))
+    return Together(config, settings, 1, HeldPorts())
 
 
 @asynccontextmanager

@@ -9,7 +9,11 @@ import pytest
 from support import machines
 
 from torsh_runtime.errors import ConfigError
-from torshrun.topology.gpus import count, identifiers, pci_numa_node, share_out, visible
+from torshrun.topology.gpus import pci_numa_node, share_out, visible
+
+
+def identifiers(environ: dict[str, str], root: Path) -> tuple[str, ...]:
+    return tuple(gpu.identifier for gpu in visible(environ, root))
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def cuda(listed: str) -> dict[str, str]:
 
 
 def test_a_machine_without_gpus(tmp_path: Path) -> None:
-    assert count({}, tmp_path) == 0
+    assert len(visible({}, tmp_path)) == 0
     assert identifiers(cuda("0,1"), tmp_path) == ()
     assert identifiers(cuda("GPU-1,MIG-2"), tmp_path) == ()
 
@@ -55,7 +59,7 @@ def test_all_gpus_in_the_order_of_their_addresses(four: Path) -> None:
 )
 def test_visible_devices(four: Path, listed: str, seen: tuple[str, ...]) -> None:
     assert identifiers(cuda(listed), four) == seen
-    assert count(cuda(listed), four) == len(seen)
+    assert len(visible(cuda(listed), four)) == len(seen)
 
 
 def test_each_name_leads_to_its_node(four: Path) -> None:
@@ -76,7 +80,7 @@ def test_a_container_sees_what_it_was_given(tmp_path: Path) -> None:
 def test_a_device_that_cannot_be_opened_does_not_count(four: Path) -> None:
     (four / "dev/nvidia0").unlink()
     (four / "dev/nvidia0").symlink_to("nowhere")
-    assert count({}, four) == 3
+    assert len(visible({}, four)) == 3
 
 
 def test_devices_alone_will_do(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from support.processes import soon
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
-from torshrun.workers.logs import TAIL_BYTES, LogPump, mover
-from torshrun.workers.logs.files import StreamFile
+from torshrun.workers.logs import mover
+from torshrun.workers.logs.files import LogFile
+from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.logs.stream import TAIL_BYTES
 
-BOTH = StreamRule(everyone=Streams(stdout=True, stderr=True))
+BOTH = StreamRule(everyone=Streams.BOTH)
 Open = Callable[..., Console]
 
 
@@ -180,7 +182,7 @@ def test_what_the_agent_says_begins_a_new_line(console: Open) -> None:
 
 
 def test_redirected_streams_go_to_files_only(console: Open) -> None:
-    each = console(redirects=BOTH, tee=StreamRule(by_local_rank={1: Streams(stdout=True)}))
+    each = console(redirects=BOTH, tee=StreamRule(by_local_rank={1: Streams.STDOUT}))
     for rank in range(2):
         out, err = each.worker(rank)
         out(b"out\r\xff")
@@ -207,7 +209,7 @@ def test_without_rules_nothing_is_kept(console: Open, tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> None:
-    each = console(ranks=frozenset({1}), tee=BOTH)
+    each = console(ranks_filter=frozenset({1}), tee=BOTH)
     for rank in range(2):
         each.worker(rank)[0](b"out\n")
     assert each.finish() == (b"[1] out\n", b"")
@@ -219,10 +221,10 @@ def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> 
 
 def test_filtered_lines_of_all_ranks_are_kept_together(console: Open) -> None:
     each = console(
-        stdout_filters=("loss",),
-        stderr_filters=("warn", "err"),
-        ranks=frozenset({0}),
-        rotate_bytes=0,
+        duplicate_stdout_filters=("loss",),
+        duplicate_stderr_filters=("warn", "err"),
+        ranks_filter=frozenset({0}),
+        log_rotate=0,
     )
     for rank in range(2):
         out, err = each.worker(rank)
@@ -239,7 +241,7 @@ def test_filtered_lines_of_all_ranks_are_kept_together(console: Open) -> None:
 
 
 def test_files_are_rotated(console: Open) -> None:
-    each = console(redirects=BOTH, rotate_bytes=1000)
+    each = console(redirects=BOTH, log_rotate=1000)
     out, _ = each.worker(0)
     for _ in range(30):
         out(b"x" * 99 + b"\n")
@@ -255,7 +257,7 @@ def test_files_are_rotated(console: Open) -> None:
 def test_times_stand_behind_prefixes_and_at_the_start_in_files(console: Open) -> None:
     import re
 
-    each = console(timestamps=True, log_dir="anywhere", stdout_filters=("a",))
+    each = console(log_timestamps=True, log_dir="anywhere", duplicate_stdout_filters=("a",))
     each.worker(0)[0](b"a\nb\xff\n")
     shown, _ = each.finish()
     time = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
@@ -265,7 +267,9 @@ def test_times_stand_behind_prefixes_and_at_the_start_in_files(console: Open) ->
 
 
 def test_prefixes_in_colour(console: Open) -> None:
-    each = console(color="always", prefix_template="${role_name}/${rank}: ", log_dir="anywhere")
+    each = console(
+        color="always", log_line_prefix_template="${role_name}/${rank}: ", log_dir="anywhere"
+    )
     each.worker(0)[0](b"a\nb\n")
     head = b"\x1b[38;5;31mdefault/0: \x1b[0m"
     assert each.finish()[0] == head + b"a\n" + head + b"b\n"
@@ -290,9 +294,9 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open(console: Open) -> None
 def test_a_file_that_cannot_be_written_is_given_up(console: Open) -> None:
     each = console(log_dir="anywhere")
     out, _ = each.worker(0)
-    (file,) = (tap for tap in each.outlets[0].streams[0]._taps if isinstance(tap, StreamFile))
+    (file,) = (tap for tap in each.outlets[0].streams[0]._taps if isinstance(tap, LogFile))
     with Path("/dev/full").open("wb") as full:
-        os.dup2(full.fileno(), file._file._fd)
+        os.dup2(full.fileno(), file._fd)
     out(b"a\n")
     assert each.read_out() == b"[0] a\n"
     out(b"b\n")
@@ -333,9 +337,9 @@ def test_draining_does_not_wait_for_writers_that_live_on(console: Open) -> None:
 
 def test_draining_does_not_wait_for_an_outsider_that_never_stops(console: Open) -> None:
     slow = tuple(f"needle {number}" for number in range(300))
-    each = console(ranks=frozenset(), stdout_filters=slow)
+    each = console(ranks_filter=frozenset(), duplicate_stdout_filters=slow)
     each.worker(0)
-    with subprocess.Popen(["yes"], stdout=each.outlets[0].stdout_fd) as screamer:
+    with subprocess.Popen(["yes"], stdout=each.outlets[0].ends[0]) as screamer:
         done = threading.Event()
         each.pump.drain(each.outlets[0].streams, done.set)
         drained = done.wait(10)
@@ -351,7 +355,7 @@ def test_the_time_of_a_stall_does_not_count_for_unfinished_lines(
     (first, _), _ = each.worker(0), each.worker(1)
     first(b"begin ")
     assert soon(lambda: holds_back(each))
-    total = fill(each.outlets[1].stdout_fd, b"w" * 999 + b"\n")
+    total = fill(each.outlets[1].ends[0], b"w" * 999 + b"\n")
     time.sleep(1.2)
     reader = Reader(each.out)
     assert soon(lambda: len(reader.data) >= total)
@@ -374,12 +378,12 @@ def test_workers_go_on_when_the_reader_is_gone_and_that_is_said_once(console: Op
 
 def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Open) -> None:
     each = console(
-        tee=StreamRule(by_rank={1: Streams(True, True)}),
-        redirects=StreamRule(by_rank={1: Streams(stdout=True)}),
+        tee=StreamRule(by_rank={1: Streams.BOTH}),
+        redirects=StreamRule(by_rank={1: Streams.STDOUT}),
     )
     _, err = each.worker(0)
     line = b"w" * 999 + b"\n"
-    total = fill(each.outlets[0].stdout_fd, line)
+    total = fill(each.outlets[0].ends[0], line)
     assert total < 1_000_000  # bounded by the pipes and one chunk, not by memory
     moved = each.pump.moved
     each.pump.say("torshrun: still here")
@@ -393,9 +397,9 @@ def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Ope
 
 
 def test_a_stalled_reader_does_not_hold_back_what_only_files_keep(console: Open) -> None:
-    each = console(redirects=StreamRule(by_rank={1: Streams(stdout=True)}))
+    each = console(redirects=StreamRule(by_rank={1: Streams.STDOUT}))
     each.worker(0)
-    fill(each.outlets[0].stdout_fd, b"w" * 999 + b"\n")
+    fill(each.outlets[0].ends[0], b"w" * 999 + b"\n")
     each.worker(1)[0](b"kept\n")
     assert soon(lambda: each.kept("1/stdout.log") == b"kept\n")
 
@@ -403,7 +407,7 @@ def test_a_stalled_reader_does_not_hold_back_what_only_files_keep(console: Open)
 def test_a_stalled_reader_of_both_stalls_neither_say_nor_give_up(console: Open) -> None:
     each = console(one=True)
     each.worker(0)
-    fill(each.outlets[0].stdout_fd, b"w" * 999 + b"\n")
+    fill(each.outlets[0].ends[0], b"w" * 999 + b"\n")
     moved = each.pump.moved
     each.pump.say("torshrun: at the end")
     each.pump.give_up()
@@ -421,7 +425,7 @@ def test_what_cannot_be_written_is_complained_of(tmp_path: Path, data: bytes) ->
     pump = LogPump(OutputConfig(), None, full, writing, {})
     place = WorkerEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
     outlets = pump.open(place, str(tmp_path))
-    os.write(outlets.stdout_fd, data)
+    os.write(outlets.ends[0], data)
     outlets.close_ends()
     pump.close()
     assert pump.is_closed(5)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torshrun.safe_files import Folder
-from torshrun.workers.logs.files import GENERATIONS, LogFile, SharedFile, StreamFile
-from torshrun.workers.logs.filters import LineFilter
+from torshrun.workers.logs.files import GENERATIONS, LineFilter, LogFile
 from torshrun.workers.logs.lines import LONGEST
 
 
@@ -32,7 +31,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 def write(path: Path, limit: int, *pieces: bytes) -> None:
     with held(path.parent) as folder:
-        file = LogFile(folder, str(path), limit)
+        file = LogFile(folder, str(path), limit, pytest.fail)
         for piece in pieces:
             file.write(piece)
         file.close()
@@ -92,7 +91,7 @@ def test_nothing_is_lost_and_no_file_is_too_large(texts: list[str], limit: int) 
 
 def test_a_file_that_vanished_is_made_anew(tmp_path: Path, folder: Folder) -> None:
     path = tmp_path / "log"
-    file = LogFile(folder, str(path), 4)
+    file = LogFile(folder, str(path), 4, pytest.fail)
     file.write(b"abc")
     path.unlink()
     file.write(b"de\nrest")
@@ -103,9 +102,9 @@ def test_a_file_that_vanished_is_made_anew(tmp_path: Path, folder: Folder) -> No
 def test_a_full_disk_is_complained_of_once(tmp_path: Path, folder: Folder) -> None:
     path = tmp_path / "stdout.log"
     said: list[str] = []
-    file = StreamFile(folder, str(path), 0, said.append)
+    file = LogFile(folder, str(path), 0, said.append)
     with Path("/dev/full").open("wb") as full:
-        os.dup2(full.fileno(), file._file._fd)
+        os.dup2(full.fileno(), file._fd)
     for _ in range(3):
         file.feed(b"x\n", b"")
     file.close()
@@ -113,7 +112,7 @@ def test_a_full_disk_is_complained_of_once(tmp_path: Path, folder: Folder) -> No
 
 
 def test_times_in_files(tmp_path: Path, folder: Folder) -> None:
-    file = StreamFile(folder, str(tmp_path / "log"), 0, pytest.fail)
+    file = LogFile(folder, str(tmp_path / "log"), 0, pytest.fail)
     file.feed(b"a\nb", b"T1 ")
     file.feed(b"\nc\n", b"T2 ")
     file.close()
@@ -125,7 +124,7 @@ class Filtered:
 
     def __init__(self, folder: Folder, *needles: bytes) -> None:
         self.path = Path(folder.path) / "filtered"
-        self.file = SharedFile(folder, str(self.path), 0, pytest.fail)
+        self.file = LogFile(folder, str(self.path), 0, pytest.fail, shared=True)
         self.filter = LineFilter(needles, b"[3] ", self.file)
 
     def chosen(self, *pieces: bytes, stamp: bytes = b"") -> bytes:
@@ -159,7 +158,7 @@ def test_a_shared_file_that_cannot_be_written_is_given_up(tmp_path: Path, folder
     """Somebody has put a link in its place: what it leads to is not touched."""
     path, precious = tmp_path / "filtered", tmp_path / "precious"
     said: list[str] = []
-    file = SharedFile(folder, str(path), 0, said.append)
+    file = LogFile(folder, str(path), 0, said.append, shared=True)
     path.unlink()
     path.symlink_to(precious)
     for _ in range(3):
@@ -172,4 +171,4 @@ def test_a_shared_file_that_cannot_be_written_is_given_up(tmp_path: Path, folder
 def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path, folder: Folder) -> None:
     (tmp_path / "none").touch()
     with pytest.raises(OSError, match="Not a directory"):
-        StreamFile(folder, str(tmp_path / "none" / "log"), 0, pytest.fail)
+        LogFile(folder, str(tmp_path / "none" / "log"), 0, pytest.fail)

@@ -6,10 +6,9 @@ import pytest
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
-from torshrun.workers.logs import keeps, needs_folder
-from torshrun.workers.logs.routes import Route, routes
+from torshrun.workers.logs.routes import kept, needs_folder, shown
 
-BOTH, OUT, ERR = Streams(True, True), Streams(stdout=True), Streams(stderr=True)
+BOTH, OUT, ERR, NONE = Streams.BOTH, Streams.STDOUT, Streams.STDERR, Streams.NONE
 
 
 def place(rank: int, local_rank: int | None = None) -> WorkerEnv:
@@ -18,55 +17,54 @@ def place(rank: int, local_rank: int | None = None) -> WorkerEnv:
 
 
 @pytest.mark.parametrize(
-    ("output", "out", "err"),
+    ("output", "on_console", "in_files"),
     [
-        (OutputConfig(), Route(True, False), Route(True, False)),
-        (OutputConfig(log_dir="d"), Route(True, True), Route(True, True)),
+        (OutputConfig(), BOTH, NONE),
+        (OutputConfig(log_dir="d"), BOTH, BOTH),
         (
             OutputConfig(redirects=StreamRule(everyone=OUT)),
-            Route(False, True),
-            Route(True, False),
+            ERR,
+            OUT,
         ),
         (
             OutputConfig(log_dir="d", tee=StreamRule(everyone=ERR)),
-            Route(True, False),
-            Route(True, True),
+            BOTH,
+            ERR,
         ),
         (
             OutputConfig(redirects=StreamRule(everyone=BOTH), tee=StreamRule(everyone=OUT)),
-            Route(True, True),
-            Route(False, True),
+            OUT,
+            BOTH,
         ),
-        (OutputConfig(ranks=frozenset({1})), Route(False, False), Route(False, False)),
+        (OutputConfig(ranks_filter=frozenset({1})), NONE, NONE),
         (
-            OutputConfig(local_ranks=frozenset({1}), log_dir="d"),
-            Route(False, True),
-            Route(False, True),
+            OutputConfig(local_ranks_filter=frozenset({1}), log_dir="d"),
+            NONE,
+            BOTH,
         ),
-        (OutputConfig(ranks=frozenset()), Route(False, False), Route(False, False)),
+        (OutputConfig(ranks_filter=frozenset()), NONE, NONE),
     ],
 )
-def test_routes_of_rank_0(output: OutputConfig, out: Route, err: Route) -> None:
-    assert routes(output, place(0)) == (out, err)
+def test_routes_of_rank_0(output: OutputConfig, on_console: Streams, in_files: Streams) -> None:
+    assert (shown(output, place(0)), kept(output, place(0))) == (on_console, in_files)
 
 
 def test_global_and_local_ranks() -> None:
     rule = StreamRule(by_local_rank={1: BOTH}, by_rank={9: OUT})
     output = OutputConfig(redirects=rule)
-    assert routes(output, place(1))[1] == Route(False, True)
-    assert routes(output, place(9, 1)) == (Route(False, True), Route(True, False))
-    assert keeps(output, 9, 1) == OUT
-    assert keeps(output, 2, 2) == Streams()
+    assert (shown(output, place(1)), kept(output, place(1))) == (NONE, BOTH)
+    assert (shown(output, place(9, 1)), kept(output, place(9, 1))) == (ERR, OUT)
+    assert (shown(output, place(2)), kept(output, place(2))) == (BOTH, NONE)
 
 
 def test_both_filters_have_to_agree() -> None:
-    output = OutputConfig(ranks=frozenset({8, 9}), local_ranks=frozenset({1}))
-    shown = [rank for rank in range(16) if routes(output, place(rank, rank % 8))[0].shown]
-    assert shown == [9]
+    output = OutputConfig(ranks_filter=frozenset({8, 9}), local_ranks_filter=frozenset({1}))
+    visible = [rank for rank in range(16) if shown(output, place(rank, rank % 8))]
+    assert visible == [9]
 
 
 def test_when_a_folder_is_needed() -> None:
-    assert not needs_folder(OutputConfig(ranks=frozenset({1})))
+    assert not needs_folder(OutputConfig(ranks_filter=frozenset({1})))
     assert needs_folder(OutputConfig(log_dir="d"))
     assert needs_folder(OutputConfig(tee=StreamRule(by_rank={3: OUT})))
-    assert needs_folder(OutputConfig(stderr_filters=("x",)))
+    assert needs_folder(OutputConfig(duplicate_stderr_filters=("x",)))

@@ -72,6 +72,24 @@ def test_a_script_that_looks_like_an_option() -> None:
     assert spec_of(LaunchConfig(target="-t.py")).argv[2:] == ("./-t.py",)
 
 
+def test_all_have_one_role() -> None:
+    """As ranks and as numbers of workers, those of the role are those of the job."""
+    names = ("RANK", "ROLE_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE")
+    workers = assigned(LaunchConfig(target="t", nproc_per_node=2))
+    found = [tuple(worker.environ[name] for name in names) for worker in workers]
+    assert found == [("4", "4", "8", "8"), ("5", "5", "8", "8")]
+
+
+@pytest.mark.parametrize(
+    "name", ["TORCHELASTIC_HEALTH_CHECK_PORT", "TORSH_METRICS_PORT", "PET_METRICS_PORT"]
+)
+def test_a_torshrun_within_a_worker_does_not_ask_for_the_same_port(name: str) -> None:
+    (worker,) = assigned(LaunchConfig(target="t"), {name: "9400"})
+    assert name not in worker.environ
+    (told,) = assigned(LaunchConfig(target="t", environment={name: "9500"}), {name: "9400"})
+    assert told.environ[name] == "9500"
+
+
 def test_arguments_may_name_the_local_rank() -> None:
     config = LaunchConfig(target="t.py", nproc_per_node=2, arguments=("--gpu=${local_rank}", "$x"))
     assert [worker.argv[3:] for worker in assigned(config)] == [

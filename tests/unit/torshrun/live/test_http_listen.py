@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from torsh_runtime.errors import ConfigError
-from torshrun.live.listener import listen
+from torshrun.live.http_server import listen
 
 
 def has_ipv6() -> bool:
@@ -31,33 +31,33 @@ def reaches(host: str, listener: socket.socket) -> bool:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", ""])
 def test_ipv4(host: str) -> None:
-    with listen(host, 0, 8) as listener:
+    with listen(host, 0) as listener:
         assert reaches("127.0.0.1", listener)
 
 
 @pytest.mark.parametrize("host", ["::1", ""])
 @pytest.mark.skipif(not has_ipv6(), reason="needs IPv6 on the loopback interface")
 def test_ipv6(host: str) -> None:
-    with listen(host, 0, 8) as listener:
+    with listen(host, 0) as listener:
         assert reaches("::1", listener)
 
 
 def test_a_given_port_is_had_again_at_once() -> None:
-    with listen("127.0.0.1", 0, 8) as listener:
+    with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert reaches("127.0.0.1", listener)
-    with listen("127.0.0.1", port, 8) as again:
+    with listen("127.0.0.1", port) as again:
         assert again.getsockname()[1] == port
 
 
 def test_a_taken_port_is_refused() -> None:
-    with listen("127.0.0.1", 0, 8) as listener:
+    with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         why = rf"127.0.0.1:{port} \(Address already in use\).*ss -ltnp.* another port"
         with pytest.raises(ConfigError, match=why):
-            listen("127.0.0.1", port, 8)
+            listen("127.0.0.1", port)
         with pytest.raises(ConfigError, match=f" :{port} .Address already in use"):
-            listen("", port, 8)
+            listen("", port)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_a_taken_port_is_refused() -> None:
 )
 def test_an_address_that_is_not_ours_is_refused(host: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        listen(host, 9090, 8)
+        listen(host, 9090)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.processes import soon
 
-from torshrun.health import usage
+from torshrun.procfs import Usage, read_usage, tree
 
 Start = Callable[[str], subprocess.Popen[bytes]]
 
@@ -34,11 +34,11 @@ def start() -> Iterator[Start]:
 
 
 def test_ones_own_time_is_counted() -> None:
-    before = usage.read(os.getpid())
+    before = read_usage(os.getpid())
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
-    after = usage.read(os.getpid())
+    after = read_usage(os.getpid())
     assert after.cpu - before.cpu >= 0.05
     assert after.state == "R"
 
@@ -53,23 +53,23 @@ def test_a_descendants_time_is_counted_while_it_lives_and_after(start: Start) ->
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.readline()
-    assert len(list(usage.tree(process.pid))) == 2
-    assert usage.read(process.pid).cpu >= 0.2
+    assert len(list(tree(process.pid))) == 2
+    assert read_usage(process.pid).cpu >= 0.2
     process.stdin.write(b"\n")
     process.stdin.flush()
-    assert soon(lambda: len(list(usage.tree(process.pid))) == 1)
-    assert usage.read(process.pid).cpu >= 0.2
+    assert soon(lambda: len(list(tree(process.pid))) == 1)
+    assert read_usage(process.pid).cpu >= 0.2
 
 
 def test_a_stopped_process_shows(start: Start) -> None:
     process = start("input()")
     os.kill(process.pid, signal.SIGSTOP)
-    assert soon(lambda: usage.read(process.pid).state == "T")
+    assert soon(lambda: read_usage(process.pid).state == "T")
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**30])
 def test_of_no_process_there_is_nothing(pid: int) -> None:
-    assert usage.read(pid) == usage.Usage(0.0, "")
+    assert read_usage(pid) == Usage(0.0, "")
 
 
 def test_a_name_may_look_like_fields(start: Start) -> None:
@@ -77,4 +77,4 @@ def test_a_name_may_look_like_fields(start: Start) -> None:
     process = start(f"{rename}; print(flush=True); input()")
     assert process.stdout is not None
     process.stdout.readline()
-    assert soon(lambda: usage.read(process.pid).state == "S")
+    assert soon(lambda: read_usage(process.pid).state == "S")
