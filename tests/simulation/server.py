@@ -150,6 +150,12 @@ class Server:
         self.break_watches()
         self.oracles.on_loss(self.state.listing("").items)
 
+    def put_back(self, snapshot: tuple[KeyValueState, dict[int, str]]) -> None:
+        """Somebody writes what stood there then, on no lease."""
+        entries = snapshot[0].listing(self.codec.base).items
+        self.state.transact((), [Put(entry.key, entry.value) for entry in entries])
+        self._begin_anew()
+
     def write_as_others(self, revision: int) -> None:
         """Other users write, until the store has this revision."""
         while self.state.revision < revision:

@@ -65,6 +65,39 @@ class HostRestarted(Lost):
         await asyncio.sleep(self._settings.ttl)
 
 
+class PutBack(Job):
+    """A job has ended; then somebody who does not know the secret puts all that it wrote back, on
+    leases that never end, and the next job of that name, with the same secret, begins.
+    """
+
+    async def _story(self) -> None:
+        world = self._world
+        for _ in range(self._plan.agents):
+            world.add()
+        await self._until(self._all_run, 60, "the first round")
+        recorded = [world.server.snapshot()]
+        await asyncio.sleep(self._chance.uniform(0, self._settings.ttl))
+        self._end()
+        await self._until(self._has_ended, 60, "the end")
+        recorded.append(world.server.snapshot())  # with its verdict
+        await asyncio.sleep(2 * self._settings.verdict_ttl)
+        world.is_finishing = False
+        world.server.put_back(recorded[self._chance.random() < 0.5])
+        world.tell("--", "the rows of the last job are put back")
+        for _ in range(self._plan.agents):
+            world.add()
+        seconds = self._settings.outage_timeout + 4 * self._settings.ttl
+        await self._until(self._all_run, seconds + 20, "a round of the next job")
+        self._end()
+        await self._until(self._has_ended, 60, "its end")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_an_earlier_job_wrote_leads_the_next_one_nowhere(seed: int) -> None:
+    result = play(PutBack(Plan(seed=seed, agents=2 + seed % 4)))
+    assert not result.violation, "\n".join([*result.history, result.violation])
+
+
 @pytest.mark.parametrize("kind", [Wiped, Restored, HostRestarted])
 @pytest.mark.parametrize("seed", range(20))
 def test_all_that_live_train_again_soon(kind: type[Job], seed: int) -> None:

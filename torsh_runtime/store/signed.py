@@ -69,9 +69,14 @@ class SignedStore(Store):
 
     async def list(self, prefix: str) -> Listing:
         known = self._newest
-        items, revision = await self._store.list(prefix)
-        self._note(revision, known)
-        return Listing(tuple(map(self._entry, items)), revision)
+        listing = await self._store.list(prefix)
+        self._note(listing.revision, known)
+        return self.read(listing)
+
+    def read(self, listing: Listing) -> Listing:
+        """A listing of the other store, as this one has it."""
+        self._note(listing.revision, 0)
+        return Listing(tuple(map(self._entry, listing.items)), listing.revision)
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         outcome = await self.transact((), (Put(key, value, lease),))

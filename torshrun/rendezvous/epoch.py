@@ -8,13 +8,14 @@ anew, in another epoch that takes the place of the old one.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torsh_runtime.errors import RendezvousTimeout, StoreError
-from torsh_runtime.store.base import Compare, Entry, Put
+from torsh_runtime.store.base import Compare, Entry, Listing, Put
 from torsh_runtime.store.keys import derive
 from torsh_runtime.store.signed import sign, verified
 from torshrun.rendezvous import rows
@@ -25,6 +26,8 @@ _UNKNOWN = (
     "this node lost touch with the others, and the round it was in is over: how the job ended is "
     "not known here. Look at the other nodes' output."
 )
+_TURN = 0.0003
+"""Seconds for each node of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,9 @@ class Epoch:
     """The name of the epoch in whose place it was written, if that is another one; else ""."""
     revision: int = 0
     """At which it was written to the store."""
+    is_proven: bool = False
+    """Whether it is surely of the present: begun by this node, or next after one that was. What is
+    signed may be of an earlier job, and put back; then nobody lives who can answer for it."""
 
     def key(self, service: str, *context: str) -> bytes:
         """The key of a service of this job; `context` says which one."""
@@ -77,23 +83,32 @@ class Entrance:
         self._own = own
         self._say = say
         self._told = ""
-        self._begins_at = 0.0
+        self._entered = self._begins_at = 0.0
+        self._begun = ""
+        """The name of the last epoch that this node set out to begin."""
+        self._abandoned: set[str] = set()
 
-    async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> Epoch:
-        """The present epoch; if there is none it is begun here, or (not `may_begin`) by another
-        node soon, or JobUnknown is raised.
+    def abandon(self, epoch: Epoch) -> None:
+        """Nobody answers for it: another one is to be begun in its place."""
+        self._abandoned.add(epoch.name)
+
+    async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> tuple[Epoch, Listing]:
+        """The present epoch, with what all nodes watch; if there is none it is begun here, or (not
+        `may_begin`) by another node soon, or JobUnknown is raised.
 
         `last` is the epoch that the store has lost. RendezvousTimeout after the join timeout.
         StoreError if this node has no place in the job.
         """
-        asking, began = self._asking, self._asking.clock()
-        strange_until = began + asking.settings.outage_timeout + asking.settings.ttl
+        asking = self._asking
+        began = self._entered = asking.clock()
         self._begins_at = began if may_begin else math.inf
+        if last is None:  # of many that come at once the first begins, and the others find it
+            await asyncio.sleep(asking.chance.uniform(0, asking.settings.min_nodes * _TURN))
         while True:
             try:
-                epoch, why = await self._look(last, strange_until)
-                if epoch:
-                    return epoch
+                found, why = await self._look(last)
+                if found:
+                    return found
             except StoreError as error:
                 if isinstance(error, _Refusal):
                     raise
@@ -111,43 +126,61 @@ class Entrance:
             self._told = why
             self._say(why)
 
-    async def _look(self, last: Epoch | None, strange_until: float) -> tuple[Epoch | None, str]:
+    async def _look(self, last: Epoch | None) -> tuple[tuple[Epoch, Listing] | None, str]:
         """The epoch, or why it is still to be waited for; neither: look again."""
         asking = self._asking
         listing = await asking.ask(asking.store.list(asking.key(rows.CONTROL)))
         found = {asking.name(item.key): item for item in listing.items}
         entry = found.get(rows.EPOCH)
         epoch = read_epoch(self._run_id, self._own, entry) if entry else None
-        if entry and not epoch and not last:
-            await self._refuse_if_alive(found)
-            if asking.clock() < strange_until:
-                return None, (
-                    "nodes of an earlier job of this run id, which had another secret, may still "
-                    f"run workers: waiting {asking.settings.outage_timeout:g} s and a ttl at most "
-                    "(torshctl forget ends that)"
-                )
         is_away = asking.clock() < self._begins_at
-        if epoch and (is_away or self._goes_on(epoch, last)):
+        why = ""
+        if entry and not epoch and not last:
+            why = await self._wait_for_strangers(found)
+        elif epoch and self._may_be_next(epoch, last, is_away):
             ended = self._verdict(epoch, found.get(rows.VERDICT))
-            if ended and not (last and last.name == epoch.after):
-                return None, (
-                    f"the last job of this run id has ended ({ended.outcome}); the run id will "
-                    f"soon be free again"
-                )
-            return epoch, ""
+            if not ended or (last and last.name == epoch.after):
+                is_next = last is not None and self._goes_on(epoch, last)
+                is_proven = is_next or epoch.name == self._begun
+                return (replace(epoch, is_proven=is_proven), listing), ""
+            why = self._wait_for_end(ended)
         if is_away:
-            return (
-                None,
-                "this node lost touch with the others: waiting for another one to begin anew",
-            )
-        await self._begin(entry, epoch, last)
-        return None, ""
+            why = why or "this node lost touch with the others: waiting for another to begin anew"
+        if not why:
+            await self._begin(entry, epoch, last)
+        return None, why
 
-    def _goes_on(self, epoch: Epoch, last: Epoch | None) -> bool:
+    def _wait_for_end(self, ended: VerdictRow) -> str:
+        """What is waited for because of a verdict; it goes when its lease ends."""
+        settings = self._asking.settings
+        if self._asking.clock() > self._entered + settings.verdict_ttl + settings.ttl:
+            return ""
+        return (
+            f"the last job of this run id has ended ({ended.outcome}); the run id will soon be "
+            f"free again"
+        )
+
+    async def _wait_for_strangers(self, found: dict[str, Entry]) -> str:
+        """What is waited for because of a job that has another secret."""
+        await self._refuse_if_alive(found)
+        settings = self._asking.settings
+        if self._asking.clock() > self._entered + settings.outage_timeout + settings.ttl:
+            return ""
+        return (
+            "nodes of an earlier job of this run id, which had another secret, may still run "
+            f"workers: waiting {settings.outage_timeout:g} s and a ttl at most (torshctl forget "
+            "ends that)"
+        )
+
+    def _may_be_next(self, epoch: Epoch, last: Epoch | None, is_away: bool) -> bool:
+        is_alive = epoch.name not in self._abandoned
+        return is_alive and (is_away or last is None or self._goes_on(epoch, last))
+
+    def _goes_on(self, epoch: Epoch, last: Epoch) -> bool:
         """Whether it is the one that comes next. Who was in an epoch takes none but one that says
         that it comes after that, or was written over it: others may be of the past, and put back.
         """
-        return last is None or last.name in (epoch.after, epoch.over)
+        return last.name in (epoch.after, epoch.over)
 
     def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
         value = verified(epoch.records, entry.key, entry.value) if entry else b""
@@ -174,6 +207,7 @@ class Entrance:
         epoch = Epoch(self._run_id, name, after, secret, over)
         row = rows.encode(EpochRow(name=name, after=after, over=over, secret=made_up))
         key = asking.key(rows.EPOCH)
+        self._begun = name
         compare = Compare(key, entry.revision if entry else 0)
         put = Put(key, sign(epoch.records, key, row))
         await asking.ask(asking.store.transact((compare,), (put,)))

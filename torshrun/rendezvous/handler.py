@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Store
+from torsh_runtime.store.base import Listing, Store
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
@@ -52,12 +52,15 @@ class NodeRendezvous(Rendezvous):
         facts: NodeFacts,
         beats: Beats,
         *,
+        listing: Listing | None = None,
         past: NodeRow | None = None,
+        is_proven: bool = True,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
-        """`store` signs what is written and reads only what is signed. `past` is this node's row in
-        the epoch before. `clock` must be the one that the loop's timers follow.
+        """`store` signs what is written and reads only what is signed; `listing` is what all nodes
+        watch, read there. `past` is this node's row in the epoch before. `is_proven`: whether the
+        epoch surely is the present one. `clock` must be the one that the loop's timers follow.
         """
         self._settings = settings
         self._facts = facts
@@ -76,8 +79,15 @@ class NodeRendezvous(Rendezvous):
             self._registration,
             leads_until=self._leads_until,
             tell=self._tell,
+            on_answer=self._prove,
             post=lambda event: self._post(event),
         )
+        self._first = listing
+        self.is_proven = is_proven
+        """Whether a leader who lives has answered for the epoch. Until then this node believes
+        nothing of what is signed, and does not lead."""
+        self._unread: dict[str, tuple[bytes | None, int, int]] = {}
+        """What was seen until then, by name; see `_take`."""
         self._post: Post = lambda event: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
@@ -107,7 +117,8 @@ class NodeRendezvous(Rendezvous):
             what = f"address {self._facts.address!r}, endpoint {self._facts.endpoint!r}"
             self._tell(self._member.give_up(f"other nodes could not reach this one: {what}"))
             return
-        for work in (self._control.follow, self._work, self._renew, self._pulse.run):
+        self._spawn(self._control.follow(self._first))
+        for work in (self._work, self._renew, self._pulse.run):
             self._spawn(work())
 
     @property
@@ -201,6 +212,8 @@ class NodeRendezvous(Rendezvous):
             return
         if name == rows.EPOCH and not value:  # gone, or another's, which is signed with another key
             self.lose(is_gone=value is None)
+        elif not self.is_proven and name in (rows.ROUND, rows.VERDICT, rows.WAIT):
+            self._unread[name] = value, revision, as_of
         elif name == rows.LEADER:
             self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
         elif name == rows.ROUND:
@@ -210,6 +223,27 @@ class NodeRendezvous(Rendezvous):
         elif name == rows.WAIT:
             wait = rows.decode(WaitRow, value) if value else None
             self._tell(self._member.take_wait(wait.why if wait else ""))
+
+    def _prove(self) -> None:
+        """A leader has answered, who has the epoch's key."""
+        if not self.is_proven:
+            self.is_proven, unread = True, self._unread
+            self._check_fit()
+            for name, seen in unread.items():
+                self._take(name, *seen)
+
+    def _doubt(self) -> None:
+        """If nobody answers another epoch is to be begun; not while nodes of a round of this one
+        may still run workers.
+        """
+        settings = self._settings
+        most = 2 * settings.ttl
+        if self._unread.get(rows.ROUND, (None,))[0]:
+            most += settings.outage_timeout
+        if self._clock() - self._started > most:
+            self.lose()
+        else:
+            self._tell(self._member.doubt(most))
 
     def lose(self, *, is_older: bool = False, is_gone: bool = False) -> None:
         """The epoch stands no more in the store: stop, and look no more at it. `is_older`: the
@@ -252,15 +286,19 @@ class NodeRendezvous(Rendezvous):
         return self._election.is_won
 
     def _take_leader(self, leader: LeaderRow | None, revision: int) -> None:
-        why = self._election.misfit(leader) if leader else ""
-        if why:
-            self._tell(self._member.give_up(why))
         if self._election.take(leader, revision):
             self._end_term()
+        self._check_fit()
         if self._leads():
             self._begin_term()
         self._pulse.follow(leader, self._election.fence)
         self._due.set()
+
+    def _check_fit(self) -> None:
+        leader = self._election.leader
+        why = self._election.misfit(leader) if leader and self.is_proven else ""
+        if why:
+            self._tell(self._member.give_up(why))
 
     def _begin_term(self) -> None:
         if self._lead or self._over:
@@ -343,7 +381,7 @@ class NodeRendezvous(Rendezvous):
             await self._asking.pause()
         elif member.wants_place:
             await self._read_place()
-        elif self._election.is_due:
+        elif self.is_proven and self._election.is_due:
             await self._election.stand()
         else:
             return False
@@ -378,6 +416,8 @@ class NodeRendezvous(Rendezvous):
                     await self._registration.renew()
                 self._pulse.extend()
             self._give_up_in_time()
+            if not self.is_proven:
+                self._doubt()
 
     def _lease_lost(self) -> None:
         """The leases' end took the row with it: nobody counts on this node by the store now."""

@@ -278,7 +278,7 @@ class Lead:
     async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
         """Write the verdict; the run id is free when its lease has ended, and the epoch with it."""
         asking = self._asking
-        lease = await asking.ask(asking.store.grant(max(1.0, asking.settings.close_timeout)))
+        lease = await asking.ask(asking.store.grant(asking.settings.verdict_ttl))
         writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
         writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]
         for key in map(asking.key, (rows.EPOCH, rows.ROUND)):

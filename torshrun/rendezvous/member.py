@@ -231,6 +231,11 @@ class Member:
         resting = self.status in ("waiting", "reported")
         return self._stand_by(self._job_waits) if why and resting else ()
 
+    def doubt(self, seconds: float) -> Events:
+        """Nobody of this run id has answered yet; for so long at most it is waited for."""
+        what = "a node that leads to answer; what the store holds may be an earlier job's"
+        return self._stand_by(f"waiting for {what}, and another is begun after {seconds:.0f} s")
+
     def lose_epoch(self) -> Events:
         """Nobody but its nodes knows of the round any more."""
         if not self.takes_part:

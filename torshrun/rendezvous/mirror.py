@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Event
+from torsh_runtime.store.base import Event, Listing
 from torshrun.rendezvous.asking import Asking
 
 Items = Sequence[tuple[str, bytes, int]]
@@ -36,11 +36,14 @@ class Mirror:
     def is_loaded(self) -> bool:
         return self.listed >= 0
 
-    async def follow(self) -> None:
-        """List, then watch; again after each break, for ever."""
+    async def follow(self, first: Listing | None = None) -> None:
+        """List, then watch; again after each break, for ever. `first` is a listing at hand."""
+        if first:
+            self._load(first, [])
         while True:
             try:
-                after = await self.refresh()
+                after = first.revision if first else await self.refresh()
+                first = None
                 await self._asking.watch(self._prefix, after, self._take)
             except StoreError:
                 await self._asking.pause()
@@ -54,14 +57,14 @@ class Mirror:
         finally:
             del self._meanwhile[this]
         if listing.revision >= self.listed:
-            self.listed = listing.revision
-            size = len(self._prefix)
-            self._on_listing(
-                [(item.key[size:], item.value, item.revision) for item in listing.items]
-            )
-            for event in heard:  # the listing may be older than they are
-                self._tell(event)
+            self._load(listing, heard)
         return listing.revision
+
+    def _load(self, listing: Listing, heard: list[Event]) -> None:
+        self.listed, size = listing.revision, len(self._prefix)
+        self._on_listing([(item.key[size:], item.value, item.revision) for item in listing.items])
+        for event in heard:  # the listing may be older than they are
+            self._tell(event)
 
     def _take(self, event: Event) -> None:
         for heard in self._meanwhile.values():

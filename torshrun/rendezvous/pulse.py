@@ -29,9 +29,12 @@ class Pulse:
         *,
         leads_until: Callable[[], float],
         tell: Callable[[Events], None],
+        on_answer: Callable[[], None],
         post: Post,
     ) -> None:
-        """`leads_until` says until when this node may act as the leader; -inf if it is none."""
+        """`leads_until` says until when this node may act as the leader; -inf if it is none.
+        `on_answer` is called when a leader has answered.
+        """
         self.hearing = Hearing()
         self._beats = beats
         self._settings = asking.settings
@@ -41,6 +44,7 @@ class Pulse:
         self._registration = registration
         self._leads_until = leads_until
         self._tell = tell
+        self._on_answer = on_answer
         self._post = post
         self._due = asyncio.Event()
         self._leader: LeaderRow | None = None
@@ -97,6 +101,7 @@ class Pulse:
             hearing.asked.discard(leader.node)
         if answer not in ("granted", "refused") or fence != self._fence:
             return
+        self._on_answer()
         if self._registration.lease:
             hearing.note(fence, beat.number, self._clock())
         if answer == "granted" and inside:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
-from torsh_runtime.store.base import Compare, Store
+from torsh_runtime.store.base import Compare, Listing, Store
 from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
 from torshrun.rendezvous import rows
@@ -107,18 +107,21 @@ class EpochRendezvous(Rendezvous):
             self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
     async def _live(self) -> None:
-        epoch, loss, past = None, Loss(is_older=False, was_away=False), None
+        last, loss, past = None, Loss(is_older=False, was_away=False), None
         while not self._over:
-            epoch = await self._entrance.enter(epoch, may_begin=not loss.was_away)
-            self._node = await self._join(epoch, past)
+            epoch, listing = await self._entrance.enter(last, may_begin=not loss.was_away)
+            self._node = await self._join(epoch, listing, past)
             self._node.start(self._pass_on)
             loss = await self._node.lost
             past = self._node.past
+            last = epoch if self._node.is_proven else None
+            if not last:
+                self._entrance.abandon(epoch)
             if self._leaving:
                 self._pass_on(self._leaving)
             await self._close_node()
 
-    async def _join(self, epoch: Epoch, past: NodeRow | None) -> NodeRendezvous:
+    async def _join(self, epoch: Epoch, listing: Listing, past: NodeRow | None) -> NodeRendezvous:
         stands = Compare(rows.base(epoch.run_id) + rows.EPOCH, epoch.revision)
         store = SignedStore(self._store, epoch.records, stands, on_older=self._on_older)
         facts, self._beats = await self._prepare(store, epoch)
@@ -127,7 +130,9 @@ class EpochRendezvous(Rendezvous):
             self._settings,
             facts,
             self._beats,
+            listing=store.read(listing),
             past=past,
+            is_proven=epoch.is_proven,
             clock=self._clock,
             chance=self._chance,
         )

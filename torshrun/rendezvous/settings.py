@@ -42,6 +42,11 @@ class Settings:
         """Seconds between signs of life."""
         return self.ttl / 4
 
+    @property
+    def verdict_ttl(self) -> float:
+        """Of what the store still holds once the job has ended, in seconds."""
+        return max(1.0, self.close_timeout)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:

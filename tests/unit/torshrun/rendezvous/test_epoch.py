@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
-from torsh_runtime.errors import RendezvousTimeout, StoreError
+from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Store
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.signed import SignedStore
@@ -20,10 +21,15 @@ from torshrun.rendezvous.settings import Settings
 
 OWN = b"a secret that is long enough"
 SETTINGS = Settings(
-    run_id="job", min_nodes=1, max_nodes=2, ttl=0.2, outage_timeout=0.1, join_timeout=2.0
+    run_id="job",
+    min_nodes=1,
+    max_nodes=2,
+    ttl=0.2,
+    outage_timeout=0.1,
+    join_timeout=5.0,
+    close_timeout=1.0,
 )
 KEY = rows.base("job") + rows.EPOCH
-Enter = Callable[..., Awaitable[Epoch]]
 
 
 def play(scene: Callable[[MemoryStore], Awaitable[None]]) -> None:
@@ -36,10 +42,26 @@ def play(scene: Callable[[MemoryStore], Awaitable[None]]) -> None:
     asyncio.run(guarded())
 
 
-def entrance(store: Store, own: bytes = OWN, said: list[str] | None = None) -> Entrance:
-    clock = asyncio.get_running_loop().time
-    asking = Asking(store, SETTINGS, clock, random.Random(1))
-    return Entrance(asking, own, (said if said is not None else []).append)
+class Node:
+    """One that enters, and what it was told meanwhile."""
+
+    def __init__(self, store: Store, own: bytes = OWN, said: list[str] | None = None) -> None:
+        clock = asyncio.get_running_loop().time
+        asking = Asking(store, SETTINGS, clock, random.Random(1))
+        self.entrance = Entrance(asking, own, (said if said is not None else []).append)
+
+    async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> Epoch:
+        """Equal for all nodes."""
+        return replace(await self.find(last, may_begin=may_begin), is_proven=False)
+
+    async def find(self, last: Epoch | None, *, may_begin: bool = True) -> Epoch:
+        epoch, listing = await self.entrance.enter(last, may_begin=may_begin)
+        assert any(entry.revision == epoch.revision for entry in listing.items)
+        return epoch
+
+
+def entrance(store: Store, own: bytes = OWN, said: list[str] | None = None) -> Node:
+    return Node(store, own, said)
 
 
 @pytest.mark.parametrize("own", [OWN, b""])
@@ -213,13 +235,41 @@ def test_garbage_is_no_epoch(value: bytes) -> None:
     play(scene)
 
 
-def test_a_verdict_that_stays_is_waited_for_within_the_join_timeout() -> None:
+def test_a_verdict_that_is_put_back_is_waited_for_no_longer_than_one_stands() -> None:
     async def scene(store: MemoryStore) -> None:
+        said: list[str] = []
         old = await entrance(store).enter(None)
         signed = SignedStore(store, old.records)
         verdict = VerdictRow(outcome="failed", code=1, reason="")
         await signed.put(rows.base("job") + rows.VERDICT, rows.encode(verdict))
-        with pytest.raises(RendezvousTimeout, match="the last job of this run id has ended"):
-            await entrance(store).enter(None)
+        new = await entrance(store, said=said).enter(None)
+        assert (new.name != old.name, new.over) == (True, old.name)
+        assert "the last job of this run id has ended" in said[0]
+
+    play(scene)
+
+
+def test_an_epoch_is_proven_to_who_began_it_or_was_in_the_one_before() -> None:
+    async def scene(store: MemoryStore) -> None:
+        a, b = entrance(store), entrance(store)
+        old = await a.find(None)
+        assert old.is_proven
+        assert not (await b.find(None)).is_proven
+        new = await a.find(old)
+        assert new.is_proven
+        assert (await b.find(old)).is_proven
+        assert not (await b.find(None)).is_proven
+
+    play(scene)
+
+
+def test_an_epoch_that_nobody_answers_for_is_replaced() -> None:
+    async def scene(store: MemoryStore) -> None:
+        old = await entrance(store).find(None)
+        node = entrance(store)
+        assert (await node.enter(None)).name == old.name
+        node.entrance.abandon(old)
+        new = await node.find(None)
+        assert (new.name != old.name, new.over, new.is_proven) == (True, old.name, True)
 
     play(scene)

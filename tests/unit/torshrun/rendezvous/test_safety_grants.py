@@ -90,6 +90,7 @@ class Node:
             self.registration,
             leads_until=lambda: -math.inf,
             tell=self.events.extend,
+            on_answer=lambda: None,
             post=self.events.append,
         )
 
