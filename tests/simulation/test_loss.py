@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
+from simulation.ambushes import Ambushes
 from simulation.job import STANDS_ALL_FAULTS, Job, Plan, Result
+from simulation.record import check
 from simulation.store_faults import StoreFaults
 from simulation.virtual_loop import VirtualLoop
 
@@ -98,7 +101,33 @@ def test_what_an_earlier_job_wrote_leads_the_next_one_nowhere(seed: int) -> None
     assert not result.violation, "\n".join([*result.history, result.violation])
 
 
-@pytest.mark.parametrize("kind", [Wiped, Restored, HostRestarted])
+class NeverEnters(Job):
+    """One node lives and cannot read its place: the others do without it, once and for all."""
+
+    async def _story(self) -> None:
+        rules = self._settings
+        least = min(rules.min_nodes, self._plan.agents - 1)
+        self._world.settings = self._settings = replace(rules, min_nodes=least)
+        self._world.oracles.record.limits.add((least, rules.max_nodes))
+        for _ in range(self._plan.agents):
+            self._world.add()
+        await self._until(self._all_run, 60, "the first round")
+        ambushes = Ambushes(self._world, self._faults)
+        self._world.tell("--", ambushes.never_enters(self._chance, 1e9))
+        await asyncio.sleep(1)
+        await self._until(self._others_run, self._recovery(), "a round without that node")
+        rounds = self._world.oracles.rounds.count
+        await asyncio.sleep(60)
+        check(self._world.oracles.rounds.count == rounds, "the others are left in peace")
+
+    def _others_run(self) -> bool:
+        world, header = self._world, self._world.oracles.record.header
+        count = len(world.running())
+        enough = count >= min(len(world.present()) - 1, self._settings.max_nodes)
+        return enough and header is not None and header.size == count
+
+
+@pytest.mark.parametrize("kind", [Wiped, Restored, HostRestarted, NeverEnters])
 @pytest.mark.parametrize("seed", range(20))
 def test_all_that_live_train_again_soon(kind: type[Job], seed: int) -> None:
     result = play(kind(Plan(seed=seed, agents=2 + seed % 4)))

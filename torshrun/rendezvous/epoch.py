@@ -13,9 +13,10 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 
 from torsh_runtime.errors import RendezvousTimeout, StoreError
-from torsh_runtime.store.base import Compare, Entry, Listing, Put
+from torsh_runtime.store.base import Compare, Delete, Entry, Listing, Put, Write
 from torsh_runtime.store.keys import derive
 from torsh_runtime.store.signed import sign, verified
 from torshrun.rendezvous import rows
@@ -26,6 +27,8 @@ _UNKNOWN = (
     "this node lost touch with the others, and the round it was in is over: how the job ended is "
     "not known here. Look at the other nodes' output."
 )
+_REMEMBERED = 64
+"""How many of those that it took the place of an epoch names."""
 _TURN = 0.0003
 """Seconds for each node of the job."""
 
@@ -40,13 +43,22 @@ class Epoch:
     """The name of the epoch that this one goes on; "" if it is a job's first."""
     secret: bytes
     """The job's."""
-    over: str = ""
-    """The name of the epoch in whose place it was written, if that is another one; else ""."""
+    past: tuple[str, ...] = ()
+    """The names of those that it takes the place of, the newest first: the one that it goes on, the
+    one that stood there, and what these had taken the place of."""
     revision: int = 0
     """At which it was written to the store."""
     is_proven: bool = False
     """Whether it is surely of the present: begun by this node, or next after one that was. What is
     signed may be of an earlier job, and put back; then nobody lives who can answer for it."""
+
+    @property
+    def guards(self) -> tuple[Compare, ...]:
+        """What holds as long as it stands. A store that was wiped counts its revisions anew, so
+        another epoch may stand at the same one: its mark does not.
+        """
+        names = rows.EPOCH, _mark(self.name)
+        return tuple(Compare(rows.base(self.run_id) + name, self.revision) for name in names)
 
     def key(self, service: str, *context: str) -> bytes:
         """The key of a service of this job; `context` says which one."""
@@ -56,6 +68,11 @@ class Epoch:
     def records(self) -> bytes:
         """The key that the run's records are signed with."""
         return self.key("records")
+
+
+def _mark(name: str) -> str:
+    """The key that stands with the epoch of this name, and no other."""
+    return f"{rows.EPOCH}/{name}"
 
 
 def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
@@ -69,7 +86,7 @@ def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
         secret = own or bytes.fromhex(row.secret)
     except ValueError:
         return None
-    epoch = Epoch(run_id, row.name, row.after, secret, row.over, entry.revision)
+    epoch = Epoch(run_id, row.name, row.after, secret, row.past, entry.revision)
     return epoch if secret and verified(epoch.records, entry.key, entry.value) else None
 
 
@@ -147,7 +164,7 @@ class Entrance:
         if is_away:
             why = why or "this node lost touch with the others: waiting for another to begin anew"
         if not why:
-            await self._begin(entry, epoch, last)
+            await self._begin(found, epoch, last)
         return None, why
 
     def _wait_for_end(self, ended: VerdictRow) -> str:
@@ -177,10 +194,10 @@ class Entrance:
         return is_alive and (is_away or last is None or self._goes_on(epoch, last))
 
     def _goes_on(self, epoch: Epoch, last: Epoch) -> bool:
-        """Whether it is the one that comes next. Who was in an epoch takes none but one that says
-        that it comes after that, or was written over it: others may be of the past, and put back.
+        """Whether it comes later. Who was in an epoch takes none but one that says that it has
+        taken the place of that: others may be of the past, and put back.
         """
-        return last.name in (epoch.after, epoch.over)
+        return last.name in epoch.past
 
     def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
         value = verified(epoch.records, entry.key, entry.value) if entry else b""
@@ -197,20 +214,29 @@ class Entrance:
                 f"everywhere, or on no node at all"
             )
 
-    async def _begin(self, entry: Entry | None, stands: Epoch | None, last: Epoch | None) -> None:
-        """Write a new epoch in the place of that entry, unless somebody is faster."""
-        asking = self._asking
+    async def _begin(
+        self, found: dict[str, Entry], stands: Epoch | None, last: Epoch | None
+    ) -> None:
+        """Write a new epoch in the place of what was found, unless somebody is faster."""
+        asking, entry = self._asking, found.get(rows.EPOCH)
         secret = self._own or (last.secret if last else secrets.token_bytes(32))
         made_up = "" if self._own else secret.hex()
         name = secrets.token_hex(16)
-        after, over = last.name if last else "", stands.name if stands else ""
-        epoch = Epoch(self._run_id, name, after, secret, over)
-        row = rows.encode(EpochRow(name=name, after=after, over=over, secret=made_up))
-        key = asking.key(rows.EPOCH)
-        self._begun = name
+        after = last.name if last else ""
+        earlier = [epoch for epoch in (last, stands) if epoch]
+        names = [epoch.name for epoch in earlier]
+        names += chain.from_iterable(zip_longest(*(epoch.past for epoch in earlier)))
+        past = tuple(dict.fromkeys(filter(None, names)))[:_REMEMBERED]
+        epoch = Epoch(self._run_id, name, after, secret, past)
+        row = rows.encode(EpochRow(name=name, after=after, past=past, secret=made_up))
+        self._begun, key, mark = name, asking.key(rows.EPOCH), asking.key(_mark(name))
         compare = Compare(key, entry.revision if entry else 0)
-        put = Put(key, sign(epoch.records, key, row))
-        await asking.ask(asking.store.transact((compare,), (put,)))
+        writes: list[Write] = [Put(key, sign(epoch.records, key, row))]
+        writes.append(Put(mark, sign(epoch.records, mark, b"1")))
+        writes += [
+            Delete(entry.key) for other, entry in found.items() if other.startswith(_mark(""))
+        ]
+        await asking.ask(asking.store.transact((compare,), writes))
 
 
 class _Refusal(StoreError):

@@ -15,6 +15,7 @@ from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
+from torshrun.rendezvous.seats import MISSED
 from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, Renew, decide
 from torshrun.rendezvous.view import View
 
@@ -281,10 +282,11 @@ class Lead:
         lease = await asking.ask(asking.store.grant(asking.settings.verdict_ttl))
         writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
         writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]
-        for key in map(asking.key, (rows.EPOCH, rows.ROUND)):
-            entry = await asking.ask(asking.store.get(key))
-            if entry and entry.value:
-                writes.append(Put(key, entry.value, lease))
+        control = await asking.ask(asking.store.list(asking.key(rows.CONTROL)))
+        stays = asking.key(rows.LEADER), asking.key(rows.VERDICT)
+        writes += [
+            Put(i.key, i.value, lease) for i in control.items if i.value and i.key not in stays
+        ]
         outcome = await asking.ask(asking.store.transact(fences, writes))
         self._over = outcome.succeeded
         return outcome.succeeded
@@ -346,4 +348,5 @@ def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
         place = PlaceRow(round=form.number, token=token, node_rank=rank, first_rank=first)
         yield row.node, place
     for node, why in form.seating.waiting:
-        yield node, PlaceRow(round=form.number, token=token, why=why)
+        missed = why == MISSED
+        yield node, PlaceRow(round=form.number, token=token, why=why, missed=missed)

@@ -185,6 +185,8 @@ class Member:
             place = PlaceRow(round=self.header.number, token=token)
         self.place = place
         if place.node_rank < 0:
+            if place.missed:
+                self._change_row()
             return self._stand_by(place.why or self._why(self.header))
         self.status = "entering"
         self.row = self._fresh_row(

@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
-from torsh_runtime.store.base import Compare, Listing, Store
+from torsh_runtime.store.base import Listing, Store
 from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
-from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import (
     JobOver,
@@ -122,8 +121,7 @@ class EpochRendezvous(Rendezvous):
             await self._close_node()
 
     async def _join(self, epoch: Epoch, listing: Listing, past: NodeRow | None) -> NodeRendezvous:
-        stands = Compare(rows.base(epoch.run_id) + rows.EPOCH, epoch.revision)
-        store = SignedStore(self._store, epoch.records, stands, on_older=self._on_older)
+        store = SignedStore(self._store, epoch.records, *epoch.guards, on_older=self._on_older)
         facts, self._beats = await self._prepare(store, epoch)
         return NodeRendezvous(
             store,

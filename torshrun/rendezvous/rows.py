@@ -72,8 +72,8 @@ class EpochRow:
     name: Token
     after: Token = ""
     """That of the epoch which this one goes on, if the store had lost it."""
-    over: Token = ""
-    """That of the epoch in whose place this one was written, if another one had come meanwhile."""
+    past: tuple[Token, ...] = ()
+    """Those of the epochs that it takes the place of."""
     secret: Token = ""
     """The job's, in hexadecimal, if its nodes bring none; then it is as safe as the store."""
 
@@ -205,6 +205,9 @@ class PlaceRow:
     """-1: it has none, and `why` says why."""
     first_rank: int = -1
     why: str = ""
+    missed: bool = False
+    """Whether it did not enter a round that it had a place in. It has one again once it has read
+    this, and changed its own row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,10 +353,13 @@ def _truth(value: Any) -> bool:
     return value
 
 
-def _node_ids(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError
-    return tuple(map(_NODE_ID, value))
+def _each(read: Any) -> Any:
+    def read_all(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise TypeError
+        return tuple(map(read, value))
+
+    return read_all
 
 
 def _one_of(*allowed: str) -> Any:
@@ -368,18 +374,19 @@ def _one_of(*allowed: str) -> Any:
 _LARGEST = 1e15
 """No number of seconds comes near it."""
 _HOST = _like(r"[\w.:%-]{0,255}")
-_NODE_ID = _like(r"[\w.-]{0,255}")
+_NAME = _like(r"[\w.-]{0,255}")
 _READERS: dict[Any, Any] = {
     str: _text,
-    NodeId: _NODE_ID,
-    Token: _like(r"[\w.-]{0,255}"),
+    NodeId: _NAME,
+    Token: _NAME,
     Host: _HOST,
     HostPort: _host_port,
     int: _whole,
     Port: _port,
     float: _number,
     bool: _truth,
-    tuple[NodeId, ...]: _node_ids,
+    tuple[NodeId, ...]: _each(_NAME),
+    tuple[Token, ...]: _each(_NAME),
     NodeState: _one_of(*get_args(NodeState)),
     Literal["open", "closing"]: _one_of("open", "closing"),
     Outcome: _one_of(*get_args(Outcome)),

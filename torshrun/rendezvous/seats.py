@@ -11,6 +11,8 @@ from torshrun.rendezvous.ranks import assign
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.view import View
 
+MISSED = "it did not enter the round that it had a place in; it is taken again once it says more"
+
 
 @dataclass(frozen=True, slots=True)
 class Seating:
@@ -32,7 +34,8 @@ class Candidates(NamedTuple):
 
     ready: list[NodeRow]
     held: dict[str, str]
-    """Nodes of hosts that lose theirs again and again, and why they wait."""
+    """Nodes that did not enter the last round they had a place in, or of hosts that lose theirs
+    again and again; and why each waits."""
     wake: float = math.inf
     """When the first of these may have a place."""
 
@@ -40,6 +43,8 @@ class Candidates(NamedTuple):
 def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candidates:
     """Which of these nodes may have a place now; at least so many are needed."""
     reports, dropped, hosts = view.roster.reports, view.roster.dropped, view.hosts
+    absent = {row.node: MISSED for row in rows if view.is_absent(row)}
+    rows = [row for row in rows if row.node not in absent]
     new = {
         row.node: view.host(row.node)
         for row in rows
@@ -52,7 +57,7 @@ def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candi
         held = {node: end for node, end in ends.items() if end > now}
     ready = [row for row in rows if row.node not in held]
     why = {node: hosts.why(new[node], end, now) for node, end in held.items()}
-    return Candidates(ready, why, min(held.values(), default=math.inf))
+    return Candidates(ready, absent | why, min(held.values(), default=math.inf))
 
 
 def seat(view: View, now: float) -> Seating:

@@ -338,6 +338,8 @@ def _blame(view: View, header: Header, now: float) -> None:
     lost = {node for node in roster.apart if view.fenced_at(node) <= now}
     is_late = header.phase == "open" and now >= _enter_by(view)
     late = roster.placed if is_late else set()
+    for node in late:
+        view.miss(node)
     for node in gone | lost | late | roster.dropped | (roster.going - view.wishes.drained):
         if view.latest[node].leaving not in ON_PURPOSE:
             view.hosts.lose(view.host(node), header.number, now - view.opened_at, now)

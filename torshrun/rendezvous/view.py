@@ -70,6 +70,8 @@ class View:
         self.hosts = Hosts(settings)
         self.invited: frozenset[str] = frozenset()
         """Newcomers that the round was closed for."""
+        self._absent: dict[str, int] = {}
+        """The row, by its sequence, of each node that did not enter the round it had a place in."""
         self.first_seen: dict[str, float] = {}
         """When rounds of an earlier epoch, by token, and their leaders were first told of."""
         self.wishes = Wishes()
@@ -221,6 +223,15 @@ class View:
 
     def _changed(self) -> None:
         self._roster, self._count_again = None, -math.inf
+
+    def miss(self, node: str) -> None:
+        """The node did not enter the round in time."""
+        self._absent[node] = self.latest[node].sequence
+
+    def is_absent(self, row: NodeRow) -> bool:
+        """Whether the node has been missed, and has said nothing since: it beats, perhaps, and
+        cannot read its place."""
+        return self._absent.get(row.node) == row.sequence
 
     # ---- signs of life
 

@@ -177,7 +177,7 @@ def test_who_came_first_to_an_emptied_store_follows_those_who_were_there_before(
         await store.delete(KEY)
         own = await newcomer.enter(None)
         new = await old.enter(before)
-        assert (new.after, new.over) == (before.name, own.name)
+        assert (new.after, new.past) == (before.name, (before.name, own.name))
         assert await newcomer.enter(own) == new
 
     play(scene)
@@ -243,7 +243,7 @@ def test_a_verdict_that_is_put_back_is_waited_for_no_longer_than_one_stands() ->
         verdict = VerdictRow(outcome="failed", code=1, reason="")
         await signed.put(rows.base("job") + rows.VERDICT, rows.encode(verdict))
         new = await entrance(store, said=said).enter(None)
-        assert (new.name != old.name, new.over) == (True, old.name)
+        assert (new.name != old.name, new.past) == (True, (old.name,))
         assert "the last job of this run id has ended" in said[0]
 
     play(scene)
@@ -270,6 +270,33 @@ def test_an_epoch_that_nobody_answers_for_is_replaced() -> None:
         assert (await node.enter(None)).name == old.name
         node.entrance.abandon(old)
         new = await node.find(None)
-        assert (new.name != old.name, new.over, new.is_proven) == (True, old.name, True)
+        assert (new.name != old.name, new.past, new.is_proven) == (True, (old.name,), True)
+
+    play(scene)
+
+
+def test_nodes_of_many_epochs_come_together_though_each_began_its_own() -> None:
+    async def scene(store: MemoryStore) -> None:
+        nodes = [entrance(store) for _ in range(8)]
+        lasts = []
+        for node in nodes:  # each is alone with an empty store for a while
+            lasts.append(await node.enter(None))
+            await store.delete(KEY)
+        for node, last in zip(nodes[1:], lasts[1:], strict=True):
+            newest = await node.enter(last)
+        assert newest.past[0] == lasts[-1].name
+        assert await nodes[1].enter(lasts[1]) == newest  # it has seen none of those in between
+        assert await nodes[0].enter(lasts[0]) != newest  # that was gone before the others came
+
+    play(scene)
+
+
+def test_an_epoch_names_some_of_those_before_it() -> None:
+    async def scene(store: MemoryStore) -> None:
+        node = entrance(store)
+        last = await node.enter(None)
+        for _ in range(100):
+            last = await node.enter(last)
+        assert len(last.past) == 64
 
     play(scene)

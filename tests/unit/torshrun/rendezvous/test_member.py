@@ -67,6 +67,15 @@ def test_a_round_that_closes_before_it_is_entered_is_none_of_ours() -> None:
     assert (member.row.state, member.row.token, member.entered()) == ("waiting", "", ())
 
 
+def test_who_was_missed_says_more_when_it_can_read_its_place_again() -> None:
+    member = waiting()
+    row = member.row
+    member.take_header(NEXT, 10)
+    (standing_by,) = member.take_place("u", PlaceRow(round=1, token="u", why="so", missed=True))
+    assert standing_by == StandingBy("so")
+    assert member.row == replace(row, sequence=row.sequence + 1)
+
+
 def test_a_report_is_passed_on_whole() -> None:
     member = inside()
     facts = {"code": 3, "signo": 6, "startup": "s", "seconds": 1.5, "cause": "boom"}

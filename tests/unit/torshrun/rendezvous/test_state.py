@@ -265,7 +265,7 @@ def test_who_was_given_a_place_and_does_not_enter_is_not_waited_for() -> None:
     assert decide(late, bound) == (None, math.inf, "")
 
 
-def test_the_next_round_is_formed_though_somebody_never_entered() -> None:
+def test_who_never_entered_has_no_place_again_until_it_says_more() -> None:
     seen = formed("a", "b", "c")
     seen.put(inside("a", 0, sequence=2), 9)
     seen.put(inside("b", 1, sequence=2), 9)
@@ -274,6 +274,13 @@ def test_the_next_round_is_formed_though_somebody_never_entered() -> None:
     assert act(seen, 21.0) is None
     seen.put(reported("a", 0, "stopped", sequence=3), 10)
     seen.put(reported("b", 1, "stopped", sequence=3), 10)
+    decided = act(seen, 21.0)
+    assert isinstance(decided, Form)
+    seating = decided.seating
+    assert [row.node for row in seating.nodes] == ["a", "b"]
+    ((node, why),) = seating.waiting
+    assert (node, "did not enter the round" in why) == ("c", True)
+    seen.put(replace(seen.rows["c"], sequence=2), 11)
     assert [row.node for row in act(seen, 21.0).seating.nodes] == ["a", "b", "c"]
 
 
