@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from torsh_runtime.store.base import Entry, Put, Write
+from torsh_runtime.store.base import Entry, Event, Put, Write
 from torsh_runtime.store.signed import sign, verified
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.epoch import Epoch, read_epoch
@@ -33,7 +33,7 @@ class Codec:
 
     def sign(self, key: str, value: bytes) -> bytes:
         """What somebody who knows the secret would write."""
-        return sign(self.epoch.records, key, value) if self.epoch and self.name(key) else value
+        return sign(self.epoch.records, key, value, 0) if self.epoch and self.name(key) else value
 
     def key(self, name: str) -> str:
         return self.base + name
@@ -42,9 +42,10 @@ class Codec:
         """The key within the run; "" if it is of no run, or of another."""
         return key.removeprefix(self.base) if key.startswith(self.base) else ""
 
-    def read(self, kind: type[T], key: str, value: bytes) -> T | None:
+    def read(self, kind: type[T], seen: Entry | Event | Put) -> T | None:
         """The row, or None if it counts as none."""
-        plain = verified(self.epoch.records, key, value) if self.epoch else b""
+        signed = seen.key, seen.value, seen.lease
+        plain = verified(self.epoch.records, *signed) if self.epoch else b""
         if (kind, plain) not in self._read:
             self._read[kind, plain] = rows.decode(kind, plain)
         row: T | None = self._read[kind, plain]
@@ -54,7 +55,7 @@ class Codec:
         """What a transaction is for: "elect", "open", "close", "enter", "report" and so on."""
         names = {self.name(write.key): write for write in writes if isinstance(write, Put)}
         if put := names.get(rows.ROUND):
-            header = self.read(Header, put.key, put.value)
+            header = self.read(Header, put)
             if rows.VERDICT in names or header is None:
                 return "conclude"
             return "open" if header.phase == "open" else "close"
@@ -62,7 +63,7 @@ class Codec:
             return "elect"
         for name, put in names.items():
             if name.startswith(rows.NODES):
-                row = self.read(NodeRow, put.key, put.value)
+                row = self.read(NodeRow, put)
                 return {"inside": "enter", "reported": "report"}.get(
                     row.state if row else "", "row"
                 )

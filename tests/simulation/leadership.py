@@ -33,7 +33,7 @@ class Leadership:
             mine = leader is None or leader.node == author  # none counts, of an epoch that is over
             check(mine, f"{author} ends the term of {leader}")
             return
-        row = self._record.codec.read(LeaderRow, event.key, event.value)
+        row = self._record.codec.read(LeaderRow, event)
         # What was signed in an epoch that is over counts for nobody.
         check(row is None or row.node == author, f"{author} elects {row}")
         check(leader is None, f"{author} is elected while {leader} leads")
@@ -57,7 +57,7 @@ class Leadership:
 
     def _check_row(self, author: str, event: Event) -> None:
         record = self._record
-        row, header = record.codec.read(NodeRow, event.key, event.value), record.header
+        row, header = record.codec.read(NodeRow, event), record.header
         if row is None:  # signed in an epoch that is over: it counts for nobody
             return
         check(row.node == author, f"{author} writes {event.key}: {row}")

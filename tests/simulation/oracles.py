@@ -59,7 +59,7 @@ class Oracles:
     def _turn(self, event: Event) -> None:
         """Nothing of an epoch counts in the next."""
         there = event.kind == "put"
-        entry = Entry(event.key, event.value, event.revision, 0) if there else None
+        entry = Entry(*event[1:]) if there else None
         if self.record.codec.turn(entry):
             stands = self.record.header_revision  # of what is no header any more
             self.record.lose(())

@@ -101,24 +101,24 @@ class Record:
         self.nodes.clear()
         self.drained.clear()
         for item in items:
-            self._take(Event("put", item.key, item.value, item.revision))
+            self._take(Event("put", *item))
 
     def _take(self, event: Event) -> None:
-        name, value, there = self.codec.name(event.key), event.value, event.kind == "put"
+        name, there = self.codec.name(event.key), event.kind == "put"
         read = self.codec.read
         if name == rows.LEADER:
-            leader = read(LeaderRow, event.key, value) if there else None
+            leader = read(LeaderRow, event) if there else None
             self.leader = Term(leader.node, event.revision) if leader else None
             self.leaders.update({leader.node} if leader else ())
         elif name == rows.ROUND:
-            before, self.header = self.header, read(Header, event.key, value) if there else None
+            before, self.header = self.header, read(Header, event) if there else None
             if before and self.header and before.token != self.header.token:
                 self.vanished.clear()
             self.header_revision = event.revision if there else 0
             if self.header:
                 self.formed[self.header.token] = self.losses
         elif name == rows.VERDICT:
-            self.verdict = read(VerdictRow, event.key, value) if there else None
+            self.verdict = read(VerdictRow, event) if there else None
             if self.verdict:
                 self.verdicts.add((self.verdict.outcome, self.verdict.code))
         elif name.startswith(rows.NODES):
@@ -131,14 +131,14 @@ class Record:
             node = name.removeprefix(rows.WANT_DRAIN)
             (self.drained.add if there else self.drained.discard)(node)
         elif there and name == rows.WANT_SIZE:
-            if wanted := self.codec.read(SizeWanted, event.key, event.value):
+            if wanted := self.codec.read(SizeWanted, event):
                 self.limits.add((wanted.min_nodes, wanted.max_nodes))
         elif there and name == rows.WANT_STOP:
-            stop = self.codec.read(StopWanted, event.key, event.value)
+            stop = self.codec.read(StopWanted, event)
             self.stops.update({stop.code} if stop else ())
 
     def _take_node(self, node: str, event: Event, there: bool) -> None:
-        row = self.codec.read(NodeRow, event.key, event.value) if there else None
+        row = self.codec.read(NodeRow, event) if there else None
         if row is None:
             self.nodes.pop(node, None)
             self.vanished.add(node)

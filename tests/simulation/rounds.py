@@ -23,7 +23,7 @@ class Rounds:
             if self._record.codec.name(event.key) != rows.ROUND:
                 continue
             if event.kind == "put":
-                header = self._record.codec.read(Header, event.key, event.value)
+                header = self._record.codec.read(Header, event)
                 check(header is not None, "the header can be read")
                 assert header is not None
                 self._check_header(header)

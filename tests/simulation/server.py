@@ -151,9 +151,12 @@ class Server:
         self.oracles.on_loss(self.state.listing("").items)
 
     def put_back(self, snapshot: tuple[KeyValueState, dict[int, str]]) -> None:
-        """Somebody writes what stood there then, on no lease."""
+        """Somebody writes what stood there then, on leases of the same ids that never end."""
         entries = snapshot[0].listing(self.codec.base).items
-        self.state.transact((), [Put(entry.key, entry.value) for entry in entries])
+        for lease in {entry.lease for entry in entries} - {0}:
+            self.state._last_lease = lease - 1
+            self.state.grant(1e9, self._loop.time())
+        self.state.transact((), [Put(entry.key, entry.value, entry.lease) for entry in entries])
         self._begin_anew()
 
     def write_as_others(self, revision: int) -> None:

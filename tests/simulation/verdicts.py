@@ -34,7 +34,7 @@ class Verdicts:
         for event in commit.events:
             if record.codec.name(event.key) != rows.VERDICT or event.kind != "put":
                 continue
-            verdict = record.codec.read(VerdictRow, event.key, event.value)
+            verdict = record.codec.read(VerdictRow, event)
             check(verdict is not None, "the verdict can be read")
             assert verdict is not None
             if record.verdict is not None:

@@ -193,8 +193,8 @@ class Site:
 
     def value(self, name: str) -> bytes:
         """What the job's nodes read under a key; b"" if nothing."""
-        epoch, signed = self._epoch(), self._signed(name)
-        return verified(epoch.records, _key(name), signed) if epoch else b""
+        epoch, entry = self._epoch(), self._entry(name)
+        return verified(epoch.records, entry.key, entry.value, entry.lease) if epoch else b""
 
     def drain(self, host: Host) -> None:
         """Ask the node on this host to go."""
@@ -204,20 +204,22 @@ class Site:
         span = {"key": _base64(prefix), "range_end": _base64(prefix[:-1] + "0")}
         for item in self._post("kv/range", span)["kvs"]:
             key, signed = base64.b64decode(item["key"]).decode(), base64.b64decode(item["value"])
-            row = rows.decode(rows.NodeRow, verified(epoch.records, key, signed))
+            lease = int(item.get("lease", 0))
+            row = rows.decode(rows.NodeRow, verified(epoch.records, key, signed, lease))
             if row and row.address == host.ipv4:
                 want = _key(rows.WANT_DRAIN + row.node)
-                wish = base64.b64encode(sign(epoch.records, want, rows.encode(rows.Wanted())))
+                wish = base64.b64encode(sign(epoch.records, want, rows.encode(rows.Wanted()), 0))
                 self._post("kv/put", {"key": _base64(want), "value": wish.decode()})
 
     def _epoch(self) -> Epoch | None:
         """The job's present one, with the secret that stands in it: the nodes bring none."""
-        entry = Entry(_key(rows.EPOCH), self._signed(rows.EPOCH), 0, 0)
-        return read_epoch(_RUN_ID, b"", entry)
+        return read_epoch(_RUN_ID, b"", self._entry(rows.EPOCH))
 
-    def _signed(self, name: str) -> bytes:
-        found = self._post("kv/range", {"key": _base64(_key(name))}).get("kvs")
-        return base64.b64decode(found[0]["value"]) if found else b""
+    def _entry(self, name: str) -> Entry:
+        """What stands under a key, or an empty value."""
+        found = self._post("kv/range", {"key": _base64(_key(name))}).get("kvs") or [{}]
+        value, lease = base64.b64decode(found[0].get("value", "")), int(found[0].get("lease", 0))
+        return Entry(_key(name), value, 0, lease)
 
     def _post(self, path: str, message: dict[str, str]) -> dict[str, list[dict[str, str]]]:
         with inside(self._far):

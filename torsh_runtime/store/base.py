@@ -39,6 +39,8 @@ class Event(NamedTuple):
     value: bytes
     """The new value; empty for a deletion."""
     revision: int
+    lease: int = 0
+    """The lease that the key is bound to now; 0 is none."""
 
 
 class Compare(NamedTuple):

@@ -13,31 +13,31 @@ _TAG = 33
 """Bytes that a signature takes behind a value: a line's end, and 128 bits in hexadecimal."""
 
 
-def sign(secret: bytes, key: str, value: bytes) -> bytes:
-    """The value with a signature that holds under this key only."""
-    return value + b"\n" + _signature(secret, key, value)
+def sign(secret: bytes, key: str, value: bytes, lease: int) -> bytes:
+    """The value with a signature that holds under this key and on this lease only."""
+    return value + b"\n" + _signature(secret, key, value, lease)
 
 
-def verified(secret: bytes, key: str, signed: bytes) -> bytes:
+def verified(secret: bytes, key: str, signed: bytes, lease: int) -> bytes:
     """The value; b"" if its signature does not hold."""
     value, signature = signed[:-_TAG], signed[-_TAG:]
-    holds = hmac.compare_digest(signature, b"\n" + _signature(secret, key, value))
+    holds = hmac.compare_digest(signature, b"\n" + _signature(secret, key, value, lease))
     return value if holds else b""
 
 
-def _signature(secret: bytes, key: str, value: bytes) -> bytes:
+def _signature(secret: bytes, key: str, value: bytes, lease: int) -> bytes:
     name = key.encode(errors="surrogateescape")
-    text = len(name).to_bytes(4, "big") + name + value
+    text = f"{len(name)}:{lease}:".encode() + name + value
     return hmac.digest(secret, text, "sha256")[: (_TAG - 1) // 2].hex().encode()
 
 
 class SignedStore(Store):
     """Another store, in which those who know the secret sign what they write.
 
-    A value whose signature does not hold (HMAC-SHA256 over key and value, cut to 128 bits) is read
-    as b"", under its own revision; `on_forged` is told its key. So no value that is written here
-    may be empty. A value that was signed once can be put back under the same key by anybody who may
-    write there: values say themselves what they are of.
+    A value whose signature does not hold (HMAC-SHA256 over key, lease and value, cut to 128 bits)
+    is read as b"", under its own revision; `on_forged` is told its key. So no value that is written
+    here may be empty. A value that was signed once can be put back under the same key, on a lease
+    of the same id, by anybody who may write there: values say themselves what they are of.
 
     Nothing is written unless all `guards` hold, besides what a transaction compares itself.
 
@@ -89,9 +89,7 @@ class SignedStore(Store):
 
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
         signed = [
-            write._replace(value=self._sign(write.key, write.value))
-            if isinstance(write, Put)
-            else write
+            write._replace(value=self._sign(write)) if isinstance(write, Put) else write
             for write in writes
         ]
         known = self._newest
@@ -111,7 +109,7 @@ class SignedStore(Store):
             async for event in events:
                 self._note(event.revision, 0)
                 is_put = event.kind == "put"
-                yield event._replace(value=self._read(event.key, event.value)) if is_put else event
+                yield event._replace(value=self._read(event)) if is_put else event
 
     async def grant(self, ttl: float) -> int:
         return await self._store.grant(ttl)
@@ -130,16 +128,16 @@ class SignedStore(Store):
         if revision < known:
             self._on_older()
 
-    def _sign(self, key: str, value: bytes) -> bytes:
-        if not value:
-            raise StoreError(f"the value of {key!r} is empty: such a one cannot be signed")
-        return sign(self._secret, key, value)
+    def _sign(self, put: Put) -> bytes:
+        if not put.value:
+            raise StoreError(f"the value of {put.key!r} is empty: such a one cannot be signed")
+        return sign(self._secret, *put)
 
     def _entry(self, entry: Entry) -> Entry:
-        return entry._replace(value=self._read(entry.key, entry.value))
+        return entry._replace(value=self._read(entry))
 
-    def _read(self, key: str, signed: bytes) -> bytes:
-        value = verified(self._secret, key, signed)
+    def _read(self, seen: Entry | Event) -> bytes:
+        value = verified(self._secret, seen.key, seen.value, seen.lease)
         if not value:
-            self._on_forged(key)
+            self._on_forged(seen.key)
         return value

@@ -178,7 +178,7 @@ class KeyValueState:
         self._entries[write.key] = Entry(write.key, write.value, self.revision, write.lease)
         if write.lease:
             self._leases[write.lease].keys.add(write.key)
-        return Event("put", write.key, write.value, self.revision)
+        return Event("put", write.key, write.value, self.revision, write.lease)
 
     def _unbind(self, key: str) -> None:
         entry = self._entries.get(key)

@@ -296,10 +296,10 @@ def decode_failure(body: object) -> StoreError:
 
 
 def decode_event(body: object) -> Event:
-    kind, key, value, revision = _fields(body, str, str, bytes, int)
+    kind, key, value, revision, lease = _fields(body, str, str, bytes, int, int)
     if kind not in ("put", "delete"):
         raise StoreError(f"the store sent an event of unknown kind {kind[:40]!r}")
-    return Event(kind, key, value, revision)
+    return Event(kind, key, value, revision, lease)
 
 
 def decode_result(op: str, body: Any) -> Any:

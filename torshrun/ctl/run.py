@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 
 from torsh_runtime.errors import StoreError, StoreTimeout
-from torsh_runtime.store.base import Compare, Delete, Event, Put, Store, Write
+from torsh_runtime.store.base import Compare, Delete, Entry, Event, Put, Store, Write
 from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.signed import SignedStore, verified
@@ -187,7 +187,7 @@ class Run:
         if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
             raise NotDone(f"run {self._run_id} has nodes, and a secret that this is not")
         size = len(self._base)
-        check(read(self._run_id, {i.key[size:]: self._value(i.key, i.value) for i in items}))
+        check(read(self._run_id, {i.key[size:]: self._value(i) for i in items}))
         no_leader = Compare(self._base + rows.LEADER, 0)
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
@@ -209,13 +209,15 @@ class Run:
         items, revision = await self._store.list(self._base)
         epochs = [item for item in items if item.key == self._base + rows.EPOCH]
         self._epoch = read_epoch(self._run_id, self._secret, epochs[0]) if epochs else None
-        return {self._name(item.key): self._value(item.key, item.value) for item in items}, revision
+        return {self._name(item.key): self._value(item) for item in items}, revision
 
     def _name(self, key: str) -> str:
         return key.removeprefix(self._base)
 
-    def _value(self, key: str, signed: bytes) -> bytes:
-        return verified(self._epoch.records, key, signed) if self._epoch else b""
+    def _value(self, seen: Entry | Event) -> bytes:
+        if not self._epoch:
+            return b""
+        return verified(self._epoch.records, seen.key, seen.value, seen.lease)
 
     async def _follow(self, revision: int) -> None:
         """Watch; after a break list anew, until the store has failed for too long."""
@@ -243,7 +245,7 @@ class Run:
         if name == rows.EPOCH:
             raise StoreError("the run has another epoch")  # and is listed anew
         if event.kind == "put":
-            self._items[name] = self._value(event.key, event.value)
+            self._items[name] = self._value(event)
         else:
             self._items.pop(name, None)
         self._changed.set()

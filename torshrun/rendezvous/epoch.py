@@ -87,7 +87,9 @@ def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
     except ValueError:
         return None
     epoch = Epoch(run_id, row.name, row.after, secret, row.past, entry.revision)
-    return epoch if secret and verified(epoch.records, entry.key, entry.value) else None
+    return (
+        epoch if secret and verified(epoch.records, entry.key, entry.value, entry.lease) else None
+    )
 
 
 class Entrance:
@@ -200,7 +202,7 @@ class Entrance:
         return last.name in epoch.past
 
     def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
-        value = verified(epoch.records, entry.key, entry.value) if entry else b""
+        value = verified(epoch.records, *entry[:2], entry.lease) if entry else b""
         return rows.decode(VerdictRow, value) if value else None
 
     async def _refuse_if_alive(self, found: dict[str, Entry]) -> None:
@@ -231,8 +233,8 @@ class Entrance:
         row = rows.encode(EpochRow(name=name, after=after, past=past, secret=made_up))
         self._begun, key, mark = name, asking.key(rows.EPOCH), asking.key(_mark(name))
         compare = Compare(key, entry.revision if entry else 0)
-        writes: list[Write] = [Put(key, sign(epoch.records, key, row))]
-        writes.append(Put(mark, sign(epoch.records, mark, b"1")))
+        writes: list[Write] = [Put(key, sign(epoch.records, key, row, 0))]
+        writes.append(Put(mark, sign(epoch.records, mark, b"1", 0)))
         writes += [
             Delete(entry.key) for other, entry in found.items() if other.startswith(_mark(""))
         ]

@@ -428,6 +428,7 @@ class NodeRendezvous(Rendezvous):
         """A node without a round does not look for the store for ever."""
         since = max(self._registration.renewed, self._started)
         silence = self._clock() - since
+        self._tell(self._member.take_silence(silence > self._settings.ttl))
         if silence > self._settings.join_timeout and not self._member.takes_part:
             why = (
                 f"the store has not answered for {silence:.0f} s. Look whether it runs, and "

@@ -54,6 +54,7 @@ class Member:
         self.dropped = False
         """Whether its grant ran out in the last round it was in."""
         self._told = self._job_waits = ""
+        self._is_storeless = False
         self._closed = ""
         """Token of the last round that its agent was told is closing."""
         told = _round_of(past) if past else {}
@@ -128,7 +129,8 @@ class Member:
             self._wait()
         if self.status == "reported":
             self.status = "waiting"
-        if self.status != "waiting" or self.wants_place:  # its place row may say more
+        may_hear_more = self.wants_place and not self._is_storeless  # from its place row
+        if self.status != "waiting" or may_hear_more:
             return ()
         return self._stand_by(self._why(header))
 
@@ -162,6 +164,9 @@ class Member:
 
     def _why(self, header: Header | None) -> str:
         """Why a node without a place has none."""
+        if self._is_storeless:
+            most = self._settings.join_timeout
+            return f"waiting for the store, which does not answer; this node ends after {most:g} s"
         if self._job_waits:
             return self._job_waits
         least, most = self._settings.min_nodes, self._settings.max_nodes
@@ -232,6 +237,13 @@ class Member:
         self._job_waits = f"the job waits {why}" if why else ""
         resting = self.status in ("waiting", "reported")
         return self._stand_by(self._job_waits) if why and resting else ()
+
+    def take_silence(self, is_storeless: bool) -> Events:
+        """Whether the store has not answered for some time."""
+        if is_storeless == self._is_storeless:
+            return ()
+        self._is_storeless = is_storeless
+        return self._follow_header()
 
     def doubt(self, seconds: float) -> Events:
         """Nobody of this run id has answered yet; for so long at most it is waited for."""

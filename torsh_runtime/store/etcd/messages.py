@@ -123,8 +123,7 @@ def _entry(kv: Message) -> Entry:
 
 
 def _event(event: Message) -> Event:
-    kv = event["kv"]
-    key = b64decode(kv["key"]).decode(errors="surrogateescape")
+    key, value, revision, lease = _entry(event["kv"])
     if event.get("type") == "DELETE":
-        return Event("delete", key, b"", int(kv["mod_revision"]))
-    return Event("put", key, b64decode(kv.get("value", "")), int(kv["mod_revision"]))
+        return Event("delete", key, b"", revision)
+    return Event("put", key, value, revision, lease)

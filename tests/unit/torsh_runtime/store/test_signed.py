@@ -27,16 +27,17 @@ def play(scene: Callable[[MemoryStore, SignedStore, list[str]], Awaitable[None]]
     asyncio.run(guarded())
 
 
-def test_a_signature_is_of_one_value_under_one_key_by_one_secret() -> None:
-    signed = sign(SECRET, "key", b"value")
-    assert verified(SECRET, "key", signed) == b"value"
-    assert verified(SECRET, "other", signed) == b""
-    assert verified(b"another", "key", signed) == b""
+def test_a_signature_is_of_one_value_under_one_key_on_one_lease_by_one_secret() -> None:
+    signed = sign(SECRET, "key", b"value", 7)
+    assert verified(SECRET, "key", signed, 7) == b"value"
+    assert verified(SECRET, "key", signed, 0) == b""
+    assert verified(SECRET, "other", signed, 7) == b""
+    assert verified(b"another", "key", signed, 7) == b""
     for at in range(len(signed)):
         changed = signed[:at] + bytes([signed[at] ^ 1]) + signed[at + 1 :]
-        assert verified(SECRET, "key", changed) == b""
-    assert verified(SECRET, "key", sign(SECRET, "keyv", b"alue")) == b""
-    assert verified(SECRET, "key", b"") == b""
+        assert verified(SECRET, "key", changed, 7) == b""
+    assert verified(SECRET, "key", sign(SECRET, "keyv", b"alue", 7), 7) == b""
+    assert verified(SECRET, "key", b"", 7) == b""
 
 
 def test_what_is_not_signed_reads_as_empty_wherever_it_is_read() -> None:
@@ -56,6 +57,23 @@ def test_what_is_not_signed_reads_as_empty_wherever_it_is_read() -> None:
         async with aclosing(store.watch("", 0)) as events:
             assert [(await anext(events)).value for _ in range(3)] == [b"mine", b"", b""]
         assert set(forged) == {"b", "c"}
+
+    play(scene)
+
+
+def test_what_was_written_on_a_lease_counts_on_that_lease_alone() -> None:
+    """Nobody else can keep a node's row alive."""
+
+    async def scene(inner: MemoryStore, store: SignedStore, _: list[str]) -> None:
+        lease, other = await inner.grant(60), await inner.grant(60)
+        await store.put("a", b"mine", lease)
+        entry = await inner.get("a")
+        assert entry is not None
+        for instead in (0, other, lease):
+            await inner.put("a", entry.value, instead)
+        async with aclosing(store.watch("", 0)) as events:
+            values = [(await anext(events)).value for _ in range(4)]
+        assert values == [b"mine", b"", b"", b"mine"]
 
     play(scene)
 

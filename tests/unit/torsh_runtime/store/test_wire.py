@@ -83,7 +83,7 @@ def test_results_come_out_as_they_went_in(case: tuple[str, object]) -> None:
     assert wire.decode_result(op, reply.body) == result
 
 
-@given(st.builds(Event, st.sampled_from(["put", "delete"]), TEXT, BLOB, INT))
+@given(st.builds(Event, st.sampled_from(["put", "delete"]), TEXT, BLOB, INT, INT))
 def test_events_come_out_as_they_went_in(event: Event) -> None:
     reply = wire.decode_reply(payload(wire.encode_event(wire.Request(5, "watch", ()), event)))
     assert reply.status == wire.EVENT

@@ -76,6 +76,20 @@ def test_who_was_missed_says_more_when_it_can_read_its_place_again() -> None:
     assert member.row == replace(row, sequence=row.sequence + 1)
 
 
+def test_a_node_that_waits_says_when_the_store_is_away_and_when_it_is_back() -> None:
+    member = waiting()
+    member.take_header(OPEN, 7)
+    member.take_place("t", PlaceRow(round=0, token="t", why="it is full"))
+    (away,) = member.take_silence(True)
+    assert isinstance(away, StandingBy)
+    assert "the store, which does not answer; this node ends after 600 s" in away.reason
+    assert member.take_silence(True) == ()
+    (back,) = member.take_silence(False)
+    assert isinstance(back, StandingBy)
+    assert "maximum" in back.reason
+    assert inside().take_silence(True) == ()
+
+
 def test_a_report_is_passed_on_whole() -> None:
     member = inside()
     facts = {"code": 3, "signo": 6, "startup": "s", "seconds": 1.5, "cause": "boom"}
