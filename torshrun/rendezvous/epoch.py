@@ -209,7 +209,8 @@ class Entrance:
         """A job that lives is not to be ended by who does not know its secret."""
         asking = self._asking
         nodes = await asking.ask(asking.store.list(asking.key(rows.NODES)))
-        if rows.LEADER in found or nodes.items:
+        alive = [found.get(rows.LEADER), *nodes.items]
+        if any(entry and entry.lease for entry in alive):
             mine = "differs from that of the job" if self._own else "is missing: the job has one"
             raise _Refusal(
                 f"this node's secret {mine}: TORSH_SECRET / --secret-file must be the same "

@@ -124,7 +124,7 @@ class NodeRendezvous(Rendezvous):
     @property
     def past(self) -> NodeRow | None:
         """What the next epoch is to know of this node: none of another job."""
-        return None if self._has_died else self._member.row
+        return self._member.past if self.is_proven and not self._has_died else None
 
     @property
     def _has_died(self) -> bool:

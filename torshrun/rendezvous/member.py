@@ -72,6 +72,23 @@ class Member:
         return free and header is not None and header.phase == "open" and not known and not ours
 
     @property
+    def past(self) -> NodeRow:
+        """Its row, with what it knows of the last round, also if it had no place there."""
+        header = self.header
+        if header is None or header.number <= self.row.round:
+            return self.row
+        return replace(
+            self.row,
+            round=header.number,
+            token=header.token,
+            round_size=header.size,
+            round_leader=header.leader,
+            restarts=header.restarts,
+            node_rank=-1,
+            first_rank=-1,
+        )
+
+    @property
     def takes_part(self) -> bool:
         """Whether workers may run here."""
         return self.status in ("inside", "stopping")

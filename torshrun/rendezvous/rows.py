@@ -104,6 +104,7 @@ class NodeRow:
     token: Token = ""
     """That round's."""
     node_rank: int = -1
+    """-1: it had no place in that round, and has heard of it."""
     first_rank: int = -1
     round_size: int = 0
     """How many nodes that round had; 0: not told."""

@@ -134,16 +134,18 @@ def _gather(view: View, now: float) -> Decision:
 def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
     """How many nodes of the last round told of are not here, and until when they may run workers.
 
-    Its leader could not go on for longer than a ttl without the first node that is here and beats
-    to it no more, nor after it has come here itself; what it granted ends a ttl later.
+    Its leader could not go on for longer than a ttl without the first of its nodes that is here and
+    beats to it no more, nor after it has come here itself; what it granted ends a ttl later.
     """
     if not earlier:
         return 0, now
-    last, ttl, seen = max(earlier, key=lambda row: row.round), view.settings.ttl, view.first_seen
-    fenced = seen.setdefault(last.token, now) + 2 * ttl
-    if last.round_leader in view.rows:
-        fenced = min(fenced, seen.setdefault(last.round_leader, now) + ttl)
-    return last.round_size - sum(row.token == last.token for row in earlier), fenced
+    last, rules, seen = max(earlier, key=lambda row: row.round), view.settings, view.first_seen
+    fenced = seen.setdefault(last.token, now) + rules.outage_timeout + 2 * rules.ttl
+    inside = [row for row in earlier if row.token == last.token and row.node_rank >= 0]
+    for row in inside:
+        lead = rules.ttl if row.node == last.round_leader else 2 * rules.ttl
+        fenced = min(fenced, seen.setdefault(row.node, now) + lead)
+    return last.round_size - len(inside), fenced
 
 
 def _form(view: View, now: float, history: History) -> Decision:

@@ -20,6 +20,7 @@ from torshrun.rendezvous.state import Form, decide
 
 def earlier(name: str, token: str = "old", **changes: Any) -> NodeRow:
     facts = {"round": 6, "token": token, "round_size": 3, "round_leader": "c", "restarts": 2}
+    facts |= {"node_rank": 0, "first_rank": 0}
     return node(name, **(facts | changes))
 
 
@@ -41,6 +42,15 @@ def test_its_leader_granted_nothing_after_it_has_come_here() -> None:
     assert decide(seen, 13.0).wake == 13.0 + TTL
     seen.put(earlier("b"), 10)  # now all of that round are here
     assert decide(seen, 14.0).why.startswith("for the last call")
+
+
+def test_a_round_that_none_of_its_nodes_tells_of_may_last_as_long_as_an_outage() -> None:
+    seen = view(earlier("a", node_rank=-1), earlier("d", "older", round=4))
+    bound = 10.0 + settings().outage_timeout + 2 * TTL
+    assert decide(seen, 10.0).wake == bound
+    seen.put(earlier("b"), 9)
+    assert decide(seen, 12.0).wake == 12.0 + 2 * TTL
+    assert decide(seen, 12.0).why.startswith("for the grants of 2 node(s) to run out")
 
 
 def test_a_node_inside_an_unknown_round_is_waited_for_until_it_says_otherwise() -> None:

@@ -90,10 +90,21 @@ def test_keys_are_for_one_service_run_and_epoch() -> None:
 def test_who_does_not_know_the_secret_of_a_job_that_lives_is_refused(own: bytes) -> None:
     async def scene(store: MemoryStore) -> None:
         epoch = await entrance(store).enter(None)
-        await SignedStore(store, epoch.records).put(rows.base("job") + rows.LEADER, b"somebody")
+        signed, lease = SignedStore(store, epoch.records), await store.grant(60)
+        await signed.put(rows.base("job") + rows.LEADER, b"somebody", lease)
         with pytest.raises(StoreError, match="must be the same everywhere"):
             await entrance(store, own).enter(None)
         assert await entrance(store).enter(None) == epoch
+
+    play(scene)
+
+
+def test_rows_on_no_lease_are_of_nobody_who_lives() -> None:
+    async def scene(store: MemoryStore) -> None:
+        await entrance(store).enter(None)
+        await store.put(rows.base("job") + rows.NODES + "somebody", b"something")
+        await store.put(rows.base("job") + rows.LEADER, b"something")
+        assert (await entrance(store, b"another secret, long too").enter(None)).is_proven is False
 
     play(scene)
 

@@ -90,6 +90,15 @@ def test_a_node_that_waits_says_when_the_store_is_away_and_when_it_is_back() -> 
     assert inside().take_silence(True) == ()
 
 
+def test_a_node_tells_of_the_last_round_that_it_knows_though_it_had_no_place_there() -> None:
+    member = inside()
+    assert member.past == member.row
+    member.take_header(NEXT, 9)
+    told = member.past
+    assert (told.round, told.token, told.round_size, told.node_rank) == (1, "u", 2, -1)
+    assert told.sequence == member.row.sequence
+
+
 def test_a_report_is_passed_on_whole() -> None:
     member = inside()
     facts = {"code": 3, "signo": 6, "startup": "s", "seconds": 1.5, "cause": "boom"}
