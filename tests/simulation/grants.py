@@ -45,7 +45,7 @@ class Grants:
         self._watched: set[str] = set()
 
     def on_contact(self, agent: str, sent: float, leads: bool) -> None:
-        """`leads`: whether the lease held the leader's row when it was renewed."""
+        """`leads`: whether the lease held the leader's row when it was renewed, or does now."""
         self._contact[agent] = max(self._contact[agent], sent)
         if leads:
             self._leading[agent] = max(self._leading[agent], sent)

@@ -72,8 +72,11 @@ class Server:
         and whether the leader's row stands on it.
         """
         self.state.keep_alive(lease, self._loop.time())
+        return self._owners.get(lease) == author, self.holds_leader(lease)
+
+    def holds_leader(self, lease: int) -> bool:
         leader = self.state.get(self.codec.key(rows.LEADER))
-        return self._owners.get(lease) == author, leader is not None and leader.lease == lease
+        return leader is not None and leader.lease == lease
 
     def revoke(self, author: str, lease: int) -> None:
         self._publish(author, (), self.state.revoke(lease))

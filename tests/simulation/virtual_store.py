@@ -120,7 +120,8 @@ class VirtualStore(Store):
         is_own, leads = await self._call(
             lambda: self._server.keep_alive(self._end, lease), lambda: "keep_alive"
         )
-        if is_own:
+        if is_own:  # who was elected since it was renewed leads on it as well
+            leads = leads or self._server.holds_leader(lease)
             self._server.oracles.on_contact(self._end, sent, leads)
 
     async def revoke(self, lease: int) -> None:
