@@ -119,7 +119,7 @@ def _together(config: LaunchConfig, how: RendezvousConfig) -> Together:
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )
-    return Together(how, settings, config.nproc_per_node, HeldPorts())
+    return Together(how, settings, config.nproc_per_node, config.role, HeldPorts())
 
 
 async def _run(config: LaunchConfig, spec: WorkerSpec) -> int:

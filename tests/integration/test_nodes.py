@@ -88,6 +88,27 @@ def test_two_nodes_share_one_job(torshrun: Launcher) -> None:
     assert len(met) == 1
 
 
+def test_workers_are_counted_by_role(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
+print("place", *(os.environ[name] for name in names), flush=True)
+"""
+    )
+    with Job.over_tcp(torshrun, "3") as job:
+        kinds = (("trainer", 2), ("reader", 1), ("trainer", 1))
+        nodes = [job.start(f"--role={kind}", f"--nproc-per-node={n}", script) for kind, n in kinds]
+        ends = [node.end() for node in nodes]
+    assert [code for code, _ in ends] == [0, 0, 0]
+    output = "".join(text for _, text in ends)
+    found = sorted(re.findall(r"place (\w+) (\d) (\d) (\d) (\d)", output))
+    counted = [place[:3] for place in found]
+    trainers = [("trainer", str(rank), "3") for rank in range(3)]
+    assert counted == [("reader", "0", "1"), *trainers]
+    assert [place[3] for place in found[1:]] == sorted(place[3] for place in found[1:])
+    assert {place[4] for place in found} == {"4"}
+
+
 def test_a_failure_restarts_the_workers_of_all_nodes_within_one_budget(
     torshrun: Launcher,
 ) -> None:

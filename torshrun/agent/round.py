@@ -64,6 +64,8 @@ def first_worker(
         node_rank=place.node_rank,
         num_nodes=place.num_nodes,
         role_name=config.role,
+        role_rank=place.role_first_rank,
+        role_world_size=place.role_world_size,
         master_addr=place.master_addr,
         master_port=place.master_port,
         restart_count=place.restarts,

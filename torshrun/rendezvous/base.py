@@ -30,6 +30,9 @@ class Place:
     """The rank of this node's first worker; the others follow."""
     world_size: int
     """Number of workers of all nodes."""
+    role_first_rank: int = -1
+    """The same among the workers of this node's role; -1: all have one role."""
+    role_world_size: int = -1
     master_addr: str
     """Host of node rank 0, where its first worker may bind the two ports."""
     master_port: int

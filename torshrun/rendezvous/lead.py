@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -342,11 +343,22 @@ def _node_rows(items: Items) -> Iterator[tuple[NodeRow, int]]:
 
 
 def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
-    for rank, (row, first) in enumerate(
-        zip(form.seating.nodes, form.seating.first_ranks, strict=True)
-    ):
-        place = PlaceRow(round=form.number, token=token, node_rank=rank, first_rank=first)
-        yield row.node, place
+    nodes, before, role_sizes = form.seating.nodes, Counter[str](), Counter[str]()
+    for row in nodes:
+        role_sizes[row.role] += row.nproc
+    for rank, row in enumerate(nodes):
+        yield (
+            row.node,
+            PlaceRow(
+                round=form.number,
+                token=token,
+                node_rank=rank,
+                first_rank=form.seating.first_ranks[rank],
+                role_first_rank=before[row.role],
+                role_world_size=role_sizes[row.role],
+            ),
+        )
+        before[row.role] += row.nproc
     for node, why in form.seating.waiting:
         missed = why == MISSED
         yield node, PlaceRow(round=form.number, token=token, why=why, missed=missed)

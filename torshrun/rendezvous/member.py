@@ -104,6 +104,7 @@ class Member:
             address=facts.address,
             endpoint=facts.endpoint,
             nproc=facts.nproc,
+            role=facts.role,
             fixed_rank=facts.fixed_rank,
             master_port=ports[0],
             jax_port=ports[1],
@@ -226,8 +227,8 @@ class Member:
 
     def entered(self) -> Events:
         """The row that says "inside" stands, written while the round was open."""
-        header = self.header
-        if self.status != "entering" or header is None:
+        header, told = self.header, self.place
+        if self.status != "entering" or header is None or told is None:
             return ()
         self.status, self.dropped, self._told = "inside", False, ""
         place = Place(
@@ -237,6 +238,8 @@ class Member:
             num_nodes=header.size,
             first_rank=self.row.first_rank,
             world_size=header.world_size,
+            role_first_rank=told.role_first_rank,
+            role_world_size=told.role_world_size,
             master_addr=header.master_addr,
             master_port=header.master_port,
             jax_port=header.jax_port,

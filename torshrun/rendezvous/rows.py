@@ -96,6 +96,7 @@ class NodeRow:
     address: Host = ""
     endpoint: HostPort = ""
     nproc: int = 1
+    role: str = ""
     fixed_rank: int = -1
     master_port: Port = 0
     jax_port: Port = 0
@@ -205,6 +206,8 @@ class PlaceRow:
     node_rank: int = -1
     """-1: it has none, and `why` says why."""
     first_rank: int = -1
+    role_first_rank: int = -1
+    role_world_size: int = -1
     why: str = ""
     missed: bool = False
     """Whether it did not enter a round that it had a place in. It has one again once it has read

@@ -62,6 +62,8 @@ class NodeFacts:
     """Where its agent serves the round's store and takes heartbeats, "tcp:host:port"."""
     nproc: int
     """Workers, at least 1."""
+    role: str = ""
+    """Of these workers: ROLE_RANK counts those of one role."""
     fixed_rank: int = -1
     """The node rank that it insists on; -1: none."""
     ports: Callable[[], tuple[int, int]] = lambda: (0, 0)

@@ -60,11 +60,13 @@ class Together(Rendezvous):
         config: RendezvousConfig,
         settings: Settings,
         nproc: int,
+        role: str,
         ports: Ports,
     ) -> None:
         self._config = config
         self._settings = settings
         self._nproc = nproc
+        self._role = role
         self._ports = ports
         self._post: Post = lambda event: None
         self._beginning: asyncio.Task[None] | None = None
@@ -212,6 +214,7 @@ class Together(Rendezvous):
             address=address,
             endpoint=hub.endpoint,
             nproc=self._nproc,
+            role=self._role,
             fixed_rank=-1 if self._config.node_rank is None else self._config.node_rank,
             ports=self._ports.take,
         )

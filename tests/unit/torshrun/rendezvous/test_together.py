@@ -53,7 +53,7 @@ def _together(port: int = 1) -> Together:
         backend="tcp", endpoints=(Address("127.0.0.1", port),), ttl=TTL, secret=SECRET
     )
     settings = Settings(run_id="job", min_nodes=1, max_nodes=1, ttl=TTL)
-    return Together(config, settings, 1, HeldPorts())
+    return Together(config, settings, 1, "trainer", HeldPorts())
 
 
 @asynccontextmanager
