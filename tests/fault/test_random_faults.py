@@ -325,7 +325,7 @@ class Round:
         return counts
 
     def _logs(self, pattern: str) -> Iterator[Path]:
-        kept = "logs/none_*" if self.plan.log_dir else "tmp/torshrun-logs-none_*"
+        kept = "logs/*" if self.plan.log_dir else "tmp/torshrun-logs-*"
         return self.folder.glob(f"{kept}/{pattern}")
 
     def _scratch(self) -> list[str]:
