@@ -36,24 +36,32 @@ def trusted_uids() -> set[int]:
     return {0, os.geteuid(), *outside}
 
 
-def _open(path: str, start: int | None, flags: int, mode: int, links: int) -> int:
+def _open(
+    path: str, start: int | None, flags: int, mode: int, links: int, make: bool = False
+) -> int:
     """`start` is the directory that a path which is not absolute begins in; None is the present
-    one. So many `links` may still be followed.
+    one. So many `links` may still be followed. Directories that are missing can be made.
     """
     *folders, name = path.split("/")
     here = os.open("/" if path.startswith("/") else ".", _STEP, dir_fd=start)
     try:
         for folder in filter(None, folders):
-            there = _open_part(folder, here, _FOLDER, 0, links)
+            there = _open_part(folder, here, _FOLDER, 0, links, make)
             os.close(here)
             here = there
-        return _open_part(name or ".", here, flags | os.O_NOFOLLOW, mode, links)
+        return _open_part(name or ".", here, flags | os.O_NOFOLLOW, mode, links, make)
     finally:
         os.close(here)
 
 
-def _open_part(name: str, here: int, flags: int, mode: int, links: int) -> int:
+def _open_part(name: str, here: int, flags: int, mode: int, links: int, make: bool) -> int:
     try:
+        return os.open(name, flags, mode, dir_fd=here)
+    except FileNotFoundError:
+        if not make:
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=here)
         return os.open(name, flags, mode, dir_fd=here)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):  # what a link is refused with
@@ -67,7 +75,7 @@ def _open_part(name: str, here: int, flags: int, mode: int, links: int) -> int:
                 raise OSError(errno.ELOOP, f"{name} is another user's symbolic link") from None
             if found.st_dev == Path("/proc").stat().st_dev:  # the kernel's own: an open file
                 return os.open(name, flags & ~os.O_NOFOLLOW, mode, dir_fd=here)
-            return _open(os.readlink("", dir_fd=link), here, flags, mode, links - 1)
+            return _open(os.readlink("", dir_fd=link), here, flags, mode, links - 1, make)
         finally:
             os.close(link)
 
@@ -85,10 +93,11 @@ class Folder:
 
     @classmethod
     def make(cls, path: str) -> Folder:
-        """A new directory, for this user only, and those above it where they are missing."""
-        parent, name = Path(path).parent, PurePath(path).name
-        parent.mkdir(parents=True, exist_ok=True)
-        above = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        """A new directory, for this user only, and those above it where they are missing. As with
+        safe_open(), no other user's symbolic link leads there.
+        """
+        parent, name = str(PurePath(path).parent), PurePath(path).name
+        above = _open(parent, None, _FOLDER, 0, _MOST_LINKS, make=True)
         try:
             os.mkdir(name, 0o700, dir_fd=above)
             return cls(path, os.open(name, _FOLDER, dir_fd=above))

@@ -29,7 +29,8 @@ from torshrun import exit_codes
 
 WORKERS = 3
 GRACE = 0.5
-AGENT_TIMEOUT = 1.0
+AGENT_TIMEOUT = 3.0
+"""Longer than the agent may have to wait for a processor of a loaded machine."""
 SLACK = 10.0
 """Seconds beyond what is configured that a loaded machine may take."""
 KEEPER_STOPPED = 30.0
@@ -287,7 +288,13 @@ class Round:
     # ---- judgement
 
     def assert_all_is_well(self) -> None:
-        assert self.process.returncode in self.allowed(), (self.process.returncode, self.allowed())
+        code = self.process.returncode
+        assert code in self.allowed(), (
+            code,
+            self.allowed(),
+            self.inflicted,
+            self.text("err")[-999:],
+        )
         assert soon(lambda: not marked(self.mark)), f"left behind: {self._tree()}"
         assert soon(lambda: not self._scratch()), f"left behind: {self._scratch()}"
         self._assert_output()
@@ -325,7 +332,7 @@ class Round:
         return counts
 
     def _logs(self, pattern: str) -> Iterator[Path]:
-        kept = "logs/none_*" if self.plan.log_dir else "tmp/torshrun-logs-none_*"
+        kept = "logs/*" if self.plan.log_dir else "tmp/torshrun-logs-*"
         return self.folder.glob(f"{kept}/{pattern}")
 
     def _scratch(self) -> list[str]:

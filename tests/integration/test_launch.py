@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.launcher import Launcher, until_line
+from support.other_users import STRANGER, needs_root
 from support.processes import marked
 
 from torshrun import exit_codes
@@ -328,6 +329,24 @@ def test_a_log_directory_that_cannot_be_made_starts_nothing(torshrun: Launcher) 
     assert (
         "torshrun: error: cannot make a directory in /proc/logs: No such file or directory" in err
     )
+
+
+@needs_root
+@pytest.mark.parametrize("options", [["--log-dir", "trap/logs"], []])
+def test_nothing_is_made_where_another_users_link_leads(
+    torshrun: Launcher, options: list[str]
+) -> None:
+    precious, trap = torshrun.folder / "precious", torshrun.folder / "trap"
+    precious.mkdir()
+    trap.symlink_to(precious)
+    os.lchown(trap, STRANGER, STRANGER)
+    script = torshrun.script("print('started')")
+    if not options:
+        torshrun.environ["TMPDIR"] = str(trap)
+    code, out, err = torshrun.run(*options, script)
+    assert (code, out) == (2, "")
+    assert "trap is another user's symbolic link" in err
+    assert list(precious.iterdir()) == []
 
 
 def test_a_taken_master_port_starts_nothing(torshrun: Launcher) -> None:

@@ -25,6 +25,8 @@ LIMIT = 900.0
 """Seconds for one run of tests."""
 NOTICED = 1
 """The status with which pytest and the simulator tell that something does not hold."""
+TOLD = ("FAILED ", "ERROR ", "seed ")
+"""What their lines begin with that tell what it is; a simulator that cannot run has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,6 @@ class Mutant:
     place: int = 0
     tests: tuple[str, ...] = ()
     seeds: int = 0
-    agents: int = 5
-    all_faults: bool = False
 
     def commands(self) -> list[list[str]]:
         """What is to notice it, the fastest first."""
@@ -49,9 +49,8 @@ class Mutant:
         if self.tests:
             found.append(["-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *self.tests])
         if self.seeds:
-            simulate = ["tests/simulation/run.py", "--quick", "--agents", str(self.agents)]
-            more = ["--all-faults"] if self.all_faults else []
-            found.append([*simulate, "--seeds", str(self.seeds), *more])
+            simulate = ["tests/simulation/run.py", "--quick", "--agents", "5"]
+            found.append([*simulate, "--seeds", str(self.seeds)])
         return found
 
 
@@ -92,41 +91,56 @@ def copy_tree(into: Path) -> None:
             shutil.copy2(file, into / file.relative_to(site))
 
 
-def run(tree: Path, command: list[str]) -> int:
-    """The exit status of Python with these arguments, in that tree and with its modules."""
+def run(tree: Path, command: list[str]) -> tuple[int, str]:
+    """The exit status of Python with these arguments, in that tree and with its modules, and the
+    first line of what does not hold there.
+    """
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, *command], cwd=tree, env=env, capture_output=True, timeout=LIMIT
+        [sys.executable, *command],
+        cwd=tree,
+        env=env,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LIMIT,
     )
-    return done.returncode
+    told = (line for line in done.stdout.splitlines() if line.startswith(TOLD))
+    return done.returncode, next(told, "")
 
 
-def judge(tree: Path, mutant: Mutant) -> str:
-    """What became of it: "" if it was noticed, else what is wrong."""
+def judge(tree: Path, mutant: Mutant) -> tuple[bool, str]:
+    """Whether it was noticed, and by what or why not."""
     file = tree / mutant.file
     source = file.read_text() if file.exists() else ""
     changed = broken(source, mutant)
     if changed is None:
-        return f"its text does not stand in {mutant.file} as the table says"
+        return False, f"its text does not stand in {mutant.file} as the table says"
     file.write_text(changed)
     try:
         codes = []
         for command in mutant.commands():
-            codes.append(run(tree, command))
-            if codes[-1] == NOTICED:
-                return ""
+            code, told = run(tree, command)
+            if code == NOTICED and told:
+                return True, f"noticed: {told[:120]}"
+            codes.append(code)
     except subprocess.TimeoutExpired:
-        return ""  # nothing ends any more, which is noticed
+        return True, "noticed: nothing ends any more"
     finally:
         file.write_text(source)
-    return "SURVIVED" if not any(codes) else f"the tests cannot run: {codes}"
+    return False, f"the tests cannot run: {codes}" if any(codes) else "SURVIVED"
 
 
-def sound(tree: Path, chosen: list[Mutant]) -> bool:
-    """Whether the tests pass where nothing is broken; else they notice nothing."""
-    tests = sorted({test for mutant in chosen for test in mutant.tests})
-    command = ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    return not tests or run(tree, command) == 0
+def unsound(tree: Path, chosen: list[Mutant]) -> str:
+    """What fails where nothing is broken, and so would notice nothing; "" if nothing does."""
+    tests = tuple(sorted({test for mutant in chosen for test in mutant.tests}))
+    seeds = max((mutant.seeds for mutant in chosen), default=0)
+    whole = Mutant(name="", file="", text="", broken="", tests=tests, seeds=seeds)
+    for command in whole.commands():
+        code, told = run(tree, command)
+        if code != 0:
+            return told or f"{' '.join(command)} ends with {code}"
+    return ""
 
 
 def main() -> int:
@@ -144,8 +158,8 @@ def main() -> int:
         copy_tree(tree)
         if options.list:
             return show(tree, chosen)
-        if not sound(tree, chosen):
-            print("the tests fail where nothing is broken")
+        if wrong := unsound(tree, chosen):
+            print(f"this fails where nothing is broken: {wrong}")
             return 1
         return check(tree, chosen)
 
@@ -164,10 +178,9 @@ def check(tree: Path, chosen: list[Mutant]) -> int:
     failed = 0
     for mutant in chosen:
         begun = time.monotonic()
-        wrong = judge(tree, mutant)
-        failed += bool(wrong)
-        seconds = time.monotonic() - begun
-        print(f"{mutant.name}: {wrong or 'noticed'} ({seconds:.0f} s)", flush=True)
+        noticed, how = judge(tree, mutant)
+        failed += not noticed
+        print(f"{mutant.name} ({time.monotonic() - begun:.0f} s)\n    {how}", flush=True)
     print(f"{len(chosen)} mutants, {failed} of them not noticed or not found")
     return int(failed > 0)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.other_users import STRANGER, needs_root
 
 from torshrun.safe_files import Folder
 
@@ -58,6 +59,32 @@ def test_a_folder_is_new_and_for_the_user_alone(tmp_path: Path) -> None:
         Folder.make(str(tmp_path / "link"))
     Folder.make(str(tmp_path / "a" / "b")).close()
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_links_of_ones_own_lead_to_where_a_folder_is_made(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    (tmp_path / "later").symlink_to(tmp_path / "link" / "new")
+    Folder.make(str(tmp_path / "link" / "a" / ".." / "own")).close()
+    Folder.make(str(tmp_path / "later" / "own")).close()
+    made = {path.name: path for path in (tmp_path / "there").iterdir()}
+    assert set(made) == {"a", "new", "own"}
+    assert [path.name for path in made["new"].iterdir()] == ["own"]
+
+
+@needs_root
+@pytest.mark.parametrize("path", ["link/own", "link/new/own", "mine/own"])
+def test_no_link_of_another_users_leads_to_where_a_folder_is_made(
+    tmp_path: Path, path: str
+) -> None:
+    precious, trap = tmp_path / "precious", tmp_path / "link"
+    precious.mkdir()
+    trap.symlink_to(precious)
+    os.lchown(trap, STRANGER, STRANGER)
+    (tmp_path / "mine").symlink_to("link/inner")
+    with pytest.raises(OSError, match="link is another user's symbolic link"):
+        Folder.make(str(tmp_path / path))
+    assert list(precious.iterdir()) == []
 
 
 def test_what_is_below_goes_with_the_folder_and_not_with_its_path(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +29,15 @@ LEADER = LeaderRow(
 )
 
 
-class NoBeats(Beats):
-    """No other node is there."""
+class SameAnswer(Beats):
+    """What every beat gets; unless it is set, no other node is there."""
+
+    answer: Answer = "gone"
 
     async def beat(
         self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
     ) -> Answer:
-        return "gone"
+        return self.answer
 
     def serve(self, judge: Judge | None) -> None:
         pass
@@ -48,7 +51,7 @@ async def first_event(leader: bytes, kinds: tuple[type[Any], ...]) -> Rendezvous
     store = MemoryStore()
     await store.put(rows.base("r") + rows.EPOCH, b"it stands")
     await store.put(rows.base("r") + rows.LEADER, leader)
-    node = NodeRendezvous(store, SETTINGS, FACTS, NoBeats())
+    node = NodeRendezvous(store, SETTINGS, FACTS, SameAnswer())
     found: asyncio.Future[RendezvousEvent] = asyncio.get_running_loop().create_future()
 
     def take(event: RendezvousEvent) -> None:
@@ -82,3 +85,30 @@ def test_a_node_that_does_not_fit_the_leader_ends(changes: dict[str, Any], why: 
 def test_what_is_no_leader_hinders_no_election() -> None:
     formed = asyncio.run(first_event(b"garbage", (JobOver, RoundFormed)))
     assert isinstance(formed, RoundFormed)
+
+
+def test_what_a_leader_answered_is_forgotten_with_the_lease() -> None:
+    """The node's row went with it, and a leader that finds no row may go on without the node."""
+
+    async def until(holds: Callable[[], object]) -> None:
+        while not holds():  # noqa: ASYNC110 - the node tells nobody of it
+            await asyncio.sleep(0.01)
+
+    async def scene() -> None:
+        store, beats = MemoryStore(), SameAnswer()
+        beats.answer = "granted"
+        await store.put(rows.base("r") + rows.EPOCH, b"it stands")
+        await store.put(rows.base("r") + rows.LEADER, rows.encode(LEADER))
+        node = NodeRendezvous(store, SETTINGS, FACTS, beats)
+        node.start(lambda event: None)
+        async with asyncio.timeout(20):
+            await until(lambda: node._pulse.hearing.answers)
+            beats.answer = "gone"
+            lease = node._registration.lease
+            await store.revoke(lease)
+            await until(lambda: node._registration.lease not in (0, lease))
+        assert not node._pulse.hearing.answers
+        await node.close()
+        await store.close()
+
+    asyncio.run(scene())

@@ -38,6 +38,13 @@ def test_the_first_round_waits_for_all_or_for_the_last_call() -> None:
     assert len(act(seen, 1.0).seating.nodes) == 3
 
 
+def test_no_round_is_formed_while_a_node_runs_workers_of_one_that_is_gone() -> None:
+    seen = view(node("a"), node("b"), inside("c", 2))
+    assert decide(seen, 1000.0) == (None, math.inf, "for node c to stop the workers there")
+    seen.put(node("c", sequence=2), 9)
+    assert isinstance(act(seen, 1001.0), Form)
+
+
 def test_too_few_nodes_end_the_job_in_time() -> None:
     ended = act(view(node("a")), 600.0)
     assert isinstance(ended, Conclude)
