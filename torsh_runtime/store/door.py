@@ -72,7 +72,7 @@ class Door:
             self._loop.remove_reader(self._talks)
             if self._timer:
                 self._timer.cancel()
-            self._talks.__exit__()
+            self._talks.close()
             self._listener.close()
 
     def _turn(self) -> None:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any
 
+from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.peer import foreign_uid
 
 Conversation = Generator[int, None, Any]
@@ -58,8 +59,8 @@ class Outcome:
     error: Exception | None = None
 
 
-class Talks:
-    """All conversations of one thread. Leaving the `with` closes the sockets it still has.
+class Talks(Closing):
+    """All conversations of one thread. Closing it closes the sockets that it still has.
 
     A caller has `patience` seconds. Of more than `most_callers` from this host, or as many from all
     others, the oldest is cut off of the address that has the most.
@@ -76,13 +77,12 @@ class Talks:
         """How many callers each has."""
         self._listeners: dict[int, tuple[socket.socket, Answer]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for talk in (*self._begun.values(), *self._callers.values()):
             talk.script.close()
             talk.sock.close()
+        self._begun.clear()
+        self._callers.clear()
         self._poll.close()
 
     @property
@@ -133,11 +133,11 @@ class Talks:
         yield from self._expire()
 
     def _accept(self, listener: socket.socket, answer: Answer) -> Iterator[Outcome]:
-        for _ in range(_ACCEPTED_AT_ONCE):
+        for number in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, address = listener.accept()
-            except OSError as error:
-                if is_lack(error) and not self._drop_caller(self._hosts):
+            except OSError as error:  # a lack is told even where nobody else waits
+                if number == 0 and is_lack(error) and not self._drop_caller(self._hosts):
                     raise
                 return  # there are no more, or the next turn has room for it
             if (outcome := self._admit(sock, address, answer)) is not None:
