@@ -12,7 +12,7 @@ from torsh_runtime.store.talks import Answer, Outcome, Talks, is_lack
 
 _AT_ONCE = 8
 """Strangers that are listened to before the loop turns to its other work."""
-_SHARE = 0.25
+_SHARE = 0.5
 """Of one CPU, which strangers may cost this process for long,"""
 _SAVED = 4.0
 """and the seconds for which it is saved up while nobody comes."""
@@ -94,7 +94,16 @@ class Door:
         elif not self._is_hearing and not pause:
             self._loop.add_reader(self._talks, self._turn)
         self._is_hearing = not pause
-        if self._timer:
+        self._wake_at(time.monotonic() + pause if pause else self._talks.next_deadline)
+
+    def _wake_at(self, moment: float) -> None:
+        """Take another turn then at the latest, though nobody says anything."""
+        if self._timer and self._timer.when() > moment:
             self._timer.cancel()
-        when = time.monotonic() + pause if pause else self._talks.next_deadline
-        self._timer = self._loop.call_at(when, self._turn) if when < math.inf else None
+            self._timer = None
+        if self._timer is None and moment < math.inf:
+            self._timer = self._loop.call_at(moment, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._turn()

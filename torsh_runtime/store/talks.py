@@ -165,17 +165,17 @@ class Talks(Closing):
 
     def _start(self, talk: Talk) -> Outcome | None:
         talk.sock.setblocking(False)
-        self._poll.register(talk.sock, 0)
-        return self._advance(talk)
+        return self._advance(talk, is_new=True)
 
-    def _advance(self, talk: Talk) -> Outcome | None:
+    def _advance(self, talk: Talk, is_new: bool = False) -> Outcome | None:
         try:
-            self._poll.modify(talk.sock, next(talk.script))
+            events = next(talk.script)
         except StopIteration as end:
-            self._end(talk)
+            self._end(talk, is_new)
             return Outcome(talk.label, talk.sock, end.value)
         except (OSError, EOFError, ValueError, Refused) as error:
-            return self._fail(talk, error)
+            return self._fail(talk, error, is_new)
+        (self._poll.register if is_new else self._poll.modify)(talk.sock, events)
         return None
 
     def _expire(self) -> Iterator[Outcome]:
@@ -185,14 +185,15 @@ class Talks(Closing):
         for talk in late:
             yield self._fail(talk, TimeoutError("it did not answer in time"))
 
-    def _fail(self, talk: Talk, error: Exception) -> Outcome:
-        self._end(talk)
+    def _fail(self, talk: Talk, error: Exception, is_new: bool = False) -> Outcome:
+        self._end(talk, is_new)
         talk.sock.close()
         return Outcome(talk.label, talk.sock, error=error)
 
-    def _end(self, talk: Talk) -> None:
+    def _end(self, talk: Talk, is_new: bool = False) -> None:
         talk.script.close()
-        self._poll.unregister(talk.sock)
+        if not is_new:
+            self._poll.unregister(talk.sock)
         if self._callers.pop(talk.sock.fileno(), None) is None:
             del self._begun[talk.sock.fileno()]
             return
