@@ -13,13 +13,16 @@ import secrets
 import signal
 import socket
 import statistics
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 
 from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.endpoint import UnixEndpoint, parse_endpoint
 from torsh_runtime.store.hosted import HostedStore
 
 PATIENCE = 60.0
@@ -88,24 +91,32 @@ def requests(kind: str, seconds: float) -> None:
                 )
 
 
-def flood(endpoint: str, rate: float) -> None:
-    """For ever, connect as another user, so many times a second."""
+def flood(endpoint: str, rate: float, data: bytes) -> None:
+    """For ever, connect as another user, so many times a second, send this, and hang up: over TCP
+    by a reset.
+    """
     os.setgid(STRANGER)
     os.setuid(STRANGER)
-    address = "\0" + endpoint.removeprefix("unix:@")
+    where = parse_endpoint(endpoint)
+    is_unix = isinstance(where, UnixEndpoint)
+    address = where.address if isinstance(where, UnixEndpoint) else (where.host, where.port)
     due = time.perf_counter()
     while True:
-        due += 1 / rate
+        due = max(due + 1 / rate, time.perf_counter() - 0.1)
         time.sleep(max(due - time.perf_counter(), 0.0))
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(address)
+        with socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET) as sock:
+            with suppress(OSError):  # it was cut off
+                sock.connect(address)
+                sock.send(data)
+            if not is_unix:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def connections(seconds: float, rate: float) -> None:
+def connections(kind: str, data: bytes, seconds: float, rate: float) -> None:
     """The median connection, undisturbed and flooded, interleaved."""
     key = b"benchmark's secret"
     quiet, flooded = [], []
-    with served(endpoint_of("unix"), key) as endpoint:
+    with served(endpoint_of(kind), key) as endpoint:
 
         def connect() -> None:
             with StoreClient.connect(endpoint, key, PATIENCE) as client:
@@ -115,7 +126,7 @@ def connections(seconds: float, rate: float) -> None:
             quiet.append(duration(connect, seconds))
             child = os.fork()
             if child == 0:
-                flood(endpoint, rate)
+                flood(endpoint, rate, data)
             try:
                 flooded.append(duration(connect, seconds))
             finally:
@@ -123,8 +134,8 @@ def connections(seconds: float, rate: float) -> None:
                 os.waitpid(child, 0)
     without, under = statistics.median(quiet), statistics.median(flooded)
     print(
-        f"connection {without * 1e3:.2f} ms, {under * 1e3:.2f} ms while another user connects "
-        f"{rate:g} times a second   {under / without:.2f}"
+        f"{kind:5} connection {without * 1e3:.2f} ms, {under * 1e3:.2f} ms while another user "
+        f"connects {rate:g} times a second and sends {len(data)} B   {under / without:.2f}"
     )
 
 
@@ -136,7 +147,8 @@ def main() -> None:
     for kind in ("unix", "tcp"):
         requests(kind, options.seconds)
     if os.geteuid() == 0:
-        connections(options.seconds, options.rate)
+        for kind, data in product(("unix", "tcp"), (b"", bytes(500))):
+            connections(kind, data, options.seconds, options.rate)
     else:
         print("connections under a flood: only root can be another user", file=sys.stderr)
 

@@ -151,7 +151,7 @@ class _Job:
         if env.store_endpoint:
             job = cls._joined(env, _client(env.store_endpoint, secret, timeout), None)
             return job._with_secret(timeout)
-        key = derive(secret, "hand", "worker store")
+        key = derive(secret, "hand", "worker store", env.run_id)
         address = env.master_addr.strip("[]")
         host = f"[{address}]" if ":" in address else address
         endpoint = f"tcp:{host}:{env.master_port}"

@@ -169,9 +169,12 @@ ALL_VARIABLES = frozenset(
 
 def secret_text(environ: Mapping[str, str]) -> str:
     """The job's secret in hexadecimal: that of the round around this worker, or what was set by
-    hand for a job without torshrun. "" is none.
+    hand for a job without torshrun. "" is none. ConfigError when an empty one was set.
     """
-    return environ.get("TORSH_WORKER_SECRET") or environ.get("TORSH_SECRET", "")
+    text = environ.get("TORSH_WORKER_SECRET") or environ.get("TORSH_SECRET")
+    if text == "":
+        raise ConfigError("TORSH_SECRET is empty: unset it, or give one (openssl rand -hex 32)")
+    return text or ""
 
 
 def _jax_port(environ: Mapping[str, str]) -> int:

@@ -41,9 +41,9 @@ def until(holds: Callable[[], bool]) -> None:
 class Served:
     """A memory store behind a server, and raw sockets to it."""
 
-    def __init__(self, loop: Any, **options: Any) -> None:
+    def __init__(self, loop: Any, store: MemoryStore | None = None, **options: Any) -> None:
         self.loop = loop
-        self.store = MemoryStore()
+        self.store = store or MemoryStore()
         self.refusals: list[str] = []
         self.server = StoreServer(self.store, SECRET, on_refused=self.refusals.append, **options)
         self.endpoint: str = loop.run(self.server.start(f"unix:@torsh-{uuid.uuid4().hex}"))
@@ -71,6 +71,10 @@ class Served:
     def num_waiting(self) -> int:
         return len(self.store._arrivals) + len(self.store._watchers)
 
+    def num_strangers(self) -> int:
+        assert self.server._door
+        return self.server._door._talks.num_callers
+
     def close(self) -> None:
         for opened in self._opened:
             opened.close()
@@ -82,8 +86,8 @@ class Served:
 def serve(loop_thread: Any) -> Iterator[Callable[..., Served]]:
     running: list[Served] = []
 
-    def start(**options: Any) -> Served:
-        running.append(Served(loop_thread, **options))
+    def start(*store: MemoryStore, **options: Any) -> Served:
+        running.append(Served(loop_thread, *store, **options))
         return running[-1]
 
     yield start
@@ -158,9 +162,35 @@ def test_of_too_many_strangers_the_oldest_goes(serve: Callable[..., Served]) -> 
     for gone in strangers[:2]:
         gone.receive()  # the greeting
         assert gone.receive() == b""
-    until(lambda: len(served.server._connections) == 5)
+    assert served.num_strangers() == 4
     assert friend.put("works", b"") > 0
     assert served.works()  # who comes later finds a place, too
+
+
+class Noting(MemoryStore):
+    """How many strangers there are when something is put."""
+
+    served: Served
+    found = -1
+
+    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        self.found = self.served.num_strangers()
+        return await super().put(key, value, lease)
+
+
+def test_who_has_proved_itself_is_heard_before_a_crowd(serve: Callable[..., Served]) -> None:
+    """All of them wait when the server looks: most of the strangers then wait for the friend."""
+    store = Noting()
+    served = store.served = serve(store)
+    friend = served.authenticated()
+    stands_still = threading.Event()
+    served.loop.loop.call_soon_threadsafe(stands_still.wait, GUARD)
+    crowd = [served.raw() for _ in range(400)]
+    friend.send(wire.encode_request(wire.Request(1, "put", ("a", b"", 0))))
+    stands_still.set()
+    assert wire.decode_reply(friend.receive()).status == wire.RESULT
+    until(lambda: served.num_strangers() == len(crowd))
+    assert 0 <= store.found < 100
 
 
 def test_a_client_that_says_nothing_is_cut_off(serve: Callable[..., Served]) -> None:

@@ -1,18 +1,23 @@
 """Clients that say all kinds of nonsense to each thing that listens: it survives them, serves its
 own, holds nothing for them in the end and tells them nothing.
 
-A short form runs with the other tests, 40,000 messages for each surface with `--soak`, and as many
-as TORSH_HOSTILE_MESSAGES says, for each surface, if that is set. A failing script is shown.
+A short form runs with the other tests, 125,000 messages for each surface with `--soak`, a million
+in all, and as many as TORSH_HOSTILE_MESSAGES says, for each surface, if that is set. A failing
+script is shown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -22,6 +27,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.hostile import (
     GUARD,
+    IN_A_CALL,
     MOST_BYTES,
     Call,
     Saying,
@@ -33,6 +39,7 @@ from support.hostile import (
     scripts,
     unframed,
 )
+from support.led_nodes import formed
 from support.raw_clients import RawClient
 
 from torsh_runtime.backends import segment
@@ -44,11 +51,23 @@ from torsh_runtime.store import wire
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer
+from torshrun.live.http_pages import Pages
+from torshrun.live.http_server import HttpServer
+from torshrun.live.snapshot import Snapshot
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.epoch import Epoch
+from torshrun.rendezvous.hub import Hub
 
-MESSAGES, MESSAGES_IN_FULL = 800, 40_000
-IN_A_SCRIPT = 40
+MESSAGES, MESSAGES_IN_FULL = 800, 125_000
+FAMILIES = 2
+"""Of calls, in a script; as many calls are in a family as these numbers say, by what is to come."""
+KINSHIP, KINSHIP_OF_MANY = 10, 50
+MANY = 10_000
 SECRET = b"the job's secret"
 TREASURE = b"what strangers must not see"
+TEXTS = st.text(max_size=20)
+NUMBERS = st.integers(-2, 3) | st.integers(-(2**70), 2**70) | st.none() | st.floats()
 ANSWERS = st.tuples(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
 
 
@@ -74,13 +93,18 @@ class StoreSurface(Surface):
         run: Callable[[Any], Any] = lambda work: asyncio.run_coroutine_threadsafe(  # noqa: E731
             work, loop
         ).result(GUARD)
-        server = StoreServer(MemoryStore(), self._secret, on_refused=lambda reason: None)
+        endpoint, stop = run(self.start())
 
         def close() -> None:
-            run(server.close())
+            run(stop())
             assert not failures, failures
 
-        return run(server.start(self._listen)), lambda: run(_tasks()), close
+        return endpoint, lambda: run(_tasks()), close
+
+    async def start(self) -> tuple[str, Callable[[], Awaitable[None]]]:
+        """Serve, within the loop: the endpoint, and how to stop."""
+        server = StoreServer(MemoryStore(), self._secret, on_refused=lambda reason: None)
+        return await server.start(self._listen), server.close
 
     def connect(self, known: str) -> socket.socket:
         return RawClient(known, self._secret).sock
@@ -114,6 +138,92 @@ class StoreSurface(Surface):
 
 async def _tasks() -> int:
     return len(asyncio.all_tasks())
+
+
+def _put_beat(fields: dict[str, Any]) -> bytes:
+    return packed([1, "put", ["beat", json.dumps(fields).encode(), 0]])
+
+
+class HubSurface(StoreSurface):
+    """The hub of the agent that leads a round, where the other agents' signs of life go."""
+
+    payloads = mostly(
+        st.fixed_dictionaries(
+            {
+                "node": st.sampled_from(["a", "b", "", "\0", "\udcff", "x" * 2000]) | TEXTS,
+                "round": NUMBERS,
+                "token": st.sampled_from(["t", "", "another"]) | TEXTS,
+                "number": NUMBERS,
+                "confirmed": NUMBERS,
+            }
+        ).map(_put_beat),
+        StoreSurface.payloads,
+    )
+    epoch = Epoch("run", "name", "", SECRET)
+
+    def __init__(self) -> None:
+        super().__init__("tcp:", self.epoch.key("hub", "n"))
+        self.name = "hub"
+
+    async def start(self) -> tuple[str, Callable[[], Awaitable[None]]]:
+        view = formed("a", "b")
+        hub = await Hub.open("127.0.0.1", self.epoch, "n", lambda reason: None)
+        hub.serve(lambda beat: view.answer_beat(beat, time.monotonic(), math.inf))
+        return hub.endpoint, hub.close
+
+    def works(self, known: str) -> None:
+        super().works(known)
+        with StoreClient.connect(known, self._secret, GUARD) as client:
+            assert client.put("beat", rows.encode(Beat("b", 0, "t", 1, 0))) == 1
+
+
+class HttpSurface(Surface):
+    """An agent's port for metrics and health."""
+
+    name = "http"
+    payloads = mostly(
+        st.tuples(
+            st.sampled_from(["GET", "HEAD", "POST", ""]) | TEXTS,
+            st.sampled_from(["/healthz", "/metrics", "/healthz?a", "/", "*"]) | TEXTS,
+            st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/2", ""]) | TEXTS,
+            st.lists(st.sampled_from(["Accept: */*", "A:b", ":", "A" * 9000]) | TEXTS, max_size=3),
+            st.sampled_from(["\r\n", "\n", "\r"]),
+        ).map(
+            lambda parts: (
+                parts[4]
+                .join([" ".join(parts[:3]), *parts[3], "", ""])
+                .encode(errors="surrogatepass")
+            )
+        )
+    )
+
+    def serve(self) -> tuple[Any, Callable[[], int], Callable[[], None]]:
+        began = time.monotonic()
+        snapshot = Snapshot(
+            run_id="j", role="r", started=began, heartbeat=math.inf, state="running", pids=()
+        )
+        server = HttpServer("127.0.0.1", 0, Pages(lambda: snapshot).respond)
+        server.start()
+
+        def close() -> None:
+            assert server._thread.is_alive()
+            server.close()
+            assert not server._thread.is_alive()
+
+        return server.url, lambda: server._visits.num_callers, close
+
+    def frame(self, saying: Saying) -> bytes:
+        return unframed(saying)
+
+    def connect(self, known: str) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", int(known.rpartition(":")[2])), GUARD)
+
+    def hears(self, known: str, said: bytes, honest: bool) -> None:
+        assert said.startswith(b"HTTP/1.0 ") or not said
+
+    def works(self, known: str) -> None:
+        with urllib.request.urlopen(f"{known}/healthz", timeout=GUARD) as answer:
+            assert json.load(answer)["status"] == "running"
 
 
 class LinkSurface(Surface):
@@ -227,6 +337,8 @@ SURFACES: list[Callable[[], Surface]] = [
     lambda: StoreSurface(f"unix:@torsh-test-{secrets.token_hex(8)}", b""),
     lambda: StoreSurface("tcp:127.0.0.1:0", SECRET),
     lambda: StoreSurface("tcp:127.0.0.1:0", b""),
+    HubSurface,
+    HttpSurface,
     LinkSurface,
     SegmentSurface,
 ]
@@ -244,25 +356,26 @@ def test_nonsense_hurts_nobody(make: Callable[[], Surface], request: pytest.Fixt
     surface = make()
     target = Target(surface)
     try:
-        _attack(target, num_messages(request) // IN_A_SCRIPT)
+        _attack(target, num_messages(request))
         surface.end(target.known)
     finally:
         target.close()
 
 
-def _attack(target: Target, num_scripts: int) -> None:
+def _attack(target: Target, messages: int) -> None:
     surface = target.surface
+    kinship = KINSHIP if messages < MANY else KINSHIP_OF_MANY
     surface.works(target.known)
     before = target.account()
 
     @settings(
-        max_examples=num_scripts,
+        max_examples=math.ceil(messages / (FAMILIES * kinship * IN_A_CALL)),
         database=None,
         deadline=None,
         phases=[Phase.generate],  # cutting down a script that hangs would take for ever
         suppress_health_check=list(HealthCheck),
     )
-    @given(scripts(surface.payloads, IN_A_SCRIPT))
+    @given(scripts(surface.payloads, FAMILIES, kinship))
     def attack(script: list[Call]) -> None:
         with suppress(StoreError):
             target.play(script)

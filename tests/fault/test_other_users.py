@@ -66,6 +66,22 @@ def test_another_users_client_is_sent_away(listen: str) -> None:
             assert client.put("works", b"") == 1
 
 
+@pytest.mark.parametrize("attempt", range(10))
+def test_another_users_client_is_told_why(listen: str, attempt: int) -> None:
+    """Even if the server has closed its end when the client looks whose it was."""
+    connect = connect_asynchronously if attempt % 2 else connect_blocking
+
+    def say_why(pipe: Connection) -> str:
+        try:
+            connect(hosted.endpoint)
+        except StoreError as error:
+            return str(error)
+        return "let in"
+
+    with HostedStore.start(listen, b"") as hosted, stranger(say_why) as other:
+        assert "it speaks only with processes of its own user" in other.says()
+
+
 def test_a_secret_does_not_open_a_unix_socket_to_others() -> None:
     with (
         HostedStore.start(unix_name(), SECRET) as hosted,

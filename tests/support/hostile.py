@@ -123,37 +123,39 @@ class Call(NamedTuple):
 MANNERS = (*["framed"] * 7, "lying", "cut", "bare", "forged", "twice", "split")
 
 
-KINSHIP = 10
-"""Calls that are made of one: drawing a byte costs a thousand times as much as changing it."""
+IN_A_CALL = 2
+"""Messages: who has said one that is wrong is often heard no more."""
 
 
-def scripts(payloads: st.SearchStrategy[bytes], messages: int) -> st.SearchStrategy[list[Call]]:
-    """Scripts of exactly so many messages, two in each call."""
+def scripts(
+    payloads: st.SearchStrategy[bytes], families: int, kinship: int
+) -> st.SearchStrategy[list[Call]]:
+    """Scripts of so many families of calls. Of a family one call is drawn, and the others are made
+    of it: to draw a byte costs a thousand times as much as to change it.
+    """
     saying = st.builds(
         Saying, st.sampled_from(MANNERS), payloads, st.integers(0, 2**32 - 1) | st.integers(0, 300)
     )
     call = st.builds(
         Call,
         st.booleans(),
-        st.lists(saying, min_size=2, max_size=2),
+        st.lists(saying, min_size=IN_A_CALL, max_size=IN_A_CALL),
         st.sampled_from(["close", "close", "reset", "half", "stay"]),
     )
-    families = st.tuples(call, st.integers(0, 2**32)).map(_family)
-    count = messages // (2 * KINSHIP)
-    return st.lists(families, min_size=count, max_size=count).map(
-        lambda drawn: [call for family in drawn for call in family]
+    drawn = st.tuples(call, st.integers(0, 2**32))
+    return st.lists(drawn, min_size=families, max_size=families).map(
+        lambda all_drawn: [call for each in all_drawn for call in _family(*each, kinship)]
     )
 
 
-def _family(drawn: tuple[Call, int]) -> list[Call]:
+def _family(call: Call, seed: int, kinship: int) -> list[Call]:
     """The call, and others like it."""
-    call, seed = drawn
     chance = random.Random(seed)
     more = [
         call._replace(
             honest=chance.random() < 0.7, sayings=[_like(s, chance) for s in call.sayings]
         )
-        for _ in range(KINSHIP - 1)
+        for _ in range(kinship - 1)
     ]
     return [call, *more]
 

@@ -33,19 +33,20 @@ from typing import NamedTuple
 import msgpack
 
 from torsh_runtime.backends.network import MAX_STREAMS, Network, listen
-from torsh_runtime.backends.talks import (
+from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
+from torsh_runtime.store.keys import derive
+from torsh_runtime.store.peer import foreign_uid, user
+from torsh_runtime.store.talks import (
     Conversation,
     Outcome,
     Refused,
     Talks,
+    check_user,
     connect,
     hang_up,
     receive,
     send,
 )
-from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
-from torsh_runtime.store.keys import derive
-from torsh_runtime.store.peer import foreign_uid, user
 from torsh_runtime.store.wire import NONCE_BYTES, is_proof, proof
 
 MAGIC = b"torshlk1"
@@ -174,7 +175,7 @@ def connect_all(
     with Talks() as talks:
         gathering = _Gathering(rank, doors.contact, contacts, keys, talks, timeout, look_around)
         for listener in doors.listeners:
-            talks.listen(listener, gathering.admit, keys.secret)
+            talks.listen(listener, gathering.admit)
         gathering.complete()
         return gathering.hand_over()
 
@@ -232,6 +233,7 @@ class _Gathering:
 
     def admit(self, sock: socket.socket) -> Conversation:
         """What is said to whoever connects; its result is the lane."""
+        check_user(sock, self._keys.secret)
         nonce = os.urandom(NONCE_BYTES)
         yield from send(sock, GREETING.pack(MAGIC, nonce))
         answer = yield from receive(sock, ANSWER.size)

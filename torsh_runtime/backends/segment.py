@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from typing import Self
 
 from torsh_runtime.backends.place import TOKEN_BYTES, Place
-from torsh_runtime.backends.talks import Conversation, Refused, Talks
 from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, PeerLost
 from torsh_runtime.store.keys import KEY_BYTES, derive
 from torsh_runtime.store.peer import foreign_uid, pid_of_peer, user
+from torsh_runtime.store.talks import Conversation, Refused, Talks, check_user
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _RANK_BYTES = 8
@@ -113,23 +113,23 @@ def _create(num_bytes: int) -> int:
 def _hand_out(
     offer: Offer, descriptor: int, proofs: _Proofs, deadline: float, timeout: float
 ) -> None:
-    waiting = set(proofs.places) - {proofs.first}
+    waiting, look_around_at = set(proofs.places) - {proofs.first}, 0.0
     with Talks() as talks:
         talks.listen(offer.listener, lambda sock: _hand_over(sock, proofs, descriptor))
         while waiting:
             if time.monotonic() > deadline:
                 raise CommTimeout("init_process_group", 0, timeout, sorted(waiting))
-            came = False
             for outcome in talks.turn(_LOOK_AROUND):
                 outcome.sock.close()
                 waiting.discard(outcome.result)
-                came = True
-            if not came:
+            if time.monotonic() >= look_around_at:  # even while strangers come all the time
                 _check_alive(proofs.places, waiting)
+                look_around_at = time.monotonic() + _LOOK_AROUND
 
 
 def _hand_over(sock: socket.socket, proofs: _Proofs, descriptor: int) -> Conversation:
     """The descriptor for the right proof; the result is the peer's rank."""
+    check_user(sock, b"")
     yield select.EPOLLIN
     greeting = sock.recv(KEY_BYTES + _RANK_BYTES + 1)
     rank = int.from_bytes(greeting[KEY_BYTES:], "little")

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.endpoint import Endpoint
@@ -90,8 +91,8 @@ class Channel:
 
     def _authenticate(self, secret: bytes, deadline: float) -> None:
         greeting = self.receive(deadline)
-        check_server(self._sock, secret)
-        self.send(self._session.answer(greeting), deadline)
+        answer = self._session.answer(greeting, partial(check_server, self._sock, secret))
+        self.send(answer, deadline)
         self._session.confirm(self.receive(deadline))
 
 

@@ -18,7 +18,7 @@ CHUNK = 256 << 10
 
 
 class Connection:
-    """Serves one connection: `run()` returns when it has ended, for whatever reason.
+    """Serves a client that has proved itself: `run()` ends when the connection has.
 
     Memory held for a client is bounded: at most MAX_IN_FLIGHT requests, and replies are encoded
     one at a time, each only when the one before has been taken by the socket. A client that takes
@@ -30,7 +30,7 @@ class Connection:
         store: Store,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        secret: bytes,
+        session: ServerSession,
         send_timeout: float,
     ) -> None:
         self._store = store
@@ -38,19 +38,9 @@ class Connection:
         self._writer = writer
         self._send_timeout = send_timeout
         self._sending = asyncio.Lock()
-        self._session = ServerSession(secret)
+        self._session = session
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes_in_flight = 0
-
-    async def authenticate(self) -> None:
-        """Both sides prove that they know the secret. StoreError when the client does not."""
-        await self._send(self._session.greeting())
-        try:
-            verdict = self._session.confirm(await self._frame())
-        except StoreError as error:
-            await self._send(wire.encode_refusal(str(error)))
-            raise
-        await self._write(verdict)
 
     async def run(self) -> None:
         """Answer requests until the client hangs up (EOFError, OSError) or sends nonsense
@@ -70,7 +60,7 @@ class Connection:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abort(self) -> None:
-        """Cut the connection; `run` and `authenticate` end with an error."""
+        """Cut the connection; `run` ends with an error."""
         self._writer.transport.abort()
 
     async def _frame(self) -> bytes:
@@ -83,11 +73,8 @@ class Connection:
 
     async def _send(self, frame: bytes) -> None:
         """Hand the frame to the socket. EOFError, and the connection is cut, when it fails."""
-        await self._write(self._session.pack(frame))
-
-    async def _write(self, data: bytes) -> None:
         try:
-            self._writer.write(data)
+            self._writer.write(self._session.pack(frame))
             async with asyncio.timeout(self._send_timeout):
                 await self._writer.drain()
         except OSError as error:

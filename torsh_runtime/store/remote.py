@@ -7,6 +7,7 @@ import math
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import StoreError, StoreTimeout
@@ -293,8 +294,8 @@ class _Lane:
 
     async def _authenticate(self, sock: socket.socket, secret: bytes) -> None:
         greeting = await self._frame()
-        check_server(sock, secret)
-        self._writer.write(self._session.answer(greeting))
+        answer = self._session.answer(greeting, partial(check_server, sock, secret))
+        self._writer.write(answer)
         await self._writer.drain()
         self._session.confirm(await self._frame())
 

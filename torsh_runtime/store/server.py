@@ -10,20 +10,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.acceptor import Acceptor
+from torsh_runtime.store import wire
 from torsh_runtime.store.base import Store
 from torsh_runtime.store.connection import Connection
+from torsh_runtime.store.door import Door
 from torsh_runtime.store.endpoint import UnixEndpoint
 from torsh_runtime.store.listener import listen_on
 from torsh_runtime.store.peer import is_private_address
 from torsh_runtime.store.refusals import Refusals
+from torsh_runtime.store.session import ServerSession
 from torsh_runtime.store.sockets import tune
+from torsh_runtime.store.talks import (
+    MAX_STRANGERS,
+    Conversation,
+    Outcome,
+    Refused,
+    Talks,
+    check_user,
+    receive_some,
+    send,
+)
 
 HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 60.0
 REFUSAL_SECONDS = 10.0
-_STRANGERS, _MOST_STRANGERS = 0.25, 1024
-"""Part of this process's descriptors that clients may hold that have not proven anything yet."""
+_STRANGERS = 0.125
+"""Part of this process's descriptors that clients of this host may hold that have not proven
+anything yet, and those of other hosts."""
+_FOREIGN = wire.encode_refusal("it speaks only with processes of its own user")
 _log = logging.getLogger("torsh_runtime")
 
 
@@ -35,9 +49,10 @@ class StoreServer:
     """Serves `store` to clients that know `secret`; an empty secret lets everybody in.
 
     Limits: a client has `handshake_timeout` seconds to prove that it knows the secret; before
-    that its frames have at most 4 KiB, afterwards 64 MiB. Of more than `max_strangers` clients
-    that have not done so the oldest is cut off; by default a quarter of this process's limit of
-    open files, and 1024 at most. One connection may have 1024 requests
+    that its frames have at most 4 KiB, afterwards 64 MiB. Of more than `max_strangers` clients of
+    this host that have not done so one is cut off, and of others alike (see talks.py); by default
+    an eighth of this process's limit of open files, and 1024 at most. Clients that have are served
+    first, however many others come (see door.py). One connection may have 1024 requests
     and about 64 MiB of them under way. A client that takes no bytes for `send_timeout` seconds
     is cut off. Bad bytes end the connection they came on and nothing else. Nothing is encrypted;
     with a secret every frame is authenticated. Other users of this host are sent away at once: from
@@ -60,28 +75,25 @@ class StoreServer:
         self._store = store
         self._secret = secret
         self._handshake_timeout = handshake_timeout
-        self._send_timeout = send_timeout
         self._max_strangers = max_strangers or _most_strangers()
+        self._send_timeout = send_timeout
         self._refusals = Refusals(on_refused, REFUSAL_SECONDS)
-        self._acceptor: Acceptor | None = None
+        self._door: Door | None = None
         self._is_private = False
         self._socket_file: Path | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
-        """In the order in which they came."""
 
     async def start(self, listen: str) -> str:
         """Listen and return the endpoint for clients, with the port that port 0 became.
 
         ConfigError when `listen` is no endpoint; StoreError when it cannot be bound.
         """
-        if self._acceptor is not None:
+        if self._door is not None:
             raise StoreError("this store server is already started; make another one")
         listener, endpoint = await listen_on(listen)
         self._is_private = is_private_address(listener)
-        self._acceptor = Acceptor(
-            listener, self._secret, self._welcome, self._refusals.note, self._cut_oldest_stranger
-        )
+        talks = Talks(self._handshake_timeout, self._max_strangers)
+        self._door = Door(listener, talks, self._handshake, self._welcome, self._refusals.note)
         if isinstance(endpoint, UnixEndpoint) and not endpoint.path.startswith("@"):
             self._socket_file = Path(endpoint.path)
         return str(endpoint)
@@ -93,9 +105,9 @@ class StoreServer:
 
     async def close(self) -> None:
         """Stop listening and cut all connections; the store itself stays open."""
-        if self._acceptor is None:
+        if self._door is None:
             return
-        self._acceptor.close()
+        self._door.close()
         if self._socket_file is not None:
             self._socket_file.unlink(missing_ok=True)
             self._socket_file = None
@@ -105,43 +117,56 @@ class StoreServer:
             await asyncio.wait([*self._connections])
         self._refusals.close()
 
-    def _welcome(self, sock: socket.socket) -> None:
-        if len(self._strangers) >= self._max_strangers:
-            self._cut_oldest_stranger()
-        task = asyncio.get_running_loop().create_task(self._serve(sock))
-        self._connections.add(task)
-        self._strangers[sock] = task
-        task.add_done_callback(lambda task: self._forget(task, sock))
+    def _handshake(self, sock: socket.socket) -> Conversation:
+        """Both sides prove that they know the secret; the result is the session."""
+        try:
+            check_user(sock, self._secret)
+        except Refused:
+            yield from send(sock, _FOREIGN)
+            raise
+        session = ServerSession(self._secret)
+        yield from send(sock, session.greeting())
+        try:
+            while (answer := session.take()) is None:
+                session.feed((yield from receive_some(sock, session.limit)))
+            verdict = session.confirm(answer)
+        except StoreError as error:
+            yield from send(sock, wire.encode_refusal(str(error)))
+            raise Refused(str(error)) from None
+        yield from send(sock, verdict)
+        return session
 
-    def _cut_oldest_stranger(self) -> None:
-        for oldest in [*self._strangers][:1]:
-            self._strangers.pop(oldest).cancel()
+    def _welcome(self, outcome: Outcome) -> None:
+        if isinstance(outcome.error, Refused):
+            self._refusals.note(str(outcome.error))
+        if outcome.error is not None:
+            return  # it hung up, vanished, or was too slow
+        sock = outcome.sock
+        task = asyncio.get_running_loop().create_task(self._serve(sock, outcome.result))
+        self._connections.add(task)
+        task.add_done_callback(lambda task: self._forget(task, sock))
 
     def _forget(self, task: asyncio.Task[None], sock: socket.socket) -> None:
         self._connections.discard(task)
-        self._strangers.pop(sock, None)
         sock.close()  # here, as a task that is cancelled at once has not taken it over
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sock: socket.socket, session: ServerSession) -> None:
         try:
             tune(sock)
             reader, writer = await asyncio.open_connection(sock=sock)
-            connection = Connection(self._store, reader, writer, self._secret, self._send_timeout)
+            connection = Connection(self._store, reader, writer, session, self._send_timeout)
             try:
-                async with asyncio.timeout(self._handshake_timeout):
-                    await connection.authenticate()
-                self._strangers.pop(sock, None)
                 await connection.run()
             finally:
                 connection.abort()
         except StoreError as error:
             self._refusals.note(str(error))
         except (OSError, EOFError):
-            pass  # hung up, vanished, or too slow in its handshake
+            pass  # it hung up, or vanished
 
 
 def _most_strangers() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
-        return _MOST_STRANGERS
-    return min(max(int(limit * _STRANGERS), 1), _MOST_STRANGERS)
+        return MAX_STRANGERS
+    return min(max(int(limit * _STRANGERS), 1), MAX_STRANGERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
@@ -53,8 +54,16 @@ class ClientSession(Session):
         super().__init__("client", secret)
         self._server_nonce = b""
 
-    def answer(self, greeting: bytes) -> bytes:
-        """The frame to send when the server has greeted. StoreError as decode_greeting."""
+    def answer(self, greeting: bytes, check_server: Callable[[], None] = lambda: None) -> bytes:
+        """The frame to send when the server has greeted. `check_server` raises an error if it is
+        not to be spoken with, ConnectionError if it has gone: the reason that it gave for that, if
+        it did, counts more. StoreError as decode_greeting.
+        """
+        try:
+            check_server()
+        except ConnectionError:
+            wire.decode_greeting(greeting)
+            raise
         self._server_nonce = wire.decode_greeting(greeting)
         claim = wire.proof(self._secret, "client", self._server_nonce, self._nonce)
         return wire.encode([self._nonce, claim])

@@ -22,15 +22,17 @@ def read_secret(path: str | None, name: str, environ: Mapping[str, str]) -> str:
     """
     if path is not None:
         return _checked(_content(path, name), f"{name}: {path}")
-    text = environ.get("TORSH_SECRET", "")
-    return _checked(text.encode(errors="surrogateescape"), "TORSH_SECRET") if text else ""
+    text = environ.get("TORSH_SECRET")
+    return "" if text is None else _checked(os.fsencode(text), "TORSH_SECRET")
 
 
 def _content(path: str, name: str) -> bytes:
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             _check_access(os.fstat(file.fileno()), path, name)
-            return file.read(_LARGEST)
+            return file.read(_LARGEST + 1)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{name}: {path} cannot be read: {reason}") from None
@@ -59,6 +61,10 @@ def _check_access(opened: os.stat_result, path: str, name: str) -> None:
 
 
 def _checked(content: bytes, name: str) -> str:
+    if not content.strip():
+        raise ConfigError(f"{name} is empty: give a secret, or none at all ({_BETTER})")
+    if len(content) > _LARGEST:
+        raise ConfigError(f"{name} is too long for a secret (> {_LARGEST} bytes): {_BETTER}")
     try:
         secret = content.decode().strip()
     except UnicodeDecodeError:

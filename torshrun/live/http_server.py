@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.store.door import Allowance
+from torsh_runtime.store.talks import Conversation, Talks, receive_some, send
 
 MOST_VISITS = 64
-"""Connections from this host that are open at a time, and those from others: for one more, the
-oldest is dropped of the address that has the most."""
+"""Connections from this host that are open at a time, and those from others (see Talks)."""
 VISIT_SECONDS = 5.0
 """How long a connection may take in all."""
 LONGEST_REQUEST = 16384
 """Bytes of a request, with its headers, that are looked at."""
 CLOSE_SECONDS = 1.0
 """How long close() waits for the thread."""
+_PAUSE = 0.1
+"""Seconds until the next attempt when the process has no descriptor left."""
+_IDLE_SECONDS = 3600.0
+_BLANK = re.compile(rb"\n\r?\n")
 _BACKLOG = 256
 
 Respond = Callable[[bytes], bytes]
 """Makes a response of what came up to the empty line, or of LONGEST_REQUEST bytes without one."""
-Visit = TypeVar("Visit")
 
 
 class HttpServer:
     """Serves in one thread of its own, so that it costs nothing while nobody asks. A client that is
-    idle, slow or one of very many never keeps another one out.
+    idle, slow or one of very many never keeps another one out, and all of them together cost no
+    more than a share of one CPU.
     """
 
     def __init__(self, host: str, port: int, respond: Respond) -> None:
@@ -42,8 +46,7 @@ class HttpServer:
         """
         self._listener = listen(host.removeprefix("[").removesuffix("]"), port)
         self._respond = respond
-        self._visits: dict[asyncio.Task[None], str] = {}
-        """The oldest first, with the address of the client, "" for all of this host."""
+        self._visits = Talks(VISIT_SECONDS, MOST_VISITS)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torsh-http", daemon=True)
 
@@ -63,77 +66,33 @@ class HttpServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         if self._thread.ident is not None:
             self._thread.join(CLOSE_SECONDS)
+        else:
+            self._visits.close()
         self._listener.close()
 
     def _run(self) -> None:
-        asyncio.run(self._accept_all())
+        allowance = Allowance()
+        with self._visits as visits:
+            visits.listen(self._listener, self._serve)
+            while not self._closing.is_set():
+                pause, began = 0.0, time.thread_time()
+                try:
+                    for visit in visits.turn(_IDLE_SECONDS):
+                        visit.sock.close()
+                except OSError:  # the process has no descriptor left, and none of them is ours
+                    pause = _PAUSE
+                spent = time.thread_time() - began
+                self._closing.wait(max(pause, allowance.pause(spent, time.monotonic())))
 
-    async def _accept_all(self) -> None:
-        over = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, over)
-        await over.wait()
-
-    def _accept(self, over: asyncio.Event) -> None:
-        if self._closing.is_set():
-            over.set()
-            return
-        try:
-            connection, address = self._listener.accept()
-            connection.setblocking(False)
-            host = foreign(address[0], connection.getsockname()[0])
-        except OSError as error:  # gone again
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._make_room(self._visits)
-            return
-        alike = {visit: its for visit, its in self._visits.items() if bool(its) == bool(host)}
-        if len(alike) >= MOST_VISITS:
-            self._make_room(alike)
-        visit = asyncio.get_running_loop().create_task(self._serve(connection))
-        self._visits[visit] = host
-        visit.add_done_callback(lambda visit: self._visits.pop(visit, None))
-
-    def _make_room(self, visits: Mapping[asyncio.Task[None], str]) -> None:
-        if visits:
-            visit = oldest_of_most(visits)
-            visit.cancel()
-            del self._visits[visit]
-        else:  # all descriptors of the process are used up, and none of them is ours
-            self._closing.wait(0.1)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with connection, suppress(OSError):  # the client went away, or was too slow
-            async with asyncio.timeout(VISIT_SECONDS):
-                if request := await _receive(connection):
-                    await loop.sock_sendall(connection, self._respond(request))
-                    connection.shutdown(socket.SHUT_WR)
-                    # Closed over unread data a connection may lose the response.
-                    while await loop.sock_recv(connection, 65536):  # noqa: ASYNC110
-                        await asyncio.sleep(0)
-
-
-async def _receive(connection: socket.socket) -> bytes:
-    """A request, as Respond takes it; b"" if the client ends before it has made one."""
-    loop, request = asyncio.get_running_loop(), b""
-    while len(request) < LONGEST_REQUEST:
-        data = await loop.sock_recv(connection, LONGEST_REQUEST)
-        request += data
-        blank = re.search(rb"\n\r?\n", request)
-        if blank or not data:
-            return request[: blank.end()] if blank else b""
-    return request[:LONGEST_REQUEST]
-
-
-def oldest_of_most(visits: Mapping[Visit, str]) -> Visit:
-    """Of these, by their clients' addresses, the first of the address that has the most."""
-    most, _ = Counter(visits.values()).most_common(1)[0]
-    return next(visit for visit, host in visits.items() if host == most)
-
-
-def foreign(client: str, own: str) -> str:
-    """The client's address if it is another host's; "" for this one."""
-    is_here = client == own or client.removeprefix("::ffff:").startswith("127.")
-    return "" if is_here else client
+    def _serve(self, connection: socket.socket) -> Conversation:
+        request = b""
+        while not (blank := _BLANK.search(request)) and len(request) < LONGEST_REQUEST:
+            request += yield from receive_some(connection, LONGEST_REQUEST)
+        end = blank.end() if blank else LONGEST_REQUEST
+        yield from send(connection, self._respond(request[:end]))
+        connection.shutdown(socket.SHUT_WR)
+        while True:  # closed over unread data a connection may lose the response
+            yield from receive_some(connection, LONGEST_REQUEST)
 
 
 def listen(host: str, port: int) -> socket.socket:

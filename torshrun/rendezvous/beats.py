@@ -7,16 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from torshrun.rendezvous.rows import NodeId, Token
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One sign of life."""
+    """One sign of life, checked as rows are when it comes in."""
 
-    node: str
+    node: NodeId
     """The sender's node id."""
     round: int
     """The round whose workers it runs; -1 for none."""
-    token: str
+    token: Token
     """That round's token, or ""."""
     number: int
     """Counts the sender's beats to this leader."""

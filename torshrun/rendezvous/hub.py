@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-import msgpack
-
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Delete, Store
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
@@ -15,6 +13,7 @@ from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.scoped import ScopedStore
 from torsh_runtime.store.server import StoreServer
+from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.epoch import Epoch
@@ -91,7 +90,7 @@ class Hub(Beats):
     ) -> Answer:
         try:
             leader = await self._reach(node, endpoint, fence, timeout)
-            granted = await leader.put(_BEAT, _encode(beat))
+            granted = await leader.put(_BEAT, rows.encode(beat))
         except StoreError as error:
             await self._hang_up()
             return "gone" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
@@ -139,18 +138,9 @@ async def _empty(store: Store) -> None:
         await store.transact((), [Delete(key) for key in keys])
 
 
-def _encode(beat: Beat) -> bytes:
-    fields = (beat.node, beat.round, beat.token, beat.number, beat.confirmed)
-    return bytes(msgpack.packb(fields))
-
-
 def _decode(value: bytes) -> Beat:
     """StoreError when it is none."""
-    try:
-        fields = msgpack.unpackb(value[:_LONGEST_BEAT])
-        right = list(map(type, fields)) == [str, int, str, int, int]
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise StoreError(f"this is no sign of life: {error!r}") from None
-    if not right:
-        raise StoreError("this is no sign of life: its fields have the wrong types")
-    return Beat(*fields)
+    beat = rows.decode(Beat, value[:_LONGEST_BEAT])
+    if beat is None:
+        raise StoreError("this is no sign of life")
+    return beat

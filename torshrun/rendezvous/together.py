@@ -36,6 +36,7 @@ from torshrun.rendezvous.rejoin import EpochRendezvous
 from torshrun.rendezvous.served import ServedStore
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
+_IN_CLEAR = "etcd's password goes over the network as it is; give etcd TLS (--rdzv-conf cacert=…)"
 _REFUSALS = 4
 """How often in a row a host has to say, within a ttl, that nobody serves the store."""
 
@@ -162,6 +163,8 @@ class Together(Rendezvous):
     async def _meet(self) -> Meeting:
         """The store, once it answers."""
         config = self._config
+        if config.access.password and not config.access.tls:
+            self._say(_IN_CLEAR)
         meeting = self._meeting = await Meeting.open(config, self._say, self._on_refused)
         self._undo.push_async_callback(meeting.close)
         key = rows.base(self._settings.run_id) + rows.EPOCH
@@ -228,13 +231,10 @@ class Together(Rendezvous):
 
 def remarks(config: RendezvousConfig, meeting: Meeting) -> Iterator[str]:
     """What people are to know of the store, and of who can do what to the job."""
-    access = config.access
     is_private = not config.secret and all(is_loopback(place.host) for place in config.endpoints)
     if meeting.is_host:
         whom = ", for this host alone (localhost, and no secret)" if is_private else ""
         yield f"this agent serves the job's store{whom}: without it the job cannot go on"
-    if access.password and not access.tls:
-        yield "etcd's password goes over the network as it is; give etcd TLS (--rdzv-conf cacert=…)"
     if config.secret or is_private:
         return
     who = "may write to etcd" if config.backend == "etcd" else "reaches that port"

@@ -62,6 +62,9 @@ def test_the_rounds_secret_is_not_what_a_user_sets() -> None:
     mine = {"RANK": "0", "WORLD_SIZE": "1", "TORSH_SECRET": "aa"}
     assert WorkerEnv.from_environ(mine).secret == "aa"
     assert WorkerEnv.from_environ({**PLACE.to_environ(), "TORSH_SECRET": "aa"}).secret == "00ff"
+    assert WorkerEnv.from_environ({**PLACE.to_environ(), "TORSH_SECRET": ""}).secret == "00ff"
+    with pytest.raises(ConfigError, match="TORSH_SECRET is empty"):
+        WorkerEnv.from_environ({**mine, "TORSH_SECRET": ""})
 
 
 def test_the_place_for_jax() -> None:

@@ -117,3 +117,15 @@ def test_a_refusal_in_place_of_a_greeting_is_told() -> None:
     client = ClientSession(b"")
     with pytest.raises(StoreError, match="refused this process: because"):
         client.answer(take(client, wire.encode_refusal("because")))
+
+
+def test_the_servers_reason_counts_more_than_that_it_has_gone_since() -> None:
+    def gone() -> None:
+        raise ConnectionAbortedError("nobody is there")
+
+    client = ClientSession(b"secret")
+    with pytest.raises(StoreError, match="because"):
+        client.answer(take(client, wire.encode_refusal("because")), gone)
+    client = ClientSession(b"secret")
+    with pytest.raises(ConnectionAbortedError, match="nobody is there"):
+        client.answer(take(client, wire.encode_greeting(bytes(wire.NONCE_BYTES))), gone)

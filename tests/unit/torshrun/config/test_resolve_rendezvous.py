@@ -162,7 +162,9 @@ def test_the_secret_comes_from_a_file_or_the_environment(made: Made, tmp_path: P
     environ = {"TORSH_SECRET": f" {GOOD}\n", "TORCHELASTIC_RUN_ID": "set for another reason"}
     assert met(made, environ, **TCP).secret == GOOD
     assert met(made, environ, **TCP, secret_file=str(file)).secret == f"{GOOD} in a file"
-    assert met(made, {"TORSH_SECRET": ""}, **TCP).secret == ""
+    assert met(made, {}, **TCP).secret == ""
+    with pytest.raises(ConfigError, match="TORSH_SECRET is empty"):
+        met(made, {"TORSH_SECRET": ""}, **TCP)
 
 
 @pytest.mark.parametrize("asked_by", ["TORSH_REQUIRE_SECRET", "PET_REQUIRE_SECRET", ""])

@@ -30,7 +30,9 @@ def read(path: Path) -> str:
     ("text", "said"),
     [
         (GOOD[:15], f"is too short for a secret .< {SHORTEST} bytes.: openssl rand -hex 32"),
-        (" \n", "is too short"),
+        ("", "is empty: give a secret, or none at all"),
+        (" \n", "is empty"),
+        (GOOD * 129, "is too long for a secret .> 4096 bytes."),
         ("a" * 64, "repeats itself and is easy to guess: openssl rand -hex 32"),
         ("abab" * 16, "repeats itself"),
         (f"{GOOD}\udcff", "is not text"),
@@ -45,16 +47,22 @@ def test_weak_ones_are_refused_wherever_they_come_from(file: Path, text: str, sa
         read(file)
 
 
-def test_an_empty_variable_is_none() -> None:
-    assert read_secret(None, "--secret-file", {"TORSH_SECRET": ""}) == ""
+def test_a_variable_that_is_not_set_is_none() -> None:
     assert read_secret(None, "--secret-file", {}) == ""
+
+
+def test_as_long_a_secret_as_may_be_counts_to_its_end(file: Path) -> None:
+    long = GOOD * 128
+    file.write_text(long)
+    assert read(file) == long
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o666, 0o620, 0o660])
 def test_a_file_that_others_can_read_or_change_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"mode {mode:04o}\): chmod 600 {file}"):
+    with pytest.raises(ConfigError, match=rf"mode {mode:04o}\): chmod 600 {file}") as raised:
         read(file)
+    assert str(raised.value).count("--secret-file") == str(raised.value).count(str(file)) - 1 == 1
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])

@@ -12,8 +12,15 @@ from typing import Any
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer
-from torshrun.config.rendezvous import Address, RendezvousConfig
-from torshrun.rendezvous.base import JobOver, RendezvousEvent, Report, RoundFormed, Verdict
+from torshrun.config.rendezvous import Access, Address, RendezvousConfig
+from torshrun.rendezvous.base import (
+    JobOver,
+    RendezvousEvent,
+    Report,
+    RoundFormed,
+    StandingBy,
+    Verdict,
+)
 from torshrun.rendezvous.meeting import Meeting, store_key
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.together import Together
@@ -96,6 +103,34 @@ def test_the_jobs_secret_stands_nowhere_in_the_store() -> None:
             for item in (await site.store.list("")).items:
                 assert SECRET.encode() not in item.value
                 assert SECRET.encode().hex().encode() not in item.value
+
+    play(scene())
+
+
+def test_that_a_password_goes_in_clear_is_said_before_it_goes() -> None:
+    async def scene() -> None:
+        heard: list[RendezvousEvent] = []
+        before: list[RendezvousEvent] = []
+        asked = asyncio.Event()
+
+        async def be_asked(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            before.extend(heard)
+            asked.set()
+            writer.close()
+
+        etcd = await asyncio.start_server(be_asked, "127.0.0.1", 0)
+        endpoints = (Address("127.0.0.1", etcd.sockets[0].getsockname()[1]),)
+        access = Access(user="somebody", password="hush")
+        config = RendezvousConfig(backend="etcd", endpoints=endpoints, ttl=TTL, access=access)
+        settings = Settings(run_id="job", min_nodes=1, max_nodes=1, ttl=TTL)
+        together = Together(config, settings, 1, HeldPorts())
+        together.start(heard.append)
+        await asked.wait()
+        said = [event.reason for event in before if isinstance(event, StandingBy)]
+        assert any("password goes over the network as it is" in text for text in said)
+        await together.close()
+        etcd.close()
+        await etcd.wait_closed()
 
     play(scene())
 
