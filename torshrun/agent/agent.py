@@ -87,9 +87,6 @@ class Agent:
         self._found = Findings()
         self._hangs = HangMonitor(
             config.hang_timeout,
-            self._loop,
-            self.keeper,
-            self.pump,
             self._group,
             self._events.put_nowait,
             self.spec.timer_file,

@@ -14,7 +14,7 @@ from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
 from torshrun.live.events import Recorder
 from torshrun.live.snapshot import JobState, Snapshot
-from torshrun.live.status_line import StatusLine
+from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
 from torshrun.workers.logs.prefix import is_coloured
 from torshrun.workers.logs.pump import LogPump
@@ -53,16 +53,13 @@ class Telemetry:
         )
         self._server = _server(config, lambda: self.latest)
         try:
-            file = _event_file(config, pump)
+            self._file = _event_file(config, pump)
         except ConfigError:
             self._close_server()
             raise
         write = pump.write if config.events == "-" else None
-        self.recorder = Recorder(write, config.run_id, file=file)
-        self._line: StatusLine | None = None
-        if config.output.status_line == "auto" and pump.shows_status:
-            color = is_coloured(config.output, True, os.environ)
-            self._line = StatusLine(lambda: self.latest, pump.width, pump.set_status, color)
+        self.recorder = Recorder(config.run_id, self._file or write)
+        self._color = is_coloured(config.output, True, os.environ)
 
     def open(self) -> None:
         """Let the first visitors in."""
@@ -91,16 +88,16 @@ class Telemetry:
 
     def tick(self) -> None:
         """Bring what is shown up to date, if anybody looks."""
-        if self._server or self._line:
+        if self._server or self._pump.shows_status:
             self._refresh()
-        if self._line:
-            self._line.tick()
+        if self._pump.shows_status:
+            line = render(self.latest, time.monotonic(), self._pump.width(), color=self._color)
+            self._pump.set_status(line)
 
     def close(self) -> None:
         """Show nothing any more, within bounded time."""
-        if self._line:
-            self._line.close()
-        self.recorder.close()
+        if self._file:
+            self._file.close()
         self._close_server()
 
     def _refresh(self) -> None:

@@ -96,9 +96,9 @@ class WorkerGroup:
         loop: asyncio.AbstractEventLoop,
         listener: Listener,
     ) -> None:
-        self._keeper = keeper
-        self._pump = pump
-        self._loop = loop
+        self.keeper = keeper
+        self.pump = pump
+        self.loop = loop
         self._tell = listener
         self._next_id = 0
         self._alive: dict[int, Worker] = {}
@@ -138,33 +138,33 @@ class WorkerGroup:
         if not self._alive or grace <= 0:
             self._sweep()
         elif not self._sweeping and self._kill_timer is None:
-            self._keeper.signal(reports.ALL, signo)
-            self._keeper.signal(reports.ALL, signal.SIGCONT)  # a stopped one cannot obey
+            self.keeper.signal(reports.ALL, signo)
+            self.keeper.signal(reports.ALL, signal.SIGCONT)  # a stopped one cannot obey
             self._flush()
-            self._kill_timer = self._loop.call_later(grace, self._sweep)
+            self._kill_timer = self.loop.call_later(grace, self._sweep)
 
     def send(self, signo: int, *, alone: bool = False) -> None:
         """Send a signal to all workers and what they have in their process groups; `alone` spares
         what they have started, which in most cases knows nothing of it and would die.
         """
         if not self._closed:
-            self._keeper.signal(reports.ALL, signo, alone=alone)
+            self.keeper.signal(reports.ALL, signo, alone=alone)
             self._flush()
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
         drained, moved = asyncio.Event(), -1
         streams = [stream for worker in self.workers for stream in worker.streams]
-        self._pump.drain(streams, lambda: self._from_pump(drained))
-        while not drained.is_set() and self._pump.moved != moved:
-            moved = self._pump.moved
+        self.pump.drain(streams, lambda: self._from_pump(drained))
+        while not drained.is_set() and self.pump.moved != moved:
+            moved = self.pump.moved
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_STALL):
                     await drained.wait()
 
     def _from_pump(self, drained: asyncio.Event) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            self._loop.call_soon_threadsafe(drained.set)
+            self.loop.call_soon_threadsafe(drained.set)
 
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""
@@ -173,14 +173,14 @@ class WorkerGroup:
     def close(self) -> None:
         """Stop listening to the keeper, and sending to it."""
         self._closed = True
-        self._loop.remove_reader(self._keeper.fileno())
-        self._loop.remove_writer(self._keeper.fileno())
+        self.loop.remove_reader(self.keeper.fileno())
+        self.loop.remove_writer(self.keeper.fileno())
         self._cancel_timer()
 
     def _spawn(self, assignment: Assignment) -> None:
-        outlets = self._pump.open(assignment.worker, assignment.folder)
+        outlets = self.pump.open(assignment.worker, assignment.folder)
         try:
-            self._keeper.spawn(
+            self.keeper.spawn(
                 self._next_id,
                 assignment.argv,
                 assignment.environ,
@@ -195,13 +195,13 @@ class WorkerGroup:
         self._next_id += 1
 
     def _flush(self) -> None:
-        if self._keeper.flush():
-            self._loop.remove_writer(self._keeper.fileno())
+        if self.keeper.flush():
+            self.loop.remove_writer(self.keeper.fileno())
         else:
-            self._loop.add_writer(self._keeper.fileno(), self._flush)
+            self.loop.add_writer(self.keeper.fileno(), self._flush)
 
     def _receive(self) -> None:
-        for report in self._keeper.receive():
+        for report in self.keeper.receive():
             self._handle(report)
 
     def _handle(self, report: reports.Report) -> None:
@@ -244,14 +244,14 @@ class WorkerGroup:
             self._sweeping = True
             if self._alive:
                 self._tell.on_killed()
-            self._keeper.sweep(0, SWEEP_BOUND)
+            self.keeper.sweep(0, SWEEP_BOUND)
             self._flush()
-            self._kill_timer = self._loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
+            self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
 
     def _give_up_keeper(self) -> None:
         """It does not answer (somebody stopped it): without it the agent can go on to the end."""
         self._kill_timer = None
-        os.kill(self._keeper.pid, signal.SIGKILL)
+        os.kill(self.keeper.pid, signal.SIGKILL)
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:

@@ -67,7 +67,7 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     """
     said: list[str] = []
     diagnosis = Diagnosis(OutputConfig(), None)
-    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder(None, "job"))
+    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder("job", None))
     endings = [ending(rank, 1, FULL) for rank in range(300)]
 
     turns, found = asyncio.run(turns_of_the_loop_during(diagnosis.findings(endings)))
