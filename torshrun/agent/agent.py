@@ -92,11 +92,6 @@ class Agent:
             self.spec.timer_file,
             self._on_timer,
         )
-        self._policy = protocol.Policy(
-            workers=config.nproc_per_node,
-            grace=config.shutdown_timeout,
-            leased=config.rendezvous is not None,
-        )
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
         self._last_signal, self._signalled = 0, 0.0
@@ -118,7 +113,7 @@ class Agent:
                 self._tell.round_ended(_cause_of(state), event)
             if isinstance(event, RoundClosing | JobOver):
                 self._tell.decided(event)
-            state, instructions = machine.handle(self._policy, state, event)
+            state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed):
                 self._tell.notice_handled(event.signo, bool(instructions))
             for instruction in instructions:
@@ -271,7 +266,7 @@ class Agent:
             self._tell.keeper_lost(self.keeper.pid, self._clean_up())
 
     def _leave(self, leave: protocol.Leave) -> None:
-        if self._policy.leased and not self._group.alive():
+        if self.config.rendezvous and not self._group.alive():
             self._tell.say(f"got {signal_name(leave.signo)}: leaving the job")
         reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
         self.rendezvous.leave(leave.outcome, leave.code, reason)

@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import errno
+import math
 import signal
 from dataclasses import replace
 from typing import Literal
@@ -29,7 +30,6 @@ from torshrun.agent.protocol import (
     Noticed,
     NotStarted,
     PassOn,
-    Policy,
     ReportFailure,
     Running,
     Settle,
@@ -44,6 +44,7 @@ from torshrun.agent.protocol import (
     Waiting,
     WorkerExited,
 )
+from torshrun.config import LaunchConfig
 from torshrun.rendezvous.base import (
     JobOver,
     Outcome,
@@ -71,33 +72,33 @@ def begin() -> State:
     return Waiting(attempt=Attempt())
 
 
-def handle(policy: Policy, state: State, event: Event) -> Step:
+def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     """The next state, and what to do now."""
     if isinstance(state, Finished):
         return state, ()
     if isinstance(event, KeeperLost):  # of whatever round: there is only one keeper
-        return _on_keeper_lost(policy, state)
+        return _on_keeper_lost(config, state)
     if getattr(event, "round", state.attempt.round) != state.attempt.round:
         return state, ()
     if isinstance(event, InternalError):  # the keeper, once let go, ends what runs
         return _finish(state.attempt, exit_codes.LOST, "lost")
     if isinstance(state, Waiting):
-        return _waiting(policy, state, event)
+        return _waiting(config, state, event)
     if isinstance(event, RoundClosing | JobOver):
-        return _on_decision(policy, state, event)
+        return _on_decision(config, state, event)
     if isinstance(event, StopRequested):
-        return _on_stop_requested(policy, state, event.signo)
+        return _on_stop_requested(config, state, event.signo)
     if isinstance(state, Stopping):
-        return _stopping(policy, state, event)
-    return _running(policy, state, event)
+        return _stopping(config, state, event)
+    return _running(config, state, event)
 
 
 def _finish(attempt: Attempt, code: int, outcome: Outcome, *before: Instruction) -> Step:
     return Finished(attempt=attempt, code=code, outcome=outcome), before
 
 
-def _on_keeper_lost(policy: Policy, state: State) -> Step:
-    done = isinstance(state, Stopping) and state.cause == "done" and not policy.leased
+def _on_keeper_lost(config: LaunchConfig, state: State) -> Step:
+    done = isinstance(state, Stopping) and state.cause == "done" and config.rendezvous is None
     code = 0 if done else exit_codes.LOST
     outcome: Outcome = "succeeded" if done else "lost"
     return _finish(state.attempt, code, outcome, KillDescendants())
@@ -106,9 +107,9 @@ def _on_keeper_lost(policy: Policy, state: State) -> Step:
 # ---- no worker runs
 
 
-def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
+def _waiting(config: LaunchConfig, state: Waiting, event: Event) -> Step:
     if isinstance(event, RoundFormed):
-        return _on_formed(policy, state, event)
+        return _on_formed(config, state, event)
     if isinstance(event, RoundClosing):
         told = _tell_failure(state, "restart", event.delay)
         return replace(state, told=True, settled=True), told
@@ -124,13 +125,13 @@ def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
     return state, ()
 
 
-def _on_formed(policy: Policy, state: Waiting, event: RoundFormed) -> Step:
+def _on_formed(config: LaunchConfig, state: Waiting, event: RoundFormed) -> Step:
     place = event.place
     attempt = Attempt(round=place.round, restarts=place.restarts)
     if state.stopped_by:  # too late: this node is leaving
         report = Report(round=place.round, outcome="stopped")
         return replace(state, attempt=attempt), (TellRendezvous(report),)
-    ranks = range(place.first_rank, place.first_rank + policy.workers)
+    ranks = range(place.first_rank, place.first_rank + config.nproc_per_node)
     return Running(attempt=attempt, alive=frozenset(ranks)), (StartWorkers(place),)
 
 
@@ -165,21 +166,21 @@ def _tell_failure(
 # ---- workers run
 
 
-def _running(policy: Policy, state: Running, event: Event) -> Step:
+def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, WorkerExited):
-        return _on_exit(policy, state, event)
+        return _on_exit(config, state, event)
     if isinstance(event, SettleOver) and state.failing:
-        return _stop(policy, state, "failure")
+        return _stop(config, state, "failure")
     if isinstance(event, Noticed):
         noticed = state.attempt.noticed | {event.signo}
         attempt = replace(state.attempt, noticed=noticed)
         return replace(state, attempt=attempt), (PassOn(event.signo),)
     if isinstance(event, Hung):
-        return _stop(policy, state, "hang", signo=event.signo)
+        return _stop(config, state, "hang", signo=event.signo)
     if isinstance(event, NotStarted):
-        return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
+        return _stop(config, state, "no start", code=_code_of_no_start(event.errno))
     if isinstance(event, DeadManFired):
-        return _stop(policy, state, "dead man", code=exit_codes.LOST)
+        return _stop(config, state, "dead man", code=exit_codes.LOST)
     return state, ()
 
 
@@ -190,39 +191,41 @@ def _code_of_no_start(number: int) -> int:
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
-def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
+def _on_exit(config: LaunchConfig, state: Running, event: WorkerExited) -> Step:
     failed = state.failing or event.status != 0
     alive = state.alive - {event.rank}
     if not alive:
-        return _stop(policy, state, "failure" if failed else "done")
+        return _stop(config, state, "failure" if failed else "done")
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
-        return _stop(policy, state, "failure")
+        return _stop(config, state, "failure")
     settle = (Settle(state.attempt.round, SETTLE_SECONDS),) if failed and not state.failing else ()
     return replace(state, alive=alive, failing=failed), settle
 
 
 def _stop(
-    policy: Policy, state: Running, cause: Cause, *, code: int = 0, signo: int = signal.SIGTERM
+    config: LaunchConfig, state: Running, cause: Cause, code: int = 0, signo: int = signal.SIGTERM
 ) -> Step:
-    grace = min(policy.grace, HUNG_GRACE) if cause == "hang" else policy.grace
+    grace = min(config.shutdown_timeout, HUNG_GRACE if cause == "hang" else math.inf)
     stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
     return stopping, (StopWorkers(signo, grace, cause),)
 
 
-def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing | JobOver) -> Step:
+def _on_decision(
+    config: LaunchConfig, state: Running | Stopping, event: RoundClosing | JobOver
+) -> Step:
     """What follows is known before this node's workers have ended. The first verdict stands."""
     if isinstance(state, Stopping) and isinstance(state.decided, JobOver):
         return state, ()
     if isinstance(state, Stopping):
         return replace(state, decided=event), ()
     cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"
-    asked = StopWorkers(signal.SIGTERM, policy.grace, cause)
+    asked = StopWorkers(signal.SIGTERM, config.shutdown_timeout, cause)
     if state.failing:
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
 
 
-def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) -> Step:
+def _on_stop_requested(config: LaunchConfig, state: Running | Stopping, signo: int) -> Step:
     """The first request stops, and SIGINT after it kills. Others change nothing when they are not
     the first: schedulers repeat theirs, which must not cut the grace short.
     """
@@ -239,7 +242,7 @@ def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) ->
         return state, (StopWorkers(signal.SIGKILL, 0, "signal"),)
     passed_on = signo if signo in _PASSED_ON else signal.SIGTERM
     return state, (
-        StopWorkers(passed_on, policy.grace, "signal"),
+        StopWorkers(passed_on, config.shutdown_timeout, "signal"),
         Leave(*_end_of_stop(signo), signo),
     )
 
@@ -254,10 +257,10 @@ def _end_of_stop(signo: int) -> tuple[int, Literal["preempted", "stopped"]]:
 # ---- the end of a round
 
 
-def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
+def _stopping(config: LaunchConfig, state: Stopping, event: Event) -> Step:
     if not isinstance(event, Diagnosed):
         return state, ()
-    report = _report(policy, state, event)
+    report = _report(config, state, event)
     waiting = Waiting(
         attempt=state.attempt,
         report=report,
@@ -269,15 +272,15 @@ def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
     told: tuple[Instruction, ...] = (TellRendezvous(report),)
     if state.cause == "done" and state.stopped_by:
         told = (*told, Leave(*_end_of_stop(state.stopped_by), state.stopped_by))
-    if policy.leased:
+    if config.rendezvous:
         told = (*told, *_tell_failure(waiting, "undecided"))
         waiting = replace(waiting, told=True, settled=state.decided is not None)
     return waiting, told
 
 
-def _report(policy: Policy, state: Stopping, event: Diagnosed) -> Report:
+def _report(config: LaunchConfig, state: Stopping, event: Diagnosed) -> Report:
     found = event.report
-    outcome, code = _what_became(policy, state, found)
+    outcome, code = _what_became(config, state, found)
     if event.unkillable:
         outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
     cause = found.cause if outcome in ("failed", "hung") else ""
@@ -285,13 +288,13 @@ def _report(policy: Policy, state: Stopping, event: Diagnosed) -> Report:
     return replace(found, outcome=outcome, code=code, cause=cause, follows=follows)
 
 
-def _what_became(policy: Policy, state: Stopping, found: Report) -> tuple[ReportOutcome, int]:
+def _what_became(config: LaunchConfig, state: Stopping, found: Report) -> tuple[ReportOutcome, int]:
     """The outcome of the round here, and its exit code."""
     if state.cause == "done":
         return "succeeded", 0
     if state.cause == "hang":
         return "hung", exit_codes.HUNG
-    if state.cause == "no start" or (state.cause == "dead man" and not policy.leased):
+    if state.cause == "no start" or (state.cause == "dead man" and config.rendezvous is None):
         return "lost", state.code
     if state.cause != "failure":
         return "stopped", 0

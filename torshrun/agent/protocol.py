@@ -17,19 +17,6 @@ from torshrun.rendezvous.base import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What does not change during the job."""
-
-    workers: int
-    """Of this node."""
-    grace: float
-    """Seconds between asking workers to stop and killing them."""
-    leased: bool = False
-    """Whether workers run only while a rendezvous grants it: then the dead man ends a round of
-    this node, and not the job."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A round, and what led to it."""
 

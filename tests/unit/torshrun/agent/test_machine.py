@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from torshrun import exit_codes
 from torshrun.agent import machine
 from torshrun.agent import protocol as m
+from torshrun.config import LaunchConfig
+from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import (
     Granted,
@@ -30,8 +32,8 @@ from torshrun.rendezvous.base import (
 
 FAIL = 3 << 8
 """The status of a process that exits with 3."""
-POLICY = m.Policy(workers=2, grace=30.0)
-AMONG_OTHERS = m.Policy(workers=2, grace=30.0, leased=True)
+ALONE = LaunchConfig(target="t", nproc_per_node=2, shutdown_timeout=30.0)
+AMONG_OTHERS = replace(ALONE, rendezvous=RendezvousConfig(backend="etcd", endpoints=()))
 
 
 def diagnosed(
@@ -65,11 +67,11 @@ def place(number: int, restarts: int, workers: int = 2, first_rank: int = 0) -> 
 class Play:
     """A node of its own: the machine, and the rendezvous that it talks to."""
 
-    def __init__(self, policy: m.Policy, budget: int) -> None:
+    def __init__(self, config: LaunchConfig, budget: int) -> None:
         settings = AloneSettings(
-            workers=policy.workers, max_restarts=budget, backoff=0, master_addr="127.0.0.1"
+            workers=config.nproc_per_node, max_restarts=budget, backoff=0, master_addr="127.0.0.1"
         )
-        self._policy = policy
+        self._config = config
         self._posted: deque[RendezvousEvent] = deque()
         self._rendezvous = Alone(settings, lambda: Ports(1, 2))
         self.state = machine.begin()
@@ -82,7 +84,7 @@ class Play:
         self._settle()
 
     def _step(self, event: m.Event) -> None:
-        self.state, instructions = machine.handle(self._policy, self.state, event)
+        self.state, instructions = machine.handle(self._config, self.state, event)
         for instruction in instructions:
             self.carried_out.append(instruction)
             if isinstance(instruction, m.TellRendezvous):
@@ -98,17 +100,17 @@ class Play:
 
 
 def play(
-    events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1
+    events: Sequence[m.Event], config: LaunchConfig = ALONE, budget: int = 1
 ) -> tuple[m.State, list[m.Instruction]]:
-    node = Play(policy, budget)
+    node = Play(config, budget)
     for event in events:
         node.feed(event)
     shown = [i for i in node.carried_out if not isinstance(i, m.TellRendezvous | m.Leave)]
     return node.state, shown
 
 
-def finish_code(events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1) -> int:
-    state, _ = play(events, policy, budget)
+def finish_code(events: Sequence[m.Event], config: LaunchConfig = ALONE, budget: int = 1) -> int:
+    state, _ = play(events, config, budget)
     assert isinstance(state, m.Finished)
     return state.code
 
@@ -219,7 +221,7 @@ def test_a_stop_request_after_a_failure_prevents_the_restart() -> None:
 def test_a_lost_keeper_ends_the_job_in_every_state() -> None:
     for before in ([], [m.WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
         state, _ = play(before)
-        state, instructions = machine.handle(POLICY, state, m.KeeperLost())
+        state, instructions = machine.handle(ALONE, state, m.KeeperLost())
         assert instructions == (m.KillDescendants(),)
         assert isinstance(state, m.Finished)
         assert state.code == exit_codes.LOST
@@ -232,7 +234,7 @@ def test_the_dead_man_ends_the_job() -> None:
 def test_nothing_happens_after_the_end() -> None:
     events = [m.DeadManFired(0), diagnosed(0, 0)]
     state, _ = play(events)
-    assert machine.handle(POLICY, state, m.StopRequested(15)) == (state, ())
+    assert machine.handle(ALONE, state, m.StopRequested(15)) == (state, ())
 
 
 def any_event(number: int) -> st.SearchStrategy[m.Event]:
@@ -260,7 +262,7 @@ def any_event(number: int) -> st.SearchStrategy[m.Event]:
 def test_any_sequence_keeps_the_budget_and_the_rounds_and_can_end(
     data: st.DataObject, budget: int
 ) -> None:
-    node = Play(m.Policy(workers=3, grace=1.0), budget)
+    node = Play(replace(ALONE, nproc_per_node=3, shutdown_timeout=1.0), budget)
     starts = 1
     for _ in range(data.draw(st.integers(0, 30))):
         late = data.draw(st.integers(0, 1))
@@ -294,7 +296,7 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
         m.Stopping(attempt=attempt, cause="failure"),
         m.Waiting(attempt=attempt),
     ):
-        ended, instructions = machine.handle(POLICY, state, m.InternalError())
+        ended, instructions = machine.handle(ALONE, state, m.InternalError())
         assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
         assert instructions == ()
 
@@ -302,7 +304,7 @@ def test_an_internal_error_ends_the_job_in_every_state() -> None:
 def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
     attempt = m.Attempt(round=1, restarts=1)
     running = m.Running(attempt=attempt, alive=frozenset({0}))
-    ended, _ = machine.handle(POLICY, running, m.KeeperLost())
+    ended, _ = machine.handle(ALONE, running, m.KeeperLost())
     assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
 
 
@@ -379,7 +381,7 @@ def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
 
 def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
     code = exit_codes.PREEMPTED
-    single = m.Policy(workers=1, grace=1.0)
+    single = replace(ALONE, nproc_per_node=1)
     state, _ = play([m.WorkerExited(0, 0, code << 8), diagnosed(0, code)], single, budget=0)
     assert state == m.Finished(attempt=m.Attempt(), code=code, outcome="failed")
 
