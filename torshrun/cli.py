@@ -66,7 +66,7 @@ def _answer(line: CommandLine) -> int:
     if request["print_config"]:
         from torshrun.config.print_config import show
 
-        _tell(*config.validate(request, os.environ))
+        _tell(*config.resolve(request, os.environ, needs_target=False).notes)
         return _print(show(request))
     if request["dry_run"]:
         from torshrun.launch_plan import CHOSEN_AT_START, plan

@@ -28,32 +28,27 @@ class Resolution(NamedTuple):
     """A line each about what was given and comes to nothing."""
 
 
-def _new_id() -> str:
-    return os.urandom(8).hex()
-
-
 def resolve(
-    request: Request, environ: Mapping[str, str], *, new_id: Callable[[], str] = _new_id
+    request: Request,
+    environ: Mapping[str, str],
+    *,
+    new_id: Callable[[], str] = lambda: os.urandom(8).hex(),
+    needs_target: bool = True,
 ) -> Resolution:
     """Make the job. `environ` is torshrun's own; `new_id` names a job that is to have a name of
     its own. Raises ConfigError naming the option, variable or line of a file that is wrong.
     """
-    if request.target is None:
+    fields = _check(request, environ, new_id)
+    target = ""
+    if request.target is not None:
+        target = _check_target(request.target.text or "", fields["kind"], environ)
+    elif needs_target:
         raise ConfigError(
             "SCRIPT is missing: name it after the options, or in a --config file as script:, "
             "module: or program: (torshrun --help lists the options)"
         )
-    fields = _check(request, environ, new_id)
-    target = _check_target(request.target.text or "", fields["kind"], environ)
     said = tuple(_notes(request, fields["nproc_per_node"]))
     return Resolution(LaunchConfig(target=target, **fields), said)
-
-
-def validate(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The notes that resolve would give; no target is needed. Raises ConfigError as it would."""
-    if request.target is not None:
-        return resolve(request, environ).notes
-    return tuple(_notes(request, _check(request, environ, _new_id)["nproc_per_node"]))
 
 
 def _check(

@@ -70,7 +70,7 @@ def nearest(word: str, words: Iterable[str], dashes: str = "") -> str:
 def whole(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
         raise ConfigError(f"{text!r} is not a whole number")
-    return int(text)
+    return int(text.strip())  # which knows more spaces than int()
 
 
 def count(text: str) -> int:
@@ -276,8 +276,8 @@ def ranks(text: str) -> frozenset[int] | None:
 
 def stream_rule(text: str) -> StreamRule:
     """ "3" for all workers, "0:1,1:2" by local rank, "r8:3" by global rank."""
-    if re.fullmatch(r"\s*[0-3]\s*", text):
-        return StreamRule(everyone=Streams(int(text)))
+    if found := re.fullmatch(r"\s*([0-3])\s*", text):
+        return StreamRule(everyone=Streams(int(found[1])))
     by_local_rank: dict[int, Streams] = {}
     by_rank: dict[int, Streams] = {}
     for part in text.split(","):
