@@ -26,7 +26,6 @@ from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs.pump import LogPump
-from torshrun.workers.logs.routes import needs_folder
 from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
@@ -164,7 +163,7 @@ def _raise_descriptor_limit(workers: int, nodes: int) -> None:
 def _make_log_folder(config: LaunchConfig) -> Folder | None:
     """<log_dir>/<run id>_<random>; None if nothing is to be kept."""
     output = config.output
-    if not needs_folder(output):
+    if not output.needs_folder():
         return None
     name = re.sub(r"[^\w.-]", "_", config.run_id)
     if output.log_dir:

@@ -16,7 +16,7 @@ from torshrun.live.events import Recorder
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
-from torshrun.workers.logs.prefix import is_coloured
+from torshrun.workers.logs.lines import is_coloured
 from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:

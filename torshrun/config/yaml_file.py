@@ -185,10 +185,12 @@ class _Reader:
         if node.tag == _NULL:
             self._fail(key, f'{key.value} has no value; write "{node.value}" if that is meant')
         text: str = node.value
+        fits = False
         with suppress(UnicodeEncodeError):
-            if b"\0" not in os.fsencode(text):
-                return text
-        self._fail(key, f"{key.value}: {text!r} contains what no command line can")
+            fits = b"\0" not in os.fsencode(text)
+        if not fits:
+            self._fail(key, f"{key.value}: {text!r} contains what no command line can")
+        return text
 
     def _given(self, key: ScalarNode, text: str | None, node: Node | None = None) -> Entry:
         origin = f"{self._path}:{_line(node or key)}"

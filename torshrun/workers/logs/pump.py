@@ -13,11 +13,9 @@ from typing import NamedTuple
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, Streams
 from torshrun.safe_files import Folder
-from torshrun.workers.logs import prefix as prefixes
+from torshrun.workers.logs import lines
 from torshrun.workers.logs.files import LineFilter, LogFile
-from torshrun.workers.logs.lines import Printer
 from torshrun.workers.logs.mover import Mover, countdown
-from torshrun.workers.logs.routes import kept, shown
 from torshrun.workers.logs.sink import Sink
 from torshrun.workers.logs.status import StatusLine
 from torshrun.workers.logs.stream import Pipe, Stream, Tail, Tap, open_source
@@ -52,7 +50,7 @@ class _Channel(NamedTuple):
     which: Streams
     name: str
     mover: Mover
-    needles: tuple[bytes, ...]
+    needles: tuple[str, ...]
     """What lines for filtered_<name>.log contain."""
 
 
@@ -85,12 +83,8 @@ class LogPump:
         self._movers = [err] if one else [err, out]
         self._hidden: Mover | None = None  # for streams that no sink shows
         self._status = self._choose_status(err, out)
-        needles = (
-            _needles(output.duplicate_stdout_filters),
-            _needles(output.duplicate_stderr_filters),
-        )
-        self._out = _Channel(Streams.STDOUT, "stdout", out, needles[0])
-        self._err = _Channel(Streams.STDERR, "stderr", err, needles[1])
+        self._out = _Channel(Streams.STDOUT, "stdout", out, output.duplicate_stdout_filters)
+        self._err = _Channel(Streams.STDERR, "stderr", err, output.duplicate_stderr_filters)
 
     @property
     def moved(self) -> int:
@@ -135,7 +129,7 @@ class LogPump:
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
-        self._unsaid.append(prefixes.encode(text if text.endswith("\n") else f"{text}\n"))
+        self._unsaid.append(lines.encode(text if text.endswith("\n") else f"{text}\n"))
         self._err.mover.request(self._say)
 
     def write(self, data: bytes) -> None:
@@ -148,7 +142,7 @@ class LogPump:
         """
         if self._status is not None:
             line, mover = self._status
-            mover.request(line.set, prefixes.encode(" ".join(text.splitlines())))
+            mover.request(line.set, lines.encode(" ".join(text.splitlines())))
 
     def width(self) -> int:
         """Columns of the terminal with the status line."""
@@ -218,28 +212,26 @@ class LogPump:
         undo: contextlib.ExitStack,
         *taps: Tap,
     ) -> Stream:
-        text = prefixes.render(self._output, place, self._hostname)
-        prefix, sink = prefixes.encode(text), channel.mover.sink
-        if channel.which in kept(self._output, place):
+        output, sink = self._output, channel.mover.sink
+        text = lines.render(output, place, self._hostname)
+        prefix = lines.encode(text)
+        if channel.which in output.kept(place):
             assert self._folder
-            path, limit = f"{folder}/{channel.name}.log", self._output.log_rotate
-            file = LogFile(self._folder, path, limit, self._complain)
+            path = f"{folder}/{channel.name}.log"
+            file = LogFile(self._folder, path, output.log_rotate, self._complain)
             undo.callback(file.close)
             taps = (file, *taps)
-        if channel.needles:
-            chosen = LineFilter(channel.needles, prefix, self._filtered(channel.name, folder))
-            taps = (*taps, chosen)
-        is_shown = channel.which in shown(self._output, place)
-        source = open_source(sink.fd, self._width(text)) if is_shown else Pipe()
+        if needles := tuple(map(lines.encode, channel.needles)):
+            taps = (*taps, LineFilter(needles, prefix, self._filtered(channel.name, folder)))
+        is_shown, timed = channel.which in output.shown(place), output.log_timestamps
+        width = len(text) + (lines.STAMP_WIDTH if timed else 0)
+        source = open_source(sink.fd, width) if is_shown else Pipe()
         undo.callback(os.close, source.fd)
         undo.callback(os.close, source.end)
-        if prefixes.is_coloured(self._output, sink.is_terminal, self._environ):
-            prefix = prefixes.paint(prefix, place.rank)
-        clock = time.time if self._output.log_timestamps else None
-        return Stream(source, taps, Printer(sink, prefix) if is_shown else None, clock)
-
-    def _width(self, text: str) -> int:
-        return len(text) + (prefixes.STAMP_WIDTH if self._output.log_timestamps else 0)
+        if lines.is_coloured(output, sink.is_terminal, self._environ):
+            prefix = lines.paint(prefix, place.rank)
+        printer = lines.Printer(sink, prefix) if is_shown else None
+        return Stream(source, taps, printer, time.time if timed else None)
 
     def _filtered(self, name: str, folder: str) -> LogFile:
         path = str(Path(folder).parent / f"filtered_{name}.log")
@@ -257,7 +249,3 @@ class LogPump:
     def _say(self) -> None:
         self._err.mover.sink.write_line(self._unsaid[0])
         self._unsaid.popleft()
-
-
-def _needles(texts: tuple[str, ...]) -> tuple[bytes, ...]:
-    return tuple(prefixes.encode(text) for text in texts)

@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable
 
 from torshrun.workers.logs.files import LineFilter, LogFile
-from torshrun.workers.logs.lines import Printer
-from torshrun.workers.logs.prefix import stamp
+from torshrun.workers.logs.lines import Printer, stamp
 
 TAIL_BYTES = 65536
 """How much of the end of stderr is remembered for reports."""
