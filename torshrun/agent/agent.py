@@ -18,7 +18,7 @@ from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
-from torshrun.agent.hang_monitor import Finding, HangMonitor
+from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
@@ -110,7 +110,8 @@ class Agent:
             self._telemetry.follow(state)
             event = await self._events.get()
             if isinstance(event, protocol.Diagnosed):
-                self._tell.round_ended(_cause_of(state), event)
+                cause = state.cause if isinstance(state, protocol.Stopping) else "failure"
+                self._tell.round_ended(cause, event)
             if isinstance(event, RoundClosing | JobOver):
                 self._tell.decided(event)
             state, instructions = machine.handle(self.config, state, event)
@@ -204,7 +205,8 @@ class Agent:
 
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
         self._diagnosing = self._loop.create_task(self._diagnose(unkillable))
-        self._diagnosing.add_done_callback(_raise_in_loop)
+        # What goes wrong there is an internal error of a callback, and not forgotten.
+        self._diagnosing.add_done_callback(lambda task: task.cancelled() or task.result())
 
     def on_dead_man(self) -> None:
         self._events.put_nowait(protocol.DeadManFired(self._tell.round))
@@ -296,20 +298,17 @@ class Agent:
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
-        if stop.cause == "hang" and self._hangs.finding:
-            self._tell_hang(self._hangs.finding)
+        if stop.cause == "hang" and (found := self._hangs.finding):
+            from torshrun.health.report import summary
+
+            self._diagnosis.hung = {found.hang.suspect: summary(found.hang)}
+            self._tell.hung(*found)
         endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive)
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
-            found = await self._diagnosis.findings(endings)
-            self._tell.stopping_others(stop, alive, found.cause)
-
-    def _tell_hang(self, finding: Finding) -> None:
-        from torshrun.health.report import summary as found
-
-        self._diagnosis.hung = {finding.hang.suspect: found(finding.hang)}
-        self._tell.hung(*finding)
+            cause = (await self._diagnosis.findings(endings)).cause
+            self._tell.stopping_others(stop, alive, cause)
 
     def _clean_up(self) -> tuple[str, ...]:
         """The keeper's work when it cannot do it: kill all descendants, remove the scratch
@@ -358,13 +357,3 @@ class Agent:
                 pump.give_up()
                 return
             await asyncio.sleep(0.005)
-
-
-def _cause_of(state: protocol.State) -> protocol.Cause:
-    return state.cause if isinstance(state, protocol.Stopping) else "failure"
-
-
-def _raise_in_loop(task: asyncio.Task[None]) -> None:
-    """As a callback: its mistakes are internal errors, and not forgotten."""
-    if not task.cancelled():
-        task.result()

@@ -38,15 +38,12 @@ class Announcer:
         self._sequel: Sequel | None = None
         self._last_signal = 0
         self._lost: set[str] = set()
-        self._finished = False
         self._complained = -COMPLAINTS
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
         """Tell programs of an event of the present round."""
-        if not self._finished:
-            self._finished = name == "job_finished"
-            self._recorder.record(name, self.round, **facts)
+        self._recorder.record(name, self.round, **facts)
 
     def say(self, text: str) -> None:
         """Tell people: a line of the agent's own."""
@@ -82,6 +79,7 @@ class Announcer:
             seconds=time.monotonic() - self._began,
             restarts=end.attempt.restarts,
         )
+        self._recorder.to = None
 
     # ---- the other nodes
 
@@ -149,9 +147,8 @@ class Announcer:
         text = describe(hang, stacks, hint)
         self.say(text)
         ranks = [state.sample.rank for state in hang.ranks if state.sample.alive]
-        self.emit(
-            "hang_detected", ranks=ranks, suspect=hang.suspect, seconds=hang.seconds, text=text
-        )
+        facts = {"ranks": ranks, "suspect": hang.suspect, "seconds": hang.seconds}
+        self.emit("hang_detected", **facts, text=text)
 
     def worker_exited(self, exit_: Exit) -> None:
         """A worker's process has ended."""
@@ -167,11 +164,10 @@ class Announcer:
             another = "another " if self._last_signal == signal.SIGINT else ""
             hint = f"; {another}SIGINT (Ctrl-C) kills them at once" if stop.grace else ""
             self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
-        elif stop.cause == "dead man":
+        if stop.cause == "dead man":
             self._tell_dead_man()
-        name, ranks = signal_name(stop.signo), list(alive)
-        facts = {"cause": stop.cause, "signal": name, "grace_seconds": stop.grace, "ranks": ranks}
-        self.emit("workers_stopping", **facts)
+        facts = {"cause": stop.cause, "grace_seconds": stop.grace, "ranks": list(alive)}
+        self.emit("workers_stopping", signal=signal_name(stop.signo), **facts)
 
     def stopping_others(
         self, stop: protocol.StopWorkers, alive: Sequence[int], cause: Exit | None

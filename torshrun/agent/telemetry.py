@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torsh_runtime.errors import ConfigError
 from torshrun.agent import protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
@@ -51,14 +51,24 @@ class Telemetry:
             pids=(0,) * config.nproc_per_node,
             max_restarts=config.max_restarts,
         )
-        self._server = _server(config, lambda: self.latest)
-        try:
-            self._file = _event_file(config, pump)
-        except ConfigError:
-            self._close_server()
-            raise
+        self._server: HttpServer | None = None
+        file: LineFile | None = None
+        with contextlib.ExitStack() as undo:
+            if config.metrics_port is not None:
+                from torshrun.live.http_pages import Pages
+                from torshrun.live.http_server import HttpServer
+
+                pages = Pages(lambda: self.latest)
+                self._server = HttpServer(*config.metrics_port, pages.respond)
+                undo.callback(self._server.close)
+            if config.events not in (None, "-"):
+                from torshrun.live.line_file import LineFile
+
+                file = LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))
+                undo.callback(file.close)
+            self._closing = undo.pop_all()
         write = pump.write if config.events == "-" else None
-        self.recorder = Recorder(config.run_id, self._file or write)
+        self.recorder = Recorder(config.run_id, file or write)
         self._color = is_coloured(config.output, True, os.environ)
 
     def open(self) -> None:
@@ -96,9 +106,7 @@ class Telemetry:
 
     def close(self) -> None:
         """Show nothing any more, within bounded time."""
-        if self._file:
-            self._file.close()
-        self._close_server()
+        self._closing.close()
 
     def _refresh(self) -> None:
         self._show(
@@ -111,10 +119,6 @@ class Telemetry:
     def _show(self, **facts: Any) -> None:
         self.latest = replace(self.latest, **facts)
 
-    def _close_server(self) -> None:
-        if self._server:
-            self._server.close()
-
 
 def _name_of(state: protocol.State) -> JobState:
     if isinstance(state, protocol.Waiting):
@@ -123,20 +127,3 @@ def _name_of(state: protocol.State) -> JobState:
         return "finished"
     well = isinstance(state, protocol.Running) and not state.failing
     return "running" if well else "stopping"
-
-
-def _server(config: LaunchConfig, latest: Callable[[], Snapshot]) -> HttpServer | None:
-    if config.metrics_port is None:
-        return None
-    from torshrun.live.http_pages import Pages
-    from torshrun.live.http_server import HttpServer
-
-    return HttpServer(*config.metrics_port, Pages(latest).respond)
-
-
-def _event_file(config: LaunchConfig, pump: LogPump) -> LineFile | None:
-    if config.events in (None, "-"):
-        return None
-    from torshrun.live.line_file import LineFile
-
-    return LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))
