@@ -46,7 +46,6 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """Its rank in the job."""
         return self.assignment.worker.rank
 
     @property
@@ -82,6 +81,7 @@ class Listener(Protocol):
         """The keeper is gone, and direct workers with it. Nothing more is told."""
 
 
+@dataclass(eq=False)
 class WorkerGroup:
     """Runs one round of workers at a time. All methods belong to the loop's thread.
 
@@ -89,17 +89,12 @@ class WorkerGroup:
     on_keeper_lost().
     """
 
-    def __init__(
-        self,
-        keeper: reports.Keeper,
-        pump: LogPump,
-        loop: asyncio.AbstractEventLoop,
-        listener: Listener,
-    ) -> None:
-        self.keeper = keeper
-        self.pump = pump
-        self.loop = loop
-        self._tell = listener
+    keeper: reports.Keeper
+    pump: LogPump
+    loop: asyncio.AbstractEventLoop
+    listener: Listener
+
+    def __post_init__(self) -> None:
         self._next_id = 0
         self._alive: dict[int, Worker] = {}
         self.workers: list[Worker] = []
@@ -113,7 +108,7 @@ class WorkerGroup:
         self._stopping = False
         self._sweeping = False
         self._closed = False
-        loop.add_reader(keeper.fileno(), self._receive)
+        self.loop.add_reader(self.keeper.fileno(), self._receive)
 
     def begin(self) -> None:
         """Begin a round, without any worker yet. The one before must be over."""
@@ -155,16 +150,17 @@ class WorkerGroup:
         """Let the output of a round that is over catch up, but not for ever."""
         drained, moved = asyncio.Event(), -1
         streams = [stream for worker in self.workers for stream in worker.streams]
-        self.pump.drain(streams, lambda: self._from_pump(drained))
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                self.loop.call_soon_threadsafe(drained.set)
+
+        self.pump.drain(streams, tell)
         while not drained.is_set() and self.pump.moved != moved:
             moved = self.pump.moved
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_STALL):
                     await drained.wait()
-
-    def _from_pump(self, drained: asyncio.Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            self.loop.call_soon_threadsafe(drained.set)
 
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""
@@ -180,14 +176,8 @@ class WorkerGroup:
     def _spawn(self, assignment: Assignment) -> None:
         outlets = self.pump.open(assignment.worker, assignment.folder)
         try:
-            self.keeper.spawn(
-                self._next_id,
-                assignment.argv,
-                assignment.environ,
-                "",
-                (0, *outlets.ends),
-                assignment.cpus,
-            )
+            argv, environ, cpus = assignment.argv, assignment.environ, assignment.cpus
+            self.keeper.spawn(self._next_id, argv, environ, "", (0, *outlets.ends), cpus)
         finally:
             outlets.close_ends()
         worker = self._alive[self._next_id] = Worker(assignment, outlets.streams, outlets.tail)
@@ -206,35 +196,32 @@ class WorkerGroup:
 
     def _handle(self, report: reports.Report) -> None:
         if isinstance(report, reports.Spawned):
-            self._on_spawned(self._alive[report.worker_id], report.pid)
+            self._alive[report.worker_id].pid = report.pid
+            self._num_starting -= 1
+            if not self._num_starting and not self._stopping:
+                self.listener.on_started()
         elif isinstance(report, reports.SpawnFailed | reports.Exited):
             self._on_end(report)
         elif isinstance(report, reports.Swept):
             self._cancel_timer()
-            self._tell.on_stopped(report.unkillable)
+            self.listener.on_stopped(report.unkillable)
         elif isinstance(report, reports.DeadManFired):
-            self._tell.on_dead_man()
+            self.listener.on_dead_man()
         else:
             self.close()
-            self._tell.on_keeper_lost()
-
-    def _on_spawned(self, worker: Worker, pid: int) -> None:
-        worker.pid = pid
-        self._num_starting -= 1
-        if not self._num_starting and not self._stopping:
-            self._tell.on_started()
+            self.listener.on_keeper_lost()
 
     def _on_end(self, report: reports.SpawnFailed | reports.Exited) -> None:
         worker = self._alive.pop(report.worker_id)
         worker.alive = False
         if isinstance(report, reports.SpawnFailed):
-            self._tell.on_not_started(worker, report)
+            self.listener.on_not_started(worker, report)
         else:
             worker.status, worker.peak_rss_kib = report.status, report.peak_rss_kib
             worker.seconds = time.monotonic() - worker.started
             worker.stopped = self._stopping
             self.endings.append(worker)
-            self._tell.on_exit(worker)
+            self.listener.on_exit(worker)
         if self._stopping and not self._alive:
             self._sweep()
 
@@ -243,7 +230,7 @@ class WorkerGroup:
         if not self._sweeping:
             self._sweeping = True
             if self._alive:
-                self._tell.on_killed()
+                self.listener.on_killed()
             self.keeper.sweep(0, SWEEP_BOUND)
             self._flush()
             self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torshrun.workers.logs.files import LineFilter, LogFile
 from torshrun.workers.logs.lines import Printer, stamp
@@ -109,36 +110,31 @@ Tap = Tail | LogFile | LineFilter
 """Gets every byte of a stream, with the time to put before its lines, if any."""
 
 
+@dataclass(eq=False)
 class Stream:
     """Used by a mover's thread only, but for `received`."""
 
-    def __init__(
-        self,
-        source: Pipe,
-        taps: tuple[Tap, ...],
-        printer: Printer | None,
-        clock: Callable[[], float] | None,
-    ) -> None:
-        self.source = source
-        self.printer = printer
-        """What shows it on the console; None if nothing does."""
-        self.received = 0
-        """Bytes read so far."""
-        self._taps = taps
-        self._clock = clock
+    source: Pipe
+    taps: tuple[Tap, ...]
+    printer: Printer | None
+    """What shows it on the console; None if nothing does."""
+    clock: Callable[[], float] | None
+    """Gives the time that stands before its lines; None: none does."""
+    received: int = 0
+    """Bytes read so far."""
 
     def feed(self, data: bytes, now: float) -> None:
         """Pass on what was read. Files come first: a console may take its time."""
         self.received += len(data)
-        time = stamp(self._clock()) if self._clock else b""
-        for tap in self._taps:
+        time = stamp(self.clock()) if self.clock else b""
+        for tap in self.taps:
             tap.feed(data, time)
         if self.printer is not None:
             self.printer.feed(data, now, time)
 
     def close(self) -> None:
         """Pass on what is held back, and close the files and the reading end."""
-        for tap in self._taps:
+        for tap in self.taps:
             tap.close()
         os.close(self.source.fd)
         if self.printer is not None:
