@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import unquote
 
 from torsh_runtime.errors import TorshError
 from torshrun.rendezvous import rows
@@ -20,9 +18,6 @@ from torshrun.rendezvous.rows import (
     VerdictRow,
     WaitRow,
 )
-
-ALL_RUNS = rows.base("").removesuffix("/")
-"""What the keys of every run begin with."""
 
 
 class NotDone(TorshError):
@@ -133,12 +128,6 @@ def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
     )
 
 
-def runs_among(keys: Iterable[str]) -> list[str]:
-    """The ids of the runs that these keys of a store are of."""
-    pattern = re.compile(rf"{re.escape(ALL_RUNS)}(.+)/(?:ctl|nodes)/[^/]+", re.DOTALL)
-    return sorted({unquote(found[1]) for key in keys if (found := pattern.fullmatch(key))})
-
-
 def find_nodes(picture: Picture, names: Sequence[str]) -> tuple[NodeRow, ...]:
     """The nodes that are called so: by id, host, address or node rank. Raises NotDone."""
     return tuple(dict.fromkeys(_find(picture, name) for name in names))
@@ -189,3 +178,8 @@ def _under(
 def _names(prefix: str, items: Mapping[str, bytes]) -> Iterator[str]:
     """Those that somebody who knows the secret has written."""
     return (key.removeprefix(prefix) for key in items if key.startswith(prefix) and items[key])
+
+
+def nodes(count: int, kind: str = "") -> str:
+    """ "1 node", "2 nodes", "2 more nodes"."""
+    return f"{count} {kind}node{'' if count == 1 else 's'}"

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from torshrun.ctl.picture import Picture
-from torshrun.ctl.progress import nodes
+from torshrun.ctl.picture import Picture, nodes
 from torshrun.rendezvous.rows import Header, NodeRow
 from torshrun.text import printable
 
