@@ -31,12 +31,10 @@ _WIDEST = 30
 
 
 def main() -> None:
-    """Run the command with this process's arguments and exit with the job's exit code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command with these arguments; the exit code."""
     try:
         line = parse(argv)
     except ConfigError as error:
@@ -53,7 +51,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _answer(line: CommandLine) -> int:
-    """Do what was asked for; the exit code."""
     if "help" in line.given:
         import shutil
 

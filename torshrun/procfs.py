@@ -72,7 +72,6 @@ class Usage(NamedTuple):
 
 
 def read_usage(pid: int) -> Usage:
-    """The usage of this process and its descendants."""
     stats = [read_stat(each) for each in tree(pid)]
     own = stats[0] if stats else None
     return Usage(sum(stat.cpu for stat in stats if stat), own.state if own else "")

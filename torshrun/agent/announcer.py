@@ -26,7 +26,7 @@ COMPLAINTS = 60.0
 
 
 class Announcer:
-    """Puts what happens into words. `say` takes whole lines."""
+    """Puts what happens, as its methods are called, into words. `say` takes whole lines."""
 
     def __init__(
         self, config: LaunchConfig, say: Callable[[str], None], recorder: Recorder
@@ -84,7 +84,6 @@ class Announcer:
     # ---- the other nodes
 
     def begin_round(self, place: Place) -> None:
-        """What is told from here on is of this round."""
         self.round = place.round
         self._recorder.node_rank = place.node_rank
         if self._config.rendezvous is not None:
@@ -94,12 +93,10 @@ class Announcer:
             )
 
     def standing_by(self, reason: str) -> None:
-        """This node has no place yet."""
         self.say(printable(reason))
         self.emit("standing_by", reason=reason)
 
     def decided(self, event: RoundClosing | JobOver) -> None:
-        """What follows has been decided, here or elsewhere."""
         alone = self._config.rendezvous is None
         if isinstance(event, JobOver):
             verdict = event.verdict
@@ -115,7 +112,6 @@ class Announcer:
     # ---- what goes on
 
     def round_started(self, place: Place) -> None:
-        """The round's workers are about to be started."""
         self.emit(
             "round_started",
             restarts=place.restarts,
@@ -125,7 +121,6 @@ class Announcer:
         )
 
     def start_failed(self, reason: str) -> None:
-        """Workers could not be started."""
         self.say(f"error: {reason}")
         self.emit("start_failed", reason=reason)
 
@@ -136,7 +131,6 @@ class Announcer:
         self.emit(event, signal=signal_name(signo))
 
     def notice_handled(self, signo: int, passed_on: bool) -> None:
-        """A notice has been passed on, or came when no worker was there for it."""
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
         self.say(f"got {signal_name(signo)}: {what}")
 
@@ -151,12 +145,10 @@ class Announcer:
         self.emit("hang_detected", **facts, text=text)
 
     def worker_exited(self, exit_: Exit) -> None:
-        """A worker's process has ended."""
         more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
         self.emit("worker_exited", **_end_of(exit_), **more)
 
     def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int]) -> None:
-        """Workers are about to be asked to stop."""
         if stop.cause == "done":
             return
         if stop.cause == "signal":
@@ -216,7 +208,6 @@ class Announcer:
         self.emit("keeper_lost", pid=pid)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
-        """No process of the round is left."""
         self.emit(
             "round_ended",
             cause=cause,
@@ -228,7 +219,6 @@ class Announcer:
     # ---- failures
 
     def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
-        """The round failed; what led to it, and what follows."""
         from torshrun.failure.report import describe
 
         sequel, cause = report.sequel, found.cause

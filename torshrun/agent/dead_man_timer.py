@@ -34,7 +34,6 @@ class DeadManTimer:
     _next: asyncio.TimerHandle | None = None
 
     def renew(self) -> None:
-        """Begin, or begin again."""
         self.stop()
         pause = min(1.0, self.timeout / RENEWALS_PER_TIMEOUT) if self.timeout else 1.0
         self._arm(time.monotonic() + self.timeout if self.timeout else math.inf)
@@ -49,7 +48,6 @@ class DeadManTimer:
 
     @property
     def expired(self) -> bool:
-        """Whether what was granted has run out."""
         return self._granted is not None and time.monotonic() >= self._granted
 
     def _arm(self, deadline: float) -> None:
@@ -66,7 +64,6 @@ class DeadManTimer:
             self.keeper.arm(0, counts_suspend=False)
 
     def stop(self) -> None:
-        """Beat no more."""
         if self._next is not None:
             self._next.cancel()
             self._next = None

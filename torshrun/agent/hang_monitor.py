@@ -67,7 +67,6 @@ class HangMonitor:
         self._begin(a_round)
 
     def stop(self) -> None:
-        """Watch no more."""
         if self._look_again:
             self._look_again.cancel()
         if self._inquiry:
@@ -79,7 +78,6 @@ class HangMonitor:
         return self._inquiry is not None and not self._inquiry.done()
 
     def close(self) -> None:
-        """Let go of everything."""
         self.stop()
         if self._timers:
             self._timers.close()
@@ -146,6 +144,5 @@ class HangMonitor:
         return {worker.pid: worker.rank for worker in self._group.workers if worker.alive}
 
     def _progress(self, a_round: Round) -> object:
-        """What changes when workers get on."""
         seen = [(worker.output, worker.alive) for worker in self._group.workers]
         return a_round.pages.read(), seen

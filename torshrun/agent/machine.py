@@ -68,12 +68,10 @@ otherwise they get SIGTERM."""
 
 
 def begin() -> State:
-    """Before the first round."""
     return Waiting(attempt=Attempt())
 
 
 def handle(config: LaunchConfig, state: State, event: Event) -> Step:
-    """The next state, and what to do now."""
     if isinstance(state, Finished):
         return state, ()
     if isinstance(event, KeeperLost):  # of whatever round: there is only one keeper
@@ -289,7 +287,6 @@ def _report(config: LaunchConfig, state: Stopping, event: Diagnosed) -> Report:
 
 
 def _what_became(config: LaunchConfig, state: Stopping, found: Report) -> tuple[ReportOutcome, int]:
-    """The outcome of the round here, and its exit code."""
     if state.cause == "done":
         return "succeeded", 0
     if state.cause == "hang":

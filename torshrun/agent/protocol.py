@@ -154,7 +154,6 @@ class Diagnosed(NamedTuple):
 
     @property
     def round(self) -> int:
-        """The round's number."""
         return self.report.round
 
 

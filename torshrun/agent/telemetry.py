@@ -72,19 +72,16 @@ class Telemetry:
         self._color = is_coloured(config.output, True, os.environ)
 
     def open(self) -> None:
-        """Let the first visitors in."""
         if self._server:
             self._server.start()
 
     def follow(self, state: protocol.State) -> None:
-        """Take over what the machine knows."""
         before, attempt = self.latest, state.attempt
         self._show(state=_name_of(state), round=attempt.round, restarts=attempt.restarts)
         if before != self.latest:  # what follows costs time for each worker
             self._refresh()
 
     def begin_round(self, place: Place) -> None:
-        """This node has got a place."""
         self._show(
             first_rank=place.first_rank, node_rank=place.node_rank, num_nodes=place.num_nodes
         )

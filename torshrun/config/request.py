@@ -60,11 +60,9 @@ class Request:
             raise ConfigError(f"{entry.name}: {error}") from None
 
     def name(self, key: str) -> str:
-        """What an error or a note calls the option."""
         return self.entries[key].name
 
     def has(self, key: str) -> bool:
-        """Whether anybody gave the option."""
         entry = self.entries[key]
         return entry.origin != DEFAULT and entry.text is not None
 

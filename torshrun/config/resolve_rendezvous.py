@@ -17,7 +17,6 @@ _SHORTEST_TTL = 1.0
 
 
 def is_alone(request: Request) -> bool:
-    """Whether the job has one node, and nobody to meet."""
     return bool(request["standalone"] or request["nnodes"] == (1, 1))
 
 
@@ -29,12 +28,10 @@ def is_static(request: Request) -> bool:
 
 
 def first_endpoint(request: Request) -> Endpoint | None:
-    """The first that --rdzv-endpoint names, if any."""
     return next(iter(request["rdzv_endpoint"]), None)
 
 
 def rendezvous(request: Request, environ: Mapping[str, str]) -> RendezvousConfig:
-    """How the nodes of a job of several meet. Raises ConfigError."""
     backend: Backend = "tcp" if request["rdzv_backend"] == "c10d" else request["rdzv_backend"]
     conf: Mapping[str, Any] = request["rdzv_conf"]
     return RendezvousConfig(

@@ -135,7 +135,6 @@ def size(text: str) -> int:
 
 
 def words(text: str) -> str:
-    """Any text but none."""
     if not text.strip():
         raise ConfigError("must not be empty")
     return any_text(text)
@@ -208,7 +207,6 @@ def flag(text: str) -> bool:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-    """A parser that takes these words."""
 
     def parse(text: str) -> str:
         if text not in allowed:

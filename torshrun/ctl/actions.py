@@ -71,7 +71,6 @@ def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
 async def drain(
     run: Run, names: Sequence[str], timeout: float | None, say: Say, *, force: bool
 ) -> str:
-    """Ask nodes to go."""
     _check_runs(run)
     before = run.picture
     asked = find_nodes(before, names)
@@ -116,7 +115,6 @@ def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress
 
 
 async def keep(run: Run, names: Sequence[str]) -> str:
-    """Ask nodes no more to go."""
     _check_runs(run)
     asked = {row.node for row in find_nodes(run.picture, names)}
     await run.withdraw([rows.WANT_DRAIN + node for node in asked])
@@ -128,7 +126,6 @@ async def keep(run: Run, names: Sequence[str]) -> str:
 
 
 async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
-    """End the run on all nodes."""
     if run.picture.verdict:
         return ended(run.picture)
     _check_runs(run)
@@ -173,7 +170,6 @@ async def forget(run: Run) -> str:
 
 
 def ended(now: Picture) -> str:
-    """How a run that has a verdict ended."""
     assert now.verdict is not None
     return f"run {now.run_id} has ended: {now.verdict.outcome}, {now.verdict.reason}"
 

@@ -61,7 +61,6 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[..., tuple[str, Any]]:
 
 
 def _meeting(command: Command) -> Command:
-    """Add the options that say where nodes meet."""
     for key in reversed(_MEETING.split()):
         option = BY_KEY[key]
         add = click.option(*option.spellings, key, metavar=option.metavar, help=option.help)
@@ -249,7 +248,6 @@ def _say(text: str) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command with these arguments; the exit code."""
     try:
         return int(command.main([*argv], prog_name="torshctl", standalone_mode=False) or 0)
     except click.UsageError as error:

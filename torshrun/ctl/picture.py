@@ -101,7 +101,6 @@ class Picture:
         return self.drains.union(self.header.drained if self.header else ())
 
     def takes_part(self, row: NodeRow) -> bool:
-        """Whether the node is of the round."""
         return _is_of(row, self.header)
 
 

@@ -125,7 +125,6 @@ def _cells(picture: Picture, row: NodeRow) -> tuple[str, ...]:
 
 
 def _standing(picture: Picture, row: NodeRow) -> str:
-    """How it stands with the node."""
     if row.leaving or row.state == "left":
         told = row.leaving_reason or row.leaving
         return f"{'has left' if row.state == 'left' else 'is leaving'}: {told}"

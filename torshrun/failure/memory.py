@@ -59,7 +59,6 @@ def _kills(cgroup: Cgroup) -> int | None:
 
 
 def _times_full(cgroup: Cgroup) -> int:
-    """How often its limit could not be kept."""
     if cgroup.version == 1:
         return cgroup.number("memory.failcnt") or 0
     local = field(cgroup.text("memory.events.local"), "oom")

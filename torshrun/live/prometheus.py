@@ -33,7 +33,6 @@ class Exposition(Collector):
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of torshrun's own."""
         now = self._snapshot()
         yield from _of_job(now, self._epoch)
         yield from _of_workers(now)

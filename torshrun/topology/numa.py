@@ -68,7 +68,6 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def format_cpus(numbers: Collection[int]) -> str:
-    """The counterpart of parse_cpus."""
     return ",".join(ranges(numbers))
 
 

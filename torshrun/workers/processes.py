@@ -34,7 +34,6 @@ def children() -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL a process, if it is there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

@@ -48,7 +48,6 @@ class LogFile:
         self.write(self._stamper.mark(data, stamp) if stamp else data)
 
     def write(self, data: bytes) -> None:
-        """Add all of it."""
         with self._lock:
             if self._dead:
                 return

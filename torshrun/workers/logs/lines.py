@@ -72,7 +72,6 @@ class Printer:
 
     @property
     def partial(self) -> bool:
-        """Whether an unfinished line is held back."""
         return bool(self._partial)
 
     def feed(self, data: bytes, now: float, stamp: bytes) -> None:
@@ -90,7 +89,6 @@ class Printer:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on the unfinished line."""
         if self._partial:
             data, self._partial = self._partial, b""
             self._emit(data, self._stamp)
@@ -111,7 +109,6 @@ class Printer:
 
 
 def render(output: OutputConfig, place: WorkerEnv, hostname: str) -> str:
-    """This worker's prefix."""
     text = output.log_line_prefix_template
     return Template("[${rank}] " if text is None else text).substitute(
         role_name=place.role_name,
@@ -130,7 +127,6 @@ def encode(text: str) -> bytes:
 
 
 def paint(prefix: bytes, rank: int) -> bytes:
-    """The prefix in the rank's colour."""
     colour = PALETTE[rank % len(PALETTE)]
     return b"\x1b[38;5;%dm%b\x1b[0m" % (colour, prefix) if prefix else b""
 

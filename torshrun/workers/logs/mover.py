@@ -83,7 +83,6 @@ class Mover:
         done()
 
     def resize(self) -> None:
-        """Follow the terminal's window."""
         for stream in self._streams.values():
             stream.source.resize()
         self.sink.write(b"")  # erases the status line, which may have changed its row

@@ -34,7 +34,6 @@ class Outlets(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The writing ends for the worker's stdout and stderr."""
         out, err = self.streams
         return out.source.end, err.source.end
 
@@ -109,7 +108,6 @@ class LogPump:
 
     @property
     def shows_status(self) -> bool:
-        """Whether there is a terminal for a status line, and one is wanted."""
         return self._status is not None
 
     def open(self, place: WorkerEnv, folder: str) -> Outlets:
@@ -153,7 +151,6 @@ class LogPump:
         return columns or USUAL_COLUMNS
 
     def resize(self) -> None:
-        """The terminal's window has changed: tell the workers' terminals."""
         for mover in self._movers:
             mover.request(mover.resize)
 

@@ -27,7 +27,6 @@ class StatusLine:
         self._at_line_start = True
 
     def set(self, text: bytes) -> None:
-        """What the line is to show; empty is no line."""
         if text != self._text:
             self._text, self._stale = text, True
 

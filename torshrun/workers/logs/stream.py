@@ -98,7 +98,6 @@ class Tail:
         """The last TAIL_BYTES that were read."""
 
     def feed(self, data: bytes, _: bytes) -> None:
-        """Take what was read."""
         recent = data if len(data) >= TAIL_BYTES else self.data + data
         self.data = recent[-TAIL_BYTES:]
 
