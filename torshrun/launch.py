@@ -61,7 +61,10 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
     undo.callback(keeper.close, KEEPER_BOUND)
     _make_folder(scratch).close()
     if spec.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
-        spec = _with_timers(spec, scratch)
+        from torshrun.health.timers import TIMER_FILE, make_pipe
+
+        path = make_pipe(spec.environ, scratch)
+        spec = replace(spec, timer_file=path, environ={**spec.environ, TIMER_FILE: path})
     _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)
     folder = _make_log_folder(config)
     pump = LogPump(config.output, folder)
@@ -77,13 +80,6 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
         rendezvous=rendezvous,
         serve_store=serve_store,
     )
-
-
-def _with_timers(spec: WorkerSpec, scratch: str) -> WorkerSpec:
-    from torshrun.health.timers import TIMER_FILE, make_pipe
-
-    path = make_pipe(spec.environ, scratch)
-    return replace(spec, timer_file=path, environ={**spec.environ, TIMER_FILE: path})
 
 
 def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:

@@ -71,7 +71,9 @@ def last_words(exit_: Exit) -> Words:
     trace = find_trace(lines) if crashed or not exit_.signo else None
     if stack and trace and not stack.frame:  # it crashed while it was ending
         stack = None
-    return stack or trace or _accounted(exit_.account) or _tail(lines)
+    heading = "the last lines of its stderr" if lines else ""
+    tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
+    return stack or trace or _accounted(exit_.account) or tail
 
 
 def _lines(text: str) -> list[str]:
@@ -222,11 +224,6 @@ def _accounted(account: str) -> Words | None:
         return None
     trace = find_trace(lines) or Words(heading="", errors=(lines[0],))
     return replace(trace, heading="from its error file", lines=tuple(lines))
-
-
-def _tail(lines: Sequence[str]) -> Words:
-    heading = "the last lines of its stderr" if lines else ""
-    return Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
 
 
 def _place(frame: str) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from torshrun.workers import keeper as reports
-from torshrun.workers.logs.pump import LogPump
-from torshrun.workers.logs.stream import Stream, Tail
+from torshrun.workers.logs.pump import LogPump, Outlets
 from torshrun.workers.spec import Assignment
 
 SWEEP_BOUND = 5.0
@@ -27,9 +26,7 @@ class Worker:
     """One worker, from its start on."""
 
     assignment: Assignment
-    streams: Sequence[Stream]
-    tail: Tail
-    """The end of its stderr, of which some may still be on its way."""
+    outlets: Outlets
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
@@ -51,7 +48,7 @@ class Worker:
     @property
     def output(self) -> int:
         """Bytes that have come from its stdout and stderr."""
-        return sum(stream.received for stream in self.streams)
+        return sum(stream.received for stream in self.outlets.streams)
 
 
 class Listener(Protocol):
@@ -149,7 +146,7 @@ class WorkerGroup:
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
         drained, moved = asyncio.Event(), -1
-        streams = [stream for worker in self.workers for stream in worker.streams]
+        streams = [stream for worker in self.workers for stream in worker.outlets.streams]
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
@@ -180,7 +177,7 @@ class WorkerGroup:
             self.keeper.spawn(self._next_id, argv, environ, "", (0, *outlets.ends), cpus)
         finally:
             outlets.close_ends()
-        worker = self._alive[self._next_id] = Worker(assignment, outlets.streams, outlets.tail)
+        worker = self._alive[self._next_id] = Worker(assignment, outlets)
         self.workers.append(worker)
         self._next_id += 1
 

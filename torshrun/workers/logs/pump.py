@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torshrun.config.job import OutputConfig, Streams
 from torshrun.safe_files import Folder
 from torshrun.workers.logs import lines
 from torshrun.workers.logs.files import LineFilter, LogFile
-from torshrun.workers.logs.mover import Mover, countdown
+from torshrun.workers.logs.mover import Mover
 from torshrun.workers.logs.sink import Sink
 from torshrun.workers.logs.status import StatusLine
 from torshrun.workers.logs.stream import Pipe, Stream, Tail, Tap, open_source
@@ -30,7 +31,7 @@ class Outlets(NamedTuple):
     streams: tuple[Stream, Stream]
     """Its stdout and its stderr."""
     tail: Tail
-    """The end of its stderr."""
+    """The end of its stderr, of which some may still be on its way."""
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -121,7 +122,11 @@ class LogPump:
             err = self._make(self._err, place, folder, undo, tail)
             undo.pop_all()
         for channel, stream in ((self._out, out), (self._err, err)):
-            mover = channel.mover if stream.printer else self._hidden_mover()
+            if not stream.printer and self._hidden is None:
+                self._hidden = Mover("torsh-files", Sink("nowhere", -1, self._complain))
+                self._movers.append(self._hidden)
+            mover = channel.mover if stream.printer else self._hidden
+            assert mover
             mover.request(mover.take, stream)
         return Outlets((out, err), tail)
 
@@ -158,18 +163,19 @@ class LogPump:
         """Read what is left in these streams and let go of them, then call `done` in a thread of
         the pump's. To be called when their writers have ended.
         """
-        wanted, count = tuple(streams), countdown(len(self._movers), done)
+        wanted = tuple(streams)
         for mover in self._movers:
-            mover.request(mover.drain, wanted, count)
+            done = partial(mover.request, mover.drain, wanted, done)
+        done()
 
     def close(self) -> None:
         """Let go of everything when all requests so far are done; is_closed() tells when."""
         self.set_status("")
-        last, *others = self._movers  # others may have something to complain about until then
-        count = countdown(1 + len(others), lambda: last.request(last.stop, lambda: None))
+        last, *others = self._movers  # the others may have something to complain about until then
+        done = partial(last.request, last.stop)
         for mover in others:
-            mover.request(mover.stop, count)
-        count()
+            done = partial(mover.request, mover.stop, done)
+        done()
 
     def is_closed(self, wait: float) -> bool:
         """Whether all threads have ended, after waiting `wait` seconds at most."""
@@ -194,12 +200,6 @@ class LogPump:
                 mover.sink.status = StatusLine()
                 return mover.sink.status, mover
         return None
-
-    def _hidden_mover(self) -> Mover:
-        if self._hidden is None:
-            self._hidden = Mover("torsh-files", Sink("nowhere", -1, self._complain))
-            self._movers.append(self._hidden)
-        return self._hidden
 
     def _make(
         self,
