@@ -298,11 +298,9 @@ class Agent:
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
-        if stop.cause == "hang" and (found := self._hangs.finding):
-            from torshrun.health.report import summary
-
-            self._diagnosis.hung = {found.hang.suspect: summary(found.hang)}
-            self._tell.hung(*found)
+        if stop.cause == "hang" and self._hangs.finding:
+            hang, stacks = self._hangs.finding
+            self._diagnosis.hung = {hang.suspect: self._tell.hung(hang, stacks)}
         endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive)
         self._group.stop(stop.signo, stop.grace)

@@ -20,6 +20,7 @@ from torshrun.text import printable
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang
+    from torshrun.health.stacks import Stacks
 
 COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
@@ -134,15 +135,16 @@ class Announcer:
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
         self.say(f"got {signal_name(signo)}: {what}")
 
-    def hung(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
-        """Workers make no progress; `stacks` by rank, `hint` says why some are missing."""
-        from torshrun.health.report import describe
+    def hung(self, hang: Hang, stacks: Stacks) -> str:
+        """Workers make no progress; `stacks` are by rank. What the suspect hangs in, in a line."""
+        from torshrun.health.report import describe, summary
 
-        text = describe(hang, stacks, hint)
+        text = describe(hang, stacks.texts, stacks.hint)
         self.say(text)
         ranks = [state.sample.rank for state in hang.ranks if state.sample.alive]
         facts = {"ranks": ranks, "suspect": hang.suspect, "seconds": hang.seconds}
         self.emit("hang_detected", **facts, text=text)
+        return summary(hang)
 
     def worker_exited(self, exit_: Exit) -> None:
         more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
@@ -13,20 +13,13 @@ from torshrun.workers.group import WorkerGroup
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang, HangDetector, Sample
+    from torshrun.health.stacks import Stacks
     from torshrun.health.timers import TimerServer
 
 STACKS_BOUND = 20.0
 """Seconds that finding out the stacks of workers that hang may take."""
 _SHORTEST, _LONGEST = 0.2, 10.0
 """Seconds between two looks."""
-
-
-class Finding(NamedTuple):
-    """A hang, with the stacks of workers by rank and a hint at why some are missing."""
-
-    hang: Hang
-    stacks: Mapping[int, str]
-    hint: str
 
 
 class HangMonitor:
@@ -56,8 +49,8 @@ class HangMonitor:
             from torshrun.health.timers import TimerServer
 
             self._timers = TimerServer(timer_file, self._loop, self._ranks, on_expired)
-        self.finding: Finding | None = None
-        """What was found in this round."""
+        self.finding: tuple[Hang, Stacks] | None = None
+        """The hang of this round, and where its workers stand, by rank."""
 
     def start(self, a_round: Round) -> None:
         """Watch this round, whose pages stay open until stop(). It is told of a hang once."""
@@ -108,17 +101,17 @@ class HangMonitor:
 
         workers, statuses = self._group.workers, a_round.pages.read()
         orphans = procfs.orphans(self._group.keeper.pid, {worker.pid for worker in workers})
-        used = [procfs.read_usage(worker.pid if worker.alive else 0) for worker in workers]
+        stats = [procfs.read_stat(worker.pid) if worker.alive else None for worker in workers]
         return [
             Sample(
                 rank=worker.rank,
-                status=statuses[worker.assignment.worker.local_rank],
+                status=status,
                 output=worker.output,
-                cpu=own.cpu + orphans,
+                cpu=orphans + (procfs.cpu_seconds(worker.pid) if stat else 0.0),
                 alive=worker.alive,
-                state=own.state,
+                state=stat.state if stat else "",
             )
-            for worker, own in zip(workers, used, strict=True)
+            for worker, status, stat in zip(workers, statuses, stats, strict=True)
         ]
 
     async def _inquire(self, hang: Hang, a_round: Round) -> None:
@@ -134,7 +127,7 @@ class HangMonitor:
             self._begin(a_round)
             return
         texts = {pids[pid]: text for pid, text in stacks.texts.items()}
-        self.finding = Finding(hang, texts, stacks.hint)
+        self.finding = hang, Stacks(texts, stacks.hint)
         # SIGABRT makes faulthandler write the stacks that could not be had.
         signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
         self._post(protocol.Hung(a_round.number, signo))

@@ -22,13 +22,8 @@ LONGEST = 1e9
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-CONF_WITHOUT_EFFECT = (
-    "store_type",
-    "read_timeout",
-    "heartbeat_timeout",
-    "use_libuv",
-    "etcd_prefix",
-    "rank",
+CONF_WITHOUT_EFFECT = frozenset(
+    ["store_type", "read_timeout", "heartbeat_timeout", "use_libuv", "etcd_prefix", "rank"]
 )
 """Keys of torchrun's --rdzv-conf that nothing here corresponds to."""
 _PLACES = ("role_name", "rank", "local_rank", "hostname")

@@ -13,7 +13,7 @@ from torsh_runtime.errors import ConfigError, StoreError, TorshError
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
 from torshrun.config.request import gather
-from torshrun.config.resolve_rendezvous import rendezvous
+from torshrun.config.resolve import rendezvous
 from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
