@@ -22,16 +22,7 @@ from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
-from torshrun.rendezvous.base import (
-    Granted,
-    JobOver,
-    Place,
-    Rendezvous,
-    RendezvousEvent,
-    Report,
-    RoundClosing,
-    StandingBy,
-)
+from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import signal_name
 from torshrun.workers.group import Worker, WorkerGroup
@@ -67,7 +58,7 @@ class Agent:
     """Temporary directory, which is the keeper's to remove."""
     folder: Folder | None
     """Directory for the attempts' directories, if any output is kept."""
-    rendezvous: Rendezvous
+    rendezvous: base.Rendezvous
     """Says which rounds this node takes part in."""
     serve_store: ServeStore
     """Serves a round's store."""
@@ -106,13 +97,13 @@ class Agent:
         self._dead_man.renew()
         self.rendezvous.start(self._on_rendezvous)
         state = machine.begin()
-        while not isinstance(state, protocol.Finished):
+        while not isinstance(state, machine.Finished):
             self._telemetry.follow(state)
             event = await self._events.get()
             if isinstance(event, protocol.Diagnosed):
-                cause = state.cause if isinstance(state, protocol.Stopping) else "failure"
+                cause = state.cause if isinstance(state, machine.Stopping) else "failure"
                 self._tell.round_ended(cause, event)
-            if isinstance(event, RoundClosing | JobOver):
+            if isinstance(event, base.RoundClosing | base.JobOver):
                 self._tell.decided(event)
             state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed):
@@ -125,10 +116,10 @@ class Agent:
 
     # ---- events
 
-    def _on_rendezvous(self, event: RendezvousEvent) -> None:
-        if isinstance(event, Granted):
+    def _on_rendezvous(self, event: base.RendezvousEvent) -> None:
+        if isinstance(event, base.Granted):
             self._dead_man.grant(event.until)
-        elif isinstance(event, StandingBy):
+        elif isinstance(event, base.StandingBy):
             self._tell.standing_by(event.reason)
         else:
             self._events.put_nowait(event)
@@ -226,7 +217,7 @@ class Agent:
             a_round.memory if a_round else None,
             a_round.pages.read() if a_round else (),
         )
-        report = Report(
+        report = base.Report(
             round=self._tell.round,
             outcome="failed",
             code=found.cause.code if found.cause else 0,
@@ -273,7 +264,7 @@ class Agent:
         reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
         self.rendezvous.leave(leave.outcome, leave.code, reason)
 
-    async def _start_workers(self, place: Place) -> None:
+    async def _start_workers(self, place: base.Place) -> None:
         config = self.config
         self._group.begin()
         self._tell.begin_round(place)
@@ -320,7 +311,7 @@ class Agent:
 
     # ---- the end
 
-    async def _close(self, state: protocol.Finished) -> None:
+    async def _close(self, state: machine.Finished) -> None:
         self._hangs.close()
         await self._close_round()
         self._dead_man.stop()

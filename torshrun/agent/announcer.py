@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torshrun.agent import protocol
+from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
 from torshrun.failure.exits import Exit, how
@@ -70,7 +70,7 @@ class Announcer:
             log_dir=log_dir,
         )
 
-    def job_finished(self, end: protocol.Finished) -> None:
+    def job_finished(self, end: machine.Finished) -> None:
         """The agent has ended all there was. The last word: events after it are not told."""
         self.emit(
             "job_finished",

@@ -1,13 +1,11 @@
-"""What the machine knows, is told and says: states, events and instructions. All frozen."""
+"""What the machine is told and says: events and instructions. All frozen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from torshrun.rendezvous.base import (
     JobOver,
-    Outcome,
     Place,
     Report,
     RoundClosing,
@@ -15,77 +13,8 @@ from torshrun.rendezvous.base import (
     Sequel,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A round, and what led to it."""
-
-    round: int = 0
-    restarts: int = 0
-    """How often workers have been restarted so far."""
-    noticed: frozenset[int] = frozenset()
-    """Signals that were passed on to the workers as a notice."""
-
-
-# ---- states
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Workers run."""
-
-    attempt: Attempt
-    alive: frozenset[int]
-    failing: bool = False
-    """Whether one has failed; others may be about to."""
-
-
 Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "closing", "verdict"]
 """closing: another round is to follow; verdict: the job is over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """All workers are being stopped."""
-
-    attempt: Attempt
-    cause: Cause
-    code: int = 0
-    """The exit code if workers did not start, or the dead man came."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-    decided: RoundClosing | JobOver | None = None
-    """What the rendezvous has said meanwhile about what follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """No worker runs; the rendezvous says what follows."""
-
-    attempt: Attempt
-    """The last one."""
-    report: Report | None = None
-    """What became of it; None before the first one."""
-    unkillable: tuple[str, ...] = ()
-    """Processes that it left."""
-    told: bool = False
-    """Whether the user knows of its failure."""
-    settled: bool = False
-    """Whether it is known that the job went on after it."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """Nothing is left to do."""
-
-    attempt: Attempt
-    code: int
-    outcome: Outcome
-
-
-State = Running | Stopping | Waiting | Finished
 
 
 # ---- events; those that name a round change nothing once it is over
@@ -228,4 +157,3 @@ class KillDescendants(NamedTuple):
 
 ForWorkers = StartWorkers | Settle | StopWorkers | PassOn | KillDescendants
 Instruction = ForWorkers | TellRendezvous | Leave | ReportFailure
-Step = tuple[State, tuple[Instruction, ...]]

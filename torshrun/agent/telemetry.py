@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torshrun.agent import protocol
+from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
 from torshrun.live.events import Recorder
@@ -75,7 +75,7 @@ class Telemetry:
         if self._server:
             self._server.start()
 
-    def follow(self, state: protocol.State) -> None:
+    def follow(self, state: machine.State) -> None:
         before, attempt = self.latest, state.attempt
         self._show(state=_name_of(state), round=attempt.round, restarts=attempt.restarts)
         if before != self.latest:  # what follows costs time for each worker
@@ -117,10 +117,10 @@ class Telemetry:
         self.latest = replace(self.latest, **facts)
 
 
-def _name_of(state: protocol.State) -> JobState:
-    if isinstance(state, protocol.Waiting):
+def _name_of(state: machine.State) -> JobState:
+    if isinstance(state, machine.Waiting):
         return "restarting" if state.report else "starting"
-    if isinstance(state, protocol.Finished):
+    if isinstance(state, machine.Finished):
         return "finished"
-    well = isinstance(state, protocol.Running) and not state.failing
+    well = isinstance(state, machine.Running) and not state.failing
     return "running" if well else "stopping"
