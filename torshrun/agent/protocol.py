@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from torshrun.rendezvous.base import (
-    JobOver,
-    Place,
-    Report,
-    RoundClosing,
-    RoundFormed,
-    Sequel,
-)
+from torshrun.rendezvous import base
 
 Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "closing", "verdict"]
 """closing: another round is to follow; verdict: the job is over."""
@@ -76,7 +69,7 @@ class Hung(NamedTuple):
 class Diagnosed(NamedTuple):
     """No process of the round is left, but for the unkillable, and its root cause is known."""
 
-    report: Report
+    report: base.Report
     """As if the root cause were all there is to say; its code is 0 if no worker failed."""
     unkillable: tuple[str, ...] = ()
     """Processes that outlived SIGKILL, as a person would name them."""
@@ -92,7 +85,7 @@ class InternalError(NamedTuple):
 
 OfRound = WorkerExited | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
 Asked = StopRequested | Noticed
-Decided = RoundFormed | RoundClosing | JobOver
+Decided = base.RoundFormed | base.RoundClosing | base.JobOver
 Event = OfRound | Asked | Decided | KeeperLost | InternalError
 
 
@@ -102,7 +95,7 @@ Event = OfRound | Asked | Decided | KeeperLost | InternalError
 class StartWorkers(NamedTuple):
     """Begin a round with all workers of this node."""
 
-    place: Place
+    place: base.Place
 
 
 class Settle(NamedTuple):
@@ -129,7 +122,7 @@ class PassOn(NamedTuple):
 class TellRendezvous(NamedTuple):
     """Tell the rendezvous that the round is over here."""
 
-    report: Report
+    report: base.Report
 
 
 class Leave(NamedTuple):
@@ -144,7 +137,7 @@ class ReportFailure(NamedTuple):
     """Tell the user about the round's failure and what happens next."""
 
     restarts: int
-    sequel: Sequel | Literal["undecided"]
+    sequel: base.Sequel | Literal["undecided"]
     """undecided: the nodes decide together, once the others have stopped their workers."""
     delay: float = 0.0
     """Seconds until the restart."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import struct
 import sys
-import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torshrun.keeper
@@ -228,7 +227,11 @@ class Keeper:
         """The process that was started makes way for one in the namespace, a child of this process
         too.
         """
-        frame = self._first_frame(time.monotonic() + _START_BOUND)
+        self._socket.settimeout(_START_BOUND)
+        with suppress(OSError):
+            while not (frame := self._next_frame()) and (data := self._socket.recv(65536)):
+                self._incoming += data
+        self._socket.setblocking(False)
         pid, error, stage = _INSIDE.unpack(frame[1:]) if frame else (0, errno.EPIPE, ord("?"))
         if pid:
             wait_for(self.pid, _START_BOUND)
@@ -238,16 +241,6 @@ class Keeper:
             from torshrun.keeper.refusal import explain
 
             raise ConfigError(explain(chr(stage), error))
-
-    def _first_frame(self, deadline: float) -> bytes:
-        """The keeper's first report, or nothing if none has come in time."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        while not (frame := self._next_frame()):
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(1000 * left) or not self._read():
-                return self._next_frame()
-        return frame
 
     def _send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
         copies = [os.dup(fd) for fd in fds]
