@@ -57,7 +57,11 @@ class Request:
         try:
             return None if entry.text is None else BY_KEY[key].kind.parse(entry.text)
         except ConfigError as error:
-            raise ConfigError(f"{entry.name}: {error}") from None
+            raise self.refused(key, str(error)) from None
+
+    def refused(self, key: str, why: str) -> ConfigError:
+        """The error to raise for what the option says."""
+        return ConfigError(f"{self.name(key)}: {why}")
 
     def name(self, key: str) -> str:
         return self.entries[key].name

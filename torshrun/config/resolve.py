@@ -63,9 +63,10 @@ def _check(
         request[option.key]
     alone = is_alone(request)
     if alone and request["node_rank"] and not request["standalone"]:
-        raise ConfigError(
-            f"{request.name('node_rank')}: {request['node_rank']} is not possible: the job has one "
-            f"node, whose rank is 0; --nnodes says how many it has"
+        raise request.refused(
+            "node_rank",
+            f"{request['node_rank']} is not possible: the job has one node, whose rank is 0; "
+            f"--nnodes says how many it has",
         )
     extras = {name: extra.text for name, extra in request.environment.items()}
     fewest, most = (1, 1) if alone else request["nnodes"]
@@ -118,10 +119,8 @@ def _master(request: Request) -> tuple[str, int]:
     if endpoint is None:
         return request["master_addr"], request["master_port"] or 0
     if endpoint.port is None:
-        raise ConfigError(
-            f"{request.name('rdzv_endpoint')}: with --rdzv-backend static it needs a port, like "
-            f"{endpoint.host}:29500"
-        )
+        why = f"with --rdzv-backend static it needs a port, like {endpoint.host}:29500"
+        raise request.refused("rdzv_endpoint", why)
     return endpoint.host, endpoint.port
 
 
@@ -135,8 +134,8 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
 
         number = len(gpus.visible(environ))
     if asked == "gpu" and number == 0:
-        name = request.name("nproc_per_node")
-        raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
+        why = "no GPU can be used here; give a number, cpu or auto"
+        raise request.refused("nproc_per_node", why)
     return int(number) or usable_cpus()
 
 
@@ -211,35 +210,32 @@ def _endpoints(request: Request, backend: Backend) -> tuple[Address, ...]:
     given: tuple[Endpoint, ...] = request["rdzv_endpoint"]
     if backend == "static" and not given and request.has("master_addr"):
         given = (Endpoint(request["master_addr"], request["master_port"]),)
-    name = request.name("rdzv_endpoint")
+    key = "rdzv_endpoint"
     if not given:
-        instead = " (or --master-addr)" if backend == "static" else ""
-        raise ConfigError(
-            f"{request.name('nnodes')}: with several nodes {name}{instead} has to say where they "
-            f"meet, like node0:{_PORTS[backend]}"
-        )
+        name = request.name(key) + (" (or --master-addr)" if backend == "static" else "")
+        why = f"with several nodes {name} has to say where they meet, like node0:{_PORTS[backend]}"
+        raise request.refused("nnodes", why)
     if len(given) > 1 and backend != "etcd":
-        raise ConfigError(f"{name}: with --rdzv-backend {backend} there is one place to meet")
+        raise request.refused(key, f"with --rdzv-backend {backend} there is one place to meet")
     if any(endpoint.port == 0 for endpoint in given):
-        raise ConfigError(f"{name}: other nodes cannot know what port 0 becomes; give one")
+        raise request.refused(key, "other nodes cannot know what port 0 becomes; give one")
     if backend != "etcd" and any(endpoint.scheme for endpoint in given):
-        raise ConfigError(f"{name}: http:// and https:// are for etcd; give HOST:PORT alone")
+        raise request.refused(key, "http:// and https:// are for etcd; give HOST:PORT alone")
     return tuple(Address(one.host, one.port or _PORTS[backend]) for one in given)
 
 
 def _node_rank(request: Request) -> int:
     nodes: Nodes = request["nnodes"]
     if nodes.fewest != nodes.most:
-        raise ConfigError(
-            f"{request.name('nnodes')}: with --rdzv-backend static every node has its rank, so "
-            f"their number is fixed: give N, or --rdzv-backend tcp or etcd"
+        raise request.refused(
+            "nnodes",
+            "with --rdzv-backend static every node has its rank, so their number is fixed: give N, "
+            "or --rdzv-backend tcp or etcd",
         )
     rank: int = request["node_rank"]
     if rank >= nodes.most:
-        raise ConfigError(
-            f"{request.name('node_rank')}: {rank} is not possible: with {nodes.most} nodes ranks "
-            f"end at {nodes.most - 1}"
-        )
+        why = f"{rank} is not possible: with {nodes.most} nodes ranks end at {nodes.most - 1}"
+        raise request.refused("node_rank", why)
     return rank
 
 
@@ -273,7 +269,7 @@ def _access(request: Request, conf: Mapping[str, Any], environ: Mapping[str, str
     cert = conf.get("cert") or conf.get("ssl_cert", "")
     key = conf.get("key") or conf.get("ssl_cert_key", "")
     if bool(cert) != bool(key):
-        raise ConfigError(f"{request.name('rdzv_conf')}: cert and key go together: give both")
+        raise request.refused("rdzv_conf", "cert and key go together: give both")
     tls = _is_tls(request, conf, has_files=bool(cacert or cert))
     return Access(tls=tls, cacert=cacert, cert=cert, key=key, user=user, password=password)
 
@@ -282,16 +278,12 @@ def _is_tls(request: Request, conf: Mapping[str, Any], *, has_files: bool) -> bo
     """As the endpoints, protocol and certificates say, which must not contradict each other."""
     schemes = {endpoint.scheme for endpoint in request["rdzv_endpoint"]} - {""}
     if len(schemes) > 1:
-        raise ConfigError(
-            f"{request.name('rdzv_endpoint')}: http:// and https:// cannot be mixed: one "
-            f"protocol is for all endpoints"
-        )
+        why = "http:// and https:// cannot be mixed: one protocol is for all endpoints"
+        raise request.refused("rdzv_endpoint", why)
     said = schemes | ({conf["protocol"]} if "protocol" in conf else set())
     if len(said) > 1 or (has_files and "http" in said):
-        raise ConfigError(
-            f"{request.name('rdzv_conf')}: protocol=http (or http://) and https:// or "
-            f"certificates exclude each other"
-        )
+        why = "protocol=http (or http://) and https:// or certificates exclude each other"
+        raise request.refused("rdzv_conf", why)
     return has_files or "https" in said
 
 
