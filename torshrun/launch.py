@@ -40,10 +40,7 @@ LAST_WORDS = 1.0
 
 
 def launch(config: LaunchConfig) -> int:
-    """Run the job on this node; the exit code for this process.
-
-    Raises ConfigError or BackendUnavailable before any worker has been started.
-    """
+    """Run the job here; its exit code. ConfigError, BackendUnavailable: before any worker."""
     gc.freeze()
     gc.enable()
     _open_standard_fds()

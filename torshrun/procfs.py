@@ -81,9 +81,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def listener(port: int) -> str:
-    """Which process listens on this port of this host, by name and pid, or what is known of it; for
-    a sentence.
-    """
+    """Which process listens on this port of this host, or what is known of it; for a sentence."""
     import psutil
 
     try:

@@ -46,9 +46,7 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """Supervises this node's workers until the job is over here. To be made in its loop; closes all
-    that it was given.
-    """
+    """Supervises this node's workers until the job is over here; closes all that it was given."""
 
     config: LaunchConfig
     spec: WorkerSpec
@@ -300,9 +298,7 @@ class Agent:
             self._tell.stopping_others(stop, alive, cause)
 
     def _clean_up(self) -> tuple[str, ...]:
-        """The keeper's work when it cannot do it: kill all descendants, remove the scratch
-        directory. Names the processes that are left.
-        """
+        """What the keeper cannot do any more. Names the processes that could not be killed."""
         import shutil
 
         left = kill_descendants(KEEPER_BOUND)

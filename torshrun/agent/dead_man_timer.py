@@ -51,9 +51,7 @@ class DeadManTimer:
         return self._granted is not None and time.monotonic() >= self._granted
 
     def _arm(self, deadline: float) -> None:
-        """Time in which the machine itself sleeps counts against a grant, which others count too,
-        and not against signs of life.
-        """
+        """The machine's own sleep counts against a grant, and not against signs of life."""
         if self._granted is not None:
             left = min(deadline, self._granted) - time.monotonic()
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)

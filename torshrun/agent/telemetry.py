@@ -36,9 +36,7 @@ class Telemetry:
         pids: Callable[[], Sequence[int]],
         steps: Callable[[], Sequence[int | None]],
     ) -> None:
-        """`pids` and `steps` are by local rank. Opens files and listens. Raises ConfigError if that
-        cannot be done; nothing is open then.
-        """
+        """`pids` and `steps` are by local rank. Raises ConfigError; nothing is open then."""
         self._pump = pump
         self._pids = pids
         self._steps = steps

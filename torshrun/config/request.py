@@ -50,9 +50,7 @@ class Request:
     """Extra variables for workers."""
 
     def __getitem__(self, key: str) -> Any:
-        """What the option's text means; None if it has neither text nor default. Raises
-        ConfigError naming where the text came from.
-        """
+        """What the option's text means; None if there is none. Raises ConfigError."""
         entry = self.entries[key]
         try:
             return None if entry.text is None else BY_KEY[key].kind.parse(entry.text)

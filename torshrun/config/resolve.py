@@ -100,9 +100,7 @@ def is_alone(request: Request) -> bool:
 
 
 def is_static(request: Request) -> bool:
-    """Whether the workers' MASTER_ADDR and MASTER_PORT are taken from the options, or where nodes
-    meet.
-    """
+    """Whether MASTER_ADDR and MASTER_PORT, or where nodes meet, come from the options."""
     return request["rdzv_backend"] == "static" and not request["standalone"]
 
 

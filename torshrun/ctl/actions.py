@@ -49,9 +49,7 @@ async def scale(run: Run, asked: str, size: Nodes, timeout: float | None, say: S
 
 
 def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
-    """Whether the job has its new size: `least` nodes or more, and no spare that it would take.
-    Raises NotDone when it has ended.
-    """
+    """Whether `least` nodes or more run, and no spare is left that would be taken, or NotDone."""
     if now.verdict:
         raise NotDone(f"the job has ended meanwhile: {now.verdict.outcome}, {now.verdict.reason}")
     header = now.header

@@ -135,9 +135,7 @@ class Run:
     # ---- how it stands
 
     async def change(self) -> Picture:
-        """The run after its next change. StoreError when the store is gone for good, once all that
-        was heard before has been told.
-        """
+        """The run after its next change. StoreError when the store is gone and all is told."""
         await self._changed.wait()
         await asyncio.sleep(QUIET)
         self._changed.clear()
@@ -151,9 +149,7 @@ class Run:
     async def wait(
         self, check: Callable[[Picture], Progress], timeout: float | None, say: Say
     ) -> str:
-        """Until what was asked for is done; what happened. `say` is told what is waited for.
-        NotDone after `timeout` seconds; None is not to wait at all.
-        """
+        """What has happened when it is done. NotDone after `timeout` seconds; None: do not wait."""
         if timeout is None:
             return "asked for; not waiting for it (--no-wait)"
         progress = check(self.picture)

@@ -45,9 +45,7 @@ class Timer(NamedTuple):
 
 
 def make_pipe(environ: Mapping[str, str], scratch: str) -> str:
-    """The path of a new pipe: the one that the variable names, but for one of an outer job's, else
-    in `scratch`. Raises ConfigError.
-    """
+    """The path of a new pipe: the variable's, if not an outer job's, else one in `scratch`."""
     named = "" if "TORCHELASTIC_RUN_ID" in environ else environ.get(TIMER_FILE)
     path = named or f"{scratch}/timers"
     try:

@@ -46,9 +46,7 @@ class LineFile:
         self._thread.start()
 
     def put(self, line: bytes, worth: int = 1) -> None:
-        """Write the line when the file takes it. If it is lost, as many lines as it is worth are.
-        Returns at once.
-        """
+        """Write the line when the file takes it; one that is lost counts as `worth` lines."""
         with self._changed:
             fits = self._backlog + len(line) <= BACKLOG_BYTES
             if fits:

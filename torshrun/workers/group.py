@@ -114,9 +114,7 @@ class WorkerGroup:
         self.workers, self.endings = [], []
 
     def start(self, assignments: Sequence[Assignment]) -> None:
-        """Start workers in this round. OSError when a directory or file cannot be made; those
-        that were started before that are alive, so stop() has to follow.
-        """
+        """Start workers in this round. After an OSError some may be alive: stop() has to follow."""
         self._num_starting = len(assignments)
         for assignment in assignments:
             self._spawn(assignment)

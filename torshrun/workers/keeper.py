@@ -166,15 +166,11 @@ class Keeper:
         self._send(b"S" + head + mask + b"".join(words + pairs), fds)
 
     def signal(self, worker_id: int, signo: int, *, alone: bool = False) -> None:
-        """Send a signal to the process group of one worker, or of ALL that are alive; `alone`, to
-        their own processes only.
-        """
+        """To the process group of a worker, or of ALL that are alive; `alone`, to them only."""
         self._send((b"N" if alone else b"K") + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
-        """SIGKILL every worker and everything they left behind. Answered by Swept, within `bound`
-        seconds, after the Exited of each worker.
-        """
+        """SIGKILL all workers and what they left. Answered by Swept, after the Exited of each."""
         self._send(b"W" + _TWO.pack(tag, int(bound * 1000)))
 
     def arm(self, deadline_ns: int, counts_suspend: bool) -> None:
@@ -224,9 +220,7 @@ class Keeper:
         return False
 
     def _await_namespace(self) -> None:
-        """The process that was started makes way for one in the namespace, a child of this process
-        too.
-        """
+        """The process that was started makes way for a child of this one in the namespace."""
         self._socket.settimeout(_START_BOUND)
         with suppress(OSError):
             while not (frame := self._next_frame()) and (data := self._socket.recv(65536)):

@@ -46,9 +46,7 @@ def become_subreaper() -> None:
 
 
 def kill_descendants(bound: float) -> tuple[str, ...]:
-    """SIGKILL this process's children, and theirs as they become its own, until none is left or
-    `bound` seconds have passed. Names those that are left.
-    """
+    """SIGKILL all descendants, for `bound` seconds at most. Names those that are left."""
     deadline = time.monotonic() + bound
     while pids := children():
         if time.monotonic() >= deadline:

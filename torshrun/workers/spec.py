@@ -142,9 +142,7 @@ def _own_environ(
 
 
 def threads(usable: Sequence[CpuSet], quota: float) -> tuple[int, ...]:
-    """How many threads each worker may run so that every one has a processor, and all of them no
-    more than `quota` processors' time; at least 1.
-    """
+    """How many threads keep each worker to its processors, and all to `quota`; at least 1."""
     sharing = Counter(usable)
     share = quota / len(usable)
     return tuple(max(1, int(min(len(own) // sharing[own], share))) for own in usable)

@@ -57,9 +57,7 @@ class LineStamper:
 
 
 class Printer:
-    """Passes one stream's lines on to a sink, each behind its prefix, and holds back a line that
-    is not finished. Used by one thread only.
-    """
+    """Passes one stream's whole lines on to a sink, each behind its prefix. For one thread only."""
 
     def __init__(self, sink: Sink, prefix: bytes) -> None:
         self.since = 0.0

@@ -74,9 +74,7 @@ class Mover:
         self._epoll.register(stream.source.fd, select.EPOLLIN)
 
     def drain(self, streams: Sequence[Stream], done: Callable[[], None]) -> None:
-        """Read what is left in those of these streams that are here and let go of them; then call
-        `done`.
-        """
+        """Read what is left in those of the streams that are here, let go of them, call `done`."""
         for stream in streams:
             if self._streams.get(stream.source.fd) is stream:
                 self._finish(stream)
@@ -115,9 +113,7 @@ class Mover:
             self._busy_since = 0.0
 
     def _now(self) -> float:
-        """The mover's clock stands still while a reader stalls: meanwhile workers, who stall too,
-        cannot finish their lines.
-        """
+        """Stands still while a reader stalls: workers stall too, and cannot finish their lines."""
         return time.monotonic() - self._stalled
 
     def _wait_seconds(self, redraw: float | None) -> float | None:

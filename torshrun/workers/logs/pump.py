@@ -140,9 +140,7 @@ class LogPump:
         self._out.mover.request(self._out.mover.sink.write_line, data)
 
     def set_status(self, text: str) -> None:
-        """Show this line, which may have colours, below the log; "" removes it. Does nothing where
-        shows_status is false.
-        """
+        """Show this line, which may have colours, below the log; "" removes it."""
         if self._status is not None:
             line, mover = self._status
             mover.request(line.set, lines.encode(" ".join(text.splitlines())))

@@ -40,9 +40,7 @@ class Pipe:
 
 
 class Pty(Pipe):
-    """A pseudo-terminal that changes no byte, with a window as wide as the real terminal's, less
-    the prefix. It is nobody's controlling terminal.
-    """
+    """A pseudo-terminal that changes no byte, as wide as the real terminal less the prefix."""
 
     def __init__(self, real: int, prefix_width: int) -> None:
         import tty

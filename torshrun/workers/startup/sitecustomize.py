@@ -66,9 +66,7 @@ def register_after(loader: "Loader") -> None:
 
 
 def register() -> None:
-    """Run torsh_runtime's registration with JAX, found by its place beside torshrun: the worker's
-    Python may be one in which neither is installed.
-    """
+    """Register by torsh_runtime's file: the worker's Python may be one without torshrun."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
