@@ -5,7 +5,6 @@ import signal
 
 
 def main() -> None:
-    """Run the command with this process's arguments and exit with the job's exit code."""
     # Until the agent listens itself an interrupt ends this process as it would any other.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -19,7 +19,6 @@ class Cgroup(NamedTuple):
     """1 or 2."""
 
     def text(self, file: str) -> str:
-        """What one of its files holds; "" if it has none such."""
         return read_text(self.folder / file)
 
     def number(self, file: str) -> int | None:

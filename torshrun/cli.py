@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from textwrap import wrap
+from collections.abc import Sequence
+from textwrap import fill, indent, wrap
 
 from torsh_runtime.errors import ConfigError, TorshError
 from torshrun import config
@@ -31,12 +31,10 @@ _WIDEST = 30
 
 
 def main() -> None:
-    """Run the command with this process's arguments and exit with the job's exit code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command with these arguments; the exit code."""
     try:
         line = parse(argv)
     except ConfigError as error:
@@ -53,7 +51,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _answer(line: CommandLine) -> int:
-    """Do what was asked for; the exit code."""
     if "help" in line.given:
         import shutil
 
@@ -66,7 +63,7 @@ def _answer(line: CommandLine) -> int:
     if request["print_config"]:
         from torshrun.config.print_config import show
 
-        _tell(*config.validate(request, os.environ))
+        _tell(*config.resolve(request, os.environ, needs_target=False).notes)
         return _print(show(request))
     if request["dry_run"]:
         from torshrun.launch_plan import CHOSEN_AT_START, plan
@@ -94,15 +91,11 @@ def _tell(*lines: str) -> None:
 def help_text(columns: int) -> str:
     """What --help prints on a terminal of that width."""
     width = max(min(columns, 100) - 2, 50)
-    about = "\n\n".join(_indented(wrap(paragraph, width - 2)) for paragraph in _ABOUT)
+    about = "\n\n".join(indent(fill(paragraph, width - 2), "  ") for paragraph in _ABOUT)
     sections = {heading: [*map(_record, options)] for heading, options in HEADINGS.items()}
     parts = [_section(heading, records, width) for heading, records in sections.items()]
     usage = "Usage: torshrun [OPTIONS] SCRIPT [ARGUMENTS]..."
     return "\n".join((usage, "", f"{about}\n", *parts, _section("Other", _OTHER, width)))
-
-
-def _indented(lines: Iterable[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines)
 
 
 def _record(option: Option) -> tuple[str, str]:

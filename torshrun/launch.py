@@ -26,7 +26,6 @@ from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs.pump import LogPump
-from torshrun.workers.logs.routes import needs_folder
 from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
@@ -41,10 +40,7 @@ LAST_WORDS = 1.0
 
 
 def launch(config: LaunchConfig) -> int:
-    """Run the job on this node; the exit code for this process.
-
-    Raises ConfigError or BackendUnavailable before any worker has been started.
-    """
+    """Run the job here; its exit code. ConfigError, BackendUnavailable: before any worker."""
     gc.freeze()
     gc.enable()
     _open_standard_fds()
@@ -62,7 +58,10 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
     undo.callback(keeper.close, KEEPER_BOUND)
     _make_folder(scratch).close()
     if spec.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
-        spec = _with_timers(spec, scratch)
+        from torshrun.health.timers import TIMER_FILE, make_pipe
+
+        path = make_pipe(spec.environ, scratch)
+        spec = replace(spec, timer_file=path, environ={**spec.environ, TIMER_FILE: path})
     _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)
     folder = _make_log_folder(config)
     pump = LogPump(config.output, folder)
@@ -78,13 +77,6 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
         rendezvous=rendezvous,
         serve_store=serve_store,
     )
-
-
-def _with_timers(spec: WorkerSpec, scratch: str) -> WorkerSpec:
-    from torshrun.health.timers import TIMER_FILE, make_pipe
-
-    path = make_pipe(spec.environ, scratch)
-    return replace(spec, timer_file=path, environ={**spec.environ, TIMER_FILE: path})
 
 
 def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
@@ -164,7 +156,7 @@ def _raise_descriptor_limit(workers: int, nodes: int) -> None:
 def _make_log_folder(config: LaunchConfig) -> Folder | None:
     """<log_dir>/<run id>_<random>; None if nothing is to be kept."""
     output = config.output
-    if not needs_folder(output):
+    if not output.needs_folder():
         return None
     name = re.sub(r"[^\w.-]", "_", config.run_id)
     if output.log_dir:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.round import first_worker
@@ -31,7 +31,11 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
         strict=True,
     )
     workers = [_describe(one, other, environ) for one, other in pairs]
-    common = {key: line for key, line in workers[0].items() if _same(key, workers)}
+    common = {
+        key: line
+        for key, line in workers[0].items()
+        if all(lines.get(key) == line for lines in workers)
+    }
     blocks = [_block("Every worker", common) if len(workers) > 1 else ""]
     title, where = ("Local rank", " here") if config.rendezvous else ("Rank", "")
     for rank, lines in enumerate(workers):
@@ -79,10 +83,6 @@ def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str])
 
 def _shown(value: str, other: str) -> str:
     return CHOSEN_AT_START if value == CHOSEN_AT_START or value != other else shlex.quote(value)
-
-
-def _same(key: str, workers: Sequence[_Lines]) -> bool:
-    return all(lines.get(key) == workers[0].get(key) for lines in workers)
 
 
 def _block(title: str, lines: _Lines) -> str:

@@ -61,27 +61,15 @@ def children(pid: int) -> list[int]:
     return [int(child) for line in listed for child in line.split()]
 
 
-class Usage(NamedTuple):
-    """A worker and its descendants at one moment."""
-
-    cpu: float
-    """Seconds of CPU that they have used, with those of children that have ended."""
-    state: str
-    """The worker's own state as in /proc/<pid>/stat: R, S, D, T (stopped), t (held by a debugger),
-    Z; "" when there is no such process."""
-
-
-def read_usage(pid: int) -> Usage:
-    """The usage of this process and its descendants."""
-    stats = [read_stat(each) for each in tree(pid)]
-    own = stats[0] if stats else None
-    return Usage(sum(stat.cpu for stat in stats if stat), own.state if own else "")
+def cpu_seconds(pid: int) -> float:
+    """Of the process and its descendants, with those of children that have ended."""
+    return sum(stat.cpu for each in tree(pid) if (stat := read_stat(each)))
 
 
 def orphans(guardian: int, workers: Collection[int]) -> float:
     """Seconds of CPU of the guardian's children, with their descendants, that are no workers."""
     found = children(guardian) if guardian > 0 else []
-    return sum(read_usage(child).cpu for child in found if child not in workers)
+    return sum(cpu_seconds(child) for child in found if child not in workers)
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -93,9 +81,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def listener(port: int) -> str:
-    """Which process listens on this port of this host, by name and pid, or what is known of it; for
-    a sentence.
-    """
+    """Which process listens on this port of this host, or what is known of it; for a sentence."""
     import psutil
 
     try:

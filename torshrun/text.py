@@ -16,9 +16,7 @@ _MOST_RANGES = 8
 
 
 def printable(text: str) -> str:
-    """The text on one line, as a terminal may safely get it: without escape sequences, and with a
-    mark in place of what is no letter, digit or the like.
-    """
+    """The text on one line, without escape sequences; marks stand for what cannot be shown."""
     return text if text.isprintable() else _marked(re.sub(_ESCAPES, "", text))
 
 

@@ -47,7 +47,7 @@ def test_a_worker_joins_without_asyncio() -> None:
     assert "asyncio" not in modules
 
 
-@pytest.mark.parametrize("heavy", ["numpy", "asyncio", "psutil", "yaml", "ctypes", "rich", "grpc"])
+@pytest.mark.parametrize("heavy", ["numpy", "asyncio", "psutil", "yaml", "ctypes", "grpc"])
 def test_the_command_line_starts_light(heavy: str) -> None:
     assert heavy not in loaded_by("import torshrun.cli")
 

@@ -18,20 +18,11 @@ from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
-from torshrun.agent.hang_monitor import Finding, HangMonitor
+from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
 from torshrun.config import LaunchConfig
-from torshrun.rendezvous.base import (
-    Granted,
-    JobOver,
-    Place,
-    Rendezvous,
-    RendezvousEvent,
-    Report,
-    RoundClosing,
-    StandingBy,
-)
+from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import signal_name
 from torshrun.workers.group import Worker, WorkerGroup
@@ -55,9 +46,7 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """Supervises this node's workers until the job is over here. To be made in its loop; closes all
-    that it was given.
-    """
+    """Supervises this node's workers until the job is over here; closes all that it was given."""
 
     config: LaunchConfig
     spec: WorkerSpec
@@ -67,7 +56,7 @@ class Agent:
     """Temporary directory, which is the keeper's to remove."""
     folder: Folder | None
     """Directory for the attempts' directories, if any output is kept."""
-    rendezvous: Rendezvous
+    rendezvous: base.Rendezvous
     """Says which rounds this node takes part in."""
     serve_store: ServeStore
     """Serves a round's store."""
@@ -87,18 +76,10 @@ class Agent:
         self._found = Findings()
         self._hangs = HangMonitor(
             config.hang_timeout,
-            self._loop,
-            self.keeper,
-            self.pump,
             self._group,
             self._events.put_nowait,
             self.spec.timer_file,
             self._on_timer,
-        )
-        self._policy = protocol.Policy(
-            workers=config.nproc_per_node,
-            grace=config.shutdown_timeout,
-            leased=config.rendezvous is not None,
         )
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -114,14 +95,15 @@ class Agent:
         self._dead_man.renew()
         self.rendezvous.start(self._on_rendezvous)
         state = machine.begin()
-        while not isinstance(state, protocol.Finished):
+        while not isinstance(state, machine.Finished):
             self._telemetry.follow(state)
             event = await self._events.get()
             if isinstance(event, protocol.Diagnosed):
-                self._tell.round_ended(_cause_of(state), event)
-            if isinstance(event, RoundClosing | JobOver):
+                cause = state.cause if isinstance(state, machine.Stopping) else "failure"
+                self._tell.round_ended(cause, event)
+            if isinstance(event, base.RoundClosing | base.JobOver):
                 self._tell.decided(event)
-            state, instructions = machine.handle(self._policy, state, event)
+            state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed):
                 self._tell.notice_handled(event.signo, bool(instructions))
             for instruction in instructions:
@@ -132,10 +114,10 @@ class Agent:
 
     # ---- events
 
-    def _on_rendezvous(self, event: RendezvousEvent) -> None:
-        if isinstance(event, Granted):
+    def _on_rendezvous(self, event: base.RendezvousEvent) -> None:
+        if isinstance(event, base.Granted):
             self._dead_man.grant(event.until)
-        elif isinstance(event, StandingBy):
+        elif isinstance(event, base.StandingBy):
             self._tell.standing_by(event.reason)
         else:
             self._events.put_nowait(event)
@@ -212,7 +194,8 @@ class Agent:
 
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
         self._diagnosing = self._loop.create_task(self._diagnose(unkillable))
-        self._diagnosing.add_done_callback(_raise_in_loop)
+        # What goes wrong there is an internal error of a callback, and not forgotten.
+        self._diagnosing.add_done_callback(lambda task: task.cancelled() or task.result())
 
     def on_dead_man(self) -> None:
         self._events.put_nowait(protocol.DeadManFired(self._tell.round))
@@ -232,7 +215,7 @@ class Agent:
             a_round.memory if a_round else None,
             a_round.pages.read() if a_round else (),
         )
-        report = Report(
+        report = base.Report(
             round=self._tell.round,
             outcome="failed",
             code=found.cause.code if found.cause else 0,
@@ -274,12 +257,12 @@ class Agent:
             self._tell.keeper_lost(self.keeper.pid, self._clean_up())
 
     def _leave(self, leave: protocol.Leave) -> None:
-        if self._policy.leased and not self._group.alive():
+        if self.config.rendezvous and not self._group.alive():
             self._tell.say(f"got {signal_name(leave.signo)}: leaving the job")
         reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
         self.rendezvous.leave(leave.outcome, leave.code, reason)
 
-    async def _start_workers(self, place: Place) -> None:
+    async def _start_workers(self, place: base.Place) -> None:
         config = self.config
         self._group.begin()
         self._tell.begin_round(place)
@@ -305,24 +288,17 @@ class Agent:
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
         if stop.cause == "hang" and self._hangs.finding:
-            self._tell_hang(self._hangs.finding)
+            hang, stacks = self._hangs.finding
+            self._diagnosis.hung = {hang.suspect: self._tell.hung(hang, stacks)}
         endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive)
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
-            found = await self._diagnosis.findings(endings)
-            self._tell.stopping_others(stop, alive, found.cause)
-
-    def _tell_hang(self, finding: Finding) -> None:
-        from torshrun.health.report import summary as found
-
-        self._diagnosis.hung = {finding.hang.suspect: found(finding.hang)}
-        self._tell.hung(*finding)
+            cause = (await self._diagnosis.findings(endings)).cause
+            self._tell.stopping_others(stop, alive, cause)
 
     def _clean_up(self) -> tuple[str, ...]:
-        """The keeper's work when it cannot do it: kill all descendants, remove the scratch
-        directory. Names the processes that are left.
-        """
+        """What the keeper cannot do any more. Names the processes that could not be killed."""
         import shutil
 
         left = kill_descendants(KEEPER_BOUND)
@@ -331,7 +307,7 @@ class Agent:
 
     # ---- the end
 
-    async def _close(self, state: protocol.Finished) -> None:
+    async def _close(self, state: machine.Finished) -> None:
         self._hangs.close()
         await self._close_round()
         self._dead_man.stop()
@@ -366,13 +342,3 @@ class Agent:
                 pump.give_up()
                 return
             await asyncio.sleep(0.005)
-
-
-def _cause_of(state: protocol.State) -> protocol.Cause:
-    return state.cause if isinstance(state, protocol.Stopping) else "failure"
-
-
-def _raise_in_loop(task: asyncio.Task[None]) -> None:
-    """As a callback: its mistakes are internal errors, and not forgotten."""
-    if not task.cancelled():
-        task.result()

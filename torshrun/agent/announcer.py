@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torshrun.agent import protocol
+from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
 from torshrun.failure.exits import Exit, how
@@ -20,13 +20,14 @@ from torshrun.text import printable
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang
+    from torshrun.health.stacks import Stacks
 
 COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
 
 
 class Announcer:
-    """Puts what happens into words. `say` takes whole lines."""
+    """Puts what happens, as its methods are called, into words. `say` takes whole lines."""
 
     def __init__(
         self, config: LaunchConfig, say: Callable[[str], None], recorder: Recorder
@@ -38,15 +39,12 @@ class Announcer:
         self._sequel: Sequel | None = None
         self._last_signal = 0
         self._lost: set[str] = set()
-        self._finished = False
         self._complained = -COMPLAINTS
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
         """Tell programs of an event of the present round."""
-        if not self._finished:
-            self._finished = name == "job_finished"
-            self._recorder.record(name, self.round, **facts)
+        self._recorder.record(name, self.round, **facts)
 
     def say(self, text: str) -> None:
         """Tell people: a line of the agent's own."""
@@ -72,7 +70,7 @@ class Announcer:
             log_dir=log_dir,
         )
 
-    def job_finished(self, end: protocol.Finished) -> None:
+    def job_finished(self, end: machine.Finished) -> None:
         """The agent has ended all there was. The last word: events after it are not told."""
         self.emit(
             "job_finished",
@@ -82,11 +80,11 @@ class Announcer:
             seconds=time.monotonic() - self._began,
             restarts=end.attempt.restarts,
         )
+        self._recorder.to = None
 
     # ---- the other nodes
 
     def begin_round(self, place: Place) -> None:
-        """What is told from here on is of this round."""
         self.round = place.round
         self._recorder.node_rank = place.node_rank
         if self._config.rendezvous is not None:
@@ -96,12 +94,10 @@ class Announcer:
             )
 
     def standing_by(self, reason: str) -> None:
-        """This node has no place yet."""
         self.say(printable(reason))
         self.emit("standing_by", reason=reason)
 
     def decided(self, event: RoundClosing | JobOver) -> None:
-        """What follows has been decided, here or elsewhere."""
         alone = self._config.rendezvous is None
         if isinstance(event, JobOver):
             verdict = event.verdict
@@ -117,7 +113,6 @@ class Announcer:
     # ---- what goes on
 
     def round_started(self, place: Place) -> None:
-        """The round's workers are about to be started."""
         self.emit(
             "round_started",
             restarts=place.restarts,
@@ -127,7 +122,6 @@ class Announcer:
         )
 
     def start_failed(self, reason: str) -> None:
-        """Workers could not be started."""
         self.say(f"error: {reason}")
         self.emit("start_failed", reason=reason)
 
@@ -138,28 +132,25 @@ class Announcer:
         self.emit(event, signal=signal_name(signo))
 
     def notice_handled(self, signo: int, passed_on: bool) -> None:
-        """A notice has been passed on, or came when no worker was there for it."""
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
         self.say(f"got {signal_name(signo)}: {what}")
 
-    def hung(self, hang: Hang, stacks: Mapping[int, str], hint: str) -> None:
-        """Workers make no progress; `stacks` by rank, `hint` says why some are missing."""
-        from torshrun.health.report import describe
+    def hung(self, hang: Hang, stacks: Stacks) -> str:
+        """Workers make no progress; `stacks` are by rank. What the suspect hangs in, in a line."""
+        from torshrun.health.report import describe, summary
 
-        text = describe(hang, stacks, hint)
+        text = describe(hang, stacks.texts, stacks.hint)
         self.say(text)
         ranks = [state.sample.rank for state in hang.ranks if state.sample.alive]
-        self.emit(
-            "hang_detected", ranks=ranks, suspect=hang.suspect, seconds=hang.seconds, text=text
-        )
+        facts = {"ranks": ranks, "suspect": hang.suspect, "seconds": hang.seconds}
+        self.emit("hang_detected", **facts, text=text)
+        return summary(hang)
 
     def worker_exited(self, exit_: Exit) -> None:
-        """A worker's process has ended."""
         more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
         self.emit("worker_exited", **_end_of(exit_), **more)
 
     def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int]) -> None:
-        """Workers are about to be asked to stop."""
         if stop.cause == "done":
             return
         if stop.cause == "signal":
@@ -167,11 +158,10 @@ class Announcer:
             another = "another " if self._last_signal == signal.SIGINT else ""
             hint = f"; {another}SIGINT (Ctrl-C) kills them at once" if stop.grace else ""
             self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
-        elif stop.cause == "dead man":
+        if stop.cause == "dead man":
             self._tell_dead_man()
-        name, ranks = signal_name(stop.signo), list(alive)
-        facts = {"cause": stop.cause, "signal": name, "grace_seconds": stop.grace, "ranks": ranks}
-        self.emit("workers_stopping", **facts)
+        facts = {"cause": stop.cause, "grace_seconds": stop.grace, "ranks": list(alive)}
+        self.emit("workers_stopping", signal=signal_name(stop.signo), **facts)
 
     def stopping_others(
         self, stop: protocol.StopWorkers, alive: Sequence[int], cause: Exit | None
@@ -220,7 +210,6 @@ class Announcer:
         self.emit("keeper_lost", pid=pid)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
-        """No process of the round is left."""
         self.emit(
             "round_ended",
             cause=cause,
@@ -232,7 +221,6 @@ class Announcer:
     # ---- failures
 
     def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
-        """The round failed; what led to it, and what follows."""
         from torshrun.failure.report import describe
 
         sequel, cause = report.sequel, found.cause

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torshrun.workers.group import WorkerGroup
@@ -19,33 +20,25 @@ RENEWALS_PER_TIMEOUT = 4
 """How often the timer is armed again before it could run out."""
 
 
+@dataclass(eq=False)
 class DeadManTimer:
     """Arms the keeper's dead-man timer again and again while the agent's loop runs."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        keeper: Keeper,
-        timeout: float,
-        on_renewal: Callable[[], None],
-    ) -> None:
-        """`timeout`: seconds without a renewal after which the keeper kills; 0 is never.
-        `on_renewal` is called once a second or more often.
-        """
-        self._loop = loop
-        self._keeper = keeper
-        self._timeout = timeout
-        self._on_renewal = on_renewal
-        self._granted: float | None = None
-        self._next: asyncio.TimerHandle | None = None
+    loop: asyncio.AbstractEventLoop
+    keeper: Keeper
+    timeout: float
+    """Seconds without a renewal after which the keeper kills; 0 is never."""
+    on_renewal: Callable[[], None]
+    """Is called once a second or more often."""
+    _granted: float | None = None
+    _next: asyncio.TimerHandle | None = None
 
     def renew(self) -> None:
-        """Begin, or begin again."""
         self.stop()
-        pause = min(1.0, self._timeout / RENEWALS_PER_TIMEOUT) if self._timeout else 1.0
-        self._arm(time.monotonic() + self._timeout if self._timeout else math.inf)
-        self._next = self._loop.call_later(pause, self.renew)
-        self._on_renewal()
+        pause = min(1.0, self.timeout / RENEWALS_PER_TIMEOUT) if self.timeout else 1.0
+        self._arm(time.monotonic() + self.timeout if self.timeout else math.inf)
+        self._next = self.loop.call_later(pause, self.renew)
+        self.on_renewal()
 
     def grant(self, until: float) -> None:
         """Workers may run until then, on time.monotonic(), unless more is granted."""
@@ -55,22 +48,20 @@ class DeadManTimer:
 
     @property
     def expired(self) -> bool:
-        """Whether what was granted has run out."""
         return self._granted is not None and time.monotonic() >= self._granted
 
     def _arm(self, deadline: float) -> None:
-        """Time in which the machine itself sleeps counts against a grant, which others count too,
-        and not against signs of life.
-        """
+        """The machine's own sleep counts against a grant, and not against signs of life."""
         if self._granted is not None:
             left = min(deadline, self._granted) - time.monotonic()
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self._keeper.arm(now + int(left * 1e9), counts_suspend=True)
+            self.keeper.arm(now + int(left * 1e9), counts_suspend=True)
         elif deadline < math.inf:
-            self._keeper.arm(int(deadline * 1e9), counts_suspend=False)
+            self.keeper.arm(int(deadline * 1e9), counts_suspend=False)
+        else:
+            self.keeper.arm(0, counts_suspend=False)
 
     def stop(self) -> None:
-        """Beat no more."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -80,10 +71,7 @@ class DeadManTimer:
         beating = self._next is not None  # at the end there is nobody to be woken by
         if beating:
             self.stop()
-            if self._granted is None:
-                self._keeper.arm(0, counts_suspend=False)
-            else:
-                self._arm(math.inf)
+            self._arm(math.inf)
             group.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         if beating:

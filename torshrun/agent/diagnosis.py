@@ -14,7 +14,6 @@ from torshrun.config import OutputConfig
 from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
-from torshrun.workers.logs.routes import kept
 
 if TYPE_CHECKING:
     from torshrun.failure.cause import Kind
@@ -70,8 +69,8 @@ class Diagnosis:
             status=ending.status,
             seconds=ending.seconds,
             stopped=ending.stopped,
-            stderr=ending.tail.data,
-            log=ending.assignment.folder if kept(self._output, place) else "",
+            stderr=ending.outlets.tail.data,
+            log=ending.assignment.folder if self._output.kept(place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,

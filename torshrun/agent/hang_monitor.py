@@ -4,75 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
-from torshrun.health.watch import HangWatch
 from torshrun.workers.group import WorkerGroup
-from torshrun.workers.keeper import Keeper
-from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:
-    from torshrun.health.detector import Hang, Sample
+    from torshrun.health.detector import Hang, HangDetector, Sample
+    from torshrun.health.stacks import Stacks
     from torshrun.health.timers import TimerServer
 
 STACKS_BOUND = 20.0
 """Seconds that finding out the stacks of workers that hang may take."""
-
-
-class Finding(NamedTuple):
-    """A hang, with the stacks of workers by rank and a hint at why some are missing."""
-
-    hang: Hang
-    stacks: Mapping[int, str]
-    hint: str
+_SHORTEST, _LONGEST = 0.2, 10.0
+"""Seconds between two looks."""
 
 
 class HangMonitor:
-    """Watches one round at a time. `post` takes the event that tells of a hang."""
+    """Watches one round at a time. All methods belong to the loop's thread."""
 
     def __init__(
         self,
         timeout: float,
-        loop: asyncio.AbstractEventLoop,
-        keeper: Keeper,
-        pump: LogPump,
         group: WorkerGroup,
         post: Callable[[protocol.Event], None],
         timer_file: str,
         on_expired: Callable[[int, str], None],
     ) -> None:
-        """`timeout`: seconds without progress that are a hang; 0 is never. `on_expired` is told the
-        rank of a worker whose own timer ran out, and what happened, before that kills it.
+        """`timeout`: seconds without progress that are a hang; 0 never looks at all. `post` takes
+        the event that tells of a hang. `on_expired` is told the rank of a worker whose own timer
+        ran out, and what happened, before that kills it.
         """
-        self._loop = loop
-        self._keeper = keeper
-        self._pump = pump
+        self._timeout = timeout
+        self._interval = min(max(timeout / 10, _SHORTEST), _LONGEST)
         self._group = group
+        self._loop = group.loop
         self._post = post
-        self._watch = HangWatch(timeout, loop, self._on_hang)
+        self._look_again: asyncio.TimerHandle | None = None
         self._inquiry: asyncio.Task[None] | None = None
-        self._round: Round | None = None
         self._timers: TimerServer | None = None
         if timer_file:
             from torshrun.health.timers import TimerServer
 
-            self._timers = TimerServer(timer_file, loop, self._ranks, on_expired)
-        self.finding: Finding | None = None
-        """What was found in this round."""
+            self._timers = TimerServer(timer_file, self._loop, self._ranks, on_expired)
+        self.finding: tuple[Hang, Stacks] | None = None
+        """The hang of this round, and where its workers stand, by rank."""
 
     def start(self, a_round: Round) -> None:
-        """Watch this round, whose pages stay open until stop()."""
-        self._round, self.finding = a_round, None
+        """Watch this round, whose pages stay open until stop(). It is told of a hang once."""
+        self.finding = None
         if self._timers:
             self._timers.forget()
-        self._go_on(a_round)
+        self._begin(a_round)
 
     def stop(self) -> None:
-        """Watch no more."""
-        self._watch.stop()
+        if self._look_again:
+            self._look_again.cancel()
         if self._inquiry:
             self._inquiry.cancel()
 
@@ -82,37 +71,48 @@ class HangMonitor:
         return self._inquiry is not None and not self._inquiry.done()
 
     def close(self) -> None:
-        """Let go of everything."""
         self.stop()
         if self._timers:
             self._timers.close()
 
-    def _go_on(self, a_round: Round) -> None:
-        self._watch.start(lambda: None if self._pump.stalled else self._samples(a_round))
+    def _begin(self, a_round: Round) -> None:
+        if self._timeout > 0:
+            from torshrun.health.detector import HangDetector
 
-    def _samples(self, a_round: Round) -> list[Sample]:
+            self._look_later(HangDetector(self._timeout, 3 * self._interval + 1), a_round)
+
+    def _look_later(self, detector: HangDetector, a_round: Round) -> None:
+        if self._look_again:
+            self._look_again.cancel()
+        self._look_again = self._loop.call_later(self._interval, self._look, detector, a_round)
+
+    def _look(self, detector: HangDetector, a_round: Round) -> None:
+        if self._group.pump.stalled:
+            detector.forget()
+        elif hang := detector.observe(self._loop.time(), self._samples(a_round)):
+            self._inquiry = self._loop.create_task(self._inquire(hang, a_round))
+            return
+        self._look_later(detector, a_round)
+
+    def _samples(self, a_round: Round) -> Sequence[Sample]:
         """What workers have left behind counts for each of them: it is not known whose it is."""
         from torshrun import procfs
         from torshrun.health.detector import Sample
 
         workers, statuses = self._group.workers, a_round.pages.read()
-        orphans = procfs.orphans(self._keeper.pid, {worker.pid for worker in workers})
-        used = [procfs.read_usage(worker.pid if worker.alive else 0) for worker in workers]
+        orphans = procfs.orphans(self._group.keeper.pid, {worker.pid for worker in workers})
+        stats = [procfs.read_stat(worker.pid) if worker.alive else None for worker in workers]
         return [
             Sample(
                 rank=worker.rank,
-                status=statuses[worker.assignment.worker.local_rank],
+                status=status,
                 output=worker.output,
-                cpu=own.cpu + orphans,
+                cpu=orphans + (procfs.cpu_seconds(worker.pid) if stat else 0.0),
                 alive=worker.alive,
-                state=own.state,
+                state=stat.state if stat else "",
             )
-            for worker, own in zip(workers, used, strict=True)
+            for worker, status, stat in zip(workers, statuses, stats, strict=True)
         ]
-
-    def _on_hang(self, hang: Hang) -> None:
-        if self._round:
-            self._inquiry = self._loop.create_task(self._inquire(hang, self._round))
 
     async def _inquire(self, hang: Hang, a_round: Round) -> None:
         """Find out where the workers stand, while they still do."""
@@ -124,10 +124,10 @@ class HangMonitor:
         except Exception as error:  # the hang is to be ended all the same
             stacks = Stacks({}, f"no stacks: {error!r}")
         if self._progress(a_round) != before:  # it took its time, but goes on
-            self._go_on(a_round)
+            self._begin(a_round)
             return
         texts = {pids[pid]: text for pid, text in stacks.texts.items()}
-        self.finding = Finding(hang, texts, stacks.hint)
+        self.finding = hang, Stacks(texts, stacks.hint)
         # SIGABRT makes faulthandler write the stacks that could not be had.
         signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
         self._post(protocol.Hung(a_round.number, signo))
@@ -137,6 +137,5 @@ class HangMonitor:
         return {worker.pid: worker.rank for worker in self._group.workers if worker.alive}
 
     def _progress(self, a_round: Round) -> object:
-        """What changes when workers get on."""
         seen = [(worker.output, worker.alive) for worker in self._group.workers]
         return a_round.pages.read(), seen

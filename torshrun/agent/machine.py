@@ -8,52 +8,16 @@ nothing.
 from __future__ import annotations
 
 import errno
+import math
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torshrun import exit_codes
-from torshrun.agent.protocol import (
-    Attempt,
-    Cause,
-    DeadManFired,
-    Diagnosed,
-    Event,
-    Finished,
-    Hung,
-    Instruction,
-    InternalError,
-    KeeperLost,
-    KillDescendants,
-    Leave,
-    Noticed,
-    NotStarted,
-    PassOn,
-    Policy,
-    ReportFailure,
-    Running,
-    Settle,
-    SettleOver,
-    StartWorkers,
-    State,
-    Step,
-    Stopping,
-    StopRequested,
-    StopWorkers,
-    TellRendezvous,
-    Waiting,
-    WorkerExited,
-)
-from torshrun.rendezvous.base import (
-    JobOver,
-    Outcome,
-    Report,
-    ReportOutcome,
-    RoundClosing,
-    RoundFormed,
-    Sequel,
-    Verdict,
-)
+from torshrun.agent import protocol
+from torshrun.agent.protocol import Cause, Event, Instruction
+from torshrun.config import LaunchConfig
+from torshrun.rendezvous import base
 from torshrun.signals import FIRST_CAUSES
 
 SETTLE_SECONDS = 0.2
@@ -66,75 +30,139 @@ _PASSED_ON = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
 otherwise they get SIGTERM."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A round, and what led to it."""
+
+    round: int = 0
+    restarts: int = 0
+    """How often workers have been restarted so far."""
+    noticed: frozenset[int] = frozenset()
+    """Signals that were passed on to the workers as a notice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Workers run."""
+
+    attempt: Attempt
+    alive: frozenset[int]
+    failing: bool = False
+    """Whether one has failed; others may be about to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """All workers are being stopped."""
+
+    attempt: Attempt
+    cause: Cause
+    code: int = 0
+    """The exit code if workers did not start, or the dead man came."""
+    stopped_by: int = 0
+    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
+    decided: base.RoundClosing | base.JobOver | None = None
+    """What the rendezvous has said meanwhile about what follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """No worker runs; the rendezvous says what follows."""
+
+    attempt: Attempt
+    """The last one."""
+    report: base.Report | None = None
+    """What became of it; None before the first one."""
+    unkillable: tuple[str, ...] = ()
+    """Processes that it left."""
+    told: bool = False
+    """Whether the user knows of its failure."""
+    settled: bool = False
+    """Whether it is known that the job went on after it."""
+    stopped_by: int = 0
+    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Nothing is left to do."""
+
+    attempt: Attempt
+    code: int
+    outcome: base.Outcome
+
+
+State = Running | Stopping | Waiting | Finished
+Step = tuple[State, tuple[Instruction, ...]]
+
+
 def begin() -> State:
-    """Before the first round."""
     return Waiting(attempt=Attempt())
 
 
-def handle(policy: Policy, state: State, event: Event) -> Step:
-    """The next state, and what to do now."""
+def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     if isinstance(state, Finished):
         return state, ()
-    if isinstance(event, KeeperLost):  # of whatever round: there is only one keeper
-        return _on_keeper_lost(policy, state)
+    if isinstance(event, protocol.KeeperLost):  # of whatever round: there is only one keeper
+        return _on_keeper_lost(config, state)
     if getattr(event, "round", state.attempt.round) != state.attempt.round:
         return state, ()
-    if isinstance(event, InternalError):  # the keeper, once let go, ends what runs
+    if isinstance(event, protocol.InternalError):  # the keeper, once let go, ends what runs
         return _finish(state.attempt, exit_codes.LOST, "lost")
     if isinstance(state, Waiting):
-        return _waiting(policy, state, event)
-    if isinstance(event, RoundClosing | JobOver):
-        return _on_decision(policy, state, event)
-    if isinstance(event, StopRequested):
-        return _on_stop_requested(policy, state, event.signo)
+        return _waiting(config, state, event)
+    if isinstance(event, base.RoundClosing | base.JobOver):
+        return _on_decision(config, state, event)
+    if isinstance(event, protocol.StopRequested):
+        return _on_stop_requested(config, state, event.signo)
     if isinstance(state, Stopping):
-        return _stopping(policy, state, event)
-    return _running(policy, state, event)
+        return _stopping(config, state, event)
+    return _running(config, state, event)
 
 
-def _finish(attempt: Attempt, code: int, outcome: Outcome, *before: Instruction) -> Step:
+def _finish(attempt: Attempt, code: int, outcome: base.Outcome, *before: Instruction) -> Step:
     return Finished(attempt=attempt, code=code, outcome=outcome), before
 
 
-def _on_keeper_lost(policy: Policy, state: State) -> Step:
-    done = isinstance(state, Stopping) and state.cause == "done" and not policy.leased
+def _on_keeper_lost(config: LaunchConfig, state: State) -> Step:
+    done = isinstance(state, Stopping) and state.cause == "done" and config.rendezvous is None
     code = 0 if done else exit_codes.LOST
-    outcome: Outcome = "succeeded" if done else "lost"
-    return _finish(state.attempt, code, outcome, KillDescendants())
+    outcome: base.Outcome = "succeeded" if done else "lost"
+    return _finish(state.attempt, code, outcome, protocol.KillDescendants())
 
 
 # ---- no worker runs
 
 
-def _waiting(policy: Policy, state: Waiting, event: Event) -> Step:
-    if isinstance(event, RoundFormed):
-        return _on_formed(policy, state, event)
-    if isinstance(event, RoundClosing):
+def _waiting(config: LaunchConfig, state: Waiting, event: Event) -> Step:
+    if isinstance(event, base.RoundFormed):
+        return _on_formed(config, state, event)
+    if isinstance(event, base.RoundClosing):
         told = _tell_failure(state, "restart", event.delay)
         return replace(state, told=True, settled=True), told
-    if isinstance(event, JobOver):
+    if isinstance(event, base.JobOver):
         return _end(state, event.verdict)
-    if isinstance(event, StopRequested):
+    if isinstance(event, protocol.StopRequested):
         if not state.stopped_by:
             return replace(state, stopped_by=event.signo), (
-                Leave(*_end_of_stop(event.signo), event.signo),
+                protocol.Leave(*_end_of_stop(event.signo), event.signo),
             )
         if event.signo == signal.SIGINT:
             return _finish(state.attempt, *_end_of_stop(event.signo))
     return state, ()
 
 
-def _on_formed(policy: Policy, state: Waiting, event: RoundFormed) -> Step:
+def _on_formed(config: LaunchConfig, state: Waiting, event: base.RoundFormed) -> Step:
     place = event.place
     attempt = Attempt(round=place.round, restarts=place.restarts)
     if state.stopped_by:  # too late: this node is leaving
-        report = Report(round=place.round, outcome="stopped")
-        return replace(state, attempt=attempt), (TellRendezvous(report),)
-    ranks = range(place.first_rank, place.first_rank + policy.workers)
-    return Running(attempt=attempt, alive=frozenset(ranks)), (StartWorkers(place),)
+        report = base.Report(round=place.round, outcome="stopped")
+        return replace(state, attempt=attempt), (protocol.TellRendezvous(report),)
+    ranks = range(place.first_rank, place.first_rank + config.nproc_per_node)
+    return Running(attempt=attempt, alive=frozenset(ranks)), (protocol.StartWorkers(place),)
 
 
-def _end(state: Waiting, verdict: Verdict) -> Step:
+def _end(state: Waiting, verdict: base.Verdict) -> Step:
     """The job is over. The last signal gives the exit code of one that was asked to stop, but a
     failure of this node's own does if it was asked to make room, since that did not end it.
     """
@@ -143,13 +171,13 @@ def _end(state: Waiting, verdict: Verdict) -> Step:
         code, outcome = _end_of_stop(state.stopped_by)
     if own and own.code and state.stopped_by and not state.settled and outcome == "preempted":
         code, outcome = own.code, own.ending
-    sequel: Sequel = verdict.sequel or "stopped"
+    sequel: base.Sequel = verdict.sequel or "stopped"
     return _finish(state.attempt, code, outcome, *_tell_failure(state, sequel))
 
 
 def _tell_failure(
-    state: Waiting, sequel: Sequel | Literal["undecided"], delay: float = 0.0
-) -> tuple[ReportFailure, ...]:
+    state: Waiting, sequel: base.Sequel | Literal["undecided"], delay: float = 0.0
+) -> tuple[protocol.ReportFailure, ...]:
     """What the user is told of a failure of this node, unless it has been."""
     if state.told or state.report is None:
         return ()
@@ -159,27 +187,27 @@ def _tell_failure(
         sequel = "unkillable"
     elif sequel != "restart" and (state.stopped_by or state.report.outcome == "noticed"):
         sequel = "stopped"
-    return (ReportFailure(state.attempt.restarts, sequel, delay, state.unkillable),)
+    return (protocol.ReportFailure(state.attempt.restarts, sequel, delay, state.unkillable),)
 
 
 # ---- workers run
 
 
-def _running(policy: Policy, state: Running, event: Event) -> Step:
-    if isinstance(event, WorkerExited):
-        return _on_exit(policy, state, event)
-    if isinstance(event, SettleOver) and state.failing:
-        return _stop(policy, state, "failure")
-    if isinstance(event, Noticed):
+def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
+    if isinstance(event, protocol.WorkerExited):
+        return _on_exit(config, state, event)
+    if isinstance(event, protocol.SettleOver) and state.failing:
+        return _stop(config, state, "failure")
+    if isinstance(event, protocol.Noticed):
         noticed = state.attempt.noticed | {event.signo}
         attempt = replace(state.attempt, noticed=noticed)
-        return replace(state, attempt=attempt), (PassOn(event.signo),)
-    if isinstance(event, Hung):
-        return _stop(policy, state, "hang", signo=event.signo)
-    if isinstance(event, NotStarted):
-        return _stop(policy, state, "no start", code=_code_of_no_start(event.errno))
-    if isinstance(event, DeadManFired):
-        return _stop(policy, state, "dead man", code=exit_codes.LOST)
+        return replace(state, attempt=attempt), (protocol.PassOn(event.signo),)
+    if isinstance(event, protocol.Hung):
+        return _stop(config, state, "hang", signo=event.signo)
+    if isinstance(event, protocol.NotStarted):
+        return _stop(config, state, "no start", code=_code_of_no_start(event.errno))
+    if isinstance(event, protocol.DeadManFired):
+        return _stop(config, state, "dead man", code=exit_codes.LOST)
     return state, ()
 
 
@@ -190,39 +218,42 @@ def _code_of_no_start(number: int) -> int:
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
-def _on_exit(policy: Policy, state: Running, event: WorkerExited) -> Step:
+def _on_exit(config: LaunchConfig, state: Running, event: protocol.WorkerExited) -> Step:
     failed = state.failing or event.status != 0
     alive = state.alive - {event.rank}
     if not alive:
-        return _stop(policy, state, "failure" if failed else "done")
+        return _stop(config, state, "failure" if failed else "done")
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
-        return _stop(policy, state, "failure")
-    settle = (Settle(state.attempt.round, SETTLE_SECONDS),) if failed and not state.failing else ()
-    return replace(state, alive=alive, failing=failed), settle
+        return _stop(config, state, "failure")
+    settle = protocol.Settle(state.attempt.round, SETTLE_SECONDS)
+    first = failed and not state.failing
+    return replace(state, alive=alive, failing=failed), (settle,) if first else ()
 
 
 def _stop(
-    policy: Policy, state: Running, cause: Cause, *, code: int = 0, signo: int = signal.SIGTERM
+    config: LaunchConfig, state: Running, cause: Cause, code: int = 0, signo: int = signal.SIGTERM
 ) -> Step:
-    grace = min(policy.grace, HUNG_GRACE) if cause == "hang" else policy.grace
+    grace = min(config.shutdown_timeout, HUNG_GRACE if cause == "hang" else math.inf)
     stopping = Stopping(attempt=state.attempt, cause=cause, code=code)
-    return stopping, (StopWorkers(signo, grace, cause),)
+    return stopping, (protocol.StopWorkers(signo, grace, cause),)
 
 
-def _on_decision(policy: Policy, state: Running | Stopping, event: RoundClosing | JobOver) -> Step:
+def _on_decision(
+    config: LaunchConfig, state: Running | Stopping, event: base.RoundClosing | base.JobOver
+) -> Step:
     """What follows is known before this node's workers have ended. The first verdict stands."""
-    if isinstance(state, Stopping) and isinstance(state.decided, JobOver):
+    if isinstance(state, Stopping) and isinstance(state.decided, base.JobOver):
         return state, ()
     if isinstance(state, Stopping):
         return replace(state, decided=event), ()
-    cause: Cause = "closing" if isinstance(event, RoundClosing) else "verdict"
-    asked = StopWorkers(signal.SIGTERM, policy.grace, cause)
+    cause: Cause = "closing" if isinstance(event, base.RoundClosing) else "verdict"
+    asked = protocol.StopWorkers(signal.SIGTERM, config.shutdown_timeout, cause)
     if state.failing:
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
 
 
-def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) -> Step:
+def _on_stop_requested(config: LaunchConfig, state: Running | Stopping, signo: int) -> Step:
     """The first request stops, and SIGINT after it kills. Others change nothing when they are not
     the first: schedulers repeat theirs, which must not cut the grace short.
     """
@@ -236,11 +267,11 @@ def _on_stop_requested(policy: Policy, state: Running | Stopping, signo: int) ->
     if state.cause == "done":
         return state, ()
     if not first:
-        return state, (StopWorkers(signal.SIGKILL, 0, "signal"),)
+        return state, (protocol.StopWorkers(signal.SIGKILL, 0, "signal"),)
     passed_on = signo if signo in _PASSED_ON else signal.SIGTERM
     return state, (
-        StopWorkers(passed_on, policy.grace, "signal"),
-        Leave(*_end_of_stop(signo), signo),
+        protocol.StopWorkers(passed_on, config.shutdown_timeout, "signal"),
+        protocol.Leave(*_end_of_stop(signo), signo),
     )
 
 
@@ -254,30 +285,30 @@ def _end_of_stop(signo: int) -> tuple[int, Literal["preempted", "stopped"]]:
 # ---- the end of a round
 
 
-def _stopping(policy: Policy, state: Stopping, event: Event) -> Step:
-    if not isinstance(event, Diagnosed):
+def _stopping(config: LaunchConfig, state: Stopping, event: Event) -> Step:
+    if not isinstance(event, protocol.Diagnosed):
         return state, ()
-    report = _report(policy, state, event)
+    report = _report(config, state, event)
     waiting = Waiting(
         attempt=state.attempt,
         report=report,
         unkillable=event.unkillable,
         stopped_by=state.stopped_by,
     )
-    if isinstance(state.decided, JobOver):
+    if isinstance(state.decided, base.JobOver):
         return _end(waiting, state.decided.verdict)
-    told: tuple[Instruction, ...] = (TellRendezvous(report),)
+    told: tuple[Instruction, ...] = (protocol.TellRendezvous(report),)
     if state.cause == "done" and state.stopped_by:
-        told = (*told, Leave(*_end_of_stop(state.stopped_by), state.stopped_by))
-    if policy.leased:
+        told = (*told, protocol.Leave(*_end_of_stop(state.stopped_by), state.stopped_by))
+    if config.rendezvous:
         told = (*told, *_tell_failure(waiting, "undecided"))
         waiting = replace(waiting, told=True, settled=state.decided is not None)
     return waiting, told
 
 
-def _report(policy: Policy, state: Stopping, event: Diagnosed) -> Report:
+def _report(config: LaunchConfig, state: Stopping, event: protocol.Diagnosed) -> base.Report:
     found = event.report
-    outcome, code = _what_became(policy, state, found)
+    outcome, code = _what_became(config, state, found)
     if event.unkillable:
         outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
     cause = found.cause if outcome in ("failed", "hung") else ""
@@ -285,13 +316,14 @@ def _report(policy: Policy, state: Stopping, event: Diagnosed) -> Report:
     return replace(found, outcome=outcome, code=code, cause=cause, follows=follows)
 
 
-def _what_became(policy: Policy, state: Stopping, found: Report) -> tuple[ReportOutcome, int]:
-    """The outcome of the round here, and its exit code."""
+def _what_became(
+    config: LaunchConfig, state: Stopping, found: base.Report
+) -> tuple[base.ReportOutcome, int]:
     if state.cause == "done":
         return "succeeded", 0
     if state.cause == "hang":
         return "hung", exit_codes.HUNG
-    if state.cause == "no start" or (state.cause == "dead man" and not policy.leased):
+    if state.cause == "no start" or (state.cause == "dead man" and config.rendezvous is None):
         return "lost", state.code
     if state.cause != "failure":
         return "stopped", 0

@@ -1,104 +1,13 @@
-"""What the machine knows, is told and says: states, events and instructions. All frozen."""
+"""What the machine is told and says: events and instructions. All frozen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torshrun.rendezvous.base import (
-    JobOver,
-    Outcome,
-    Place,
-    Report,
-    RoundClosing,
-    RoundFormed,
-    Sequel,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What does not change during the job."""
-
-    workers: int
-    """Of this node."""
-    grace: float
-    """Seconds between asking workers to stop and killing them."""
-    leased: bool = False
-    """Whether workers run only while a rendezvous grants it: then the dead man ends a round of
-    this node, and not the job."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A round, and what led to it."""
-
-    round: int = 0
-    restarts: int = 0
-    """How often workers have been restarted so far."""
-    noticed: frozenset[int] = frozenset()
-    """Signals that were passed on to the workers as a notice."""
-
-
-# ---- states
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Workers run."""
-
-    attempt: Attempt
-    alive: frozenset[int]
-    failing: bool = False
-    """Whether one has failed; others may be about to."""
-
+from torshrun.rendezvous import base
 
 Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "closing", "verdict"]
 """closing: another round is to follow; verdict: the job is over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """All workers are being stopped."""
-
-    attempt: Attempt
-    cause: Cause
-    code: int = 0
-    """The exit code if workers did not start, or the dead man came."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-    decided: RoundClosing | JobOver | None = None
-    """What the rendezvous has said meanwhile about what follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """No worker runs; the rendezvous says what follows."""
-
-    attempt: Attempt
-    """The last one."""
-    report: Report | None = None
-    """What became of it; None before the first one."""
-    unkillable: tuple[str, ...] = ()
-    """Processes that it left."""
-    told: bool = False
-    """Whether the user knows of its failure."""
-    settled: bool = False
-    """Whether it is known that the job went on after it."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """Nothing is left to do."""
-
-    attempt: Attempt
-    code: int
-    outcome: Outcome
-
-
-State = Running | Stopping | Waiting | Finished
 
 
 # ---- events; those that name a round change nothing once it is over
@@ -160,14 +69,13 @@ class Hung(NamedTuple):
 class Diagnosed(NamedTuple):
     """No process of the round is left, but for the unkillable, and its root cause is known."""
 
-    report: Report
+    report: base.Report
     """As if the root cause were all there is to say; its code is 0 if no worker failed."""
     unkillable: tuple[str, ...] = ()
     """Processes that outlived SIGKILL, as a person would name them."""
 
     @property
     def round(self) -> int:
-        """The round's number."""
         return self.report.round
 
 
@@ -177,7 +85,7 @@ class InternalError(NamedTuple):
 
 OfRound = WorkerExited | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
 Asked = StopRequested | Noticed
-Decided = RoundFormed | RoundClosing | JobOver
+Decided = base.RoundFormed | base.RoundClosing | base.JobOver
 Event = OfRound | Asked | Decided | KeeperLost | InternalError
 
 
@@ -187,7 +95,7 @@ Event = OfRound | Asked | Decided | KeeperLost | InternalError
 class StartWorkers(NamedTuple):
     """Begin a round with all workers of this node."""
 
-    place: Place
+    place: base.Place
 
 
 class Settle(NamedTuple):
@@ -214,7 +122,7 @@ class PassOn(NamedTuple):
 class TellRendezvous(NamedTuple):
     """Tell the rendezvous that the round is over here."""
 
-    report: Report
+    report: base.Report
 
 
 class Leave(NamedTuple):
@@ -229,7 +137,7 @@ class ReportFailure(NamedTuple):
     """Tell the user about the round's failure and what happens next."""
 
     restarts: int
-    sequel: Sequel | Literal["undecided"]
+    sequel: base.Sequel | Literal["undecided"]
     """undecided: the nodes decide together, once the others have stopped their workers."""
     delay: float = 0.0
     """Seconds until the restart."""
@@ -242,4 +150,3 @@ class KillDescendants(NamedTuple):
 
 ForWorkers = StartWorkers | Settle | StopWorkers | PassOn | KillDescendants
 Instruction = ForWorkers | TellRendezvous | Leave | ReportFailure
-Step = tuple[State, tuple[Instruction, ...]]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torsh_runtime.errors import ConfigError
-from torshrun.agent import protocol
+from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
 from torshrun.live.events import Recorder
 from torshrun.live.snapshot import JobState, Snapshot
-from torshrun.live.status_line import StatusLine
+from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
-from torshrun.workers.logs.prefix import is_coloured
+from torshrun.workers.logs.lines import is_coloured
 from torshrun.workers.logs.pump import LogPump
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ class Telemetry:
         pids: Callable[[], Sequence[int]],
         steps: Callable[[], Sequence[int | None]],
     ) -> None:
-        """`pids` and `steps` are by local rank. Opens files and listens. Raises ConfigError if that
-        cannot be done; nothing is open then.
-        """
+        """`pids` and `steps` are by local rank. Raises ConfigError; nothing is open then."""
         self._pump = pump
         self._pids = pids
         self._steps = steps
@@ -51,33 +49,37 @@ class Telemetry:
             pids=(0,) * config.nproc_per_node,
             max_restarts=config.max_restarts,
         )
-        self._server = _server(config, lambda: self.latest)
-        try:
-            file = _event_file(config, pump)
-        except ConfigError:
-            self._close_server()
-            raise
+        self._server: HttpServer | None = None
+        file: LineFile | None = None
+        with contextlib.ExitStack() as undo:
+            if config.metrics_port is not None:
+                from torshrun.live.http_pages import Pages
+                from torshrun.live.http_server import HttpServer
+
+                pages = Pages(lambda: self.latest)
+                self._server = HttpServer(*config.metrics_port, pages.respond)
+                undo.callback(self._server.close)
+            if config.events not in (None, "-"):
+                from torshrun.live.line_file import LineFile
+
+                file = LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))
+                undo.callback(file.close)
+            self._closing = undo.pop_all()
         write = pump.write if config.events == "-" else None
-        self.recorder = Recorder(write, config.run_id, file=file)
-        self._line: StatusLine | None = None
-        if config.output.status_line == "auto" and pump.shows_status:
-            color = is_coloured(config.output, True, os.environ)
-            self._line = StatusLine(lambda: self.latest, pump.width, pump.set_status, color)
+        self.recorder = Recorder(config.run_id, file or write)
+        self._color = is_coloured(config.output, True, os.environ)
 
     def open(self) -> None:
-        """Let the first visitors in."""
         if self._server:
             self._server.start()
 
-    def follow(self, state: protocol.State) -> None:
-        """Take over what the machine knows."""
+    def follow(self, state: machine.State) -> None:
         before, attempt = self.latest, state.attempt
         self._show(state=_name_of(state), round=attempt.round, restarts=attempt.restarts)
         if before != self.latest:  # what follows costs time for each worker
             self._refresh()
 
     def begin_round(self, place: Place) -> None:
-        """This node has got a place."""
         self._show(
             first_rank=place.first_rank, node_rank=place.node_rank, num_nodes=place.num_nodes
         )
@@ -91,17 +93,15 @@ class Telemetry:
 
     def tick(self) -> None:
         """Bring what is shown up to date, if anybody looks."""
-        if self._server or self._line:
+        if self._server or self._pump.shows_status:
             self._refresh()
-        if self._line:
-            self._line.tick()
+        if self._pump.shows_status:
+            line = render(self.latest, time.monotonic(), self._pump.width(), color=self._color)
+            self._pump.set_status(line)
 
     def close(self) -> None:
         """Show nothing any more, within bounded time."""
-        if self._line:
-            self._line.close()
-        self.recorder.close()
-        self._close_server()
+        self._closing.close()
 
     def _refresh(self) -> None:
         self._show(
@@ -114,32 +114,11 @@ class Telemetry:
     def _show(self, **facts: Any) -> None:
         self.latest = replace(self.latest, **facts)
 
-    def _close_server(self) -> None:
-        if self._server:
-            self._server.close()
 
-
-def _name_of(state: protocol.State) -> JobState:
-    if isinstance(state, protocol.Waiting):
+def _name_of(state: machine.State) -> JobState:
+    if isinstance(state, machine.Waiting):
         return "restarting" if state.report else "starting"
-    if isinstance(state, protocol.Finished):
+    if isinstance(state, machine.Finished):
         return "finished"
-    well = isinstance(state, protocol.Running) and not state.failing
+    well = isinstance(state, machine.Running) and not state.failing
     return "running" if well else "stopping"
-
-
-def _server(config: LaunchConfig, latest: Callable[[], Snapshot]) -> HttpServer | None:
-    if config.metrics_port is None:
-        return None
-    from torshrun.live.http_pages import Pages
-    from torshrun.live.http_server import HttpServer
-
-    return HttpServer(*config.metrics_port, Pages(latest).respond)
-
-
-def _event_file(config: LaunchConfig, pump: LogPump) -> LineFile | None:
-    if config.events in (None, "-"):
-        return None
-    from torshrun.live.line_file import LineFile
-
-    return LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))

@@ -2,7 +2,7 @@
 
 from torshrun.config.job import Kind, LaunchConfig, OutputConfig
 from torshrun.config.request import Request, gather
-from torshrun.config.resolve import Resolution, resolve, validate
+from torshrun.config.resolve import Resolution, resolve
 
 __all__ = [
     "Kind",
@@ -12,5 +12,4 @@ __all__ = [
     "Resolution",
     "gather",
     "resolve",
-    "validate",
 ]

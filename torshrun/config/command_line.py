@@ -36,9 +36,7 @@ class CommandLine(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Everything from the first word that is no option on, or after --, is SCRIPT and its
-    arguments. Raises ConfigError naming the word that is wrong.
-    """
+    """SCRIPT is the first word that is no option, or the one after --. Raises ConfigError."""
     words, given = deque(argv), dict[str, str]()
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.popleft()

@@ -13,6 +13,7 @@ from enum import Flag
 from types import MappingProxyType
 from typing import Literal
 
+from torsh_runtime.contract import WorkerEnv
 from torshrun.config.rendezvous import RendezvousConfig
 
 Kind = Literal["script", "module", "program", "path"]
@@ -64,6 +65,35 @@ class OutputConfig:
     log_rotate: int = 0
     color: Literal["auto", "always", "never"] = "auto"
     status_line: Literal["auto", "never"] = "auto"
+
+    def shown(self, worker: WorkerEnv) -> Streams:
+        """Which of this worker's streams the console shows."""
+        for chosen, rank in (
+            (self.ranks_filter, worker.rank),
+            (self.local_ranks_filter, worker.local_rank),
+        ):
+            if chosen is not None and rank not in chosen:
+                return Streams.NONE
+        redirected, teed = self._ruled(worker)
+        return ~redirected | teed
+
+    def kept(self, worker: WorkerEnv) -> Streams:
+        """Which of this worker's streams are kept in stdout.log and stderr.log."""
+        if self.log_dir is not None and self.redirects == self.tee == StreamRule():
+            return Streams.BOTH
+        redirected, teed = self._ruled(worker)
+        return redirected | teed
+
+    def needs_folder(self) -> bool:
+        """Whether something may have to be kept, so that the job needs a log directory."""
+        filtered = self.duplicate_stdout_filters or self.duplicate_stderr_filters
+        ruled = (self.redirects, self.tee) != (StreamRule(), StreamRule())
+        return self.log_dir is not None or ruled or bool(filtered)
+
+    def _ruled(self, worker: WorkerEnv) -> tuple[Streams, Streams]:
+        rules, ranks = (self.redirects, self.tee), (worker.rank, worker.local_rank)
+        redirected, teed = (rule.streams(*ranks) for rule in rules)
+        return redirected, teed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

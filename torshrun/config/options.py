@@ -201,7 +201,6 @@ class Option(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its names, as a file has them."""
         long = (word for word in self.spellings if word.startswith("--"))
         return tuple(word[2:].replace("-", "_") for word in long)
 
@@ -212,7 +211,6 @@ class Option(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """Whether it takes no value on the command line."""
         return not self.metavar
 
     @property

@@ -17,9 +17,9 @@ def show(request: Request) -> str:
     blocks = [[*_target(request)], [*_environment(request)]]
     for heading, options in HEADINGS.items():
         # In a file module: is what is run, so that the flag is spoken for.
-        told = [option for option in options if option.in_file and option.key != "module"]
-        lines = (_option(option, request.entries[option.key]) for option in told)
-        blocks.append([f"# {heading}\n", *lines] if told else [])
+        told = [each for each in options if each.in_file and each.key != "module"]
+        lines = [_option(option, request.entries[option.key]) for option in told]
+        blocks.append(lines and [f"# {heading}\n", *lines])
     return "\n".join("".join(lines) for lines in blocks if lines)
 
 
@@ -63,8 +63,6 @@ def _scalar(text: str | None) -> str:
         return text
     import yaml
 
-    written = str(yaml.safe_dump(text, width=1 << 20, allow_unicode=True))
-    written = written.removesuffix("\n...\n").removesuffix("\n")
-    if len(written.splitlines()) > 1:
-        written = str(yaml.safe_dump(text, width=1 << 20, default_style='"')).removesuffix("\n")
-    return written
+    style = None if text.isprintable() else '"'  # which takes one line in any case
+    written = yaml.safe_dump(text, width=1 << 20, allow_unicode=True, default_style=style)
+    return str(written).removesuffix("\n").removesuffix("\n...")

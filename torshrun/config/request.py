@@ -50,21 +50,21 @@ class Request:
     """Extra variables for workers."""
 
     def __getitem__(self, key: str) -> Any:
-        """What the option's text means; None if it has neither text nor default. Raises
-        ConfigError naming where the text came from.
-        """
+        """What the option's text means; None if there is none. Raises ConfigError."""
         entry = self.entries[key]
         try:
             return None if entry.text is None else BY_KEY[key].kind.parse(entry.text)
         except ConfigError as error:
-            raise ConfigError(f"{entry.name}: {error}") from None
+            raise self.refused(key, str(error)) from None
+
+    def refused(self, key: str, why: str) -> ConfigError:
+        """The error to raise for what the option says."""
+        return ConfigError(f"{self.name(key)}: {why}")
 
     def name(self, key: str) -> str:
-        """What an error or a note calls the option."""
         return self.entries[key].name
 
     def has(self, key: str) -> bool:
-        """Whether anybody gave the option."""
         entry = self.entries[key]
         return entry.origin != DEFAULT and entry.text is not None
 

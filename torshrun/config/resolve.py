@@ -11,11 +11,15 @@ from typing import Any, NamedTuple
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Kind, LaunchConfig, OutputConfig
 from torshrun.config.options import OPTIONS
+from torshrun.config.rendezvous import Access, Address, Backend, RendezvousConfig
 from torshrun.config.request import Request
-from torshrun.config.resolve_rendezvous import first_endpoint, is_alone, is_static, rendezvous
-from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, any_text
+from torshrun.config.secret import read_secret
+from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes, any_text
 from torshrun.topology.cpus import usable_cpus
 
+_PORTS: Mapping[Backend, int] = {"static": 29500, "tcp": 29400, "etcd": 2379}
+"""As torchrun and etcd have it."""
+_SHORTEST_TTL = 1.0
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _INERT = [(option.key, option.without_effect) for option in OPTIONS if option.without_effect]
 
@@ -28,32 +32,27 @@ class Resolution(NamedTuple):
     """A line each about what was given and comes to nothing."""
 
 
-def _new_id() -> str:
-    return os.urandom(8).hex()
-
-
 def resolve(
-    request: Request, environ: Mapping[str, str], *, new_id: Callable[[], str] = _new_id
+    request: Request,
+    environ: Mapping[str, str],
+    *,
+    new_id: Callable[[], str] = lambda: os.urandom(8).hex(),
+    needs_target: bool = True,
 ) -> Resolution:
     """Make the job. `environ` is torshrun's own; `new_id` names a job that is to have a name of
     its own. Raises ConfigError naming the option, variable or line of a file that is wrong.
     """
-    if request.target is None:
+    fields = _check(request, environ, new_id)
+    target = ""
+    if request.target is not None:
+        target = _check_target(request.target.text or "", fields["kind"], environ)
+    elif needs_target:
         raise ConfigError(
             "SCRIPT is missing: name it after the options, or in a --config file as script:, "
             "module: or program: (torshrun --help lists the options)"
         )
-    fields = _check(request, environ, new_id)
-    target = _check_target(request.target.text or "", fields["kind"], environ)
     said = tuple(_notes(request, fields["nproc_per_node"]))
     return Resolution(LaunchConfig(target=target, **fields), said)
-
-
-def validate(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The notes that resolve would give; no target is needed. Raises ConfigError as it would."""
-    if request.target is not None:
-        return resolve(request, environ).notes
-    return tuple(_notes(request, _check(request, environ, _new_id)["nproc_per_node"]))
 
 
 def _check(
@@ -64,9 +63,10 @@ def _check(
         request[option.key]
     alone = is_alone(request)
     if alone and request["node_rank"] and not request["standalone"]:
-        raise ConfigError(
-            f"{request.name('node_rank')}: {request['node_rank']} is not possible: the job has one "
-            f"node, whose rank is 0; --nnodes says how many it has"
+        raise request.refused(
+            "node_rank",
+            f"{request['node_rank']} is not possible: the job has one node, whose rank is 0; "
+            f"--nnodes says how many it has",
         )
     extras = {name: extra.text for name, extra in request.environment.items()}
     fewest, most = (1, 1) if alone else request["nnodes"]
@@ -95,6 +95,19 @@ def _fields(request: Request, kind: type[LaunchConfig | OutputConfig]) -> dict[s
     return {option.key: request[option.key] for option in OPTIONS if option.key in names}
 
 
+def is_alone(request: Request) -> bool:
+    return bool(request["standalone"] or request["nnodes"] == (1, 1))
+
+
+def is_static(request: Request) -> bool:
+    """Whether MASTER_ADDR and MASTER_PORT, or where nodes meet, come from the options."""
+    return request["rdzv_backend"] == "static" and not request["standalone"]
+
+
+def first_endpoint(request: Request) -> Endpoint | None:
+    return next(iter(request["rdzv_endpoint"]), None)
+
+
 def _master(request: Request) -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT with one node: those of the static endpoint, else those given.
     Without static torchrun takes neither, so that jobs whose scripts name the same port do not
@@ -104,10 +117,8 @@ def _master(request: Request) -> tuple[str, int]:
     if endpoint is None:
         return request["master_addr"], request["master_port"] or 0
     if endpoint.port is None:
-        raise ConfigError(
-            f"{request.name('rdzv_endpoint')}: with --rdzv-backend static it needs a port, like "
-            f"{endpoint.host}:29500"
-        )
+        why = f"with --rdzv-backend static it needs a port, like {endpoint.host}:29500"
+        raise request.refused("rdzv_endpoint", why)
     return endpoint.host, endpoint.port
 
 
@@ -121,8 +132,8 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
 
         number = len(gpus.visible(environ))
     if asked == "gpu" and number == 0:
-        name = request.name("nproc_per_node")
-        raise ConfigError(f"{name}: no GPU can be used here; give a number, cpu or auto")
+        why = "no GPU can be used here; give a number, cpu or auto"
+        raise request.refused("nproc_per_node", why)
     return int(number) or usable_cpus()
 
 
@@ -172,6 +183,117 @@ def _find_program(name: str, path: str) -> str:
     if Path(name).is_dir():
         raise ConfigError(f"{name} is a directory, not a program")
     raise ConfigError(f"{name} is not executable: chmod +x it, or drop --no-python")
+
+
+# ---- how the nodes of a job of several meet
+
+
+def rendezvous(request: Request, environ: Mapping[str, str]) -> RendezvousConfig:
+    backend: Backend = "tcp" if request["rdzv_backend"] == "c10d" else request["rdzv_backend"]
+    conf: Mapping[str, Any] = request["rdzv_conf"]
+    return RendezvousConfig(
+        backend=backend,
+        endpoints=_endpoints(request, backend),
+        node_rank=_node_rank(request) if backend == "static" else None,
+        is_host=conf.get("is_host") if backend == "tcp" else None,
+        local_addr=request["local_addr"] or "",
+        access=_access(request, conf, environ) if backend == "etcd" else Access(),
+        secret=_secret(request, environ),
+        ttl=_ttl(request, conf),
+        **_timeouts(backend, conf),
+    )
+
+
+def _endpoints(request: Request, backend: Backend) -> tuple[Address, ...]:
+    given: tuple[Endpoint, ...] = request["rdzv_endpoint"]
+    if backend == "static" and not given and request.has("master_addr"):
+        given = (Endpoint(request["master_addr"], request["master_port"]),)
+    key = "rdzv_endpoint"
+    if not given:
+        name = request.name(key) + (" (or --master-addr)" if backend == "static" else "")
+        why = f"with several nodes {name} has to say where they meet, like node0:{_PORTS[backend]}"
+        raise request.refused("nnodes", why)
+    if len(given) > 1 and backend != "etcd":
+        raise request.refused(key, f"with --rdzv-backend {backend} there is one place to meet")
+    if any(endpoint.port == 0 for endpoint in given):
+        raise request.refused(key, "other nodes cannot know what port 0 becomes; give one")
+    if backend != "etcd" and any(endpoint.scheme for endpoint in given):
+        raise request.refused(key, "http:// and https:// are for etcd; give HOST:PORT alone")
+    return tuple(Address(one.host, one.port or _PORTS[backend]) for one in given)
+
+
+def _node_rank(request: Request) -> int:
+    nodes: Nodes = request["nnodes"]
+    if nodes.fewest != nodes.most:
+        raise request.refused(
+            "nnodes",
+            "with --rdzv-backend static every node has its rank, so their number is fixed: give N, "
+            "or --rdzv-backend tcp or etcd",
+        )
+    rank: int = request["node_rank"]
+    if rank >= nodes.most:
+        why = f"{rank} is not possible: with {nodes.most} nodes ranks end at {nodes.most - 1}"
+        raise request.refused("node_rank", why)
+    return rank
+
+
+def _timeouts(backend: Backend, conf: Mapping[str, Any]) -> dict[str, float]:
+    """torchrun's `timeout` is what its static rendezvous waits for the others."""
+    names = ("join_timeout", "last_call_timeout", "close_timeout")
+    found = {name: conf[name] for name in names if name in conf}
+    if backend == "static" and "timeout" in conf:
+        found.setdefault("join_timeout", conf["timeout"])
+    return found
+
+
+def _ttl(request: Request, conf: Mapping[str, Any]) -> float:
+    """As given, or as long as torchrun waits for signs of life."""
+    silence = conf.get("keep_alive_interval", 5.0) * conf.get("keep_alive_max_attempt", 3)
+    ttl: float = conf.get("ttl", silence)
+    if ttl < _SHORTEST_TTL:
+        raise ConfigError(
+            f"{request.name('rdzv_conf')}: a node cannot count as lost after {ttl:g} s of "
+            f"silence; ttl (or keep_alive_interval times keep_alive_max_attempt) is at least "
+            f"{_SHORTEST_TTL:g}"
+        )
+    return ttl
+
+
+def _access(request: Request, conf: Mapping[str, Any], environ: Mapping[str, str]) -> Access:
+    user, password = environ.get("TORSH_ETCD_USER", ""), environ.get("TORSH_ETCD_PASSWORD", "")
+    if bool(user) != bool(password):
+        raise ConfigError("TORSH_ETCD_USER and TORSH_ETCD_PASSWORD go together: set both or none")
+    cacert = conf.get("cacert") or conf.get("ca_cert", "")
+    cert = conf.get("cert") or conf.get("ssl_cert", "")
+    key = conf.get("key") or conf.get("ssl_cert_key", "")
+    if bool(cert) != bool(key):
+        raise request.refused("rdzv_conf", "cert and key go together: give both")
+    tls = _is_tls(request, conf, has_files=bool(cacert or cert))
+    return Access(tls=tls, cacert=cacert, cert=cert, key=key, user=user, password=password)
+
+
+def _is_tls(request: Request, conf: Mapping[str, Any], *, has_files: bool) -> bool:
+    """As the endpoints, protocol and certificates say, which must not contradict each other."""
+    schemes = {endpoint.scheme for endpoint in request["rdzv_endpoint"]} - {""}
+    if len(schemes) > 1:
+        why = "http:// and https:// cannot be mixed: one protocol is for all endpoints"
+        raise request.refused("rdzv_endpoint", why)
+    said = schemes | ({conf["protocol"]} if "protocol" in conf else set())
+    if len(said) > 1 or (has_files and "http" in said):
+        why = "protocol=http (or http://) and https:// or certificates exclude each other"
+        raise request.refused("rdzv_conf", why)
+    return has_files or "https" in said
+
+
+def _secret(request: Request, environ: Mapping[str, str]) -> str:
+    secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
+    if request["require_secret"] and not secret:
+        raise ConfigError(
+            f"{request.name('require_secret')}: this job has no secret: make one by openssl rand "
+            f"-hex 32, chmod 600 its file, and give the same to all nodes by --secret-file or "
+            f"TORSH_SECRET"
+        )
+    return secret
 
 
 # ---- what was given and comes to nothing: said in a line each, never an error

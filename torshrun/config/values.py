@@ -22,13 +22,8 @@ LONGEST = 1e9
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-CONF_WITHOUT_EFFECT = (
-    "store_type",
-    "read_timeout",
-    "heartbeat_timeout",
-    "use_libuv",
-    "etcd_prefix",
-    "rank",
+CONF_WITHOUT_EFFECT = frozenset(
+    ["store_type", "read_timeout", "heartbeat_timeout", "use_libuv", "etcd_prefix", "rank"]
 )
 """Keys of torchrun's --rdzv-conf that nothing here corresponds to."""
 _PLACES = ("role_name", "rank", "local_rank", "hostname")
@@ -70,7 +65,7 @@ def nearest(word: str, words: Iterable[str], dashes: str = "") -> str:
 def whole(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
         raise ConfigError(f"{text!r} is not a whole number")
-    return int(text)
+    return int(text.strip())  # which knows more spaces than int()
 
 
 def count(text: str) -> int:
@@ -135,7 +130,6 @@ def size(text: str) -> int:
 
 
 def words(text: str) -> str:
-    """Any text but none."""
     if not text.strip():
         raise ConfigError("must not be empty")
     return any_text(text)
@@ -208,7 +202,6 @@ def flag(text: str) -> bool:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-    """A parser that takes these words."""
 
     def parse(text: str) -> str:
         if text not in allowed:
@@ -276,8 +269,8 @@ def ranks(text: str) -> frozenset[int] | None:
 
 def stream_rule(text: str) -> StreamRule:
     """ "3" for all workers, "0:1,1:2" by local rank, "r8:3" by global rank."""
-    if re.fullmatch(r"\s*[0-3]\s*", text):
-        return StreamRule(everyone=Streams(int(text)))
+    if found := re.fullmatch(r"\s*([0-3])\s*", text):
+        return StreamRule(everyone=Streams(int(found[1])))
     by_local_rank: dict[int, Streams] = {}
     by_rank: dict[int, Streams] = {}
     for part in text.split(","):

@@ -7,6 +7,7 @@ is not a number in base 60, nor is `lr: 1e-3` a text. YAML's types only tell boo
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -153,15 +154,20 @@ class _Reader:
         return variables
 
     def _entry(self, option: Option, key: ScalarNode, node: Node) -> Entry:
-        if node.id == "sequence" and option.kind.is_list:
+        kind = option.kind
+        if node.id == "sequence" and kind.is_list:
             items = (self._scalar(key, item).replace(",", ",,") for item in node.value)
             return self._given(key, ",".join(items))
-        if node.id == "mapping" and option.kind.pairs:
+        if node.id == "mapping" and kind.pairs:
             pairs = self._pairs(node, key.value)
-            items = (f"{name.value}{option.kind.pairs}{self._scalar(name, n)}" for name, n in pairs)
+            items = (
+                f"{name.value}{kind.pairs}{self._scalar(name, value)}" for name, value in pairs
+            )
             return self._given(key, ",".join(items))
         if node.id != "scalar":
-            self._fail(key, f"{key.value}: {_kind(node)} is not possible, give {_wanted(option)}")
+            more = " or a list" if kind.is_list else " or a mapping" if kind.pairs else ""
+            wanted = "true or false" if option.is_flag else f"{option.metavar}{more}"
+            self._fail(key, f"{key.value}: {_kind(node)} is not possible, give {wanted}")
         if node.tag == _NULL:
             return self._given(key, option.default)
         return self._given(key, node.value if option.is_flag else self._plain(key, node))
@@ -179,7 +185,10 @@ class _Reader:
         if node.tag == _NULL:
             self._fail(key, f'{key.value} has no value; write "{node.value}" if that is meant')
         text: str = node.value
-        if not _can_be_passed_on(text):
+        fits = False
+        with suppress(UnicodeEncodeError):
+            fits = b"\0" not in os.fsencode(text)
+        if not fits:
             self._fail(key, f"{key.value}: {text!r} contains what no command line can")
         return text
 
@@ -192,22 +201,7 @@ def _line(node: Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _can_be_passed_on(text: str) -> bool:
-    """Whether a process can be given it as an argument or a variable."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
 def _kind(node: Node) -> str:
     if node.id == "scalar":
         return "nothing" if node.tag == _NULL else repr(node.value)
     return "a list" if node.id == "sequence" else "a mapping"
-
-
-def _wanted(option: Option) -> str:
-    if option.is_flag:
-        return "true or false"
-    more = " or a list" if option.kind.is_list else " or a mapping" if option.kind.pairs else ""
-    return f"{option.metavar}{more}"

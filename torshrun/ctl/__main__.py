@@ -5,7 +5,6 @@ import sys
 
 
 def main() -> None:
-    """Run the command with this process's arguments and exit with its code."""
     # An interrupt ends this process as it would any other: what was asked for stands.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

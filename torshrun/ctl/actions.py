@@ -1,4 +1,6 @@
-"""What torshctl's commands do with a run. Each tells in a line what has come of it."""
+"""What torshctl's commands do with a run, and how far the job has come with what was asked of it.
+Each command tells in a line what has come of it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,10 @@ from functools import partial
 from torsh_runtime.errors import StoreError
 from torshrun import exit_codes
 from torshrun.config.values import Nodes
-from torshrun.ctl.picture import NotDone, Picture, find_nodes
-from torshrun.ctl.progress import check_drain, drained, ended, nodes, scaled, stopped, undone
-from torshrun.ctl.run import Run, Say
+from torshrun.ctl.picture import NotDone, Picture, find_nodes, nodes
+from torshrun.ctl.run import Progress, Run, Say
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.rows import SizeWanted, StopWanted
+from torshrun.rendezvous.rows import NodeRow, SizeWanted, StopWanted
 
 STOPPED = exit_codes.SIGNALLED + 2
 """The code that all agents of a stopped job end with: as by Ctrl-C on each."""
@@ -47,10 +48,27 @@ async def scale(run: Run, asked: str, size: Nodes, timeout: float | None, say: S
     return await run.wait(partial(scaled, wanted, size.fewest), timeout, say)
 
 
+def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
+    """Whether `least` nodes or more run, and no spare is left that would be taken, or NotDone."""
+    if now.verdict:
+        raise NotDone(f"the job has ended meanwhile: {now.verdict.outcome}, {now.verdict.reason}")
+    header = now.header
+    size = header.size if header else 0
+    missing = max(least, wanted.min_nodes) - len(now.staying)
+    if missing > 0:
+        return Progress(
+            False, f"waiting for {nodes(missing, 'more ')}: start torshrun there. {_where(now)}"
+        )
+    if now.phase != "running" or size > wanted.max_nodes:
+        return Progress(False, f"waiting for the next round. {_where(now)}")
+    if size < least or (now.spares and size < wanted.max_nodes):
+        return Progress(False, f"{_why_not_larger(now)}. {_where(now)}")
+    return Progress(True, _where(now))
+
+
 async def drain(
     run: Run, names: Sequence[str], timeout: float | None, say: Say, *, force: bool
 ) -> str:
-    """Ask nodes to go."""
     _check_runs(run)
     before = run.picture
     asked = find_nodes(before, names)
@@ -65,16 +83,47 @@ async def drain(
     return told
 
 
+def check_drain(asked: Sequence[NodeRow], now: Picture) -> None:
+    """Raises NotDone if too few nodes would be left, by which the job would end."""
+    rest = [row for row in now.staying if row not in asked]
+    least = now.limits[0] if now.limits else 0
+    if len(rest) < least:
+        raise NotDone(
+            f"run {now.run_id} needs {nodes(least)} and would have {len(rest)}, by which it ends. "
+            f"Start another node first or lower MIN (torshctl scale); --force drains all the same"
+        )
+
+
+def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress:
+    """Whether these nodes have gone, and the others go on without them."""
+    ids = {row.node for row in asked}
+    names = ", ".join(sorted(ids))
+    here = sorted(ids.intersection(row.node for row in now.present))
+    if here:
+        return Progress(False, f"waiting for {', '.join(here)} to stop its workers and go")
+    if now.verdict:
+        return Progress(True, f"{names} left, and the job has ended: {now.verdict.reason}")
+    if not now.present:
+        return Progress(True, f"{names} left, and nobody is left of the run")
+    if not any(map(before.takes_part, asked)):
+        return Progress(True, f"{names} left. {_where(now)}")
+    if now.phase != "running" or now.round_token == before.round_token:
+        return Progress(False, f"{names} left; waiting for the next round. {_where(now)}")
+    return Progress(True, f"{names} left. {_where(now)}")
+
+
 async def keep(run: Run, names: Sequence[str]) -> str:
-    """Ask nodes no more to go."""
     _check_runs(run)
-    asked = find_nodes(run.picture, names)
-    await run.withdraw([rows.WANT_DRAIN + row.node for row in asked])
-    return undone(asked, await run.now()).text
+    asked = {row.node for row in find_nodes(run.picture, names)}
+    await run.withdraw([rows.WANT_DRAIN + node for node in asked])
+    late = asked.difference(row.node for row in (await run.now()).staying)
+    if late:
+        names = ", ".join(sorted(late))
+        raise NotDone(f"too late: {names} is on its way out; start torshrun there again")
+    return f"{', '.join(sorted(asked))} stays"
 
 
 async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
-    """End the run on all nodes."""
     if run.picture.verdict:
         return ended(run.picture)
     _check_runs(run)
@@ -92,6 +141,16 @@ async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
     return told
 
 
+def stopped(now: Picture) -> Progress:
+    """Whether the job has ended and its agents are gone."""
+    if now.verdict is None:
+        who = "the nodes" if now.nodes else "a node: none is there, or none reaches the store"
+        return Progress(False, f"waiting for {who} to end the job")
+    if now.present:
+        return Progress(False, f"{ended(now)}; waiting for {nodes(len(now.present))} to go")
+    return Progress(True, ended(now))
+
+
 async def forget(run: Run) -> str:
     """Delete what the store still holds of a run that nobody is left of."""
 
@@ -103,6 +162,31 @@ async def forget(run: Run) -> str:
     if not await run.erase(check):
         raise NotDone(f"run {run.picture.run_id} begins again: not forgotten")
     return f"run {run.picture.run_id} is forgotten"
+
+
+# ---- how it stands, in words
+
+
+def ended(now: Picture) -> str:
+    assert now.verdict is not None
+    return f"run {now.run_id} has ended: {now.verdict.outcome}, {now.verdict.reason}"
+
+
+def _where(now: Picture) -> str:
+    """Where the job stands, as a sentence without its end."""
+    header = now.header
+    if header is None:
+        return f"No round yet; {nodes(len(now.present))} there"
+    if header.phase == "closing":
+        return f"Round {header.number} is ending ({header.reason})"
+    return f"Round {header.number} runs on {nodes(header.size)}"
+
+
+def _why_not_larger(now: Picture) -> str:
+    if now.holds:
+        holding = ", ".join(sorted(now.holds))
+        return f"waiting for the next checkpoint, before which {holding} wants no node to be added"
+    return f"waiting for the last call, after which {nodes(len(now.spares))} will be let in"
 
 
 def _check_runs(run: Run) -> None:

@@ -13,12 +13,11 @@ from torsh_runtime.errors import ConfigError, StoreError, TorshError
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
 from torshrun.config.request import gather
-from torshrun.config.resolve_rendezvous import rendezvous
+from torshrun.config.resolve import rendezvous
 from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
 if TYPE_CHECKING:
-    from torsh_runtime.store.base import Store
     from torshrun.config.rendezvous import RendezvousConfig
     from torshrun.ctl.picture import Picture
     from torshrun.ctl.run import Run
@@ -26,21 +25,14 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = dict[str, Any]
 
-_MEETING = (
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_conf",
-    "master_addr",
-    "master_port",
-    "secret_file",
-    "config",
-)
+_MEETING = "rdzv_backend rdzv_endpoint rdzv_conf master_addr master_port secret_file config"
 """Those of torshrun's options, by key, that say where nodes meet."""
 _ANY_JOB = {"nnodes": "2", "standalone": "false", "node_rank": "0", "require_secret": "false"}
 """What else the rules about such a job ask for, and nothing here depends on."""
 
 NOT_DONE = 1
 """The exit code when there is no such run or node, or what was asked for is not done yet."""
+_CODES = {ConfigError: USAGE, StoreError: RENDEZVOUS, TorshError: NOT_DONE}
 _PATIENCE = 10.0
 """Seconds for which an etcd that has failed is tried again; a store of an agent does not return."""
 _CLEAR = "\x1b[H\x1b[2J"
@@ -69,11 +61,10 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[..., tuple[str, Any]]:
 
 
 def _meeting(command: Command) -> Command:
-    """Add the options that say where nodes meet."""
-    for key in reversed(_MEETING):
+    for key in reversed(_MEETING.split()):
         option = BY_KEY[key]
-        spelled = click.option(*option.spellings, key, metavar=option.metavar, help=option.help)
-        command = spelled(command)
+        add = click.option(*option.spellings, key, metavar=option.metavar, help=option.help)
+        command = add(command)
     return command
 
 
@@ -124,10 +115,7 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
 
     if run_id is None and (watch or as_json):
         raise click.UsageError("--watch and --json are of one run: name it")
-    if run_id is None:
-        _in_store(options, _list_runs)
-    else:
-        _in_run(options, run_id, act)
+    _carry_out(options, act, run_id)
 
 
 @command.command(short_help="Change the number of its nodes.")
@@ -144,7 +132,7 @@ def scale(run_id: str, size: tuple[str, values.Nodes], **options: Any) -> None:
     from torshrun.ctl import actions
 
     timeout = _timeout(options)
-    _in_run(options, run_id, lambda run: actions.scale(run, *size, timeout, _say))
+    _carry_out(options, lambda run: actions.scale(run, *size, timeout, _say), run_id)
 
 
 @command.command(short_help="Take nodes out of it.")
@@ -160,10 +148,13 @@ def drain(run_id: str, names: tuple[str, ...], undo: bool, force: bool, **option
     from torshrun.ctl import actions
 
     timeout = _timeout(options)
-    if undo:
-        _in_run(options, run_id, lambda run: actions.keep(run, names))
-    else:
-        _in_run(options, run_id, lambda run: actions.drain(run, names, timeout, _say, force=force))
+
+    async def act(run: Run) -> str:
+        if undo:
+            return await actions.keep(run, names)
+        return await actions.drain(run, names, timeout, _say, force=force)
+
+    _carry_out(options, act, run_id)
 
 
 @command.command(short_help="End it on all nodes.")
@@ -175,7 +166,7 @@ def stop(run_id: str, reason: str, **options: Any) -> None:
     from torshrun.ctl import actions
 
     timeout = _timeout(options)
-    _in_run(options, run_id, lambda run: actions.stop(run, reason, timeout, _say))
+    _carry_out(options, lambda run: actions.stop(run, reason, timeout, _say), run_id)
 
 
 @command.command(short_help="Delete what is left of one that died.")
@@ -187,7 +178,7 @@ def forget(run_id: str, **options: Any) -> None:
     """
     from torshrun.ctl import actions
 
-    _in_run(options, run_id, actions.forget, even_traces=True)
+    _carry_out(options, actions.forget, run_id, even_traces=True)
 
 
 # ---- carrying out
@@ -211,46 +202,33 @@ def _timeout(options: Options) -> float | None:
     return None if options.pop("no_wait") else float(seconds)
 
 
-def _in_store(options: Options, act: Callable[[Store, RendezvousConfig], Awaitable[None]]) -> None:
-    import asyncio
-
-    from torshrun.ctl.run import reach
-    from torshrun.rendezvous.lookups import detach
-
-    async def visit(config: RendezvousConfig) -> None:
-        detach()
-        async with reach(config) as store:
-            await act(store, config)
-
-    asyncio.run(visit(meeting_place(options, os.environ)))
-
-
-def _in_run(
+def _carry_out(
     options: Options,
-    run_id: str,
     act: Callable[[Run], Awaitable[str | None]],
+    run_id: str | None,
     *,
     even_traces: bool = False,
 ) -> None:
-    """Carry it out, and print what it has to say in the end."""
-    from torshrun.ctl.run import Run
+    """Carry it out, and print what it has to say in the end; without a run: which there are."""
+    import asyncio
 
-    async def visit(store: Store, config: RendezvousConfig) -> None:
-        patience = _PATIENCE if config.backend == "etcd" else 0.0
-        secret = config.secret.encode()
-        async with Run.open(store, run_id, secret, patience, even_traces=even_traces) as run:
-            told = await act(run)
-        if told:
-            click.echo(printable(told))
+    from torshrun.ctl.run import Run, reach, run_ids
+    from torshrun.rendezvous.lookups import detach
 
-    _in_store(options, visit)
+    config = meeting_place(options, os.environ)
+    patience = _PATIENCE if config.backend == "etcd" else 0.0
 
+    async def visit() -> list[str]:
+        detach()
+        async with reach(config) as store:
+            if run_id is None:
+                return await run_ids(store)
+            secret = config.secret.encode()
+            async with Run.open(store, run_id, secret, patience, even_traces=even_traces) as run:
+                return [await act(run) or ""]
 
-async def _list_runs(store: Store, _: RendezvousConfig) -> None:
-    from torshrun.ctl.run import run_ids
-
-    for run_id in await run_ids(store):
-        click.echo(printable(run_id))
+    for line in filter(None, asyncio.run(visit())):
+        click.echo(printable(line))
 
 
 def _show(picture: Picture, *, as_json: bool, again: bool) -> None:
@@ -270,19 +248,13 @@ def _say(text: str) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command with these arguments; the exit code."""
     try:
         return int(command.main([*argv], prog_name="torshctl", standalone_mode=False) or 0)
     except click.UsageError as error:
         _say(f"error: {error.format_message()}")
         click.echo("Try 'torshctl --help'.", err=True)
         return USAGE
-    except ConfigError as error:
-        _say(f"error: {error}")
-        return USAGE
-    except StoreError as error:
-        _say(f"error: {error}")
-        return RENDEZVOUS
     except TorshError as error:
-        _say(str(error))
-        return NOT_DONE
+        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        _say(str(error) if code == NOT_DONE else f"error: {error}")
+        return code

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import unquote
 
 from torsh_runtime.errors import TorshError
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.rows import (
-    Header,
-    LeaderRow,
-    NodeRow,
-    PlaceRow,
-    SizeWanted,
-    StopWanted,
-    VerdictRow,
-    WaitRow,
-)
-
-ALL_RUNS = rows.base("").removesuffix("/")
-"""What the keys of every run begin with."""
 
 
 class NotDone(TorshError):
@@ -37,16 +22,16 @@ class Picture:
     """A run at one revision of the store."""
 
     run_id: str
-    nodes: tuple[NodeRow, ...]
+    nodes: tuple[rows.NodeRow, ...]
     """By node rank, then those without one."""
-    leader: LeaderRow | None = None
-    header: Header | None = None
-    verdict: VerdictRow | None = None
-    places: Mapping[str, PlaceRow]
+    leader: rows.LeaderRow | None = None
+    header: rows.Header | None = None
+    verdict: rows.VerdictRow | None = None
+    places: Mapping[str, rows.PlaceRow]
     """By node id."""
-    size_wanted: SizeWanted | None = None
-    stop_wanted: StopWanted | None = None
-    wait: WaitRow | None = None
+    size_wanted: rows.SizeWanted | None = None
+    stop_wanted: rows.StopWanted | None = None
+    wait: rows.WaitRow | None = None
     """What its leader waits for."""
     drains: frozenset[str] = frozenset()
     """Ids of nodes that were asked to go."""
@@ -85,19 +70,19 @@ class Picture:
         return (source.min_nodes, source.max_nodes) if source else None
 
     @property
-    def present(self) -> tuple[NodeRow, ...]:
+    def present(self) -> tuple[rows.NodeRow, ...]:
         """Nodes that have not left."""
         return tuple(row for row in self.nodes if row.state != "left")
 
     @property
-    def staying(self) -> tuple[NodeRow, ...]:
+    def staying(self) -> tuple[rows.NodeRow, ...]:
         """Nodes that are there and were not asked to go."""
         return tuple(
             row for row in self.present if not row.leaving and row.node not in self.asked_to_go
         )
 
     @property
-    def spares(self) -> tuple[NodeRow, ...]:
+    def spares(self) -> tuple[rows.NodeRow, ...]:
         """Nodes that have no part in the round, and would take one."""
         return tuple(row for row in self.staying if not self.takes_part(row))
 
@@ -105,8 +90,7 @@ class Picture:
     def asked_to_go(self) -> frozenset[str]:
         return self.drains.union(self.header.drained if self.header else ())
 
-    def takes_part(self, row: NodeRow) -> bool:
-        """Whether the node is of the round."""
+    def takes_part(self, row: rows.NodeRow) -> bool:
         return _is_of(row, self.header)
 
 
@@ -114,44 +98,38 @@ def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
     """`items` are the run's keys, without what all of them begin with."""
     nodes = [
         row
-        for name, row in _under(rows.NODES, NodeRow, items)
+        for name, row in _under(rows.NODES, rows.NodeRow, items)
         if row.node == name and row.nproc >= 1
     ]
-    header = _one(rows.ROUND, Header, items)
+    header = _one(rows.ROUND, rows.Header, items)
     return Picture(
         run_id=run_id,
         nodes=tuple(sorted(nodes, key=lambda row: _order(row, header))),
-        leader=_one(rows.LEADER, LeaderRow, items),
+        leader=_one(rows.LEADER, rows.LeaderRow, items),
         header=header,
-        verdict=_one(rows.VERDICT, VerdictRow, items),
-        places=dict(_under(rows.PLACES, PlaceRow, items)),
-        size_wanted=_one(rows.WANT_SIZE, SizeWanted, items),
-        stop_wanted=_one(rows.WANT_STOP, StopWanted, items),
-        wait=_one(rows.WAIT, WaitRow, items),
+        verdict=_one(rows.VERDICT, rows.VerdictRow, items),
+        places=dict(_under(rows.PLACES, rows.PlaceRow, items)),
+        size_wanted=_one(rows.WANT_SIZE, rows.SizeWanted, items),
+        stop_wanted=_one(rows.WANT_STOP, rows.StopWanted, items),
+        wait=_one(rows.WAIT, rows.WaitRow, items),
         drains=frozenset(_names(rows.WANT_DRAIN, items)),
         holds=frozenset(_names(rows.WANT_HOLD, items)),
     )
 
 
-def runs_among(keys: Iterable[str]) -> list[str]:
-    """The ids of the runs that these keys of a store are of."""
-    pattern = re.compile(rf"{re.escape(ALL_RUNS)}(.+)/(?:ctl|nodes)/[^/]+", re.DOTALL)
-    return sorted({unquote(found[1]) for key in keys if (found := pattern.fullmatch(key))})
-
-
-def find_nodes(picture: Picture, names: Sequence[str]) -> tuple[NodeRow, ...]:
+def find_nodes(picture: Picture, names: Sequence[str]) -> tuple[rows.NodeRow, ...]:
     """The nodes that are called so: by id, host, address or node rank. Raises NotDone."""
     return tuple(dict.fromkeys(_find(picture, name) for name in names))
 
 
-def _find(picture: Picture, name: str) -> NodeRow:
+def _find(picture: Picture, name: str) -> rows.NodeRow:
     present = picture.present
     ways = (
         [row for row in present if row.node == name],
         [row for row in present if name in (row.host, row.address)],
         [row for row in present if picture.takes_part(row) and str(row.node_rank) == name],
     )
-    found: list[NodeRow] = next(filter(None, ways), [])
+    found: list[rows.NodeRow] = next(filter(None, ways), [])
     if len(found) == 1:
         return found[0]
     if found:
@@ -164,11 +142,11 @@ def _find(picture: Picture, name: str) -> NodeRow:
     )
 
 
-def _is_of(row: NodeRow, header: Header | None) -> bool:
+def _is_of(row: rows.NodeRow, header: rows.Header | None) -> bool:
     return bool(header and row.token == header.token and row.state != "waiting")
 
 
-def _order(row: NodeRow, header: Header | None) -> tuple[bool, int, str]:
+def _order(row: rows.NodeRow, header: rows.Header | None) -> tuple[bool, int, str]:
     placed = _is_of(row, header)
     return not placed, row.node_rank if placed else 0, row.node
 
@@ -189,3 +167,8 @@ def _under(
 def _names(prefix: str, items: Mapping[str, bytes]) -> Iterator[str]:
     """Those that somebody who knows the secret has written."""
     return (key.removeprefix(prefix) for key in items if key.startswith(prefix) and items[key])
+
+
+def nodes(count: int, kind: str = "") -> str:
+    """ "1 node", "2 nodes", "2 more nodes"."""
+    return f"{count} {kind}node{'' if count == 1 else 's'}"

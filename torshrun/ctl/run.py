@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from typing import NamedTuple
+from urllib.parse import unquote
 
 from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.base import Compare, Delete, Entry, Event, Put, Store, Write
@@ -14,12 +17,13 @@ from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.signed import SignedStore, verified
 from torshrun.config.rendezvous import Address, RendezvousConfig
-from torshrun.ctl.picture import ALL_RUNS, NotDone, Picture, read, runs_among
-from torshrun.ctl.progress import Progress
+from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.epoch import Epoch, read_epoch
 from torshrun.rendezvous.meeting import Meeting, store_key
 
+ALL_RUNS = rows.base("").removesuffix("/")
+"""What the keys of every run begin with."""
 BATCH = 100
 """Writes or conditions in one transaction; etcd takes 128 unless told otherwise."""
 QUIET = 0.1
@@ -29,6 +33,12 @@ _PAUSE = 0.2
 """Seconds between two attempts."""
 
 Say = Callable[[str], None]
+
+
+class Progress(NamedTuple):
+    done: bool
+    text: str
+    """What has happened, or what is still waited for; one line for a person."""
 
 
 @asynccontextmanager
@@ -66,7 +76,10 @@ async def _greet(store: Store, address: Address) -> None:
 
 
 async def run_ids(store: Store) -> list[str]:
-    return runs_among(item.key for item in (await store.list(ALL_RUNS)).items)
+    """The ids of the runs that have keys in the store."""
+    keys = [item.key for item in (await store.list(ALL_RUNS)).items]
+    pattern = re.compile(rf"{re.escape(ALL_RUNS)}(.+)/(?:ctl|nodes)/[^/]+", re.DOTALL)
+    return sorted({unquote(found[1]) for key in keys if (found := pattern.fullmatch(key))})
 
 
 class Run:
@@ -109,7 +122,9 @@ class Run:
                 f"--secret-file, or none if they have none"
             )
         if not (run.picture.is_there or (even_traces and run._items)):
-            raise NotDone(await _no_such_run(store, run_id))
+            others = ", ".join(map(repr, await run_ids(store)))
+            there = f"the runs there are: {others}" if others else "it holds no run"
+            raise NotDone(f"there is no run {run_id!r} in this store (--rdzv-id names it); {there}")
         watching = asyncio.get_running_loop().create_task(run._follow(revision))
         try:
             yield run
@@ -120,9 +135,7 @@ class Run:
     # ---- how it stands
 
     async def change(self) -> Picture:
-        """The run after its next change. StoreError when the store is gone for good, once all that
-        was heard before has been told.
-        """
+        """The run after its next change. StoreError when the store is gone and all is told."""
         await self._changed.wait()
         await asyncio.sleep(QUIET)
         self._changed.clear()
@@ -136,9 +149,7 @@ class Run:
     async def wait(
         self, check: Callable[[Picture], Progress], timeout: float | None, say: Say
     ) -> str:
-        """Until what was asked for is done; what happened. `say` is told what is waited for.
-        NotDone after `timeout` seconds; None is not to wait at all.
-        """
+        """What has happened when it is done. NotDone after `timeout` seconds; None: do not wait."""
         if timeout is None:
             return "asked for; not waiting for it (--no-wait)"
         progress = check(self.picture)
@@ -186,8 +197,7 @@ class Run:
         items = (await self._store.list(self._base)).items
         if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
             raise NotDone(f"run {self._run_id} has nodes, and a secret that this is not")
-        size = len(self._base)
-        check(read(self._run_id, {i.key[size:]: self._value(i) for i in items}))
+        check(read(self._run_id, {self._name(i.key): self._value(i) for i in items}))
         no_leader = Compare(self._base + rows.LEADER, 0)
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
@@ -207,8 +217,8 @@ class Run:
     async def _list(self) -> tuple[dict[str, bytes], int]:
         """What the run's nodes have signed, and the revision."""
         items, revision = await self._store.list(self._base)
-        epochs = [item for item in items if item.key == self._base + rows.EPOCH]
-        self._epoch = read_epoch(self._run_id, self._secret, epochs[0]) if epochs else None
+        epoch = next((item for item in items if self._name(item.key) == rows.EPOCH), None)
+        self._epoch = epoch and read_epoch(self._run_id, self._secret, epoch)
         return {self._name(item.key): self._value(item) for item in items}, revision
 
     def _name(self, key: str) -> str:
@@ -224,7 +234,9 @@ class Run:
         broken = math.inf
         while not self._failure:
             with suppress(StoreError):
-                await self._watch(revision)
+                async with aclosing(self._store.watch(self._base, revision)) as events:
+                    async for event in events:
+                        self._take(event)
             try:
                 self._items, revision = await self._list()
                 broken = math.inf
@@ -235,11 +247,6 @@ class Run:
             self._changed.set()
             await asyncio.sleep(_PAUSE)
 
-    async def _watch(self, revision: int) -> None:
-        async with aclosing(self._store.watch(self._base, revision)) as events:
-            async for event in events:
-                self._take(event)
-
     def _take(self, event: Event) -> None:
         name = self._name(event.key)
         if name == rows.EPOCH:
@@ -249,9 +256,3 @@ class Run:
         else:
             self._items.pop(name, None)
         self._changed.set()
-
-
-async def _no_such_run(store: Store, run_id: str) -> str:
-    others = ", ".join(map(repr, await run_ids(store)))
-    there = f"the runs there are: {others}" if others else "it holds no run"
-    return f"there is no run {run_id!r} in this store (--rdzv-id names it); {there}"

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torshrun.ctl.picture import Picture
-from torshrun.ctl.progress import nodes
+from torshrun.ctl.picture import Picture, nodes
 from torshrun.rendezvous.rows import Header, NodeRow
 from torshrun.text import printable
 
-_ROUND = (
-    "number",
-    "size",
-    "world_size",
-    "master_addr",
-    "master_port",
-    "restarts",
-    "max_restarts",
-    "reason",
-)
-_NODE = ("host", "address", "nproc", "state", "round", "node_rank", "first_rank")
-_VERDICT = ("outcome", "code", "reason")
+_ROUND = "number size world_size master_addr master_port restarts max_restarts reason"
+_NODE = "host address nproc state round node_rank first_rank"
+_VERDICT = "outcome code reason"
 """What --json tells of the records."""
 _COLUMNS = ("RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
 
@@ -52,14 +42,14 @@ def in_json(picture: Picture) -> str:
     return json.dumps(content) + "\n"
 
 
-def _fields(record: Any, names: Iterable[str]) -> dict[str, Any] | None:
-    return {name: getattr(record, name) for name in names} if record else None
+def _fields(record: Any, names: str) -> dict[str, Any] | None:
+    return {name: getattr(record, name) for name in names.split()} if record else None
 
 
 def _node_fields(picture: Picture, row: NodeRow) -> dict[str, Any]:
     return {
         "id": row.node,
-        **{name: getattr(row, name) for name in _NODE},
+        **(_fields(row, _NODE) or {}),
         "in_round": picture.takes_part(row),
         "drained": row.node in picture.asked_to_go,
         "standing": _standing(picture, row),
@@ -126,7 +116,6 @@ def _cells(picture: Picture, row: NodeRow) -> tuple[str, ...]:
 
 
 def _standing(picture: Picture, row: NodeRow) -> str:
-    """How it stands with the node."""
     if row.leaving or row.state == "left":
         told = row.leaving_reason or row.leaving
         return f"{'has left' if row.state == 'left' else 'is leaving'}: {told}"

@@ -142,9 +142,7 @@ def root_cause(exits: Sequence[Exit]) -> Exit | None:
 
 
 def followed(exit_: Exit) -> int:
-    """Whether a worker's last words say that it failed only because another one had: 0 is no, 1 is
-    likely, 2 is surely.
-    """
+    """Whether it failed only because another one had, by its own words: 1 is likely, 2 surely."""
     if exit_.signo and exit_.signo != signal.SIGABRT:
         return 0
     words = last_words(exit_)
@@ -155,9 +153,7 @@ def followed(exit_: Exit) -> int:
 
 
 def diagnose(exit_: Exit) -> tuple[Kind, str]:
-    """What sort of failure it was, and what that means and what may help, in one line; "" if its
-    own words say all there is to say.
-    """
+    """What sort of failure it was, and what may help; "" if its own words say all there is."""
     if exit_.hung:
         return Kind.HUNG, exit_.hung
     words = last_words(exit_)

@@ -14,9 +14,7 @@ ACCOUNT_BYTES = 1 << 20
 
 
 def load_account(path: str) -> str:
-    """What a worker left in its error file, which may be anything at all; "" if it is not in
-    torchrun's form.
-    """
+    """What a worker left in its error file; "" if it is not in torchrun's form."""
     import json
 
     try:

@@ -71,7 +71,9 @@ def last_words(exit_: Exit) -> Words:
     trace = find_trace(lines) if crashed or not exit_.signo else None
     if stack and trace and not stack.frame:  # it crashed while it was ending
         stack = None
-    return stack or trace or _accounted(exit_.account) or _tail(lines)
+    heading = "the last lines of its stderr" if lines else ""
+    tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
+    return stack or trace or _accounted(exit_.account) or tail
 
 
 def _lines(text: str) -> list[str]:
@@ -93,9 +95,7 @@ def find_trace(lines: Sequence[str]) -> Words | None:
 
 
 def find_stack(lines: Sequence[str], num_before: int) -> Words | None:
-    """The stack that faulthandler writes after a fatal error, of the thread that had it, with
-    the `num_before` lines that stand before it.
-    """
+    """What faulthandler writes of the thread with the error, and `num_before` lines before it."""
     fatal = _last(lines, _FATAL)
     if fatal is None:
         return None
@@ -123,9 +123,7 @@ def _is_header(line: str) -> bool:
 
 
 def _chain(lines: Sequence[str], found: list[int]) -> list[_Block]:
-    """The blocks that end with the last header, earliest first; takes their headers from
-    `found`. Empty if the last one is incomplete.
-    """
+    """The blocks that end with the last header, whose headers leave `found`; none if incomplete."""
     blocks: list[_Block] = []
     while found:
         start = found.pop()
@@ -160,9 +158,7 @@ def _end_of_indented(lines: Sequence[str], start: int) -> int:
 
 
 def _end_of_message(lines: Sequence[str], error: int) -> int:
-    """Where an exception's message and notes end, as far as that can be told: Python gives them
-    no end.
-    """
+    """Where an exception's message and notes end: Python gives them no end."""
     unindented = 0
     limit = min(len(lines), error + _MESSAGE_LINES)
     for number in range(error + 1, limit):
@@ -222,11 +218,6 @@ def _accounted(account: str) -> Words | None:
         return None
     trace = find_trace(lines) or Words(heading="", errors=(lines[0],))
     return replace(trace, heading="from its error file", lines=tuple(lines))
-
-
-def _tail(lines: Sequence[str]) -> Words:
-    heading = "the last lines of its stderr" if lines else ""
-    return Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
 
 
 def _place(frame: str) -> str:

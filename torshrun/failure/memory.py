@@ -14,10 +14,7 @@ from torshrun.procfs import read_text
 
 
 class MemoryWatch:
-    """Compares the kernel's counters with what they were when the watch was made.
-
-    `root` is the directory in which proc and sys are found.
-    """
+    """Compares the kernel's counters, found below `root`, with what they were when it was made."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
@@ -59,7 +56,6 @@ def _kills(cgroup: Cgroup) -> int | None:
 
 
 def _times_full(cgroup: Cgroup) -> int:
-    """How often its limit could not be kept."""
     if cgroup.version == 1:
         return cgroup.number("memory.failcnt") or 0
     local = field(cgroup.text("memory.events.local"), "oom")

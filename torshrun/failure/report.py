@@ -17,10 +17,7 @@ _GROUPS = 6
 
 
 def describe(exits: Sequence[Exit], outlook: str) -> str:
-    """The report: root cause, its last words, the others in one line, and the outlook.
-
-    `outlook` says what happens next ("restarting, 2 of 3 restarts left").
-    """
+    """The report: root cause, its last words, the others in one line, and what happens next."""
     cause = root_cause(exits)
     if cause is None:
         return f"torshrun: {outlook}"

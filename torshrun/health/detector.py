@@ -161,9 +161,7 @@ def _suspect(states: Sequence[RankState]) -> int:
 
 
 def waited_group(states: Sequence[RankState]) -> Collective | None:
-    """What the rank is in that has waited for longest, which stands for its group; None if none
-    waits.
-    """
+    """What the rank is in that has waited for longest, for its group; None if none waits."""
     waiting = [state for state in states if state.waits_in]
     return max(waiting, key=lambda state: state.seconds).waits_in if waiting else None
 

@@ -29,9 +29,7 @@ def summary(hang: Hang) -> str:
 
 
 def describe(hang: Hang, stacks: Mapping[int, str], hint: str = "") -> str:
-    """The report, in lines. `stacks` by rank, "" where unknown; `hint` says why some are not
-    there. Ranks in the same situation share a line.
-    """
+    """The report, in lines. `stacks` are by rank; `hint` says why some are not there."""
     lines = [_headline(hang), *_situations(hang), *_stack_lines(hang, stacks)]
     return "\n".join([*lines, f"  {hint}"] if hint else lines)
 

@@ -116,9 +116,7 @@ def _result(code: int, out: str, err: str) -> tuple[str, str]:
 
 
 def _shown(out: str) -> str:
-    """Its threads, the main one first, without what looks different in other processes that stand
-    at the same place.
-    """
+    """Its threads, the main one first, without what differs between processes alike."""
     _, _, threads = out.partition("\n\nThread ")
     usual = chain(["MainThread"], repeat("a thread without a name"))
 

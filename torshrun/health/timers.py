@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,9 +45,7 @@ class Timer(NamedTuple):
 
 
 def make_pipe(environ: Mapping[str, str], scratch: str) -> str:
-    """The path of a new pipe: the one that the variable names, but for one of an outer job's, else
-    in `scratch`. Raises ConfigError.
-    """
+    """The path of a new pipe: the variable's, if not an outer job's, else one in `scratch`."""
     named = "" if "TORCHELASTIC_RUN_ID" in environ else environ.get(TIMER_FILE)
     path = named or f"{scratch}/timers"
     try:
@@ -76,35 +75,31 @@ def parse(line: bytes) -> Timer | None:
     return Timer(pid, printable(scope[:_SCOPE_CHARS]), end, signo)
 
 
+@dataclass(eq=False)
 class TimerServer:
     """Serves the workers of this node. All of it belongs to the loop's thread."""
 
-    def __init__(
-        self,
-        path: str,
-        loop: asyncio.AbstractEventLoop,
-        workers: Callable[[], Mapping[int, int]],
-        on_expired: Callable[[int, str], None],
-    ) -> None:
-        """`workers` gives rank by pid of those that live: only they and what they started are ever
-        killed. `on_expired` is told the rank and what has happened, just before.
-        """
-        self._loop = loop
-        self._workers = workers
-        self._on_expired = on_expired
+    path: str
+    loop: asyncio.AbstractEventLoop
+    workers: Callable[[], Mapping[int, int]]
+    """Gives rank by pid of those that live: only they and what they started are ever killed."""
+    on_expired: Callable[[int, str], None]
+    """Is told the rank and what has happened, just before."""
+
+    def __post_init__(self) -> None:
         self._timers: dict[tuple[int, str], Timer] = {}
         self._unfinished = b""
         self._alarm: asyncio.TimerHandle | None = None
         # For writing, too: so the pipe has never an end.
-        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        loop.add_reader(self._pipe, self._read)
+        self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.loop.add_reader(self._pipe, self._read)
 
     def forget(self) -> None:
         """Timers so far are of workers that have ended."""
         self._timers.clear()
 
     def close(self) -> None:
-        self._loop.remove_reader(self._pipe)
+        self.loop.remove_reader(self._pipe)
         os.close(self._pipe)
         if self._alarm:
             self._alarm.cancel()
@@ -129,7 +124,7 @@ class TimerServer:
             self._alarm.cancel()
         first = min((timer.end for timer in self._timers.values()), default=math.inf)
         wait = min(max(0.0, first - time.time()), _LONGEST_SLEEP)
-        self._alarm = self._loop.call_later(wait, self._look) if self._timers else None
+        self._alarm = self.loop.call_later(wait, self._look) if self._timers else None
 
     def _look(self) -> None:
         now = time.time()
@@ -141,10 +136,10 @@ class TimerServer:
         self._wait()
 
     def _kill(self, timer: Timer) -> None:
-        for worker, rank in self._workers().items():
+        for worker, rank in self.workers().items():
             for pid in tree(worker):
                 if _pid_inside(pid) == timer.pid:
-                    self._on_expired(rank, f"its timer {timer.scope} ran out")
+                    self.on_expired(rank, f"its timer {timer.scope} ran out")
                     with suppress(OSError):  # it has just ended, or became another user's
                         os.kill(pid, timer.signo)
                     return

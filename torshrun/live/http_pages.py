@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torshrun.live.snapshot import Snapshot
 
@@ -18,12 +18,8 @@ STALL_SECONDS = 5.0
 """An agent whose loop has not beaten for so long does not count as healthy."""
 
 
-class Answer(NamedTuple):
-    """A response, but for its form."""
-
-    status: HTTPStatus
-    content_type: str
-    body: bytes
+Answer = tuple[HTTPStatus, str, bytes]
+"""A response, but for its form: its status, content type and body."""
 
 
 class Pages:
@@ -43,20 +39,23 @@ class Pages:
         elif method not in ("GET", "HEAD"):
             answer = _text(HTTPStatus.NOT_IMPLEMENTED, "only GET and HEAD\n")
         else:
-            answer = self._answer(path.partition("?")[0], _value("accept", headers))
+            pairs = (header.partition(":") for header in headers)
+            accept = [value.strip() for key, _, value in pairs if key.lower() == "accept"]
+            answer = self._answer(path.partition("?")[0], *accept[:1])
+        status, content_type, body = answer
         head = (
-            f"HTTP/1.0 {answer.status.value} {answer.status.phrase}\r\n"
-            f"Content-Type: {answer.content_type}\r\n"
-            f"Content-Length: {len(answer.body)}\r\n"
+            f"HTTP/1.0 {status.value} {status.phrase}\r\n"
+            f"Content-Type: {content_type}\r\n"
+            f"Content-Length: {len(body)}\r\n"
             f"Connection: close\r\n\r\n"
         )
-        return head.encode("latin-1") + (b"" if method == "HEAD" else answer.body)
+        return head.encode("latin-1") + (b"" if method == "HEAD" else body)
 
-    def _answer(self, path: str, accept: str) -> Answer:
+    def _answer(self, path: str, accept: str = "") -> Answer:
         try:
             if path == "/metrics":
                 body, content_type = self._exposition.render(accept)
-                return Answer(HTTPStatus.OK, content_type, body)
+                return HTTPStatus.OK, content_type, body
             if path == "/healthz":
                 return _health(self._snapshot())
         except Exception as error:  # told to who asked; nothing that harms the job
@@ -91,14 +90,8 @@ def _health(snapshot: Snapshot) -> Answer:
         **{name: getattr(snapshot, name) for name in facts},
     }
     status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
-    return Answer(status, "application/json", json.dumps(told).encode() + b"\n")
-
-
-def _value(name: str, headers: list[str]) -> str:
-    """What a header says; "" if it is not there."""
-    pairs = (header.partition(":") for header in headers)
-    return next((value.strip() for key, _, value in pairs if key.lower() == name), "")
+    return status, "application/json", json.dumps(told).encode() + b"\n"
 
 
 def _text(status: HTTPStatus, text: str) -> Answer:
-    return Answer(status, "text/plain; charset=utf-8", text.encode("utf-8", "backslashreplace"))
+    return status, "text/plain; charset=utf-8", text.encode("utf-8", "backslashreplace")

@@ -46,9 +46,7 @@ class LineFile:
         self._thread.start()
 
     def put(self, line: bytes, worth: int = 1) -> None:
-        """Write the line when the file takes it. If it is lost, as many lines as it is worth are.
-        Returns at once.
-        """
+        """Write the line when the file takes it; one that is lost counts as `worth` lines."""
         with self._changed:
             fits = self._backlog + len(line) <= BACKLOG_BYTES
             if fits:
@@ -126,7 +124,13 @@ def _open(path: str) -> int:
     try:
         access = os.O_RDWR if Path(path).is_fifo() else os.O_WRONLY
         descriptor = safe_open(path, access | APPEND | os.O_NONBLOCK)
-        why = _objection(os.fstat(descriptor))
+        file, why = os.fstat(descriptor), ""
+        if stat.S_ISBLK(file.st_mode):
+            why = "it is a disk"
+        elif stat.S_ISREG(file.st_mode) and file.st_uid not in trusted_uids():
+            why = f"it belongs to another user, of uid {file.st_uid}"
+        elif stat.S_ISREG(file.st_mode) and file.st_nlink > 1:
+            why = "it has other names, too: hard links"
         if not why:
             return descriptor
         os.close(descriptor)
@@ -136,14 +140,3 @@ def _open(path: str) -> int:
         f"--events: cannot write to {path} ({why}). Name a file in a directory that you may "
         f"write to, or - for stdout."
     )
-
-
-def _objection(file: os.stat_result) -> str:
-    """Why it is not to be written to; "" if it is."""
-    if stat.S_ISBLK(file.st_mode):
-        return "it is a disk"
-    if stat.S_ISREG(file.st_mode) and file.st_uid not in trusted_uids():
-        return f"it belongs to another user, of uid {file.st_uid}"
-    if stat.S_ISREG(file.st_mode) and file.st_nlink > 1:
-        return "it has other names, too: hard links"
-    return ""

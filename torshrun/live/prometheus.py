@@ -33,7 +33,6 @@ class Exposition(Collector):
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of torshrun's own."""
         now = self._snapshot()
         yield from _of_job(now, self._epoch)
         yield from _of_workers(now)
@@ -85,13 +84,11 @@ def _metric(name: str, text: str, values: Any, *labels: str) -> Metric:
     family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     metric = family(f"torsh_{name.removesuffix('_total')}", text, labels=labels)
     for of, value in values.items() if labels else [((), values)]:
-        metric.add_metric(list(map(_encodable, (of,) if isinstance(of, str) else of)), value)
+        texts = (of,) if isinstance(of, str) else of
+        # What is no Unicode is spelt out: a name from a command line may be anything.
+        spelt = [text.encode("utf-8", "backslashreplace").decode() for text in texts]
+        metric.add_metric(spelt, value)
     return metric
-
-
-def _encodable(label: str) -> str:
-    """`label`, with what is no Unicode (a name from a command line may be anything) spelt out."""
-    return label.encode("utf-8", "backslashreplace").decode()
 
 
 def _usage(pid: int) -> tuple[int, float] | None:

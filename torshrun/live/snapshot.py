@@ -42,12 +42,10 @@ class Snapshot:
 
     @property
     def workers(self) -> int:
-        """Workers of this node."""
         return len(self.pids)
 
     @property
     def alive(self) -> int:
-        """Those that run."""
         return sum(pid > 0 for pid in self.pids)
 
     @property

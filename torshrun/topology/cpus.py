@@ -17,9 +17,7 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """How many processors' time this process's cgroups leave it, the strictest of them: what
-    Kubernetes and Docker call the limit of CPUs. Infinite if there is none.
-    """
+    """How many processors' time the strictest of our cgroups leaves us; infinite if none does."""
     paths = cgroups.find("cpu", root)
     return min((_quota(cgroup) for path in paths for cgroup in path), default=math.inf)
 

@@ -53,7 +53,9 @@ def bind(
     number if all ranks have one; else ranks spread evenly over the cores, neighbours together.
     Raises ConfigError when that is not possible.
     """
-    nodes = _nodes_of_gpus(local_world_size, gpu_nodes) or _spread(local_world_size, topology)
+    nodes = [node for node in gpu_nodes[:local_world_size] if node is not None]
+    if len(nodes) < local_world_size:
+        nodes = _spread(local_world_size, topology)
     return tuple(_share(policy, rank, nodes, topology) for rank in range(local_world_size))
 
 
@@ -68,7 +70,6 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def format_cpus(numbers: Collection[int]) -> str:
-    """The counterpart of parse_cpus."""
     return ",".join(ranges(numbers))
 
 
@@ -134,11 +135,6 @@ def _named(cpus: Iterable[Cpu]) -> str:
 
 
 # ---- ranks to nodes
-
-
-def _nodes_of_gpus(ranks: int, gpu_nodes: Sequence[int | None]) -> list[int]:
-    nodes = [node for node in gpu_nodes[:ranks] if node is not None]
-    return nodes if len(nodes) == ranks else []
 
 
 def _spread(ranks: int, topology: Topology) -> list[int]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from torshrun.workers import keeper as reports
-from torshrun.workers.logs.pump import LogPump
-from torshrun.workers.logs.stream import Stream, Tail
+from torshrun.workers.logs.pump import LogPump, Outlets
 from torshrun.workers.spec import Assignment
 
 SWEEP_BOUND = 5.0
@@ -27,9 +26,7 @@ class Worker:
     """One worker, from its start on."""
 
     assignment: Assignment
-    streams: Sequence[Stream]
-    tail: Tail
-    """The end of its stderr, of which some may still be on its way."""
+    outlets: Outlets
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
@@ -46,13 +43,12 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """Its rank in the job."""
         return self.assignment.worker.rank
 
     @property
     def output(self) -> int:
         """Bytes that have come from its stdout and stderr."""
-        return sum(stream.received for stream in self.streams)
+        return sum(stream.received for stream in self.outlets.streams)
 
 
 class Listener(Protocol):
@@ -82,6 +78,7 @@ class Listener(Protocol):
         """The keeper is gone, and direct workers with it. Nothing more is told."""
 
 
+@dataclass(eq=False)
 class WorkerGroup:
     """Runs one round of workers at a time. All methods belong to the loop's thread.
 
@@ -89,17 +86,12 @@ class WorkerGroup:
     on_keeper_lost().
     """
 
-    def __init__(
-        self,
-        keeper: reports.Keeper,
-        pump: LogPump,
-        loop: asyncio.AbstractEventLoop,
-        listener: Listener,
-    ) -> None:
-        self._keeper = keeper
-        self._pump = pump
-        self._loop = loop
-        self._tell = listener
+    keeper: reports.Keeper
+    pump: LogPump
+    loop: asyncio.AbstractEventLoop
+    listener: Listener
+
+    def __post_init__(self) -> None:
         self._next_id = 0
         self._alive: dict[int, Worker] = {}
         self.workers: list[Worker] = []
@@ -113,7 +105,7 @@ class WorkerGroup:
         self._stopping = False
         self._sweeping = False
         self._closed = False
-        loop.add_reader(keeper.fileno(), self._receive)
+        self.loop.add_reader(self.keeper.fileno(), self._receive)
 
     def begin(self) -> None:
         """Begin a round, without any worker yet. The one before must be over."""
@@ -122,9 +114,7 @@ class WorkerGroup:
         self.workers, self.endings = [], []
 
     def start(self, assignments: Sequence[Assignment]) -> None:
-        """Start workers in this round. OSError when a directory or file cannot be made; those
-        that were started before that are alive, so stop() has to follow.
-        """
+        """Start workers in this round. After an OSError some may be alive: stop() has to follow."""
         self._num_starting = len(assignments)
         for assignment in assignments:
             self._spawn(assignment)
@@ -138,33 +128,34 @@ class WorkerGroup:
         if not self._alive or grace <= 0:
             self._sweep()
         elif not self._sweeping and self._kill_timer is None:
-            self._keeper.signal(reports.ALL, signo)
-            self._keeper.signal(reports.ALL, signal.SIGCONT)  # a stopped one cannot obey
+            self.keeper.signal(reports.ALL, signo)
+            self.keeper.signal(reports.ALL, signal.SIGCONT)  # a stopped one cannot obey
             self._flush()
-            self._kill_timer = self._loop.call_later(grace, self._sweep)
+            self._kill_timer = self.loop.call_later(grace, self._sweep)
 
     def send(self, signo: int, *, alone: bool = False) -> None:
         """Send a signal to all workers and what they have in their process groups; `alone` spares
         what they have started, which in most cases knows nothing of it and would die.
         """
         if not self._closed:
-            self._keeper.signal(reports.ALL, signo, alone=alone)
+            self.keeper.signal(reports.ALL, signo, alone=alone)
             self._flush()
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
         drained, moved = asyncio.Event(), -1
-        streams = [stream for worker in self.workers for stream in worker.streams]
-        self._pump.drain(streams, lambda: self._from_pump(drained))
-        while not drained.is_set() and self._pump.moved != moved:
-            moved = self._pump.moved
+        streams = [stream for worker in self.workers for stream in worker.outlets.streams]
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                self.loop.call_soon_threadsafe(drained.set)
+
+        self.pump.drain(streams, tell)
+        while not drained.is_set() and self.pump.moved != moved:
+            moved = self.pump.moved
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_STALL):
                     await drained.wait()
-
-    def _from_pump(self, drained: asyncio.Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            self._loop.call_soon_threadsafe(drained.set)
 
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""
@@ -173,68 +164,59 @@ class WorkerGroup:
     def close(self) -> None:
         """Stop listening to the keeper, and sending to it."""
         self._closed = True
-        self._loop.remove_reader(self._keeper.fileno())
-        self._loop.remove_writer(self._keeper.fileno())
+        self.loop.remove_reader(self.keeper.fileno())
+        self.loop.remove_writer(self.keeper.fileno())
         self._cancel_timer()
 
     def _spawn(self, assignment: Assignment) -> None:
-        outlets = self._pump.open(assignment.worker, assignment.folder)
+        outlets = self.pump.open(assignment.worker, assignment.folder)
         try:
-            self._keeper.spawn(
-                self._next_id,
-                assignment.argv,
-                assignment.environ,
-                "",
-                (0, *outlets.ends),
-                assignment.cpus,
-            )
+            argv, environ, cpus = assignment.argv, assignment.environ, assignment.cpus
+            self.keeper.spawn(self._next_id, argv, environ, "", (0, *outlets.ends), cpus)
         finally:
             outlets.close_ends()
-        worker = self._alive[self._next_id] = Worker(assignment, outlets.streams, outlets.tail)
+        worker = self._alive[self._next_id] = Worker(assignment, outlets)
         self.workers.append(worker)
         self._next_id += 1
 
     def _flush(self) -> None:
-        if self._keeper.flush():
-            self._loop.remove_writer(self._keeper.fileno())
+        if self.keeper.flush():
+            self.loop.remove_writer(self.keeper.fileno())
         else:
-            self._loop.add_writer(self._keeper.fileno(), self._flush)
+            self.loop.add_writer(self.keeper.fileno(), self._flush)
 
     def _receive(self) -> None:
-        for report in self._keeper.receive():
+        for report in self.keeper.receive():
             self._handle(report)
 
     def _handle(self, report: reports.Report) -> None:
         if isinstance(report, reports.Spawned):
-            self._on_spawned(self._alive[report.worker_id], report.pid)
+            self._alive[report.worker_id].pid = report.pid
+            self._num_starting -= 1
+            if not self._num_starting and not self._stopping:
+                self.listener.on_started()
         elif isinstance(report, reports.SpawnFailed | reports.Exited):
             self._on_end(report)
         elif isinstance(report, reports.Swept):
             self._cancel_timer()
-            self._tell.on_stopped(report.unkillable)
+            self.listener.on_stopped(report.unkillable)
         elif isinstance(report, reports.DeadManFired):
-            self._tell.on_dead_man()
+            self.listener.on_dead_man()
         else:
             self.close()
-            self._tell.on_keeper_lost()
-
-    def _on_spawned(self, worker: Worker, pid: int) -> None:
-        worker.pid = pid
-        self._num_starting -= 1
-        if not self._num_starting and not self._stopping:
-            self._tell.on_started()
+            self.listener.on_keeper_lost()
 
     def _on_end(self, report: reports.SpawnFailed | reports.Exited) -> None:
         worker = self._alive.pop(report.worker_id)
         worker.alive = False
         if isinstance(report, reports.SpawnFailed):
-            self._tell.on_not_started(worker, report)
+            self.listener.on_not_started(worker, report)
         else:
             worker.status, worker.peak_rss_kib = report.status, report.peak_rss_kib
             worker.seconds = time.monotonic() - worker.started
             worker.stopped = self._stopping
             self.endings.append(worker)
-            self._tell.on_exit(worker)
+            self.listener.on_exit(worker)
         if self._stopping and not self._alive:
             self._sweep()
 
@@ -243,15 +225,15 @@ class WorkerGroup:
         if not self._sweeping:
             self._sweeping = True
             if self._alive:
-                self._tell.on_killed()
-            self._keeper.sweep(0, SWEEP_BOUND)
+                self.listener.on_killed()
+            self.keeper.sweep(0, SWEEP_BOUND)
             self._flush()
-            self._kill_timer = self._loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
+            self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
 
     def _give_up_keeper(self) -> None:
         """It does not answer (somebody stopped it): without it the agent can go on to the end."""
         self._kill_timer = None
-        os.kill(self._keeper.pid, signal.SIGKILL)
+        os.kill(self.keeper.pid, signal.SIGKILL)
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import struct
 import sys
-import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torshrun.keeper
@@ -167,15 +166,11 @@ class Keeper:
         self._send(b"S" + head + mask + b"".join(words + pairs), fds)
 
     def signal(self, worker_id: int, signo: int, *, alone: bool = False) -> None:
-        """Send a signal to the process group of one worker, or of ALL that are alive; `alone`, to
-        their own processes only.
-        """
+        """To the process group of a worker, or of ALL that are alive; `alone`, to them only."""
         self._send((b"N" if alone else b"K") + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
-        """SIGKILL every worker and everything they left behind. Answered by Swept, within `bound`
-        seconds, after the Exited of each worker.
-        """
+        """SIGKILL all workers and what they left. Answered by Swept, after the Exited of each."""
         self._send(b"W" + _TWO.pack(tag, int(bound * 1000)))
 
     def arm(self, deadline_ns: int, counts_suspend: bool) -> None:
@@ -225,10 +220,12 @@ class Keeper:
         return False
 
     def _await_namespace(self) -> None:
-        """The process that was started makes way for one in the namespace, a child of this process
-        too.
-        """
-        frame = self._first_frame(time.monotonic() + _START_BOUND)
+        """The process that was started makes way for a child of this one in the namespace."""
+        self._socket.settimeout(_START_BOUND)
+        with suppress(OSError):
+            while not (frame := self._next_frame()) and (data := self._socket.recv(65536)):
+                self._incoming += data
+        self._socket.setblocking(False)
         pid, error, stage = _INSIDE.unpack(frame[1:]) if frame else (0, errno.EPIPE, ord("?"))
         if pid:
             wait_for(self.pid, _START_BOUND)
@@ -238,16 +235,6 @@ class Keeper:
             from torshrun.keeper.refusal import explain
 
             raise ConfigError(explain(chr(stage), error))
-
-    def _first_frame(self, deadline: float) -> bytes:
-        """The keeper's first report, or nothing if none has come in time."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        while not (frame := self._next_frame()):
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(1000 * left) or not self._read():
-                return self._next_frame()
-        return frame
 
     def _send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
         copies = [os.dup(fd) for fd in fds]

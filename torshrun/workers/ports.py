@@ -49,12 +49,9 @@ def _bound(port: int) -> socket.socket:
         held.bind(("", port))
     except OSError as error:
         held.close()
+        holder = f": {listener(port)} holds it" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"master port {port} cannot be used ({error.strerror}){_holder(port, error)}. "
+            f"master port {port} cannot be used ({error.strerror}){holder}. "
             f"Give another --master-port, or none to get a free one."
         ) from None
     return held
-
-
-def _holder(port: int, error: OSError) -> str:
-    return f": {listener(port)} holds it" if error.errno == errno.EADDRINUSE else ""

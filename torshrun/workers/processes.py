@@ -24,25 +24,18 @@ def _name(pid: int) -> str:
     return f"{pid} ({stat.name}, state {stat.state})" if stat else str(pid)
 
 
-def children() -> tuple[int, ...]:
+def children() -> list[int]:
     """Pids of this process's children, those that have ended but were not waited for included."""
-    if not Path("/proc/thread-self/children").exists():  # a kernel built without it
-        return _scanned_children()
-    return tuple(procfs.children(os.getpid()))
+    if Path("/proc/thread-self/children").exists():
+        return procfs.children(os.getpid())
+    import psutil  # a kernel built without it: looks at all processes
 
-
-def _scanned_children() -> tuple[int, ...]:
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    found = ((pid, procfs.read_stat(pid)) for pid in pids)
-    return tuple(pid for pid, stat in found if stat and stat.parent == os.getpid())
+    return [child.pid for child in psutil.Process().children()]
 
 
 def kill(pid: int) -> None:
-    """SIGKILL a process, if it is there."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def become_subreaper() -> None:
@@ -53,9 +46,7 @@ def become_subreaper() -> None:
 
 
 def kill_descendants(bound: float) -> tuple[str, ...]:
-    """SIGKILL this process's children, and theirs as they become its own, until none is left or
-    `bound` seconds have passed. Names those that are left.
-    """
+    """SIGKILL all descendants, for `bound` seconds at most. Names those that are left."""
     deadline = time.monotonic() + bound
     while pids := children():
         if time.monotonic() >= deadline:

@@ -134,20 +134,15 @@ def _own_environ(
         return tuple(own)
     from torshrun.topology import gpus
 
-    shares = gpus.share_out(environ, config.nproc_per_node, root)
-    return tuple({**one, **_virtual(environ, gpu)} for one, gpu in zip(own, shares, strict=True))
-
-
-def _virtual(environ: Mapping[str, str], gpu: str) -> dict[str, str]:
-    """What makes one GPU a worker's only one. HIP reads a variable of its own before CUDA's."""
-    hip = {"HIP_VISIBLE_DEVICES": gpu} if "HIP_VISIBLE_DEVICES" in environ else {}
-    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu, **hip}
+    for one, gpu in zip(own, gpus.share_out(environ, config.nproc_per_node, root), strict=True):
+        one |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
+        if "HIP_VISIBLE_DEVICES" in environ:  # which HIP reads before CUDA's
+            one["HIP_VISIBLE_DEVICES"] = gpu
+    return tuple(own)
 
 
 def threads(usable: Sequence[CpuSet], quota: float) -> tuple[int, ...]:
-    """How many threads each worker may run so that every one has a processor, and all of them no
-    more than `quota` processors' time; at least 1.
-    """
+    """How many threads keep each worker to its processors, and all to `quota`; at least 1."""
     sharing = Counter(usable)
     share = quota / len(usable)
     return tuple(max(1, int(min(len(own) // sharing[own], share))) for own in usable)

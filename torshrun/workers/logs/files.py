@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
 
@@ -16,6 +17,7 @@ GENERATIONS = 5
 """Renamed files that are kept, <name>.1 (the latest) to <name>.5."""
 
 
+@dataclass(eq=False)
 class LogFile:
     """A file below `folder` that is renamed to <path>.1 at the first line end from `limit` bytes
     on, and at twice as many bytes at the latest; 0 is never.
@@ -24,27 +26,21 @@ class LogFile:
     that is shared by many streams is open only while it is written to, and for any thread.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        path: str,
-        limit: int,
-        complain: Callable[[str], None],
-        shared: bool = False,
-    ) -> None:
+    folder: Folder
+    path: str
+    limit: int
+    complain: Callable[[str], None]
+    shared: bool = False
+
+    def __post_init__(self) -> None:
         """OSError if it cannot be opened."""
-        self.path = path
-        self._folder = folder
-        self._limit = limit
-        self._complain = complain
-        self._shared = shared
         self._lock = threading.Lock()
         self._stamper = LineStamper()
         self._dead = False
         self._fd = -1
         self._size = 0
         self._open()
-        if shared:
+        if self.shared:
             self.close()
 
     def feed(self, data: bytes, stamp: bytes) -> None:
@@ -52,7 +48,6 @@ class LogFile:
         self.write(self._stamper.mark(data, stamp) if stamp else data)
 
     def write(self, data: bytes) -> None:
-        """Add all of it."""
         with self._lock:
             if self._dead:
                 return
@@ -62,8 +57,8 @@ class LogFile:
                 self._add(data)
             except OSError as error:
                 self._dead = True
-                self._complain(f"cannot write {self.path} ({error.strerror}); the rest is dropped")
-            if self._shared or self._dead:
+                self.complain(f"cannot write {self.path} ({error.strerror}); the rest is dropped")
+            if self.shared or self._dead:
                 self.close()
 
     def close(self) -> None:
@@ -74,7 +69,7 @@ class LogFile:
                 os.close(fd)
 
     def _open(self) -> None:
-        self._fd = self._folder.open_for_append(self.path)
+        self._fd = self.folder.open_for_append(self.path)
         self._size = os.fstat(self._fd).st_size
 
     def _add(self, data: bytes) -> None:
@@ -89,10 +84,10 @@ class LogFile:
 
     def _room(self, data: bytes, position: int) -> tuple[int, bool]:
         """How much to add from this position, and whether the file is full then."""
-        left, room = len(data) - position, self._limit - self._size
-        if not self._limit or left < room:
+        left, room = len(data) - position, self.limit - self._size
+        if not self.limit or left < room:
             return left, False
-        most = max(0, room + self._limit)
+        most = max(0, room + self.limit)
         end = data.find(b"\n", position + max(0, room - 1), position + most) + 1
         if end:
             return end - position, True
@@ -109,7 +104,7 @@ class LogFile:
         names = [self.path, *(f"{self.path}.{number + 1}" for number in range(GENERATIONS))]
         for old, new in reversed(list(pairwise(names))):
             with contextlib.suppress(FileNotFoundError):
-                self._folder.rename(old, PurePath(new).name)
+                self.folder.rename(old, PurePath(new).name)
         self._open()
 
 

@@ -1,12 +1,24 @@
-"""Lines in a flow of bytes. A newline or a carriage return ends one; \\r\\n ends one only."""
+"""Lines in a flow of bytes, and what stands before each: the worker's prefix and the time.
+
+A newline or a carriage return ends one; \\r\\n ends one only.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from string import Template
+
+from torsh_runtime.contract import WorkerEnv
+from torshrun.config.job import OutputConfig
 from torshrun.workers.logs.sink import Sink
 
 LONGEST = 65536
 """Bytes of an unfinished line that are held back at most."""
 ENDS = (b"\n", b"\r")
+PALETTE = (31, 166, 65, 133, 130, 62, 29, 161, 98, 94, 67, 131)
+"""Of the 256 colours, some that can be read on black and on white; by rank, round and round."""
+STAMP_WIDTH = len("2025-01-31T12:34:56.789Z ")
 
 
 def end_of_lines(data: bytes) -> int:
@@ -45,9 +57,7 @@ class LineStamper:
 
 
 class Printer:
-    """Passes one stream's lines on to a sink, each behind its prefix, and holds back a line that
-    is not finished. Used by one thread only.
-    """
+    """Passes one stream's whole lines on to a sink, each behind its prefix. For one thread only."""
 
     def __init__(self, sink: Sink, prefix: bytes) -> None:
         self.since = 0.0
@@ -60,7 +70,6 @@ class Printer:
 
     @property
     def partial(self) -> bool:
-        """Whether an unfinished line is held back."""
         return bool(self._partial)
 
     def feed(self, data: bytes, now: float, stamp: bytes) -> None:
@@ -78,7 +87,6 @@ class Printer:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on the unfinished line."""
         if self._partial:
             data, self._partial = self._partial, b""
             self._emit(data, self._stamp)
@@ -96,3 +104,41 @@ class Printer:
             sink.write(head + insert_prefix(data, self._prefix + stamp))
             sink.last = self
             sink.unfinished = None if data.endswith(ENDS) else self
+
+
+def render(output: OutputConfig, place: WorkerEnv, hostname: str) -> str:
+    text = output.log_line_prefix_template
+    return Template("[${rank}] " if text is None else text).substitute(
+        role_name=place.role_name,
+        rank=place.rank,
+        local_rank=place.local_rank,
+        hostname=hostname,
+    )
+
+
+def encode(text: str) -> bytes:
+    """The bytes of a text that came from a command line or a file, whatever they were."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair
+        return text.encode("utf-8", "backslashreplace")
+
+
+def paint(prefix: bytes, rank: int) -> bytes:
+    colour = PALETTE[rank % len(PALETTE)]
+    return b"\x1b[38;5;%dm%b\x1b[0m" % (colour, prefix) if prefix else b""
+
+
+def is_coloured(output: OutputConfig, on_terminal: bool, environ: Mapping[str, str]) -> bool:
+    """Whether prefixes have colours on an output that is a terminal, or is not."""
+    if output.color == "auto":
+        plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
+        return on_terminal and not plain
+    return output.color == "always"
+
+
+def stamp(seconds: float) -> bytes:
+    """A time since the epoch, as it stands before a line."""
+    milliseconds = int(seconds * 1000)
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    return b"%b.%03dZ " % (whole.encode(), milliseconds % 1000)

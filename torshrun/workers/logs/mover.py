@@ -6,7 +6,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
@@ -74,21 +74,18 @@ class Mover:
         self._epoll.register(stream.source.fd, select.EPOLLIN)
 
     def drain(self, streams: Sequence[Stream], done: Callable[[], None]) -> None:
-        """Read what is left in those of these streams that are here and let go of them; then call
-        `done`.
-        """
+        """Read what is left in those of the streams that are here, let go of them, call `done`."""
         for stream in streams:
-            if self._has(stream):
+            if self._streams.get(stream.source.fd) is stream:
                 self._finish(stream)
         done()
 
     def resize(self) -> None:
-        """Follow the terminal's window."""
         for stream in self._streams.values():
             stream.source.resize()
         self.sink.write(b"")  # erases the status line, which may have changed its row
 
-    def stop(self, done: Callable[[], None]) -> None:
+    def stop(self, done: Callable[[], None] = lambda: None) -> None:
         """Let go of everything, then call `done`; the thread ends. is_stopped() tells when."""
         for stream in list(self._streams.values()):
             self._finish(stream)
@@ -101,7 +98,11 @@ class Mover:
         while self._running:
             ready = self._epoll.poll(self._wait_seconds(redraw))
             begun = self._busy_since = time.monotonic()
-            self._move(fd for fd, _ in ready)
+            for fd, _ in ready:
+                if fd == self._wake:
+                    os.eventfd_read(fd)
+                elif fd in self._streams:
+                    self._read(self._streams[fd])
             spent = time.monotonic() - begun
             if spent > STALL_SECONDS:
                 self._stalled += spent
@@ -112,9 +113,7 @@ class Mover:
             self._busy_since = 0.0
 
     def _now(self) -> float:
-        """The mover's clock stands still while a reader stalls: meanwhile workers, who stall too,
-        cannot finish their lines.
-        """
+        """Stands still while a reader stalls: workers stall too, and cannot finish their lines."""
         return time.monotonic() - self._stalled
 
     def _wait_seconds(self, redraw: float | None) -> float | None:
@@ -125,13 +124,6 @@ class Mover:
             if stream.printer is not None and stream.printer.partial:
                 waits.append(max(0.0, stream.printer.since - horizon))
         return min(waits, default=None)
-
-    def _move(self, ready: Iterable[int]) -> None:
-        for fd in ready:
-            if fd == self._wake:
-                os.eventfd_read(fd)
-            elif fd in self._streams:
-                self._read(self._streams[fd])
 
     def _read(self, stream: Stream) -> bool:
         """Read once; whether there may be more."""
@@ -160,24 +152,10 @@ class Mover:
             if not self._read(stream):  # its rest may have come meanwhile
                 printer.flush()
 
-    def _has(self, stream: Stream) -> bool:
-        return self._streams.get(stream.source.fd) is stream
-
     def _finish(self, stream: Stream) -> None:
         """Read what was there to begin with: an outsider that holds the stream may never stop."""
         limit = stream.received + stream.source.capacity()
         while stream.received < limit and self._read(stream):
             pass
-        if self._has(stream):
+        if self._streams.get(stream.source.fd) is stream:
             self._release(stream)
-
-
-def countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
-    """Calls `done` when it has been called `count` times, by any threads."""
-    left = list(range(count))  # whose pop() is atomic, and 0 comes last
-
-    def count_down() -> None:
-        if not left.pop():
-            done()
-
-    return count_down

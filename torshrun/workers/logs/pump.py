@@ -7,17 +7,16 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, Streams
 from torshrun.safe_files import Folder
-from torshrun.workers.logs import prefix as prefixes
+from torshrun.workers.logs import lines
 from torshrun.workers.logs.files import LineFilter, LogFile
-from torshrun.workers.logs.lines import Printer
-from torshrun.workers.logs.mover import Mover, countdown
-from torshrun.workers.logs.routes import kept, shown
+from torshrun.workers.logs.mover import Mover
 from torshrun.workers.logs.sink import Sink
 from torshrun.workers.logs.status import StatusLine
 from torshrun.workers.logs.stream import Pipe, Stream, Tail, Tap, open_source
@@ -32,11 +31,10 @@ class Outlets(NamedTuple):
     streams: tuple[Stream, Stream]
     """Its stdout and its stderr."""
     tail: Tail
-    """The end of its stderr."""
+    """The end of its stderr, of which some may still be on its way."""
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The writing ends for the worker's stdout and stderr."""
         out, err = self.streams
         return out.source.end, err.source.end
 
@@ -52,7 +50,7 @@ class _Channel(NamedTuple):
     which: Streams
     name: str
     mover: Mover
-    needles: tuple[bytes, ...]
+    needles: tuple[str, ...]
     """What lines for filtered_<name>.log contain."""
 
 
@@ -85,12 +83,8 @@ class LogPump:
         self._movers = [err] if one else [err, out]
         self._hidden: Mover | None = None  # for streams that no sink shows
         self._status = self._choose_status(err, out)
-        needles = (
-            _needles(output.duplicate_stdout_filters),
-            _needles(output.duplicate_stderr_filters),
-        )
-        self._out = _Channel(Streams.STDOUT, "stdout", out, needles[0])
-        self._err = _Channel(Streams.STDERR, "stderr", err, needles[1])
+        self._out = _Channel(Streams.STDOUT, "stdout", out, output.duplicate_stdout_filters)
+        self._err = _Channel(Streams.STDERR, "stderr", err, output.duplicate_stderr_filters)
 
     @property
     def moved(self) -> int:
@@ -115,7 +109,6 @@ class LogPump:
 
     @property
     def shows_status(self) -> bool:
-        """Whether there is a terminal for a status line, and one is wanted."""
         return self._status is not None
 
     def open(self, place: WorkerEnv, folder: str) -> Outlets:
@@ -129,13 +122,17 @@ class LogPump:
             err = self._make(self._err, place, folder, undo, tail)
             undo.pop_all()
         for channel, stream in ((self._out, out), (self._err, err)):
-            mover = channel.mover if stream.printer else self._hidden_mover()
+            if not stream.printer and self._hidden is None:
+                self._hidden = Mover("torsh-files", Sink("nowhere", -1, self._complain))
+                self._movers.append(self._hidden)
+            mover = channel.mover if stream.printer else self._hidden
+            assert mover
             mover.request(mover.take, stream)
         return Outlets((out, err), tail)
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
-        self._unsaid.append(prefixes.encode(text if text.endswith("\n") else f"{text}\n"))
+        self._unsaid.append(lines.encode(text if text.endswith("\n") else f"{text}\n"))
         self._err.mover.request(self._say)
 
     def write(self, data: bytes) -> None:
@@ -143,12 +140,10 @@ class LogPump:
         self._out.mover.request(self._out.mover.sink.write_line, data)
 
     def set_status(self, text: str) -> None:
-        """Show this line, which may have colours, below the log; "" removes it. Does nothing where
-        shows_status is false.
-        """
+        """Show this line, which may have colours, below the log; "" removes it."""
         if self._status is not None:
             line, mover = self._status
-            mover.request(line.set, prefixes.encode(" ".join(text.splitlines())))
+            mover.request(line.set, lines.encode(" ".join(text.splitlines())))
 
     def width(self) -> int:
         """Columns of the terminal with the status line."""
@@ -159,7 +154,6 @@ class LogPump:
         return columns or USUAL_COLUMNS
 
     def resize(self) -> None:
-        """The terminal's window has changed: tell the workers' terminals."""
         for mover in self._movers:
             mover.request(mover.resize)
 
@@ -167,18 +161,19 @@ class LogPump:
         """Read what is left in these streams and let go of them, then call `done` in a thread of
         the pump's. To be called when their writers have ended.
         """
-        wanted, count = tuple(streams), countdown(len(self._movers), done)
+        wanted = tuple(streams)
         for mover in self._movers:
-            mover.request(mover.drain, wanted, count)
+            done = partial(mover.request, mover.drain, wanted, done)
+        done()
 
     def close(self) -> None:
         """Let go of everything when all requests so far are done; is_closed() tells when."""
         self.set_status("")
-        last, *others = self._movers  # others may have something to complain about until then
-        count = countdown(1 + len(others), lambda: last.request(last.stop, lambda: None))
+        last, *others = self._movers  # the others may have something to complain about until then
+        done = partial(last.request, last.stop)
         for mover in others:
-            mover.request(mover.stop, count)
-        count()
+            done = partial(mover.request, mover.stop, done)
+        done()
 
     def is_closed(self, wait: float) -> bool:
         """Whether all threads have ended, after waiting `wait` seconds at most."""
@@ -204,12 +199,6 @@ class LogPump:
                 return mover.sink.status, mover
         return None
 
-    def _hidden_mover(self) -> Mover:
-        if self._hidden is None:
-            self._hidden = Mover("torsh-files", Sink("nowhere", -1, self._complain))
-            self._movers.append(self._hidden)
-        return self._hidden
-
     def _make(
         self,
         channel: _Channel,
@@ -218,28 +207,26 @@ class LogPump:
         undo: contextlib.ExitStack,
         *taps: Tap,
     ) -> Stream:
-        text = prefixes.render(self._output, place, self._hostname)
-        prefix, sink = prefixes.encode(text), channel.mover.sink
-        if channel.which in kept(self._output, place):
+        output, sink = self._output, channel.mover.sink
+        text = lines.render(output, place, self._hostname)
+        prefix = lines.encode(text)
+        if channel.which in output.kept(place):
             assert self._folder
-            path, limit = f"{folder}/{channel.name}.log", self._output.log_rotate
-            file = LogFile(self._folder, path, limit, self._complain)
+            path = f"{folder}/{channel.name}.log"
+            file = LogFile(self._folder, path, output.log_rotate, self._complain)
             undo.callback(file.close)
             taps = (file, *taps)
-        if channel.needles:
-            chosen = LineFilter(channel.needles, prefix, self._filtered(channel.name, folder))
-            taps = (*taps, chosen)
-        is_shown = channel.which in shown(self._output, place)
-        source = open_source(sink.fd, self._width(text)) if is_shown else Pipe()
+        if needles := tuple(map(lines.encode, channel.needles)):
+            taps = (*taps, LineFilter(needles, prefix, self._filtered(channel.name, folder)))
+        is_shown, timed = channel.which in output.shown(place), output.log_timestamps
+        width = len(text) + (lines.STAMP_WIDTH if timed else 0)
+        source = open_source(sink.fd, width) if is_shown else Pipe()
         undo.callback(os.close, source.fd)
         undo.callback(os.close, source.end)
-        if prefixes.is_coloured(self._output, sink.is_terminal, self._environ):
-            prefix = prefixes.paint(prefix, place.rank)
-        clock = time.time if self._output.log_timestamps else None
-        return Stream(source, taps, Printer(sink, prefix) if is_shown else None, clock)
-
-    def _width(self, text: str) -> int:
-        return len(text) + (prefixes.STAMP_WIDTH if self._output.log_timestamps else 0)
+        if lines.is_coloured(output, sink.is_terminal, self._environ):
+            prefix = lines.paint(prefix, place.rank)
+        printer = lines.Printer(sink, prefix) if is_shown else None
+        return Stream(source, taps, printer, time.time if timed else None)
 
     def _filtered(self, name: str, folder: str) -> LogFile:
         path = str(Path(folder).parent / f"filtered_{name}.log")
@@ -257,7 +244,3 @@ class LogPump:
     def _say(self) -> None:
         self._err.mover.sink.write_line(self._unsaid[0])
         self._unsaid.popleft()
-
-
-def _needles(texts: tuple[str, ...]) -> tuple[bytes, ...]:
-    return tuple(prefixes.encode(text) for text in texts)

@@ -63,7 +63,6 @@ class Sink:
                 view = view[count:]
 
     def write_line(self, data: bytes) -> None:
-        """Write whole lines of the agent's own."""
         self.write(self.lead(None) + data)
         self.unfinished = self.last = None
 

@@ -27,14 +27,11 @@ class StatusLine:
         self._at_line_start = True
 
     def set(self, text: bytes) -> None:
-        """What the line is to show; empty is no line."""
         if text != self._text:
             self._text, self._stale = text, True
 
     def around(self, data: bytes, now: float) -> bytes:
-        """What to write instead of `data`: the status is erased before and, unless it was drawn
-        just now, drawn again after it.
-        """
+        """What to write instead: the status is erased, and drawn again unless it just was."""
         out, self._eraser = self._eraser + data, b""
         if data:
             self._at_line_start = data.endswith(b"\n")

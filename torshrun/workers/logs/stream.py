@@ -7,10 +7,10 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torshrun.workers.logs.files import LineFilter, LogFile
-from torshrun.workers.logs.lines import Printer
-from torshrun.workers.logs.prefix import stamp
+from torshrun.workers.logs.lines import Printer, stamp
 
 TAIL_BYTES = 65536
 """How much of the end of stderr is remembered for reports."""
@@ -40,9 +40,7 @@ class Pipe:
 
 
 class Pty(Pipe):
-    """A pseudo-terminal that changes no byte, with a window as wide as the real terminal's, less
-    the prefix. It is nobody's controlling terminal.
-    """
+    """A pseudo-terminal that changes no byte, as wide as the real terminal less the prefix."""
 
     def __init__(self, real: int, prefix_width: int) -> None:
         import tty
@@ -98,7 +96,6 @@ class Tail:
         """The last TAIL_BYTES that were read."""
 
     def feed(self, data: bytes, _: bytes) -> None:
-        """Take what was read."""
         recent = data if len(data) >= TAIL_BYTES else self.data + data
         self.data = recent[-TAIL_BYTES:]
 
@@ -110,36 +107,31 @@ Tap = Tail | LogFile | LineFilter
 """Gets every byte of a stream, with the time to put before its lines, if any."""
 
 
+@dataclass(eq=False)
 class Stream:
     """Used by a mover's thread only, but for `received`."""
 
-    def __init__(
-        self,
-        source: Pipe,
-        taps: tuple[Tap, ...],
-        printer: Printer | None,
-        clock: Callable[[], float] | None,
-    ) -> None:
-        self.source = source
-        self.printer = printer
-        """What shows it on the console; None if nothing does."""
-        self.received = 0
-        """Bytes read so far."""
-        self._taps = taps
-        self._clock = clock
+    source: Pipe
+    taps: tuple[Tap, ...]
+    printer: Printer | None
+    """What shows it on the console; None if nothing does."""
+    clock: Callable[[], float] | None
+    """Gives the time that stands before its lines; None: none does."""
+    received: int = 0
+    """Bytes read so far."""
 
     def feed(self, data: bytes, now: float) -> None:
         """Pass on what was read. Files come first: a console may take its time."""
         self.received += len(data)
-        time = stamp(self._clock()) if self._clock else b""
-        for tap in self._taps:
+        time = stamp(self.clock()) if self.clock else b""
+        for tap in self.taps:
             tap.feed(data, time)
         if self.printer is not None:
             self.printer.feed(data, now, time)
 
     def close(self) -> None:
         """Pass on what is held back, and close the files and the reading end."""
-        for tap in self._taps:
+        for tap in self.taps:
             tap.close()
         os.close(self.source.fd)
         if self.printer is not None:

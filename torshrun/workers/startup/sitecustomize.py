@@ -44,35 +44,29 @@ class JaxWatch:
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next(filter(None, specs), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = RegisteringLoader(spec.loader)  # type: ignore[assignment,arg-type]
+        if spec is not None and spec.loader is not None:
+            register_after(spec.loader)
         return spec
 
 
-class RegisteringLoader:
-    """Loads a module by its own loader, leaves no trace in it, and registers with JAX."""
+def register_after(loader: "Loader") -> None:
+    """Have the loader register with JAX once it has run the module, and be as it was."""
+    run = loader.exec_module
 
-    def __init__(self, loader: "Loader") -> None:
-        self._loader = loader
+    def exec_module(module: "ModuleType") -> None:
+        run(module)
+        if module.__name__ == WATCHED:
+            del loader.exec_module
+            try:
+                register()
+            except Exception:
+                return
 
-    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: "ModuleType") -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        try:
-            register()
-        except Exception:
-            return
+    loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 def register() -> None:
-    """Run torsh_runtime's registration with JAX, found by its place beside torshrun: the worker's
-    Python may be one in which neither is installed.
-    """
+    """Register by torsh_runtime's file: the worker's Python may be one without torshrun."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))

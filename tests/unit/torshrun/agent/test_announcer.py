@@ -24,7 +24,7 @@ def tell(said: list[str]) -> Announcer:
     options = {"nnodes": "2", "rdzv_backend": "tcp", "rdzv_endpoint": "n0", "no_python": "true"}
     settings = gather(options, "true", (), {})
     job = resolve(settings, {}, new_id=lambda: "a name").job
-    return Announcer(job, said.append, Recorder(None, "job"))
+    return Announcer(job, said.append, Recorder("job", None))
 
 
 def test_nothing_that_others_wrote_gets_at_the_terminal(tell: Announcer, said: list[str]) -> None:

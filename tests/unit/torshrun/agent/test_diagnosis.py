@@ -7,7 +7,8 @@ import json
 from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import TypeVar, cast
 
 import pytest
 
@@ -21,6 +22,7 @@ from torshrun.health.pages import WorkerStatus
 from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
+from torshrun.workers.logs.pump import Outlets
 from torshrun.workers.logs.stream import TAIL_BYTES, Tail
 from torshrun.workers.spec import Assignment
 
@@ -40,7 +42,8 @@ def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> W
     )
     tail = Tail()
     tail.feed(stderr, b"")
-    return Worker(assignment, (), tail, pid=1000 + rank, alive=False, status=code << 8, seconds=1.0)
+    outlets = cast(Outlets, SimpleNamespace(streams=(), tail=tail))
+    return Worker(assignment, outlets, pid=1000 + rank, alive=False, status=code << 8, seconds=1.0)
 
 
 async def turns_of_the_loop_during(work: Awaitable[Result]) -> tuple[int, Result]:
@@ -67,7 +70,7 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     """
     said: list[str] = []
     diagnosis = Diagnosis(OutputConfig(), None)
-    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder(None, "job"))
+    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder("job", None))
     endings = [ending(rank, 1, FULL) for rank in range(300)]
 
     turns, found = asyncio.run(turns_of_the_loop_during(diagnosis.findings(endings)))

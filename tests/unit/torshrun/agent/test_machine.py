@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from torshrun import exit_codes
 from torshrun.agent import machine
 from torshrun.agent import protocol as m
+from torshrun.config import LaunchConfig
+from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import (
     Granted,
@@ -30,8 +32,8 @@ from torshrun.rendezvous.base import (
 
 FAIL = 3 << 8
 """The status of a process that exits with 3."""
-POLICY = m.Policy(workers=2, grace=30.0)
-AMONG_OTHERS = m.Policy(workers=2, grace=30.0, leased=True)
+ALONE = LaunchConfig(target="t", nproc_per_node=2, shutdown_timeout=30.0)
+AMONG_OTHERS = replace(ALONE, rendezvous=RendezvousConfig(backend="etcd", endpoints=()))
 
 
 def diagnosed(
@@ -65,11 +67,11 @@ def place(number: int, restarts: int, workers: int = 2, first_rank: int = 0) -> 
 class Play:
     """A node of its own: the machine, and the rendezvous that it talks to."""
 
-    def __init__(self, policy: m.Policy, budget: int) -> None:
+    def __init__(self, config: LaunchConfig, budget: int) -> None:
         settings = AloneSettings(
-            workers=policy.workers, max_restarts=budget, backoff=0, master_addr="127.0.0.1"
+            workers=config.nproc_per_node, max_restarts=budget, backoff=0, master_addr="127.0.0.1"
         )
-        self._policy = policy
+        self._config = config
         self._posted: deque[RendezvousEvent] = deque()
         self._rendezvous = Alone(settings, lambda: Ports(1, 2))
         self.state = machine.begin()
@@ -82,7 +84,7 @@ class Play:
         self._settle()
 
     def _step(self, event: m.Event) -> None:
-        self.state, instructions = machine.handle(self._policy, self.state, event)
+        self.state, instructions = machine.handle(self._config, self.state, event)
         for instruction in instructions:
             self.carried_out.append(instruction)
             if isinstance(instruction, m.TellRendezvous):
@@ -98,18 +100,18 @@ class Play:
 
 
 def play(
-    events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1
-) -> tuple[m.State, list[m.Instruction]]:
-    node = Play(policy, budget)
+    events: Sequence[m.Event], config: LaunchConfig = ALONE, budget: int = 1
+) -> tuple[machine.State, list[m.Instruction]]:
+    node = Play(config, budget)
     for event in events:
         node.feed(event)
     shown = [i for i in node.carried_out if not isinstance(i, m.TellRendezvous | m.Leave)]
     return node.state, shown
 
 
-def finish_code(events: Sequence[m.Event], policy: m.Policy = POLICY, budget: int = 1) -> int:
-    state, _ = play(events, policy, budget)
-    assert isinstance(state, m.Finished)
+def finish_code(events: Sequence[m.Event], config: LaunchConfig = ALONE, budget: int = 1) -> int:
+    state, _ = play(events, config, budget)
+    assert isinstance(state, machine.Finished)
     return state.code
 
 
@@ -120,14 +122,14 @@ def test_it_begins_with_all_workers() -> None:
 def test_success_of_all_sweeps_and_finishes_with_0() -> None:
     events = [m.WorkerExited(0, 0, 0), m.WorkerExited(0, 1, 0)]
     state, instructions = play(events)
-    assert isinstance(state, m.Stopping)
+    assert isinstance(state, machine.Stopping)
     assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "done")
     assert finish_code([*events, diagnosed(0, 0)]) == 0
 
 
 def test_a_failure_settles_before_the_others_are_stopped() -> None:
     state, instructions = play([m.WorkerExited(0, 1, FAIL)])
-    assert isinstance(state, m.Running)
+    assert isinstance(state, machine.Running)
     assert state.failing
     assert instructions[-1] == m.Settle(0, machine.SETTLE_SECONDS)
     state, instructions = play([m.WorkerExited(0, 1, FAIL), m.SettleOver(0)])
@@ -150,7 +152,7 @@ FAILED = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
 def test_a_failure_restarts_in_a_new_round_while_the_budget_lasts() -> None:
     state, instructions = play(FAILED)
     assert instructions[-2:] == [m.ReportFailure(0, "restart"), m.StartWorkers(place(1, 1))]
-    assert isinstance(state, m.Running)
+    assert isinstance(state, machine.Running)
     again = [m.WorkerExited(1, 0, FAIL), m.SettleOver(1), diagnosed(1, 9)]
     assert finish_code([*FAILED, *again]) == exit_codes.BUDGET_SPENT
 
@@ -219,9 +221,9 @@ def test_a_stop_request_after_a_failure_prevents_the_restart() -> None:
 def test_a_lost_keeper_ends_the_job_in_every_state() -> None:
     for before in ([], [m.WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
         state, _ = play(before)
-        state, instructions = machine.handle(POLICY, state, m.KeeperLost())
+        state, instructions = machine.handle(ALONE, state, m.KeeperLost())
         assert instructions == (m.KillDescendants(),)
-        assert isinstance(state, m.Finished)
+        assert isinstance(state, machine.Finished)
         assert state.code == exit_codes.LOST
 
 
@@ -232,7 +234,7 @@ def test_the_dead_man_ends_the_job() -> None:
 def test_nothing_happens_after_the_end() -> None:
     events = [m.DeadManFired(0), diagnosed(0, 0)]
     state, _ = play(events)
-    assert machine.handle(POLICY, state, m.StopRequested(15)) == (state, ())
+    assert machine.handle(ALONE, state, m.StopRequested(15)) == (state, ())
 
 
 def any_event(number: int) -> st.SearchStrategy[m.Event]:
@@ -260,7 +262,7 @@ def any_event(number: int) -> st.SearchStrategy[m.Event]:
 def test_any_sequence_keeps_the_budget_and_the_rounds_and_can_end(
     data: st.DataObject, budget: int
 ) -> None:
-    node = Play(m.Policy(workers=3, grace=1.0), budget)
+    node = Play(replace(ALONE, nproc_per_node=3, shutdown_timeout=1.0), budget)
     starts = 1
     for _ in range(data.draw(st.integers(0, 30))):
         late = data.draw(st.integers(0, 1))
@@ -268,7 +270,8 @@ def test_any_sequence_keeps_the_budget_and_the_rounds_and_can_end(
         before = node.state
         node.feed(event)
         number = sum(isinstance(i, m.StartWorkers) for i in node.carried_out)
-        assert number == starts or isinstance(before, m.Stopping)  # never beside a living round
+        # Never beside a living round.
+        assert number == starts or isinstance(before, machine.Stopping)
         starts = number
     begun = [i.place.round for i in node.carried_out if isinstance(i, m.StartWorkers)]
     assert begun == list(range(starts))
@@ -283,27 +286,27 @@ def assert_ends(node: Play, budget: int) -> None:
         for rank in range(3):
             node.feed(m.WorkerExited(number, rank, FAIL))
         node.feed(diagnosed(number, 1))
-    assert isinstance(node.state, m.Finished)
+    assert isinstance(node.state, machine.Finished)
 
 
 def test_an_internal_error_ends_the_job_in_every_state() -> None:
-    attempt = m.Attempt(round=2, restarts=1)
+    attempt = machine.Attempt(round=2, restarts=1)
     for state in (
-        m.Running(attempt=attempt, alive=frozenset({0})),
-        m.Running(attempt=attempt, alive=frozenset({0}), failing=True),
-        m.Stopping(attempt=attempt, cause="failure"),
-        m.Waiting(attempt=attempt),
+        machine.Running(attempt=attempt, alive=frozenset({0})),
+        machine.Running(attempt=attempt, alive=frozenset({0}), failing=True),
+        machine.Stopping(attempt=attempt, cause="failure"),
+        machine.Waiting(attempt=attempt),
     ):
-        ended, instructions = machine.handle(POLICY, state, m.InternalError())
-        assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
+        ended, instructions = machine.handle(ALONE, state, m.InternalError())
+        assert ended == machine.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
         assert instructions == ()
 
 
 def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
-    attempt = m.Attempt(round=1, restarts=1)
-    running = m.Running(attempt=attempt, alive=frozenset({0}))
-    ended, _ = machine.handle(POLICY, running, m.KeeperLost())
-    assert ended == m.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
+    attempt = machine.Attempt(round=1, restarts=1)
+    running = machine.Running(attempt=attempt, alive=frozenset({0}))
+    ended, _ = machine.handle(ALONE, running, m.KeeperLost())
+    assert ended == machine.Finished(attempt=attempt, code=exit_codes.LOST, outcome="lost")
 
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
@@ -313,7 +316,7 @@ def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_repor
         m.StopWorkers(15, 30.0, "signal"),
         m.ReportFailure(0, "stopped"),
     ]
-    assert ended == m.Finished(attempt=m.Attempt(), code=4, outcome="failed")
+    assert ended == machine.Finished(attempt=machine.Attempt(), code=4, outcome="failed")
 
 
 def test_a_worker_that_was_killed_needs_no_settling() -> None:
@@ -333,14 +336,14 @@ def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
     code = 128 + signal.SIGUSR1
     assert finish_code([*events, *died, diagnosed(0, code, signal.SIGUSR1)]) == exit_codes.PREEMPTED
     state, _ = play([*died, diagnosed(0, code, signal.SIGUSR1)])
-    assert isinstance(state, m.Running)  # without the notice it is a failure like any other
+    assert isinstance(state, machine.Running)  # without the notice it is a failure like any other
 
 
 def test_a_hang_is_stopped_soon_and_restarted() -> None:
     hung = [m.Hung(0, signal.SIGABRT)]
     assert play(hung)[1][-1] == m.StopWorkers(signal.SIGABRT, machine.HUNG_GRACE, "hang")
     restarted, _ = play([*hung, diagnosed(0, 134, signal.SIGABRT)])
-    assert isinstance(restarted, m.Running)
+    assert isinstance(restarted, machine.Running)
     assert finish_code([*hung, diagnosed(0, 134, signal.SIGABRT)], budget=0) == exit_codes.HUNG
 
 
@@ -367,27 +370,27 @@ def test_what_came_before_a_request_to_make_room_gives_the_code(
     before: m.Event, code: int, outcome: str
 ) -> None:
     state, _ = play([before, m.StopRequested(signal.SIGTERM), diagnosed(0, 143, 15)])
-    assert state == m.Finished(attempt=m.Attempt(), code=code, outcome=outcome)  # type: ignore[arg-type]
+    assert state == machine.Finished(attempt=machine.Attempt(), code=code, outcome=outcome)  # type: ignore[arg-type]
 
 
 def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
     events = [m.WorkerExited(0, 0, 0), m.WorkerExited(0, 1, 0), m.KeeperLost()]
     state, instructions = play(events)
-    assert state == m.Finished(attempt=m.Attempt(), code=0, outcome="succeeded")
+    assert state == machine.Finished(attempt=machine.Attempt(), code=0, outcome="succeeded")
     assert instructions[-1] == m.KillDescendants()
 
 
 def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
     code = exit_codes.PREEMPTED
-    single = m.Policy(workers=1, grace=1.0)
+    single = replace(ALONE, nproc_per_node=1)
     state, _ = play([m.WorkerExited(0, 0, code << 8), diagnosed(0, code)], single, budget=0)
-    assert state == m.Finished(attempt=m.Attempt(), code=code, outcome="failed")
+    assert state == machine.Finished(attempt=machine.Attempt(), code=code, outcome="failed")
 
 
 # ---- among other nodes
 
 
-def among(events: Sequence[m.Event]) -> tuple[m.State, list[m.Instruction]]:
+def among(events: Sequence[m.Event]) -> tuple[machine.State, list[m.Instruction]]:
     """The machine alone, whose workers are ranks 4 and 5 of round 0."""
     state, carried_out = machine.begin(), []
     for event in [RoundFormed(place(0, 0, first_rank=4)), *events]:
@@ -409,24 +412,24 @@ def test_success_here_waits_for_the_others() -> None:
     done = [m.WorkerExited(0, 4, 0), m.WorkerExited(0, 5, 0), diagnosed(0, 0)]
     state, instructions = among(done)
     assert told(instructions) == [("succeeded", 0)]
-    assert isinstance(state, m.Waiting)
+    assert isinstance(state, machine.Waiting)
     state, instructions = among([*done, CLOSING, RoundFormed(place(1, 1))])
     assert instructions[-1] == m.StartWorkers(place(1, 1))
     state, _ = among([*done, OVER])
-    assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
+    assert state == machine.Finished(attempt=machine.Attempt(), code=7, outcome="failed")
 
 
 def test_the_first_verdict_stands() -> None:
     other = JobOver(Verdict(outcome="lost", code=70, reason="the store is gone"))
     state, _ = among([OVER, other, CLOSING, diagnosed(0, 143, 15)])
-    assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
+    assert state == machine.Finished(attempt=machine.Attempt(), code=7, outcome="failed")
 
 
 def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
     assert among([CLOSING])[1][-1] == m.StopWorkers(signal.SIGTERM, 30.0, "closing")
     state, instructions = among([CLOSING, diagnosed(0, 143, 15)])
     assert told(instructions) == [("stopped", 0)]
-    assert isinstance(state, m.Waiting)
+    assert isinstance(state, machine.Waiting)
     assert among([replace(CLOSING, round=3)])[1] == among([])[1]
 
 
@@ -444,14 +447,14 @@ def test_a_verdict_stops_the_workers_and_ends() -> None:
     state, instructions = among([OVER])
     assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "verdict")
     state, instructions = among([OVER, diagnosed(0, 143, 15)])
-    assert state == m.Finished(attempt=m.Attempt(), code=7, outcome="failed")
+    assert state == machine.Finished(attempt=machine.Attempt(), code=7, outcome="failed")
     assert told(instructions) == []
 
 
 def test_the_dead_man_ends_the_round_here_and_not_the_job() -> None:
     state, instructions = among([m.DeadManFired(0), diagnosed(0, 137, 9)])
     assert told(instructions) == [("stopped", 0)]
-    assert isinstance(state, m.Waiting)
+    assert isinstance(state, machine.Waiting)
 
 
 def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> None:
@@ -460,9 +463,9 @@ def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> Non
     assert among(asked)[1][-1] == leave
     state, instructions = among([*asked, diagnosed(0, 143, 15)])
     assert told(instructions) == [("stopped", 0)]
-    assert isinstance(state, m.Waiting)
+    assert isinstance(state, machine.Waiting)
     impatient, _ = machine.handle(AMONG_OTHERS, state, m.StopRequested(signal.SIGINT))
-    assert isinstance(impatient, m.Finished)
+    assert isinstance(impatient, machine.Finished)
     assert impatient.code == 130
 
 
@@ -477,4 +480,4 @@ def test_a_round_that_comes_after_the_goodbye_has_no_workers() -> None:
     state, _ = machine.handle(AMONG_OTHERS, state, m.StopRequested(15))
     state, instructions = machine.handle(AMONG_OTHERS, state, RoundFormed(place(0, 0)))
     assert instructions == (m.TellRendezvous(Report(round=0, outcome="stopped")),)
-    assert isinstance(state, m.Waiting)
+    assert isinstance(state, machine.Waiting)

@@ -9,7 +9,7 @@ import pytest
 
 from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig, OutputConfig, gather, resolve, validate
+from torshrun.config import LaunchConfig, OutputConfig, gather, resolve
 from torshrun.config.job import StreamRule, Streams
 from torshrun.config.options import OPTIONS
 
@@ -311,10 +311,10 @@ def test_programs(tmp_path: Path) -> None:
 
 
 def test_validation_needs_no_script() -> None:
-    notes = validate(gather({"start_method": "spawn"}, None, (), {}), {})
+    notes = resolve(gather({"start_method": "spawn"}, None, (), {}), {}, needs_target=False).notes
     assert len(notes) == 1
     with pytest.raises(ConfigError, match="--nnodes"):
-        validate(gather({"nnodes": "2"}, None, (), {}), {})
+        resolve(gather({"nnodes": "2"}, None, (), {}), {}, needs_target=False)
     with pytest.raises(ConfigError, match=r"^SCRIPT is missing"):
         resolve(gather({}, None, (), {}), {})
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config import values
-from torshrun.config.job import Streams
+from torshrun.config.job import StreamRule, Streams
 from torshrun.config.options import OPTIONS
 
 OUT, ERR, BOTH = Streams.STDOUT, Streams.STDERR, Streams.BOTH
@@ -23,6 +23,8 @@ OUT, ERR, BOTH = Streams.STDOUT, Streams.STDERR, Streams.BOTH
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
+        (values.whole, "7\x1f", 7),
+        (values.stream_rule, "3\x1f", StreamRule(everyone=BOTH)),
         (values.workers, "4", 4),
         (values.workers, "auto", "auto"),
         (values.nodes, "3", (3, 3)),

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig, gather, resolve, validate
+from torshrun.config import LaunchConfig, gather, resolve
 from torshrun.config.job import Streams
 from torshrun.config.yaml_file import LARGEST, read
 
@@ -170,7 +170,7 @@ def test_an_empty_file_says_nothing(written: Written) -> None:
 )
 def test_mistakes_are_named_with_their_line(written: Written, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        validate(gather({"config": written(text)}, None, (), {}), {})
+        resolve(gather({"config": written(text)}, None, (), {}), {}, needs_target=False)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

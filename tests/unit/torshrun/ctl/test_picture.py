@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.rows import header, keys, node
 
-from torshrun.ctl.picture import NotDone, Picture, find_nodes, read, runs_among
+from torshrun.ctl.picture import NotDone, Picture, find_nodes, read
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import NodeRow, SizeWanted, VerdictRow
 
@@ -57,13 +57,6 @@ def test_what_was_asked_for_goes_before_the_header() -> None:
     picture = read("job", {**keys(header()), "want/size": wanted, "want/drain/a": b"{}"})
     assert picture.limits == (2, 5)
     assert picture.asked_to_go == {"a"}
-
-
-def test_runs_are_found_by_their_keys() -> None:
-    found = runs_among(
-        ["torsh/a/ctl/round", "torsh/a/nodes/x", "torsh/b%2Fc/nodes/y", "torsh/d/secret", "else/f"]
-    )
-    assert found == ["a", "b/c"]
 
 
 @pytest.mark.parametrize("name", ["n1-77", "n1", "10.0.0.1", "1"])

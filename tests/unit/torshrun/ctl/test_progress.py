@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.rows import header, keys, node
 
+from torshrun.ctl.actions import check_drain, drained, scaled, stopped
 from torshrun.ctl.picture import NotDone, Picture, read
-from torshrun.ctl.progress import check_drain, drained, scaled, stopped, undone
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, VerdictRow
 
@@ -120,13 +120,6 @@ def test_too_few_would_be_left() -> None:
     with pytest.raises(NotDone, match=r"needs 2 nodes and would have 1.*--force"):
         check_drain([asked], now)
     check_drain([asked], picture(header(size=2, min_nodes=2), asked, stays, node("c")))
-
-
-def test_an_undone_drain() -> None:
-    asked = node("a", 0)
-    assert undone([asked], picture(header(), asked)) == (True, "a stays")
-    with pytest.raises(NotDone, match="too late: a"):
-        undone([asked], picture(header(drained=("a",)), asked))
 
 
 # ---- stop

@@ -17,8 +17,7 @@ from torsh_runtime.store.memory import MemoryStore
 from torshrun.config.values import Nodes
 from torshrun.ctl import actions
 from torshrun.ctl.picture import NotDone, Picture
-from torshrun.ctl.progress import Progress
-from torshrun.ctl.run import Run, run_ids
+from torshrun.ctl.run import Progress, Run, run_ids
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted, VerdictRow
 
@@ -49,6 +48,18 @@ async def opened(
     async with Run.open(store, "job", EPOCH.secret, 0) as run:
         yield signed, run
     await store.close()
+
+
+def test_runs_are_found_by_their_keys() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        runs = ("torsh/a/ctl/round", "torsh/a/nodes/x", "torsh/b%2Fc/nodes/y")
+        for key in (*runs, "torsh/d/secret", "else/f"):
+            await store.put(key, b"")
+        assert await run_ids(store) == ["a", "b/c"]
+        await store.close()
+
+    play(scene())
 
 
 def has_size(size: int, now: Picture) -> Progress:
@@ -165,6 +176,15 @@ def test_a_drain_is_asked_for_and_undone() -> None:
             assert await store.get(BASE + rows.WANT_DRAIN + "a")
             assert await actions.keep(run, ["a"]) == "a stays"
             assert await store.get(BASE + rows.WANT_DRAIN + "a") is None
+
+    play(scene())
+
+
+def test_a_drain_that_has_been_told_is_not_undone() -> None:
+    async def scene() -> None:
+        async with opened(header(drained=("a",)), node("a", 0)) as (_, run):
+            with pytest.raises(NotDone, match="too late: a"):
+                await actions.keep(run, ["a"])
 
     play(scene())
 

@@ -30,17 +30,18 @@ def an_event(number: int, text: str = "SIGUSR1") -> Event:
     return Event(name="notice", time=number, run_id="j", node_rank=0, round=number, facts=facts)
 
 
-class Sink(Recorder):
-    """Writes events, as they are, to a file."""
+class Sink:
+    """Writes events, at the times that they have, to a file."""
 
     def __init__(self, path: str, complain: Callable[[str], None]) -> None:
         self.file = LineFile(path, complain)
-        self._time = 0.0
-        super().__init__(None, "j", clock=lambda: self._time, file=self.file)
+        self.close = self.file.close
+        self._recorder = Recorder("j", self.file)
 
     def emit(self, event: Event) -> None:
-        self._time = event.time
-        self.record(event.name, event.round, **event.facts)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("time.time", lambda: event.time)
+            self._recorder.record(event.name, event.round, **event.facts)
 
 
 def rounds(data: str | bytes) -> list[int]:
@@ -76,23 +77,23 @@ def biggest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_recorder_stamps_what_happens() -> None:
+def test_a_recorder_stamps_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[bytes] = []
-    recorder = Recorder(lines.append, "job", 3, clock=lambda: 12.5)
-    recorder.record("notice", 2, signal="SIGUSR1")
-    recorder.close()
+    monkeypatch.setattr("time.time", lambda: 12.5)
+    Recorder("job", lines.append, 3).record("notice", 2, signal="SIGUSR1")
     facts = {"signal": "SIGUSR1"}
     expected = Event(name="notice", time=12.5, run_id="job", node_rank=3, round=2, facts=facts)
     assert [Event.from_json(line) for line in lines] == [expected]
 
 
-def test_a_recorder_without_lines_does_not_even_look_at_the_clock() -> None:
+def test_a_recorder_without_lines_does_not_even_look_at_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def clock() -> float:
         raise AssertionError("looked")
 
-    recorder = Recorder(None, "job", clock=clock)
-    recorder.record("notice", 0, signal="SIGUSR1")
-    recorder.close()
+    monkeypatch.setattr("time.time", clock)
+    Recorder("job", None).record("notice", 0, signal="SIGUSR1")
 
 
 def test_lines_are_added_to_what_is_there(

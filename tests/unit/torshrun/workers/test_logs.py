@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open(console: Open) -> None
 def test_a_file_that_cannot_be_written_is_given_up(console: Open) -> None:
     each = console(log_dir="anywhere")
     out, _ = each.worker(0)
-    (file,) = (tap for tap in each.outlets[0].streams[0]._taps if isinstance(tap, LogFile))
+    (file,) = (tap for tap in each.outlets[0].streams[0].taps if isinstance(tap, LogFile))
     with Path("/dev/full").open("wb") as full:
         os.dup2(full.fileno(), file._fd)
     out(b"a\n")

@@ -6,7 +6,7 @@ import pytest
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig
-from torshrun.workers.logs.prefix import (
+from torshrun.workers.logs.lines import (
     PALETTE,
     STAMP_WIDTH,
     encode,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 from torsh_runtime import status
+from torshrun.agent.hang_monitor import HangMonitor
+from torshrun.agent.round import Round
 from torshrun.health.detector import Hang, Sample
 from torshrun.health.pages import StatusPages, WorkerStatus
-from torshrun.health.watch import HangWatch
+from torshrun.workers.group import WorkerGroup
 
 
 class QuickLoop(asyncio.SelectorEventLoop):
@@ -30,7 +35,7 @@ class QuickLoop(asyncio.SelectorEventLoop):
             self.run_forever()
 
 
-class Bench:
+class Bench(HangMonitor):
     """A watch over one worker that does nothing."""
 
     def __init__(self, timeout: float) -> None:
@@ -39,25 +44,35 @@ class Bench:
         self.looks = 0
         self.output = 0
         self.status = WorkerStatus
-        self.stalled = False
-        self.watch = HangWatch(timeout, self.loop, self.hangs.append)
+        self.pump = SimpleNamespace(stalled=False)
+        group = cast(WorkerGroup, SimpleNamespace(loop=self.loop, pump=self.pump))
+        super().__init__(timeout, group, lambda event: None, "", lambda rank, finding: None)
 
-    def samples(self) -> list[Sample] | None:
+    def begin(self) -> None:
+        self.start(cast(Round, None))
+
+    def _look(self, *arguments: Any) -> None:
         self.looks += 1
-        return None if self.stalled else [Sample(rank=4, output=self.output, status=self.status())]
+        super()._look(*arguments)
+
+    def _samples(self, a_round: Round) -> Sequence[Sample]:
+        return [Sample(rank=4, output=self.output, status=self.status())]
+
+    async def _inquire(self, hang: Hang, a_round: Round) -> None:
+        self.hangs.append(hang)
 
     def __enter__(self) -> Bench:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.watch.stop()
+        self.stop()
         self.loop.close()
 
 
 def test_a_hang_is_told_once_in_a_round() -> None:
     with Bench(10) as bench:
         for number in (1, 2):
-            bench.watch.start(bench.samples)
+            bench.begin()
             bench.loop.run_for(30)
             assert len(bench.hangs) == number
         assert bench.hangs[0].suspect == 4
@@ -65,7 +80,7 @@ def test_a_hang_is_told_once_in_a_round() -> None:
 
 def test_workers_that_write_do_not_hang() -> None:
     with Bench(10) as bench:
-        bench.watch.start(bench.samples)
+        bench.begin()
         for _ in range(10):
             bench.output += 1
             bench.loop.run_for(9)
@@ -74,11 +89,11 @@ def test_workers_that_write_do_not_hang() -> None:
 
 def test_workers_that_are_held_up_do_not_hang() -> None:
     with Bench(10) as bench:
-        bench.watch.start(bench.samples)
+        bench.begin()
         bench.loop.run_for(8)
-        bench.stalled = True
+        bench.pump.stalled = True
         bench.loop.run_for(30)
-        bench.stalled = False
+        bench.pump.stalled = False
         bench.loop.run_for(9)
         assert not bench.hangs
         bench.loop.run_for(3)
@@ -87,15 +102,15 @@ def test_workers_that_are_held_up_do_not_hang() -> None:
 
 def test_without_a_timeout_nothing_is_looked_at() -> None:
     with Bench(0) as bench:
-        bench.watch.start(bench.samples)
+        bench.begin()
         bench.loop.run_for(30)
         assert bench.looks == 0
 
 
 def test_a_stopped_watch_is_silent() -> None:
     with Bench(10) as bench:
-        bench.watch.start(bench.samples)
-        bench.watch.stop()
+        bench.begin()
+        bench.stop()
         bench.loop.run_for(30)
         assert bench.looks == 0
 
@@ -103,7 +118,7 @@ def test_a_stopped_watch_is_silent() -> None:
 def test_looks_are_neither_too_frequent_nor_too_rare() -> None:
     for timeout, expected in ((0.5, 0.2), (30, 3.0), (3600, 10.0)):
         with Bench(timeout) as bench:
-            bench.watch.start(bench.samples)
+            bench.begin()
             bench.loop.run_for(expected * 2.5)
             assert bench.looks == 2
 
@@ -115,7 +130,7 @@ def test_the_page_of_a_worker_is_seen(tmp_path: Path) -> None:
     assert page is not None
     with Bench(10) as bench:
         bench.status = lambda: pages.read()[0]
-        bench.watch.start(bench.samples)
+        bench.begin()
         for step in range(5):
             page.note_step(step)
             bench.loop.run_for(9)

@@ -6,7 +6,6 @@ import pytest
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
-from torshrun.workers.logs.routes import kept, needs_folder, shown
 
 BOTH, OUT, ERR, NONE = Streams.BOTH, Streams.STDOUT, Streams.STDERR, Streams.NONE
 
@@ -46,25 +45,25 @@ def place(rank: int, local_rank: int | None = None) -> WorkerEnv:
     ],
 )
 def test_routes_of_rank_0(output: OutputConfig, on_console: Streams, in_files: Streams) -> None:
-    assert (shown(output, place(0)), kept(output, place(0))) == (on_console, in_files)
+    assert (output.shown(place(0)), output.kept(place(0))) == (on_console, in_files)
 
 
 def test_global_and_local_ranks() -> None:
     rule = StreamRule(by_local_rank={1: BOTH}, by_rank={9: OUT})
     output = OutputConfig(redirects=rule)
-    assert (shown(output, place(1)), kept(output, place(1))) == (NONE, BOTH)
-    assert (shown(output, place(9, 1)), kept(output, place(9, 1))) == (ERR, OUT)
-    assert (shown(output, place(2)), kept(output, place(2))) == (BOTH, NONE)
+    assert (output.shown(place(1)), output.kept(place(1))) == (NONE, BOTH)
+    assert (output.shown(place(9, 1)), output.kept(place(9, 1))) == (ERR, OUT)
+    assert (output.shown(place(2)), output.kept(place(2))) == (BOTH, NONE)
 
 
 def test_both_filters_have_to_agree() -> None:
     output = OutputConfig(ranks_filter=frozenset({8, 9}), local_ranks_filter=frozenset({1}))
-    visible = [rank for rank in range(16) if shown(output, place(rank, rank % 8))]
+    visible = [rank for rank in range(16) if output.shown(place(rank, rank % 8))]
     assert visible == [9]
 
 
 def test_when_a_folder_is_needed() -> None:
-    assert not needs_folder(OutputConfig(ranks_filter=frozenset({1})))
-    assert needs_folder(OutputConfig(log_dir="d"))
-    assert needs_folder(OutputConfig(tee=StreamRule(by_rank={3: OUT})))
-    assert needs_folder(OutputConfig(duplicate_stderr_filters=("x",)))
+    assert not OutputConfig(ranks_filter=frozenset({1})).needs_folder()
+    assert OutputConfig(log_dir="d").needs_folder()
+    assert OutputConfig(tee=StreamRule(by_rank={3: OUT})).needs_folder()
+    assert OutputConfig(duplicate_stderr_filters=("x",)).needs_folder()
