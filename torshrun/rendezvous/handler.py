@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Listing, Store
@@ -29,15 +29,6 @@ from torshrun.rendezvous.view import View
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
-
-
-class Loss(NamedTuple):
-    """How an epoch was lost."""
-
-    is_older: bool
-    """Whether the store has come back as it was before."""
-    was_away: bool
-    """Whether nothing stands there, and this node was out of touch: the job may have ended."""
 
 
 class NodeRendezvous(Rendezvous):
@@ -94,10 +85,11 @@ class NodeRendezvous(Rendezvous):
         self._election = Election(
             self._asking.another(), facts, self._member, self._registration, self._pulse.hearing
         )
-        self.lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
-        """Done when the store has lost the epoch, and no worker of it runs here any more."""
-        self._came_back_older: bool | None = None
-        """How the store has lost the epoch; None: it has not."""
+        self.lost: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Done when the store has lost the epoch, and no worker of it runs here any more. True if
+        nothing stands there, and this node was out of touch: the job may have ended."""
+        self._is_lost = False
+        """Whether the store has lost the epoch."""
         self._is_gone = False
         """Whether no other epoch stood in the place of the one that was lost."""
         self._newest_header = (0, -1, False)
@@ -123,12 +115,8 @@ class NodeRendezvous(Rendezvous):
 
     @property
     def past(self) -> NodeRow | None:
-        """What the next epoch is to know of this node: none of another job."""
-        return self._member.past if self.is_proven and not self._has_died else None
-
-    @property
-    def _has_died(self) -> bool:
-        return self._member.header is not None and self._member.header.died
+        """What the next epoch is to know of this node."""
+        return self._member.past if self.is_proven else None
 
     def report(self, report: Report) -> None:
         self._tell(self._member.report(report))
@@ -146,7 +134,7 @@ class NodeRendezvous(Rendezvous):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._came_back_older is None:  # else nothing there is this node's
+        if not self._is_lost:  # else nothing there is this node's
             with suppress(StoreError):
                 await self._asking.ask(self._give_back(), CLOSE_TIMEOUT)
 
@@ -208,7 +196,7 @@ class NodeRendezvous(Rendezvous):
 
     def _take(self, name: str, value: bytes | None, revision: int, as_of: int) -> None:
         """What stands, and since which revision of the store; `as_of`: at which it was seen."""
-        if self._came_back_older is not None:
+        if self._is_lost:
             return
         if name == rows.EPOCH and not value:  # gone, or another's, which is signed with another key
             self.lose(is_gone=value is None)
@@ -245,13 +233,13 @@ class NodeRendezvous(Rendezvous):
         else:
             self._tell(self._member.doubt(most))
 
-    def lose(self, *, is_older: bool = False, is_gone: bool = False) -> None:
-        """The epoch stands no more in the store: stop, and look no more at it. `is_older`: the
-        store has come back as it was before. `is_gone`: no other one stands there either.
+    def lose(self, *, is_gone: bool = False) -> None:
+        """The epoch stands no more in the store, or that has come back as it was before: stop, and
+        look no more at it. `is_gone`: no other one stands there either.
         """
-        if self._over or self._came_back_older is not None:
+        if self._over or self._is_lost:
             return
-        self._came_back_older, self._is_gone = is_older, is_gone and not is_older
+        self._is_lost, self._is_gone = True, is_gone
         self._end_term()
         for task in self._tasks:
             task.cancel()
@@ -259,21 +247,20 @@ class NodeRendezvous(Rendezvous):
         self._note_lost()
 
     def _note_lost(self) -> None:
-        older = self._came_back_older
-        if older is None or self._member.takes_part:
+        if not self._is_lost or self._member.takes_part:
             return
         self._tell(self._member.left())  # if it was about to go
         # Who has come back to the store since it lost touch would have found how the job ended.
         is_back = self._registration.written == self._member.row
         was_away = self._is_gone and self._member.dropped and not is_back
         if not (self._over or self.lost.done()):
-            self.lost.set_result(Loss(older, was_away and not self._has_died))
+            self.lost.set_result(was_away)
 
     def _take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         if header:
             age = (header.fence, header.number, header.phase == "closing")
             if age < self._newest_header:  # the store was put back, or somebody did that to the row
-                self.lose(is_older=True)
+                self.lose()
                 return
             self._newest_header = age
         if self._lead:

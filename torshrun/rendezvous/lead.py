@@ -17,7 +17,7 @@ from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
 from torshrun.rendezvous.seats import MISSED
-from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, Renew, decide
+from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, decide
 from torshrun.rendezvous.view import View
 
 BATCH = 100
@@ -161,8 +161,6 @@ class Lead:
             done = await self._form(fences, action)
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
-        elif isinstance(action, Renew):
-            done = await self._renew(fences)
         else:
             done = await self._conclude(fences, action)
         if not done:  # no leader any more, or the header has changed: the watch will tell
@@ -267,15 +265,6 @@ class Lead:
         return self._own(header)
 
     # ---- the end
-
-    async def _renew(self, fences: Fences) -> bool:
-        """End the epoch of the job that has died: all nodes meet anew, as another job."""
-        assert self._view.header is not None
-        gone = Delete(self._asking.key(rows.EPOCH))
-        self._over = await self._write_header(
-            fences, replace(self._own(self._view.header), died=True), gone
-        )
-        return self._over
 
     async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
         """Write the verdict; the run id is free when its lease has ended, and the epoch with it."""

@@ -24,7 +24,7 @@ from torshrun.rendezvous.base import (
 )
 from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown
-from torshrun.rendezvous.handler import Loss, NodeRendezvous
+from torshrun.rendezvous.handler import NodeRendezvous
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
@@ -106,12 +106,12 @@ class EpochRendezvous(Rendezvous):
             self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
     async def _live(self) -> None:
-        last, loss, past = None, Loss(is_older=False, was_away=False), None
+        last, was_away, past = None, False, None
         while not self._over:
-            epoch, listing = await self._entrance.enter(last, may_begin=not loss.was_away)
+            epoch, listing = await self._entrance.enter(last, may_begin=not was_away)
             self._node = await self._join(epoch, listing, past)
             self._node.start(self._pass_on)
-            loss = await self._node.lost
+            was_away = await self._node.lost
             past = self._node.past
             last = epoch if self._node.is_proven else None
             if not last:
@@ -137,7 +137,7 @@ class EpochRendezvous(Rendezvous):
 
     def _on_older(self) -> None:
         if self._node:
-            self._node.lose(is_older=True)
+            self._node.lose()
 
     async def _close_node(self) -> None:
         node, self._node = self._node, None

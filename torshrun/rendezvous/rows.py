@@ -187,8 +187,6 @@ class Header:
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()
     """Nodes that were asked to go."""
-    died: bool = False
-    """Whether none of its nodes is left, so that what follows is another job."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.number <= MOST_ROUNDS and self.size >= 1)

@@ -52,18 +52,13 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
-    """The job of this run id has died with all its nodes: forget it. What follows is another."""
-
-
-@dataclass(frozen=True, slots=True)
 class Conclude:
     """Write how the job ended."""
 
     verdict: VerdictRow
 
 
-Action = Close | Form | Adopt | Renew | Conclude
+Action = Close | Form | Adopt | Conclude
 
 
 class Decision(NamedTuple):
@@ -261,8 +256,6 @@ def _change(view: View, header: Header, now: float) -> Decision:
     waits = _unfenced(view, now)
     if waits:
         return waits
-    if header.size == roster.unaccounted:
-        return Decision(Renew())
     changed = roster.apart or roster.going or roster.dropped or roster.unaccounted
     if not roster.failures or changed:
         return _after_departures(view, now)

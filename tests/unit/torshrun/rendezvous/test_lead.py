@@ -144,33 +144,3 @@ def test_what_a_leader_wrote_is_not_undone_by_a_watch_that_lags() -> None:
         assert view.header.phase == "closing"
     lead.take_header(None, 0, 10)
     assert view.header is None
-
-
-async def follow_a_job_that_has_died() -> tuple[Header, bool]:
-    """What its header says in the end, and whether its epoch still stands."""
-    store = MemoryStore()
-    await store.put(key(rows.EPOCH), b"it stands")
-    fence = await store.put(
-        key(rows.LEADER), rows.encode(LeaderRow(node="a", endpoint="", token=""))
-    )
-    dead = Header(number=6, phase="closing", token="t", fence=1, size=2, min_nodes=2, max_nodes=2)
-    revision = await store.put(key(rows.ROUND), rows.encode(dead))
-    await store.put(key(rows.WANT_SIZE), rows.encode(SizeWanted(min_nodes=2, max_nodes=2)))
-    row = NodeRow(node="a", sequence=1, state="waiting")
-    await store.put(key(rows.NODES + "a"), rows.encode(row))
-    view = View(SETTINGS, "a", time.monotonic())
-    view.fence = fence
-    view.take_header(dead, time.monotonic())
-    asking = Asking(store, SETTINGS, time.monotonic, random.Random(1))
-    async with asyncio.timeout(20):
-        await Lead(asking, view, "tcp:a:1", revision, lambda: None).run()
-    epoch, entry = await store.get(key(rows.EPOCH)), await store.get(key(rows.ROUND))
-    await store.close()
-    header = rows.decode(Header, entry.value) if entry else None
-    assert header is not None
-    return header, epoch is not None
-
-
-def test_the_epoch_of_a_job_that_has_died_ends_before_the_next_job() -> None:
-    header, stands = asyncio.run(follow_a_job_that_has_died())
-    assert (header.number, header.died, stands) == (6, True, False)

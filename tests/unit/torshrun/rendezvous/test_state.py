@@ -23,7 +23,7 @@ from torshrun import exit_codes
 from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.rows import Header, SizeWanted, StopWanted
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, Renew, decide
+from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, decide
 
 
 def test_the_first_round_waits_for_all_or_for_the_last_call() -> None:
@@ -149,7 +149,7 @@ def test_a_stop_ends_the_job_whatever_it_does() -> None:
     assert act(seen).verdict.code == 130
 
 
-def test_a_job_that_has_died_with_all_its_nodes_is_forgotten_once_none_can_run() -> None:
+def test_those_who_are_left_when_all_nodes_of_a_round_have_died_go_on_with_the_job() -> None:
     dead = header(2, phase="closing", fence=3, restarts=9, max_restarts=9)
     seen = view(node("a"), node("b"), header=dead)
     seen.blind_until = 50.0
@@ -157,8 +157,6 @@ def test_a_job_that_has_died_with_all_its_nodes_is_forgotten_once_none_can_run()
     assert waits[:2] == (None, 50.0)
     assert "2 node(s)" in waits.why
     assert "at most 46 s more" in waits.why
-    assert act(seen, 50.0) == Renew()
-    seen.put(reported("c", 0, "stopped"), 9)  # one of them lives: it is the same job
     renewed = act(seen, 50.0)
     assert isinstance(renewed, Form)
     assert renewed.history.restarts == 9
@@ -237,16 +235,6 @@ def test_the_last_call_begins_anew_when_there_were_too_few_meanwhile() -> None:
     assert act(seen, 3.0) is None
     seen.put(node("b", sequence=2), 9)
     assert decide(seen, 4.0).wake == 9.0
-
-
-def test_after_a_job_that_has_died_the_next_has_all_the_time_there_is() -> None:
-    seen = view(node("a"), header=header(4, number=8, phase="closing", fence=3))
-    assert act(seen, 500.0) == Renew()
-    seen.take_header(None, 500.0)
-    assert decide(seen, 500.0).wake == 1100.0
-    seen.put(node("b"), 9)
-    decide(seen, 500.0)
-    assert act(seen, 505.0).number == 9
 
 
 def test_places_go_by_the_order_of_arrival() -> None:

@@ -123,7 +123,7 @@ def test_that_a_password_goes_in_clear_is_said_before_it_goes() -> None:
         access = Access(user="somebody", password="hush")
         config = RendezvousConfig(backend="etcd", endpoints=endpoints, ttl=TTL, access=access)
         settings = Settings(run_id="job", min_nodes=1, max_nodes=1, ttl=TTL)
-        together = Together(config, settings, 1, HeldPorts())
+        together = Together(config, settings, 1, "trainer", HeldPorts())
         together.start(heard.append)
         await asked.wait()
         said = [event.reason for event in before if isinstance(event, StandingBy)]
