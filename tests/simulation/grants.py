@@ -50,6 +50,10 @@ class Grants:
         if leads:
             self._leading[agent] = max(self._leading[agent], sent)
 
+    def on_confirmed(self, agent: str, sent: float) -> None:
+        """It has read its own row as the leader."""
+        self._leading[agent] = max(self._leading[agent], sent)
+
     def on_commit(self, commit: Commit) -> None:
         """Who is elected leads as long as its lease was last renewed for."""
         for event in commit.events:

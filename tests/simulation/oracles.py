@@ -33,6 +33,7 @@ class Oracles:
         self.verdicts = Verdicts(self.record, settings.max_restarts)
         self.grants = Grants(loop, self.record, settings)
         self.on_contact = self.grants.on_contact
+        self.on_confirmed = self.grants.on_confirmed
         self.on_answer = self.grants.on_answer
         self.on_beat = self.grants.on_beat
         self.on_grant = self.grants.on_grant

@@ -72,7 +72,10 @@ class Server:
         and whether the leader's row stands on it.
         """
         self.state.keep_alive(lease, self._loop.time())
-        return self._owners.get(lease) == author, self.holds_leader(lease)
+        return self.owns(author, lease), self.holds_leader(lease)
+
+    def owns(self, author: str, lease: int) -> bool:
+        return self._owners.get(lease) == author
 
     def holds_leader(self, lease: int) -> bool:
         leader = self.state.get(self.codec.key(rows.LEADER))

@@ -21,6 +21,7 @@ from torsh_runtime.store.base import (
     Store,
     Write,
 )
+from torshrun.rendezvous import rows
 
 _WATCH_TIMEOUT = 5.0
 
@@ -54,9 +55,11 @@ class VirtualStore(Store):
         return await answer
 
     async def get(self, key: str) -> Entry | None:
-        entry: Entry | None = await self._call(
-            lambda: self._server.state.get(key), lambda: f"get {key}"
-        )
+        sent, server = self._loop.time(), self._server
+        entry: Entry | None = await self._call(lambda: server.state.get(key), lambda: f"get {key}")
+        is_leader = key == server.codec.key(rows.LEADER)
+        if is_leader and entry and server.owns(self._end, entry.lease):
+            server.oracles.on_confirmed(self._end, sent)
         return entry
 
     async def list(self, prefix: str) -> Listing:

@@ -13,6 +13,8 @@ from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import LeaderRow
 from torshrun.rendezvous.settings import NodeFacts
 
+_NEVER = 0, -math.inf
+
 
 class Election:
     """The row of the leader, as it stands and as this node wants it."""
@@ -37,8 +39,10 @@ class Election:
         """The revision of the leader's row; 0 while there is no leader."""
         self.last_term: Term | None = None
         """The term before, once another has begun, or it has ended."""
-        self._leases: dict[str, int] = {}
-        """The leases that leaders' rows of this node were written on, by their tokens."""
+        self._stood: dict[str, tuple[int, float]] = {}
+        """Of each row of this node by its token: the lease that it was written on, and when."""
+        self.confirmed = -math.inf
+        """When it was last asked whether this node leads, and it did."""
         self.stands_at = math.inf
         """When this node is to stand for election."""
 
@@ -50,7 +54,7 @@ class Election:
     @property
     def lease(self) -> int:
         """The lease that the leader's row stands on, if it is this node's; else 0."""
-        return self._leases.get(self.leader.token, 0) if self.leader else 0
+        return self._stood.get(self.leader.token, _NEVER)[0] if self.leader else 0
 
     @property
     def is_due(self) -> bool:
@@ -65,6 +69,8 @@ class Election:
         if self.fence and is_new:
             self.last_term = Term(self.fence, self.leader.node if self.leader else "")
         self.leader, self.fence, self._revision = leader, fence, revision
+        if is_new:
+            self.confirmed = self._stood.get(leader.token if leader else "", _NEVER)[1]
         self.stands_at = math.inf
         self.plan()
         return is_new
@@ -97,10 +103,21 @@ class Election:
             outage_timeout=settings.outage_timeout,
         )
         key, lease = asking.key(rows.LEADER), self._registration.lease
-        self._leases[leader.token] = lease
+        self._stood[leader.token] = lease, asking.clock()
         put = Put(key, rows.encode(leader), lease)
         compare = Compare(key, self._revision)  # what is no leader's row is no leader
         await asking.ask(asking.store.transact((compare,), (put,)))
+
+    async def confirm(self) -> None:
+        """If this node leads ask whether it still does: the row may have been replaced while its
+        lease lives, and the watch lag behind.
+        """
+        if self.is_won:
+            sent, fence = self._asking.clock(), self.fence
+            key = self._asking.key(rows.LEADER)
+            entry = await self._asking.ask(self._asking.store.get(key))
+            if entry and entry.value and entry.revision == fence == self.fence:
+                self.confirmed = sent
 
     async def resign(self, timeout: float) -> None:
         """Let the others elect another leader at once. StoreError: they may have to wait."""

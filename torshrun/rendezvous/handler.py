@@ -24,7 +24,7 @@ from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow, WaitRow
-from torshrun.rendezvous.settings import NodeFacts, Settings
+from torshrun.rendezvous.settings import GRANT, NodeFacts, Settings
 from torshrun.rendezvous.view import View
 
 CLOSE_TIMEOUT = 3.0
@@ -327,7 +327,8 @@ class NodeRendezvous(Rendezvous):
     def _leads_until(self) -> float:
         if self._view is None or not self._lead or self._registration.lease != self._election.lease:
             return -math.inf
-        lease_until = self._registration.lease_until
+        known_until = self._election.confirmed + GRANT * self._settings.ttl
+        lease_until = min(self._registration.lease_until, known_until)
         return leader_until(self._view, self._settings, lease_until, self._clock())
 
     # ---- what is to be written and read
@@ -401,6 +402,7 @@ class NodeRendezvous(Rendezvous):
             if self._registration.lease:
                 with suppress(StoreError):
                     await self._registration.renew()
+                    await self._election.confirm()
                 self._pulse.extend()
             self._give_up_in_time()
             if not self.is_proven:

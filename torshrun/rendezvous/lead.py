@@ -16,7 +16,6 @@ from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
-from torshrun.rendezvous.seats import MISSED
 from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, decide
 from torshrun.rendezvous.view import View
 
@@ -177,6 +176,7 @@ class Lead:
             leader=view.node,
             leader_endpoint=self._endpoint,
             drained=drained,
+            missed=tuple(sorted(filter(view.is_absent, view.rows))),
         )
 
     def _adopted(self) -> Header:
@@ -349,5 +349,4 @@ def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
         )
         before[row.role] += row.nproc
     for node, why in form.seating.waiting:
-        missed = why == MISSED
-        yield node, PlaceRow(round=form.number, token=token, why=why, missed=missed)
+        yield node, PlaceRow(round=form.number, token=token, why=why)

@@ -55,6 +55,8 @@ class Member:
         """Whether its grant ran out in the last round it was in."""
         self._told = self._job_waits = ""
         self._is_storeless = False
+        self._answered = ""
+        """Token of the last round that missed this node, which has shown since that it can read."""
         self._closed = ""
         """Token of the last round that its agent was told is closing."""
         told = _round_of(past) if past else {}
@@ -67,9 +69,17 @@ class Member:
         """Whether there is a round whose place row may be this node's."""
         header = self.header
         free = self.status in ("waiting", "reported") and not self.row.leaving
+        if free and self._is_missed:
+            return True
         known = self.place is not None and header is not None and self.place.token == header.token
         ours = header is not None and self.row.token == header.token
         return free and header is not None and header.phase == "open" and not known and not ours
+
+    @property
+    def _is_missed(self) -> bool:
+        header = self.header
+        is_told = header is not None and self._facts.node in header.missed
+        return is_told and header is not None and header.token != self._answered
 
     @property
     def past(self) -> NodeRow:
@@ -204,12 +214,14 @@ class Member:
         """What was found in the place row when the round with this token was open."""
         if not self.header or self.header.token != token or not self.wants_place:
             return ()
+        if self._is_missed:
+            self._answered = token
+            self._change_row()
+            return ()
         if place is None or place.token != token:
             place = PlaceRow(round=self.header.number, token=token)
         self.place = place
         if place.node_rank < 0:
-            if place.missed:
-                self._change_row()
             return self._stand_by(place.why or self._why(self.header))
         self.status = "entering"
         self.row = self._fresh_row(

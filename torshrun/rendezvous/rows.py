@@ -187,6 +187,9 @@ class Header:
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()
     """Nodes that were asked to go."""
+    missed: tuple[NodeId, ...] = ()
+    """Nodes that did not enter a round which they had places in. Each has one again once it has
+    shown that it can read: it looks for its place, and changes its own row."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.number <= MOST_ROUNDS and self.size >= 1)
@@ -207,9 +210,6 @@ class PlaceRow:
     role_first_rank: int = -1
     role_world_size: int = -1
     why: str = ""
-    missed: bool = False
-    """Whether it did not enter a round that it had a place in. It has one again once it has read
-    this, and changed its own row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from torshrun.rendezvous.ranks import assign
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.view import View
 
-MISSED = "it did not enter the round that it had a place in; it is taken again once it says more"
+_MISSED = "it did not enter the round that it had a place in; it is taken again once it says more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Candidates(NamedTuple):
 def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candidates:
     """Which of these nodes may have a place now; at least so many are needed."""
     reports, dropped, hosts = view.roster.reports, view.roster.dropped, view.hosts
-    absent = {row.node: MISSED for row in rows if view.is_absent(row)}
+    absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
     rows = [row for row in rows if row.node not in absent]
     new = {
         row.node: view.host(row.node)

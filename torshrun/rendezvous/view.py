@@ -228,10 +228,10 @@ class View:
         """The node did not enter the round in time."""
         self._absent[node] = self.latest[node].sequence
 
-    def is_absent(self, row: NodeRow) -> bool:
+    def is_absent(self, node: str) -> bool:
         """Whether the node has been missed, and has said nothing since: it beats, perhaps, and
         cannot read its place."""
-        return self._absent.get(row.node) == row.sequence
+        return self._absent.get(node) == self.rows[node].sequence
 
     # ---- signs of life
 

@@ -67,13 +67,17 @@ def test_a_round_that_closes_before_it_is_entered_is_none_of_ours() -> None:
     assert (member.row.state, member.row.token, member.entered()) == ("waiting", "", ())
 
 
-def test_who_was_missed_says_more_when_it_can_read_its_place_again() -> None:
+def test_who_was_missed_says_more_when_it_can_read_again() -> None:
     member = waiting()
     row = member.row
-    member.take_header(NEXT, 10)
-    (standing_by,) = member.take_place("u", PlaceRow(round=1, token="u", why="so", missed=True))
-    assert standing_by == StandingBy("so")
+    member.take_header(replace(CLOSING, missed=("b",)), 9)
+    assert not member.wants_place
+    member.take_header(replace(CLOSING, missed=("a",)), 9)
+    assert member.wants_place
+    assert member.row == row
+    member.take_place("t", None)
     assert member.row == replace(row, sequence=row.sequence + 1)
+    assert not member.wants_place
 
 
 def test_a_node_that_waits_says_when_the_store_is_away_and_when_it_is_back() -> None:
