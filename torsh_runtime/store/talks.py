@@ -144,7 +144,8 @@ class Talks(Closing):
                 yield outcome
 
     def _admit(self, sock: socket.socket, address: Any, answer: Answer) -> Outcome | None:
-        host = foreign(address[0], sock.getsockname()[0]) if address else ""
+        is_tcp = sock.family != socket.AF_UNIX
+        host = foreign(address[0], sock.getsockname()[0]) if is_tcp else ""
         talk = Talk(sock, answer(sock), time.monotonic() + self.patience, None, host)
         self._callers[sock.fileno()] = talk
         self._hosts[host] += 1
