@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,24 @@ def test_the_leader_answers_beats_as_it_judges() -> None:
             assert heard == [BEAT, other]
             leader.serve(None)
             assert await member.beat("a", leader.endpoint, 2, BEAT, GUARD) == "refused"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"node": "a\0b"}, {"node": "x" * 300}, {"token": "a b"}, {"number": 2**63}],
+    ids=["NUL", "long", "space", "large"],
+)
+def test_what_is_no_sign_of_life_reaches_no_judge(changes: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with hubs("a", "b") as (leader, member):
+            heard: list[Beat] = []
+            leader.serve(lambda beat: not heard.append(beat))
+            wrong = replace(BEAT, **changes)
+            assert await member.beat("a", leader.endpoint, 1, wrong, GUARD) == "silent"
+            assert await member.beat("a", leader.endpoint, 1, BEAT, GUARD) == "granted"
+            assert heard == [BEAT]
 
     run(scenario)
 

@@ -12,6 +12,7 @@ import random
 import socket
 import struct
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
@@ -313,7 +314,7 @@ class Target:
             os.kill(self.pid, 9)
         _, status = os.waitpid(self.pid, 0)
         self._pipe.close()
-        assert ended == "closed"
+        assert ended == "closed", ended
         assert status == 0
 
     def _answer(self) -> Any:
@@ -363,5 +364,7 @@ def _serve(surface: Surface, pipe: Connection) -> None:
         status = 0
     except EOFError:
         pass  # the test has ended
+    except Exception:
+        pipe.send(traceback.format_exc())
     finally:
         os._exit(status)

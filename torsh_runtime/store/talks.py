@@ -14,9 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.peer import foreign_uid
@@ -37,8 +36,7 @@ class Refused(Exception):
     """The other side is not who it should be."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Talk:
+class Talk(NamedTuple):
     """One conversation; `label` is the starter's, None of a caller's."""
 
     sock: socket.socket
@@ -49,8 +47,7 @@ class Talk:
     """Of a caller: its address if it is of another host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a conversation ended. With an error the socket is closed, else it is the receiver's."""
 
     label: object
@@ -109,12 +106,15 @@ class Talks(Closing):
         self, sock: socket.socket, script: Conversation, deadline: float, label: object = None
     ) -> Outcome | None:
         """Start a conversation; how it ended, if it has already. It owns the socket."""
-        talk = self._begun[sock.fileno()] = Talk(sock, script, deadline, label)
-        return self._start(talk)
+        talk = Talk(sock, script, deadline, label)
+        outcome = self._start(talk)
+        if outcome is None:
+            self._begun[sock.fileno()] = talk
+        return outcome
 
     def end(self, sock: socket.socket) -> None:
         """End the socket's conversation; the socket is the caller's."""
-        self._end(self._begun[sock.fileno()])
+        self._forget(self._begun[sock.fileno()])
 
     def turn(self, seconds: float, most: int = -1) -> Iterator[Outcome]:
         """Go on for at most so many seconds with those that are ready, with so many at most (-1 for
@@ -144,38 +144,40 @@ class Talks(Closing):
                 yield outcome
 
     def _admit(self, sock: socket.socket, address: Any, answer: Answer) -> Outcome | None:
-        host = foreign(address[0], sock.getsockname()[0]) if address else ""
+        is_tcp = sock.family != socket.AF_UNIX
+        host = foreign(address[0], sock.getsockname()[0]) if is_tcp else ""
         talk = Talk(sock, answer(sock), time.monotonic() + self.patience, None, host)
+        if (outcome := self._start(talk)) is not None:
+            return outcome
         self._callers[sock.fileno()] = talk
         self._hosts[host] += 1
-        outcome = self._start(talk)
         alike = [other for other in self._hosts if bool(other) == bool(host)]
         if sum(self._hosts[other] for other in alike) > self.most_callers:
             self._drop_caller(alike)
-        return outcome
+        return None
 
     def _drop_caller(self, hosts: Iterable[str]) -> bool:
         """Cut off the oldest caller from that of the hosts which has the most; whether there is."""
         crowd = max(hosts, key=lambda host: self._hosts[host], default=None)
         caller = next((talk for talk in self._callers.values() if talk.host == crowd), None)
         if caller is not None:
-            self._end(caller)
+            self._forget(caller)
             caller.sock.close()
         return caller is not None
 
     def _start(self, talk: Talk) -> Outcome | None:
         talk.sock.setblocking(False)
-        return self._advance(talk, is_new=True)
+        events = _next(talk)
+        if isinstance(events, Outcome):
+            return events
+        self._poll.register(talk.sock, events)
+        return None
 
-    def _advance(self, talk: Talk, is_new: bool = False) -> Outcome | None:
-        try:
-            events = next(talk.script)
-        except StopIteration as end:
-            self._end(talk, is_new)
-            return Outcome(talk.label, talk.sock, end.value)
-        except (OSError, EOFError, ValueError, Refused) as error:
-            return self._fail(talk, error, is_new)
-        (self._poll.register if is_new else self._poll.modify)(talk.sock, events)
+    def _advance(self, talk: Talk) -> Outcome | None:
+        events = _next(talk, self._forget)
+        if isinstance(events, Outcome):
+            return events
+        self._poll.modify(talk.sock, events)
         return None
 
     def _expire(self) -> Iterator[Outcome]:
@@ -183,23 +185,35 @@ class Talks(Closing):
         late = [*takewhile(lambda caller: caller.deadline <= now, self._callers.values())]
         late += [talk for talk in self._begun.values() if talk.deadline <= now]
         for talk in late:
-            yield self._fail(talk, TimeoutError("it did not answer in time"))
+            self._forget(talk)
+            yield _failed(talk, TimeoutError("it did not answer in time"))
 
-    def _fail(self, talk: Talk, error: Exception, is_new: bool = False) -> Outcome:
-        self._end(talk, is_new)
-        talk.sock.close()
-        return Outcome(talk.label, talk.sock, error=error)
-
-    def _end(self, talk: Talk, is_new: bool = False) -> None:
+    def _forget(self, talk: Talk) -> None:
         talk.script.close()
-        if not is_new:
-            self._poll.unregister(talk.sock)
+        self._poll.unregister(talk.sock)
         if self._callers.pop(talk.sock.fileno(), None) is None:
             del self._begun[talk.sock.fileno()]
             return
         self._hosts[talk.host] -= 1
         if not self._hosts[talk.host]:
             del self._hosts[talk.host]
+
+
+def _next(talk: Talk, before_it_ends: Callable[[Talk], None] = lambda talk: None) -> int | Outcome:
+    """What a conversation waits for next, or how it has ended."""
+    try:
+        return next(talk.script)
+    except StopIteration as end:
+        before_it_ends(talk)
+        return Outcome(talk.label, talk.sock, end.value)
+    except (OSError, EOFError, ValueError, Refused) as error:
+        before_it_ends(talk)
+        return _failed(talk, error)
+
+
+def _failed(talk: Talk, error: Exception) -> Outcome:
+    talk.sock.close()
+    return Outcome(talk.label, talk.sock, error=error)
 
 
 def is_lack(error: OSError) -> bool:

@@ -157,7 +157,8 @@ def decode(payload: bytes) -> object:
         items = min(MAX_ITEMS, len(payload))
         return msgpack.unpackb(payload, max_array_len=items, max_map_len=0, max_ext_len=0)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise StoreError(f"the bytes received are no message of a store: {error!r}") from None
+        kind = type(error).__name__  # what it says may be as long as what came
+        raise StoreError(f"the bytes received are no message of a store ({kind})") from None
 
 
 # --- handshake ---

@@ -28,7 +28,7 @@ _PAUSE = 0.1
 """Seconds until the next attempt when the process has no descriptor left."""
 _IDLE_SECONDS = 3600.0
 _BLANK = re.compile(rb"\n\r?\n")
-_BACKLOG = 256
+_BACKLOG = 4096
 
 Respond = Callable[[bytes], bytes]
 """Makes a response of what came up to the empty line, or of LONGEST_REQUEST bytes without one."""

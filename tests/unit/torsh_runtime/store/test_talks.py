@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -139,3 +140,17 @@ def test_an_allowance_is_a_share_that_can_be_saved_up() -> None:
     assert pause(0.1, now=100.0) == pytest.approx(0.4)
     assert pause(0.1, now=100.4) == pytest.approx(0.4)  # from then on a quarter
     assert pause(1.0, now=200.0) == 0.0
+
+
+@pytest.mark.parametrize("name", [b"", b"\0torsh-test-caller-%d" % os.getpid()])
+def test_a_unix_socket_that_has_a_name_may_call(name: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+        listener.bind(b"\0torsh-test-listener-%d" % os.getpid())
+        listener.listen()
+        if name:
+            caller.bind(name)
+        caller.connect(listener.getsockname())
+        with Talks() as conversations:
+            conversations.listen(listener, echo)
+            assert not [*conversations.turn(GUARD)]
+            assert conversations.num_callers == 1

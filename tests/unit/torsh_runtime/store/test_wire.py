@@ -199,3 +199,11 @@ def test_a_greeting_of_another_version_is_refused() -> None:
     frame = wire.encode([wire.MAGIC, wire.VERSION + 1, bytes(32)])
     with pytest.raises(StoreError, match="same torshrun"):
         wire.decode_greeting(payload(frame))
+
+
+@pytest.mark.parametrize("junk", [b"\x01" + b"A" * 4000, b"\xa1\xff" * 2000, b"\x91" * 4000])
+def test_what_is_said_of_junk_is_short(junk: bytes) -> None:
+    """It is logged where strangers send it."""
+    with pytest.raises(StoreError, match="no message of a store") as raised:
+        wire.decode(junk)
+    assert len(str(raised.value)) < 100
