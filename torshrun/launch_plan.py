@@ -10,6 +10,7 @@ from torshrun.agent.round import first_worker
 from torshrun.config import LaunchConfig
 from torshrun.config.values import MOST_WORKERS
 from torshrun.rendezvous.base import Place
+from torshrun.text import ranges
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
@@ -69,9 +70,7 @@ def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str])
     """Its command, its processors, and what its environment has other than torshrun's."""
     lines = {" command": shlex.join(worker.argv)}
     if worker.cpus:
-        from torshrun.topology.numa import format_cpus
-
-        lines[" processors"] = f"on processors {format_cpus(worker.cpus)}"
+        lines[" processors"] = f"on processors {','.join(ranges(worker.cpus))}"
     for name in environ:
         if name not in worker.environ:
             lines[name] = f"{name} is taken away"

@@ -157,19 +157,15 @@ class Run:
             async with asyncio.timeout(timeout):
                 while not progress.done:
                     say(progress.text)
-                    progress = await self._next(check, progress)
+                    last = progress
+                    while progress == last:
+                        progress = check(await self.change())
         except StoreError:  # which may be a TimeoutError, too
             raise
         except TimeoutError:
             text = f"not done after {timeout:g} s, but asked for: {progress.text}"
             raise NotDone(text) from None
         return progress.text
-
-    async def _next(self, check: Callable[[Picture], Progress], last: Progress) -> Progress:
-        """The first that tells something else."""
-        while (progress := check(await self.change())) == last:
-            pass
-        return progress
 
     async def now(self) -> Picture:
         """The run as the store has it at this moment."""

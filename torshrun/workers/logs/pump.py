@@ -19,7 +19,7 @@ from torshrun.workers.logs.files import LineFilter, LogFile
 from torshrun.workers.logs.mover import Mover
 from torshrun.workers.logs.sink import Sink
 from torshrun.workers.logs.status import StatusLine
-from torshrun.workers.logs.stream import Pipe, Stream, Tail, Tap, open_source
+from torshrun.workers.logs.stream import Pipe, Stream, Tap, open_source
 
 USUAL_COLUMNS = 80
 """Taken as the width of a terminal that does not say how wide it is."""
@@ -30,8 +30,6 @@ class Outlets(NamedTuple):
 
     streams: tuple[Stream, Stream]
     """Its stdout and its stderr."""
-    tail: Tail
-    """The end of its stderr, of which some may still be on its way."""
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -116,10 +114,9 @@ class LogPump:
         something to keep: in stdout.log and stderr.log, chosen lines in filtered_*.log one
         directory up. OSError when a file cannot be opened.
         """
-        tail = Tail()
         with contextlib.ExitStack() as undo:
-            out = self._make(self._out, place, folder, undo)
-            err = self._make(self._err, place, folder, undo, tail)
+            out = self._make(self._out, place, folder, undo, None)
+            err = self._make(self._err, place, folder, undo, b"")
             undo.pop_all()
         for channel, stream in ((self._out, out), (self._err, err)):
             if not stream.printer and self._hidden is None:
@@ -128,7 +125,7 @@ class LogPump:
             mover = channel.mover if stream.printer else self._hidden
             assert mover
             mover.request(mover.take, stream)
-        return Outlets((out, err), tail)
+        return Outlets((out, err))
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
@@ -205,8 +202,9 @@ class LogPump:
         place: WorkerEnv,
         folder: str,
         undo: contextlib.ExitStack,
-        *taps: Tap,
+        tail: bytes | None,
     ) -> Stream:
+        taps: tuple[Tap, ...] = ()
         output, sink = self._output, channel.mover.sink
         text = lines.render(output, place, self._hostname)
         prefix = lines.encode(text)
@@ -215,7 +213,7 @@ class LogPump:
             path = f"{folder}/{channel.name}.log"
             file = LogFile(self._folder, path, output.log_rotate, self._complain)
             undo.callback(file.close)
-            taps = (file, *taps)
+            taps = (file,)
         if needles := tuple(map(lines.encode, channel.needles)):
             taps = (*taps, LineFilter(needles, prefix, self._filtered(channel.name, folder)))
         is_shown, timed = channel.which in output.shown(place), output.log_timestamps
@@ -226,7 +224,7 @@ class LogPump:
         if lines.is_coloured(output, sink.is_terminal, self._environ):
             prefix = lines.paint(prefix, place.rank)
         printer = lines.Printer(sink, prefix) if is_shown else None
-        return Stream(source, taps, printer, time.time if timed else None)
+        return Stream(source, taps, printer, time.time if timed else None, tail)
 
     def _filtered(self, name: str, folder: str) -> LogFile:
         path = str(Path(folder).parent / f"filtered_{name}.log")

@@ -23,7 +23,7 @@ from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
 from torshrun.workers.logs.pump import Outlets
-from torshrun.workers.logs.stream import TAIL_BYTES, Tail
+from torshrun.workers.logs.stream import TAIL_BYTES
 from torshrun.workers.spec import Assignment
 
 Result = TypeVar("Result")
@@ -40,9 +40,7 @@ def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> W
     assignment = Assignment(
         worker=place, argv=("/bin/x",), environ={}, cpus=frozenset(), folder=f"/logs/{rank}"
     )
-    tail = Tail()
-    tail.feed(stderr, b"")
-    outlets = cast(Outlets, SimpleNamespace(streams=(), tail=tail))
+    outlets = cast(Outlets, SimpleNamespace(streams=(None, SimpleNamespace(tail=stderr))))
     return Worker(assignment, outlets, pid=1000 + rank, alive=False, status=code << 8, seconds=1.0)
 
 
