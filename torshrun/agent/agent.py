@@ -67,7 +67,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
         self._telemetry = Telemetry(config, self.pump, self._pids, self._steps)
-        self._tell = Announcer(config, self.pump.say, self._telemetry.recorder)
+        self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._group = WorkerGroup(self.keeper, self.pump, self._loop, self)
         self._dead_man = DeadManTimer(
             self._loop, self.keeper, config.agent_timeout, self._on_renewal

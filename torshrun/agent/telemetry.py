@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torsh_runtime.events import Event
 from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
 from torshrun.config import LaunchConfig
-from torshrun.live.events import Recorder
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
@@ -65,8 +65,10 @@ class Telemetry:
                 file = LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))
                 undo.callback(file.close)
             self._closing = undo.pop_all()
-        write = pump.write if config.events == "-" else None
-        self.recorder = Recorder(config.run_id, file or write)
+        self.record: Callable[[Event], None] | None = file.record if file else None
+        """Takes events; None if nobody wants any."""
+        if config.events == "-":
+            self.record = lambda event: pump.write(event.to_json())
         self._color = is_coloured(config.output, True, os.environ)
 
     def open(self) -> None:

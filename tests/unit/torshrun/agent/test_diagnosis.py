@@ -19,7 +19,6 @@ from torshrun.agent.protocol import ReportFailure
 from torshrun.config import LaunchConfig
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
-from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
 from torshrun.workers.logs.pump import Outlets
@@ -68,7 +67,7 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     """
     said: list[str] = []
     diagnosis = Diagnosis(OutputConfig(), None)
-    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder("job", None))
+    announcer = Announcer(LaunchConfig(target="t"), said.append, None)
     endings = [ending(rank, 1, FULL) for rank in range(300)]
 
     turns, found = asyncio.run(turns_of_the_loop_during(diagnosis.findings(endings)))
