@@ -17,7 +17,7 @@ from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.config.rendezvous import RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import Rendezvous

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.round import first_worker
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.config.values import MOST_WORKERS
 from torshrun.rendezvous.base import Place
 from torshrun.text import ranges

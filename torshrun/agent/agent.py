@@ -21,7 +21,7 @@ from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import signal_name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torsh_runtime.events import Event
 from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.failure.exits import Exit, how
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel
 from torshrun.signals import signal_name

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torshrun.config import OutputConfig
+from torshrun.config.job import OutputConfig
 from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker

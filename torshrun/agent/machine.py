@@ -16,7 +16,7 @@ from typing import Literal
 from torshrun import exit_codes
 from torshrun.agent import protocol
 from torshrun.agent.protocol import Cause, Event, Instruction
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.signals import FIRST_CAUSES
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torsh_runtime.events import Event
 from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.topology.cpus import cpu_quota
 
 CpuSet = frozenset[int]

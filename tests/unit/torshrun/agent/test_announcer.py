@@ -10,7 +10,9 @@ import pytest
 from torsh_runtime.events import Event
 from torshrun.agent import machine
 from torshrun.agent.announcer import COMPLAINTS, Announcer
-from torshrun.config import LaunchConfig, gather, resolve
+from torshrun.config.job import LaunchConfig
+from torshrun.config.request import gather
+from torshrun.config.resolve import resolve
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
 
 HOSTILE = "\x1b[2Jgone\r\ntorshrun: all is well"

@@ -16,8 +16,7 @@ from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.diagnosis import Diagnosis
 from torshrun.agent.protocol import ReportFailure
-from torshrun.config import LaunchConfig
-from torshrun.config.job import OutputConfig
+from torshrun.config.job import LaunchConfig, OutputConfig
 from torshrun.health.pages import WorkerStatus
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
