@@ -66,9 +66,9 @@ class Agent:
         config = self.config
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
-        self._telemetry = Telemetry(config, self.pump, self._pids, self._steps)
-        self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._group = WorkerGroup(self.keeper, self.pump, self._loop, self)
+        self._telemetry = Telemetry(config, self._group)
+        self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._dead_man = DeadManTimer(
             self._loop, self.keeper, config.agent_timeout, self._on_renewal
         )
@@ -91,7 +91,6 @@ class Agent:
         self._listen_to_signals()
         self._loop.set_exception_handler(self._on_internal_error)
         self._tell.job_started(self.folder.path if self.folder else "")
-        self._telemetry.open()
         self._dead_man.renew()
         self.rendezvous.start(self._on_rendezvous)
         state = machine.begin()
@@ -209,12 +208,8 @@ class Agent:
 
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
         await self._group.drain()
-        a_round, seconds = self._round, time.monotonic() - self._group.begun
-        found = self._found = await self._diagnosis.findings(
-            self._group.endings,
-            a_round.memory if a_round else None,
-            a_round.pages.read() if a_round else (),
-        )
+        seconds = time.monotonic() - self._group.begun
+        found = self._found = await self._diagnosis.findings(self._group.endings, self._round)
         report = base.Report(
             round=self._tell.round,
             outcome="failed",
@@ -226,13 +221,6 @@ class Agent:
             follows=found.kind == "peer lost",
         )
         self._events.put_nowait(protocol.Diagnosed(report, unkillable))
-
-    def _pids(self) -> list[int]:
-        pids = [worker.pid if worker.alive else 0 for worker in self._group.workers]
-        return pids or [0] * self.config.nproc_per_node
-
-    def _steps(self) -> list[int | None]:
-        return [status.step for status in self._round.pages.read()] if self._round else []
 
     # ---- instructions
 
@@ -276,6 +264,7 @@ class Agent:
             self._round = await Round.open(
                 self.serve_store, self.scratch, place, config.nproc_per_node
             )
+            self._telemetry.pages = self._round.pages
             self._tell.round_started(place)
             store = self._round.store
             first = first_worker(config, place, self.scratch, store.endpoint, store.secret)
@@ -327,7 +316,7 @@ class Agent:
 
     async def _close_round(self) -> None:
         if self._round is not None:
-            over, self._round = self._round, None
+            over, self._round, self._telemetry.pages = self._round, None, None
             await over.close()
 
     async def _wait_for_reader(self) -> None:

@@ -16,7 +16,9 @@ from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.diagnosis import Diagnosis
 from torshrun.agent.protocol import ReportFailure
+from torshrun.agent.round import Round
 from torshrun.config.job import LaunchConfig, OutputConfig
+from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import WorkerStatus
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
@@ -114,5 +116,7 @@ def test_a_failure_before_any_group_was_made_is_one_at_the_start(
 ) -> None:
     diagnosis = Diagnosis(OutputConfig(), None)
     statuses = (WorkerStatus(), WorkerStatus(initialised=initialised))
-    found = asyncio.run(diagnosis.findings([ending(0, 3, b"boom\n")], None, statuses))
+    pages = SimpleNamespace(read=lambda: statuses)
+    a_round = cast(Round, SimpleNamespace(memory=MemoryWatch(), pages=pages))
+    found = asyncio.run(diagnosis.findings([ending(0, 3, b"boom\n")], a_round))
     assert bool(found.startup) == said
