@@ -139,10 +139,7 @@ def _open_standard_fds() -> None:
 
 
 def _raise_descriptor_limit(workers: int, nodes: int) -> None:
-    """Each worker costs the agent up to four descriptors, and each other node up to four
-    connections. The keeper, and with it the workers, started with the limit as it was. Raises
-    ConfigError when the limit cannot be high enough.
-    """
+    """Each worker costs up to four descriptors, each other node as many. Raises ConfigError."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 4 * (workers + nodes - 1) + 48
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -20,11 +20,7 @@ _Lines = Mapping[str, str]
 
 
 def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
-    """What would be started from `environ`; first what is the same for all workers. Raises
-    ConfigError as the start would.
-
-    Workers are assigned twice, with different facts: what differs is not known before the start.
-    """
+    """Workers are assigned twice, with different facts: what differs is not known yet."""
     spec = WorkerSpec.from_config(config, environ, allowed_cpus())
     pairs = zip(
         assign(spec, _first(config, "a", 1), "a"),

@@ -69,9 +69,7 @@ class Agent:
         self._group = WorkerGroup(self.keeper, self.pump, self._loop, self)
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)
-        self._dead_man = DeadManTimer(
-            self._loop, self.keeper, config.agent_timeout, self._on_renewal
-        )
+        self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
         self._diagnosis = Diagnosis(config.output, self.folder)
         self._found = Findings()
         self._hangs = HangMonitor(
@@ -123,7 +121,7 @@ class Agent:
 
     def _listen_to_signals(self) -> None:
         handlers: dict[int, Callable[[int], None]] = dict.fromkeys(NOTICES, self._on_notice)
-        handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend(self._group)
+        handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend()
         handlers[signal.SIGWINCH] = self._on_resize
         handlers |= dict.fromkeys(self.config.signals_to_handle, self._on_stop_signal)
         for signo, handler in handlers.items():

@@ -22,9 +22,7 @@ from torshrun.workers.logs.lines import is_coloured
 
 
 class Telemetry:
-    """Events, and where they are wanted the metrics' endpoint and the status line. Snapshots are
-    made in the loop's thread; any thread may read the latest.
-    """
+    """Events, the metrics' endpoint, the status line. Any thread may read the latest snapshot."""
 
     def __init__(self, config: LaunchConfig, group: WorkerGroup) -> None:
         """Raises ConfigError; nothing is open then."""

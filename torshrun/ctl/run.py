@@ -187,9 +187,7 @@ class Run:
         await self._write(self._store, [Delete(self._base + key) for key in keys])
 
     async def erase(self, check: Callable[[Picture], None]) -> bool:
-        """Delete all its keys, as `check` sees them, which raises if they are to stay. False, and
-        some are left, if it has a leader or one of them has changed meanwhile.
-        """
+        """Delete all its keys unless `check` raises. False, with some left, if it lives on."""
         items = (await self._store.list(self._base)).items
         if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
             raise NotDone(f"run {self._run_id} has nodes, and a secret that this is not")

@@ -214,9 +214,7 @@ def size(num_bytes: int) -> str:
 
 
 def fingerprint(exit_: Exit) -> str:
-    """What stays the same when the same failure happens again: the manner, the exception or the
-    last line without its numbers, addresses and temporary paths, and the innermost frame.
-    """
+    """What stays the same when it happens again: manner, error without numbers, frame."""
     words = last_words(exit_)
     spoken = [line for line in words.lines if line.strip()]
     said = (words.errors or spoken or [""])[-1].split("\n")[0].strip()

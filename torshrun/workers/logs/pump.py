@@ -155,9 +155,7 @@ class LogPump:
             mover.request(mover.resize)
 
     def drain(self, streams: Iterable[Stream], done: Callable[[], None]) -> None:
-        """Read what is left in these streams and let go of them, then call `done` in a thread of
-        the pump's. To be called when their writers have ended.
-        """
+        """Read what is left in these streams, whose writers have ended; call `done` in a thread."""
         wanted = tuple(streams)
         for mover in self._movers:
             done = partial(mover.request, mover.drain, wanted, done)
@@ -180,9 +178,7 @@ class LogPump:
         )
 
     def give_up(self) -> None:
-        """Say what is still unsaid without the threads, as far as stderr takes it at once. Only
-        when they are stalled, and the process ends.
-        """
+        """Say what is unsaid, as far as stderr takes it. Only if threads stall at the end."""
         for data in tuple(self._unsaid):
             self._err.mover.sink.write_now(data)
 
