@@ -17,8 +17,7 @@ from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
-from torshrun.config.job import LaunchConfig
-from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.config.job import LaunchConfig, RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
@@ -156,9 +155,8 @@ def _make_log_folder(config: LaunchConfig) -> Folder | None:
     if not output.needs_folder():
         return None
     name = re.sub(r"[^\w.-]", "_", config.run_id)
-    if output.log_dir:
-        return _make_folder(_new_path(output.log_dir, f"{name}_"))
-    return _make_folder(_new_path(config.scratch_place, f"torshrun-logs-{name}_"))
+    place = output.log_dir or config.scratch_place
+    return _make_folder(_new_path(place, f"{'' if output.log_dir else 'torshrun-logs-'}{name}_"))
 
 
 def _new_path(place: str, prefix: str) -> str:

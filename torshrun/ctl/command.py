@@ -18,7 +18,7 @@ from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
 if TYPE_CHECKING:
-    from torshrun.config.rendezvous import RendezvousConfig
+    from torshrun.config.job import RendezvousConfig
     from torshrun.ctl.picture import Picture
     from torshrun.ctl.run import Run
 

@@ -16,7 +16,7 @@ from torsh_runtime.store.base import Compare, Delete, Event, Put, Store, Write
 from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.signed import SignedStore, verified
-from torshrun.config.rendezvous import Address, RendezvousConfig
+from torshrun.config.job import Address, RendezvousConfig
 from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.epoch import Epoch, read_epoch
@@ -169,8 +169,7 @@ class Run:
 
     async def now(self) -> Picture:
         """The run as the store has it at this moment."""
-        items, _ = await self._list()
-        return read(self._run_id, items)
+        return read(self._run_id, (await self._list())[0])
 
     # ---- what is asked of it
 

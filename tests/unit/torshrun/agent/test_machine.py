@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torshrun import exit_codes
 from torshrun.agent import machine
 from torshrun.agent import protocol as m
-from torshrun.config.job import LaunchConfig
-from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.config.job import LaunchConfig, RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import (
     Granted,
