@@ -1,4 +1,4 @@
-"""LaunchConfig: one job, as asked for, and how its nodes find each other. Frozen, validated and complete at birth.
+"""LaunchConfig: one job, as asked for. Frozen, validated and complete at birth.
 
 A field without a word of its own is the value of the option with its name: config/options.py tells
 its unit, and what 0 and None mean.
