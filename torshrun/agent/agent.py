@@ -91,7 +91,7 @@ class Agent:
         self._tell.job_started(self.folder.path if self.folder else "")
         self._dead_man.renew()
         self.rendezvous.start(self._on_rendezvous)
-        state = machine.begin()
+        state: machine.State = machine.Waiting()
         while not isinstance(state, machine.Finished):
             self._telemetry.follow(state)
             event = await self._events.get()
