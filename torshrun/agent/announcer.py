@@ -236,7 +236,7 @@ class Announcer:
     # ---- failures
 
     def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
-        from torshrun.failure.report import describe
+        from torshrun.failure.cause import describe
 
         sequel, cause = report.sequel, found.cause
         self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel

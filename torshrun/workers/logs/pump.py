@@ -17,8 +17,7 @@ from torshrun.safe_files import Folder
 from torshrun.workers.logs import lines
 from torshrun.workers.logs.files import LineFilter, LogFile
 from torshrun.workers.logs.mover import Mover
-from torshrun.workers.logs.sink import Sink
-from torshrun.workers.logs.status import StatusLine
+from torshrun.workers.logs.sink import Sink, StatusLine
 from torshrun.workers.logs.stream import Pipe, Stream, Tap, open_source
 
 USUAL_COLUMNS = 80
