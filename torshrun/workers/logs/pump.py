@@ -143,11 +143,10 @@ class LogPump:
 
     def width(self) -> int:
         """Columns of the terminal with the status line."""
-        columns = 0
         if self._status is not None:
             with contextlib.suppress(OSError):
-                columns = os.get_terminal_size(self._status[1].sink.fd).columns
-        return columns or USUAL_COLUMNS
+                return os.get_terminal_size(self._status[1].sink.fd).columns or USUAL_COLUMNS
+        return USUAL_COLUMNS
 
     def resize(self) -> None:
         for mover in self._movers:

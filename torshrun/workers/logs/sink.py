@@ -124,9 +124,7 @@ class Sink:
 
     def refresh(self) -> float | None:
         """Redraw the status line if it is due; otherwise the seconds until it is, if it will be."""
-        if self.status is None:
-            return None
-        wait = self.status.due(time.monotonic())
+        wait = self.status.due(time.monotonic()) if self.status else None
         if wait != 0:
             return wait
         self.write(b"")
