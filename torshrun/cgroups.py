@@ -34,9 +34,7 @@ def field(text: str, name: str) -> int | None:
 
 
 def find(controller: str, root: Path) -> Iterator[list[Cgroup]]:
-    """For each hierarchy in which the controller may be: this process's cgroup, and those above it
-    that can be seen from here, innermost first. `root` is where proc and sys are found.
-    """
+    """For each hierarchy with the controller: our own cgroup and those above, innermost first."""
     mounts = read_text(root / "proc/self/mountinfo").splitlines()
     lines = read_text(root / "proc/self/cgroup").splitlines()
     for _, controllers, name in (line.split(":", 2) for line in lines if line.count(":") > 1):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from textwrap import fill, indent, wrap
 
 from torsh_runtime.errors import ConfigError, TorshError
-from torshrun import config
 from torshrun.config.command_line import CommandLine, parse
 from torshrun.config.options import HEADINGS, Option
+from torshrun.config.request import gather
+from torshrun.config.resolve import resolve
 from torshrun.exit_codes import USAGE
 
 _ABOUT = (
@@ -59,19 +60,19 @@ def _answer(line: CommandLine) -> int:
         from importlib.metadata import version
 
         return _print(f"torshrun {version('torshrun')}\n")
-    request = config.gather(line.given, line.script, line.arguments, os.environ)
+    request = gather(line.given, line.script, line.arguments, os.environ)
     if request["print_config"]:
         from torshrun.config.print_config import show
 
-        _tell(*config.resolve(request, os.environ, needs_target=False).notes)
+        _tell(*resolve(request, os.environ, needs_target=False).notes)
         return _print(show(request))
     if request["dry_run"]:
         from torshrun.launch_plan import CHOSEN_AT_START, plan
 
-        job, notes = config.resolve(request, os.environ, new_id=lambda: CHOSEN_AT_START)
+        job, notes = resolve(request, os.environ, new_id=lambda: CHOSEN_AT_START)
         _tell(*notes)
         return _print(plan(job, os.environ))
-    job, notes = config.resolve(request, os.environ)
+    job, notes = resolve(request, os.environ)
     _tell(*notes)
     from torshrun.launch import launch
 

@@ -17,8 +17,7 @@ from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
-from torshrun.config import LaunchConfig
-from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.config.job import LaunchConfig, RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
@@ -139,10 +138,7 @@ def _open_standard_fds() -> None:
 
 
 def _raise_descriptor_limit(workers: int, nodes: int) -> None:
-    """Each worker costs the agent up to four descriptors, and each other node up to four
-    connections. The keeper, and with it the workers, started with the limit as it was. Raises
-    ConfigError when the limit cannot be high enough.
-    """
+    """Each worker costs up to four descriptors, each other node as many. Raises ConfigError."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 4 * (workers + nodes - 1) + 48
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -159,9 +155,8 @@ def _make_log_folder(config: LaunchConfig) -> Folder | None:
     if not output.needs_folder():
         return None
     name = re.sub(r"[^\w.-]", "_", config.run_id)
-    if output.log_dir:
-        return _make_folder(_new_path(output.log_dir, f"{name}_"))
-    return _make_folder(_new_path(config.scratch_place, f"torshrun-logs-{name}_"))
+    place = output.log_dir or config.scratch_place
+    return _make_folder(_new_path(place, f"{'' if output.log_dir else 'torshrun-logs-'}{name}_"))
 
 
 def _new_path(place: str, prefix: str) -> str:

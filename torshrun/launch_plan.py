@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.round import first_worker
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.config.values import MOST_WORKERS
 from torshrun.rendezvous.base import Place
+from torshrun.text import ranges
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
@@ -19,11 +20,7 @@ _Lines = Mapping[str, str]
 
 
 def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
-    """What would be started from `environ`; first what is the same for all workers. Raises
-    ConfigError as the start would.
-
-    Workers are assigned twice, with different facts: what differs is not known before the start.
-    """
+    """Workers are assigned twice, with different facts: what differs is not known yet."""
     spec = WorkerSpec.from_config(config, environ, allowed_cpus())
     pairs = zip(
         assign(spec, _first(config, "a", 1), "a"),
@@ -69,9 +66,7 @@ def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str])
     """Its command, its processors, and what its environment has other than torshrun's."""
     lines = {" command": shlex.join(worker.argv)}
     if worker.cpus:
-        from torshrun.topology.numa import format_cpus
-
-        lines[" processors"] = f"on processors {format_cpus(worker.cpus)}"
+        lines[" processors"] = f"on processors {','.join(ranges(worker.cpus))}"
     for name in environ:
         if name not in worker.environ:
             lines[name] = f"{name} is taken away"

@@ -25,9 +25,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_text(path: str | Path, limit: int = 1 << 20) -> str:
-    """The first `limit` bytes of a regular file, with marks for what is no UTF-8; "" if there is
-    no such file, or it is not for this process. Never waits for a writer.
-    """
+    """The first `limit` bytes of a regular file; "" if it cannot be read. Never waits."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

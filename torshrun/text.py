@@ -21,9 +21,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> list[str]:
-    """The lines as a terminal would show them, each of them printable: tabs become spaces, and
-    what a carriage return led back over is gone. No line for a text that shows nothing.
-    """
+    """The lines as a terminal would show them, each printable; none for a text that shows none."""
     plain = re.sub(_ESCAPES, "", text).rstrip()
     lines = plain.split("\n") if plain else []
     return [_marked(line.rstrip("\r").rpartition("\r")[2].expandtabs()) for line in lines]

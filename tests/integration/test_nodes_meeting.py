@@ -15,7 +15,7 @@ import pytest
 from torsh_runtime.errors import RendezvousTimeout, StoreError
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.remote import RemoteStore
-from torshrun.config.rendezvous import Address, Backend, RendezvousConfig
+from torshrun.config.job import Address, Backend, RendezvousConfig
 from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.hub import Hub

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import WorkerSpec
 

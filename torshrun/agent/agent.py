@@ -21,7 +21,7 @@ from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import signal_name
@@ -66,20 +66,15 @@ class Agent:
         config = self.config
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
-        self._telemetry = Telemetry(config, self.pump, self._pids, self._steps)
-        self._tell = Announcer(config, self.pump.say, self._telemetry.recorder)
+        self._post = self._events.put_nowait
         self._group = WorkerGroup(self.keeper, self.pump, self._loop, self)
-        self._dead_man = DeadManTimer(
-            self._loop, self.keeper, config.agent_timeout, self._on_renewal
-        )
+        self._telemetry = Telemetry(config, self._group)
+        self._tell = Announcer(config, self.pump.say, self._telemetry.record)
+        self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
         self._diagnosis = Diagnosis(config.output, self.folder)
         self._found = Findings()
         self._hangs = HangMonitor(
-            config.hang_timeout,
-            self._group,
-            self._events.put_nowait,
-            self.spec.timer_file,
-            self._on_timer,
+            config.hang_timeout, self._group, self._post, self.spec.timer_file, self._on_timer
         )
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -91,10 +86,9 @@ class Agent:
         self._listen_to_signals()
         self._loop.set_exception_handler(self._on_internal_error)
         self._tell.job_started(self.folder.path if self.folder else "")
-        self._telemetry.open()
         self._dead_man.renew()
         self.rendezvous.start(self._on_rendezvous)
-        state = machine.begin()
+        state: machine.State = machine.Waiting()
         while not isinstance(state, machine.Finished):
             self._telemetry.follow(state)
             event = await self._events.get()
@@ -120,11 +114,11 @@ class Agent:
         elif isinstance(event, base.StandingBy):
             self._tell.standing_by(event.reason)
         else:
-            self._events.put_nowait(event)
+            self._post(event)
 
     def _listen_to_signals(self) -> None:
         handlers: dict[int, Callable[[int], None]] = dict.fromkeys(NOTICES, self._on_notice)
-        handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend(self._group)
+        handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend()
         handlers[signal.SIGWINCH] = self._on_resize
         handlers |= dict.fromkeys(self.config.signals_to_handle, self._on_stop_signal)
         for signo, handler in handlers.items():
@@ -139,11 +133,11 @@ class Agent:
             self._signalled = now  # what is only repeated must not hide an interrupt
         self._last_signal = signo
         self._tell.signal_received(signo, "stop_requested")
-        self._events.put_nowait(protocol.StopRequested(signo))
+        self._post(protocol.StopRequested(signo))
 
     def _on_notice(self, signo: int) -> None:
         self._tell.signal_received(signo, "notice")
-        self._events.put_nowait(protocol.Noticed(signo))
+        self._post(protocol.Noticed(signo))
 
     def _on_resize(self, signo: int) -> None:
         self.pump.resize()
@@ -158,7 +152,7 @@ class Agent:
         trace = "".join(traceback.format_exception(error)) if error else facts.get("message", "")
         self._tell.say(f"internal error; please report this:\n{trace}")
         if "handle" in facts:  # a callback, and not a task of one of the store's connections
-            self._events.put_nowait(protocol.InternalError())
+            self._post(protocol.InternalError())
 
     def _on_renewal(self) -> None:
         """Once a second or so."""
@@ -182,12 +176,11 @@ class Agent:
             program, why = worker.assignment.argv[0], os.strerror(report.errno)
             reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
             self._tell.start_failed(reason)
-        self._events.put_nowait(protocol.NotStarted(self._tell.round, report.errno))
+        self._post(protocol.NotStarted(self._tell.round, report.errno))
 
     def on_exit(self, worker: Worker) -> None:
         self._tell.worker_exited(self._diagnosis.exit(worker))
-        exited = protocol.WorkerExited(self._tell.round, worker.rank, worker.status)
-        self._events.put_nowait(exited)
+        self._post(protocol.WorkerExited(self._tell.round, worker.rank, worker.status))
 
     def on_killed(self) -> None:
         self._tell.emit("workers_killed", ranks=list(self._group.alive()))
@@ -198,10 +191,10 @@ class Agent:
         self._diagnosing.add_done_callback(lambda task: task.cancelled() or task.result())
 
     def on_dead_man(self) -> None:
-        self._events.put_nowait(protocol.DeadManFired(self._tell.round))
+        self._post(protocol.DeadManFired(self._tell.round))
 
     def on_keeper_lost(self) -> None:
-        self._events.put_nowait(protocol.KeeperLost())
+        self._post(protocol.KeeperLost())
 
     def _on_timer(self, rank: int, finding: str) -> None:
         self._diagnosis.hung = {**self._diagnosis.hung, rank: finding}
@@ -209,12 +202,8 @@ class Agent:
 
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
         await self._group.drain()
-        a_round, seconds = self._round, time.monotonic() - self._group.begun
-        found = self._found = await self._diagnosis.findings(
-            self._group.endings,
-            a_round.memory if a_round else None,
-            a_round.pages.read() if a_round else (),
-        )
+        seconds = time.monotonic() - self._group.begun
+        found = self._found = await self._diagnosis.findings(self._group.endings, self._round)
         report = base.Report(
             round=self._tell.round,
             outcome="failed",
@@ -225,14 +214,7 @@ class Agent:
             cause=found.summary,
             follows=found.kind == "peer lost",
         )
-        self._events.put_nowait(protocol.Diagnosed(report, unkillable))
-
-    def _pids(self) -> list[int]:
-        pids = [worker.pid if worker.alive else 0 for worker in self._group.workers]
-        return pids or [0] * self.config.nproc_per_node
-
-    def _steps(self) -> list[int | None]:
-        return [status.step for status in self._round.pages.read()] if self._round else []
+        self._post(protocol.Diagnosed(report, unkillable))
 
     # ---- instructions
 
@@ -241,7 +223,7 @@ class Agent:
             await self._start_workers(instruction.place)
         elif isinstance(instruction, protocol.Settle):
             over = protocol.SettleOver(instruction.round)
-            self._loop.call_later(instruction.seconds, self._events.put_nowait, over)
+            self._loop.call_later(instruction.seconds, self._post, over)
         elif isinstance(instruction, protocol.PassOn):
             self._group.send(instruction.signo, alone=True)
         elif isinstance(instruction, protocol.StopWorkers):
@@ -273,9 +255,9 @@ class Agent:
             return
         try:
             await self._close_round()
-            self._round = await Round.open(
-                self.serve_store, self.scratch, place, config.nproc_per_node
-            )
+            workers = config.nproc_per_node
+            self._round = await Round.open(self.serve_store, self.scratch, place, workers)
+            self._telemetry.pages = self._round.pages
             self._tell.round_started(place)
             store = self._round.store
             first = first_worker(config, place, self.scratch, store.endpoint, store.secret)
@@ -283,7 +265,7 @@ class Agent:
             self._group.start(assign(self.spec, first, folder))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._tell.start_failed(f"cannot start the workers: {error}")
-            self._events.put_nowait(protocol.NotStarted(place.round))
+            self._post(protocol.NotStarted(place.round))
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
@@ -327,7 +309,7 @@ class Agent:
 
     async def _close_round(self) -> None:
         if self._round is not None:
-            over, self._round = self._round, None
+            over, self._round, self._telemetry.pages = self._round, None, None
             await over.close()
 
     async def _wait_for_reader(self) -> None:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from torsh_runtime.events import Event
 from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.failure.exits import Exit, how
-from torshrun.live.events import Recorder
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel
 from torshrun.signals import signal_name
 from torshrun.text import printable
@@ -30,11 +30,16 @@ class Announcer:
     """Puts what happens, as its methods are called, into words. `say` takes whole lines."""
 
     def __init__(
-        self, config: LaunchConfig, say: Callable[[str], None], recorder: Recorder
+        self,
+        config: LaunchConfig,
+        say: Callable[[str], None],
+        record: Callable[[Event], None] | None,
     ) -> None:
+        """Without `record` programs are told nothing."""
         self._config = config
         self._say = say
-        self._recorder = recorder
+        self._record = record
+        self._node_rank = 0
         self._began = time.monotonic()
         self._sequel: Sequel | None = None
         self._last_signal = 0
@@ -44,7 +49,17 @@ class Announcer:
 
     def emit(self, name: str, **facts: object) -> None:
         """Tell programs of an event of the present round."""
-        self._recorder.record(name, self.round, **facts)
+        if self._record is None:
+            return
+        event = Event(
+            name=name,
+            time=time.time(),
+            run_id=self._config.run_id,
+            node_rank=self._node_rank,
+            round=self.round,
+            facts=facts,
+        )
+        self._record(event)
 
     def say(self, text: str) -> None:
         """Tell people: a line of the agent's own."""
@@ -80,13 +95,13 @@ class Announcer:
             seconds=time.monotonic() - self._began,
             restarts=end.attempt.restarts,
         )
-        self._recorder.to = None
+        self._record = None
 
     # ---- the other nodes
 
     def begin_round(self, place: Place) -> None:
         self.round = place.round
-        self._recorder.node_rank = place.node_rank
+        self._node_rank = place.node_rank
         if self._config.rendezvous is not None:
             self.say(
                 f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
@@ -221,7 +236,7 @@ class Announcer:
     # ---- failures
 
     def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
-        from torshrun.failure.report import describe
+        from torshrun.failure.cause import describe
 
         sequel, cause = report.sequel, found.cause
         self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torshrun.workers.group import WorkerGroup
-from torshrun.workers.keeper import Keeper
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,8 +23,7 @@ RENEWALS_PER_TIMEOUT = 4
 class DeadManTimer:
     """Arms the keeper's dead-man timer again and again while the agent's loop runs."""
 
-    loop: asyncio.AbstractEventLoop
-    keeper: Keeper
+    group: WorkerGroup
     timeout: float
     """Seconds without a renewal after which the keeper kills; 0 is never."""
     on_renewal: Callable[[], None]
@@ -37,7 +35,7 @@ class DeadManTimer:
         self.stop()
         pause = min(1.0, self.timeout / RENEWALS_PER_TIMEOUT) if self.timeout else 1.0
         self._arm(time.monotonic() + self.timeout if self.timeout else math.inf)
-        self._next = self.loop.call_later(pause, self.renew)
+        self._next = self.group.loop.call_later(pause, self.renew)
         self.on_renewal()
 
     def grant(self, until: float) -> None:
@@ -55,25 +53,25 @@ class DeadManTimer:
         if self._granted is not None:
             left = min(deadline, self._granted) - time.monotonic()
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self.keeper.arm(now + int(left * 1e9), counts_suspend=True)
+            self.group.keeper.arm(now + int(left * 1e9), counts_suspend=True)
         elif deadline < math.inf:
-            self.keeper.arm(int(deadline * 1e9), counts_suspend=False)
+            self.group.keeper.arm(int(deadline * 1e9), counts_suspend=False)
         else:
-            self.keeper.arm(0, counts_suspend=False)
+            self.group.keeper.arm(0, counts_suspend=False)
 
     def stop(self) -> None:
         if self._next is not None:
             self._next.cancel()
             self._next = None
 
-    def suspend(self, group: WorkerGroup) -> None:
+    def suspend(self) -> None:
         """Do what Ctrl-Z asks for: stop the workers and this process until somebody resumes it."""
         beating = self._next is not None  # at the end there is nobody to be woken by
         if beating:
             self.stop()
             self._arm(math.inf)
-            group.send(signal.SIGSTOP)
+            self.group.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         if beating:
-            group.send(signal.SIGCONT)
+            self.group.send(signal.SIGCONT)
             self.renew()

@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torshrun.config import OutputConfig
+from torshrun.agent.round import Round
+from torshrun.config.job import OutputConfig
 from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
 
 if TYPE_CHECKING:
     from torshrun.failure.cause import Kind
-    from torshrun.failure.memory import MemoryWatch
-    from torshrun.health.pages import WorkerStatus
 
 STARTUP_SECONDS = 10.0
 """A worker that failed within this time, and before any initialised a process group, failed at
@@ -69,7 +68,7 @@ class Diagnosis:
             status=ending.status,
             seconds=ending.seconds,
             stopped=ending.stopped,
-            stderr=ending.outlets.tail.data,
+            stderr=ending.outlets.streams[1].tail or b"",
             log=ending.assignment.folder if self._output.kept(place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
@@ -77,19 +76,15 @@ class Diagnosis:
             hung=self.hung.get(place.rank, ""),
         )
 
-    async def findings(
-        self,
-        endings: Sequence[Worker],
-        memory: MemoryWatch | None = None,
-        statuses: Sequence[WorkerStatus] = (),
-    ) -> Findings:
-        """What is known of a round with these endings so far."""
+    async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
+        """What is known of a round with these endings so far; more if it is over."""
         if not any(ending.status for ending in endings) and not self.hung:
             return Findings(tuple(map(self.exit, endings)))
         from concurrent.futures import ThreadPoolExecutor
 
-        oom = memory.evidence() if memory else None
-        initialised = any(status.initialised for status in statuses)
+        oom = a_round.memory.evidence() if a_round else None
+        pages = a_round.pages.read() if a_round else ()
+        initialised = any(each.initialised for each in pages)
         # Last words of hundreds of workers take their time, and the keeper and the other nodes want
         # signs of life meanwhile. The loop's own executor needs another thread for its end.
         executor = ThreadPoolExecutor(1)

@@ -87,12 +87,12 @@ class HangMonitor:
         self._look_again = self._loop.call_later(self._interval, self._look, detector, a_round)
 
     def _look(self, detector: HangDetector, a_round: Round) -> None:
-        if self._group.pump.stalled:
-            detector.forget()
+        if self._group.pump.stalled:  # what was seen so far says nothing
+            self._begin(a_round)
         elif hang := detector.observe(self._loop.time(), self._samples(a_round)):
             self._inquiry = self._loop.create_task(self._inquire(hang, a_round))
-            return
-        self._look_later(detector, a_round)
+        else:
+            self._look_later(detector, a_round)
 
     def _samples(self, a_round: Round) -> Sequence[Sample]:
         """What workers have left behind counts for each of them: it is not known whose it is."""

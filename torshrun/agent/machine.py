@@ -16,7 +16,7 @@ from typing import Literal
 from torshrun import exit_codes
 from torshrun.agent import protocol
 from torshrun.agent.protocol import Cause, Event, Instruction
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.signals import FIRST_CAUSES
 
@@ -69,8 +69,8 @@ class Stopping:
 class Waiting:
     """No worker runs; the rendezvous says what follows."""
 
-    attempt: Attempt
-    """The last one."""
+    attempt: Attempt = Attempt()
+    """The last one, if there was one."""
     report: base.Report | None = None
     """What became of it; None before the first one."""
     unkillable: tuple[str, ...] = ()
@@ -94,10 +94,6 @@ class Finished:
 
 State = Running | Stopping | Waiting | Finished
 Step = tuple[State, tuple[Instruction, ...]]
-
-
-def begin() -> State:
-    return Waiting(attempt=Attempt())
 
 
 def handle(config: LaunchConfig, state: State, event: Event) -> Step:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import StatusPages
 from torshrun.rendezvous.base import Place

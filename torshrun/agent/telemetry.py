@@ -5,41 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torsh_runtime.events import Event
 from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
-from torshrun.config import LaunchConfig
-from torshrun.live.events import Recorder
+from torshrun.config.job import LaunchConfig
+from torshrun.health.pages import StatusPages
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
+from torshrun.workers.group import WorkerGroup
 from torshrun.workers.logs.lines import is_coloured
-from torshrun.workers.logs.pump import LogPump
-
-if TYPE_CHECKING:
-    from torshrun.live.http_server import HttpServer
-    from torshrun.live.line_file import LineFile
 
 
 class Telemetry:
-    """Events, and where they are wanted the metrics' endpoint and the status line. Snapshots are
-    made in the loop's thread; any thread may read the latest.
-    """
+    """Events, the metrics' endpoint, the status line. Any thread may read the latest snapshot."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        pump: LogPump,
-        pids: Callable[[], Sequence[int]],
-        steps: Callable[[], Sequence[int | None]],
-    ) -> None:
-        """`pids` and `steps` are by local rank. Raises ConfigError; nothing is open then."""
-        self._pump = pump
-        self._pids = pids
-        self._steps = steps
+    def __init__(self, config: LaunchConfig, group: WorkerGroup) -> None:
+        """Raises ConfigError; nothing is open then."""
+        pump = self._pump = group.pump
+        self._group = group
+        self.pages: StatusPages | None = None
+        """What the workers of the round have noted; None between rounds."""
+        self.record: Callable[[Event], None] | None = None
+        """Takes events; None if nobody wants any."""
         self.latest = Snapshot(
             run_id=config.run_id,
             role=config.role,
@@ -49,29 +41,25 @@ class Telemetry:
             pids=(0,) * config.nproc_per_node,
             max_restarts=config.max_restarts,
         )
-        self._server: HttpServer | None = None
-        file: LineFile | None = None
+        self._is_seen = config.metrics_port is not None or pump.shows_status
+        self._color = is_coloured(config.output, True, os.environ)
         with contextlib.ExitStack() as undo:
             if config.metrics_port is not None:
                 from torshrun.live.http_pages import Pages
                 from torshrun.live.http_server import HttpServer
 
-                pages = Pages(lambda: self.latest)
-                self._server = HttpServer(*config.metrics_port, pages.respond)
-                undo.callback(self._server.close)
-            if config.events not in (None, "-"):
+                server = HttpServer(*config.metrics_port, Pages(lambda: self.latest).respond)
+                undo.callback(server.close)
+                server.start()
+            if config.events == "-":
+                self.record = lambda event: pump.write(event.to_json())
+            elif config.events is not None:
                 from torshrun.live.line_file import LineFile
 
                 file = LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))
                 undo.callback(file.close)
+                self.record = file.record
             self._closing = undo.pop_all()
-        write = pump.write if config.events == "-" else None
-        self.recorder = Recorder(config.run_id, file or write)
-        self._color = is_coloured(config.output, True, os.environ)
-
-    def open(self) -> None:
-        if self._server:
-            self._server.start()
 
     def follow(self, state: machine.State) -> None:
         before, attempt = self.latest, state.attempt
@@ -93,7 +81,7 @@ class Telemetry:
 
     def tick(self) -> None:
         """Bring what is shown up to date, if anybody looks."""
-        if self._server or self._pump.shows_status:
+        if self._is_seen:
             self._refresh()
         if self._pump.shows_status:
             line = render(self.latest, time.monotonic(), self._pump.width(), color=self._color)
@@ -104,10 +92,11 @@ class Telemetry:
         self._closing.close()
 
     def _refresh(self) -> None:
+        pids = [worker.pid if worker.alive else 0 for worker in self._group.workers]
         self._show(
             heartbeat=time.monotonic(),
-            pids=tuple(self._pids()),
-            steps=tuple(self._steps()),
+            pids=tuple(pids) or (0,) * self.latest.workers,
+            steps=tuple(status.step for status in self.pages.read()) if self.pages else (),
             output_bytes=self._pump.received,
         )
 

@@ -9,9 +9,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
-from torshrun.config.job import Kind, LaunchConfig, OutputConfig
+from torshrun.config.job import (
+    Access,
+    Address,
+    Backend,
+    Kind,
+    LaunchConfig,
+    OutputConfig,
+    RendezvousConfig,
+)
 from torshrun.config.options import OPTIONS
-from torshrun.config.rendezvous import Access, Address, Backend, RendezvousConfig
 from torshrun.config.request import Request
 from torshrun.config.secret import read_secret
 from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes, any_text

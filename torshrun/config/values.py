@@ -309,18 +309,17 @@ def rdzv_backend(text: str) -> str:
     """One of ours; who names a rendezvous handler of torch's is told what it cannot be."""
     if text == "etcd-v2":
         raise ConfigError("'etcd-v2' is not possible: torshrun speaks etcd's version 3, give etcd")
-    try:
-        return one_of("static", "c10d", "tcp", "etcd")(text)
-    except ConfigError:
+    allowed = ("static", "c10d", "tcp", "etcd")
+    if text not in allowed:
         from importlib.metadata import entry_points
 
-        named = re.fullmatch(r"[A-Za-z][\w.-]*", text)
-        if not named or not entry_points(group="torchrun.handlers", name=text):
-            raise
-    raise ConfigError(
-        f"{text!r} is a rendezvous handler for torchrun's agents (an entry point in the group "
-        f"torchrun.handlers), by which torshrun's cannot meet: give c10d, etcd or static"
-    )
+        if entry_points(group="torchrun.handlers", name=text):
+            raise ConfigError(
+                f"{text!r} is a rendezvous handler for torchrun's agents (an entry point in the "
+                f"group torchrun.handlers), by which torshrun's cannot meet: give c10d, etcd or "
+                f"static"
+            )
+    return one_of(*allowed)(text)
 
 
 def rdzv_conf(text: str) -> Mapping[str, Any]:

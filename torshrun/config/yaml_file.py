@@ -52,10 +52,8 @@ def _text(path: str) -> str:
 
 
 def _compose(path: str, text: str) -> Node | None:
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise ConfigError(f"reading {path} needs PyYAML: pip install pyyaml") from None
+    import yaml
+
     try:
         return cast("Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:

@@ -18,7 +18,7 @@ from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
 if TYPE_CHECKING:
-    from torshrun.config.rendezvous import RendezvousConfig
+    from torshrun.config.job import RendezvousConfig
     from torshrun.ctl.picture import Picture
     from torshrun.ctl.run import Run
 
@@ -234,13 +234,10 @@ def _carry_out(
 def _show(picture: Picture, *, as_json: bool, again: bool) -> None:
     from torshrun.ctl.status_text import in_json, in_words
 
-    if as_json:
-        click.echo(in_json(picture), nl=False)
-    elif again and sys.stdout.isatty():
-        click.echo(_CLEAR + in_words(picture), nl=False)
-    else:
-        click.echo(in_words(picture) + ("\n" if again else ""), nl=False)
-    sys.stdout.flush()
+    text = in_json(picture) if as_json else in_words(picture)
+    if again and not as_json:
+        text = _CLEAR + text if sys.stdout.isatty() else f"{text}\n"
+    click.echo(text, nl=False)
 
 
 def _say(text: str) -> None:

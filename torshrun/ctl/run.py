@@ -16,7 +16,7 @@ from torsh_runtime.store.base import Compare, Delete, Entry, Event, Put, Store, 
 from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.signed import SignedStore, verified
-from torshrun.config.rendezvous import Address, RendezvousConfig
+from torshrun.config.job import Address, RendezvousConfig
 from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.epoch import Epoch, read_epoch
@@ -157,7 +157,9 @@ class Run:
             async with asyncio.timeout(timeout):
                 while not progress.done:
                     say(progress.text)
-                    progress = await self._next(check, progress)
+                    last = progress
+                    while progress == last:
+                        progress = check(await self.change())
         except StoreError:  # which may be a TimeoutError, too
             raise
         except TimeoutError:
@@ -165,16 +167,9 @@ class Run:
             raise NotDone(text) from None
         return progress.text
 
-    async def _next(self, check: Callable[[Picture], Progress], last: Progress) -> Progress:
-        """The first that tells something else."""
-        while (progress := check(await self.change())) == last:
-            pass
-        return progress
-
     async def now(self) -> Picture:
         """The run as the store has it at this moment."""
-        items, _ = await self._list()
-        return read(self._run_id, items)
+        return read(self._run_id, (await self._list())[0])
 
     # ---- what is asked of it
 
@@ -191,9 +186,7 @@ class Run:
         await self._write(self._store, [Delete(self._base + key) for key in keys])
 
     async def erase(self, check: Callable[[Picture], None]) -> bool:
-        """Delete all its keys, as `check` sees them, which raises if they are to stay. False, and
-        some are left, if it has a leader or one of them has changed meanwhile.
-        """
+        """Delete all its keys unless `check` raises. False, with some left, if it lives on."""
         items = (await self._store.list(self._base)).items
         if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
             raise NotDone(f"run {self._run_id} has nodes, and a secret that this is not")

@@ -1,16 +1,17 @@
-"""Which worker's end explains the others, what kind of failure it was and what may help. Pure."""
+"""Which worker's end explains the others, of what kind it was, and the report about it. Pure."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import PurePath
 
-from torshrun.failure.exits import Exit, OomEvidence
+from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.failure.last_words import CRASHES, Words, last_words
 from torshrun.signals import signal_name
+from torshrun.text import format_ranks
 
 
 class Kind(StrEnum):
@@ -35,6 +36,11 @@ class Kind(StrEnum):
     EXIT_CODE = "exit code"
 
 
+SHOWN_LINES = 40
+"""How many lines of a worker's last words the report shows."""
+LINE_CHARS = 500
+"""How much of each it shows."""
+_GROUPS = 6
 _LAST = 5  # lines of stderr that count where there is no traceback
 _SURELY_FOLLOWS = re.compile(r"^torsh_runtime\.errors\.(?:PeerLost|CommAborted|CommTimeout)\b")
 _MAY_FOLLOW = re.compile(  # what Gloo, NCCL and sockets say
@@ -214,9 +220,7 @@ def size(num_bytes: int) -> str:
 
 
 def fingerprint(exit_: Exit) -> str:
-    """What stays the same when the same failure happens again: the manner, the exception or the
-    last line without its numbers, addresses and temporary paths, and the innermost frame.
-    """
+    """What stays the same when it happens again: manner, error without numbers, frame."""
     words = last_words(exit_)
     spoken = [line for line in words.lines if line.strip()]
     said = (words.errors or spoken or [""])[-1].split("\n")[0].strip()
@@ -226,3 +230,57 @@ def fingerprint(exit_: Exit) -> str:
         said = pattern.sub(mask, said)
     path, _, line = words.frame.rpartition(":")
     return f"{manner}|{said}|{PurePath(path).name}:{line}"
+
+
+# ---- the report
+
+
+def describe(exits: Sequence[Exit], outlook: str) -> str:
+    """The report: root cause, its last words, the others in one line, and what happens next."""
+    cause = root_cause(exits)
+    if cause is None:
+        return f"torshrun: {outlook}"
+    where = f"host {cause.host}, pid {cause.pid}, after {cause.seconds:.1f} s"
+    lines = [f"torshrun: rank {cause.rank} failed first: {how(cause)}, {where}"]
+    _, explanation = diagnose(cause)
+    if explanation:
+        lines.append(f"  {explanation}")
+    words = last_words(cause)
+    lines.append(f"  {words.heading}:" if words.lines else "  it wrote nothing to stderr")
+    lines += [f"  | {line[:LINE_CHARS]}".rstrip() for line in _cut(words)]
+    if cause.log:
+        lines.append(f"  its output is kept in {cause.log}")
+    others = [exit_ for exit_ in exits if exit_ is not cause and exit_.failed]
+    if others:
+        lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
+    return "\n".join([*lines, f"  {outlook}"])
+
+
+def _cut(words: Words) -> list[str]:
+    """Lines that fit, without those that matter least: the outermost calls."""
+    lines = list(words.lines)
+    missing = len(lines) - SHOWN_LINES
+    if missing <= 0:
+        return lines
+    note = f"  … {missing + 1} lines left out …"
+    if words.innermost_first:
+        return [*lines[: SHOWN_LINES - 1], note]
+    return [lines[0], note, *lines[missing + 2 :]]
+
+
+def _in_brief(exits: Iterable[Exit], cause: str) -> str:
+    """How the others ended, those who ended alike together."""
+    groups: dict[str, list[int]] = {}
+    for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
+        groups.setdefault(_fate(exit_, cause), []).append(exit_.rank)
+    told = [f"{format_ranks(ranks)} {fate}" for fate, ranks in list(groups.items())[:_GROUPS]]
+    rest = sum(len(ranks) for ranks in list(groups.values())[_GROUPS:])
+    return "; ".join([*told, f"{rest} others in other ways"] if rest else told)
+
+
+def _fate(exit_: Exit, cause: str) -> str:
+    if exit_.stopped:
+        return "stopped by torshrun"
+    if followed(exit_):
+        return "lost its peer"
+    return "in the same way" if fingerprint(exit_) == cause else how(exit_)

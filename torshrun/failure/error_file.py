@@ -32,10 +32,7 @@ def load_account(path: str) -> str:
 
 
 def write_account(path: str, cause: Exit, now: float) -> None:
-    """Leave the root cause where a launcher above this one reads it, in torchrun's form.
-
-    `now` is the time in seconds since 1970. OSError when the file cannot be written.
-    """
+    """Leave the root cause where a launcher above this one reads it. Raises OSError."""
     import json
 
     words = last_words(cause)

@@ -62,9 +62,7 @@ class Words:
 
 @lru_cache(maxsize=1024)  # of hundreds of workers it takes time, and several ask
 def last_words(exit_: Exit) -> Words:
-    """The crash's stack after a crash, else the last traceback, else the error file, else the
-    last lines of stderr. Nobody who is killed from outside has a traceback to show for it.
-    """
+    """The crash's stack, else the last traceback, else the error file, else stderr's end."""
     lines = _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
     crashed = exit_.signo in CRASHES
     stack = find_stack(lines, _BEFORE_FATAL * (exit_.signo == signal.SIGABRT)) if crashed else None
@@ -81,9 +79,7 @@ def _lines(text: str) -> list[str]:
 
 
 def find_trace(lines: Sequence[str]) -> Words | None:
-    """The last complete traceback with the exceptions it was chained to. One of another thread,
-    of a destructor or of a logger counts only if there is no other.
-    """
+    """The last whole traceback with its chain; another thread's only if there is no other."""
     found = [number for number, line in enumerate(lines) if _is_header(line)]
     aside = None
     while found:

@@ -28,7 +28,9 @@ class MemoryWatch:
         kills = self._count() - self._kills
         if kills <= 0:
             return None
-        full = self._full()
+        pairs = zip(self._cgroups, self._times_full, strict=True)
+        hit = (each for each, before in pairs if _limit(each) and _times_full(each) > before)
+        full = next(hit, None)  # the innermost with a limit that could not be kept since
         return OomEvidence(
             kills=kills,
             ours=bool(self._cgroups),
@@ -40,13 +42,6 @@ class MemoryWatch:
         if self._cgroups:
             return _kills(self._cgroups[0]) or 0
         return field(read_text(self._root / "proc/vmstat"), "oom_kill") or 0
-
-    def _full(self) -> Cgroup | None:
-        """The innermost cgroup with a limit that could not be kept since."""
-        for cgroup, before in zip(self._cgroups, self._times_full, strict=True):
-            if _limit(cgroup) and _times_full(cgroup) > before:
-                return cgroup
-        return None
 
 
 def _kills(cgroup: Cgroup) -> int | None:

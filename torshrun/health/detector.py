@@ -101,10 +101,6 @@ class HangDetector:
             return None
         return Hang(seconds=seconds, ranks=states, suspect=_suspect(states))
 
-    def forget(self) -> None:
-        """Begin anew: what was seen so far says nothing, because the observer held up workers."""
-        self._seen = {}
-
     def _idle_seconds(self, now: float) -> float:
         """How long all workers have done nothing; 0 if none lives."""
         if not any(each.sample.alive for each in self._seen.values()):
@@ -113,10 +109,9 @@ class HangDetector:
 
 
 def _remember(seen: _Seen | None, sample: Sample, now: float) -> _Seen:
-    if seen is None:
-        return _Seen(sample, dict.fromkeys(sample.status.collectives, now), now, sample.cpu)
-    since = {each: seen.since.get(each, now) for each in sample.status.collectives}
-    if _is_idle(seen, sample, now):
+    before = seen.since if seen else {}
+    since = {each: before.get(each, now) for each in sample.status.collectives}
+    if seen and _is_idle(seen, sample, now):
         return _Seen(sample, since, seen.idle_since, seen.idle_cpu)
     return _Seen(sample, since, now, sample.cpu)
 

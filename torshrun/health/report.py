@@ -59,7 +59,7 @@ def _situations(hang: Hang) -> list[str]:
     alike: dict[tuple[str, str], list[RankState]] = defaultdict(list)
     for state in _suspect_first(hang):
         alike[_situation(state, waited), _particulars(state)].append(state)
-    return [_line(does, details, states) for (does, details), states in alike.items()]
+    return [_line(*situation, states) for situation, states in alike.items()]
 
 
 def _suspect_first(hang: Hang) -> list[RankState]:

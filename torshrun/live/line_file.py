@@ -9,9 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.events import Event
 from torshrun.safe_files import APPEND, safe_open, trusted_uids
 
 BACKLOG_BYTES = 16 << 20
@@ -45,6 +47,15 @@ class LineFile:
         self._thread = threading.Thread(target=self._run, name="torsh-events", daemon=True)
         self._thread.start()
 
+    def record(self, event: Event) -> None:
+        """Put a line about it, and before it one that tells how many have been lost, if any."""
+        with self._changed:
+            lost, self._lost = self._lost, 0
+        if lost:
+            dropped = replace(event, name="events_dropped", facts={"count": lost})
+            self.put(dropped.to_json(), lost)
+        self.put(event.to_json())
+
     def put(self, line: bytes, worth: int = 1) -> None:
         """Write the line when the file takes it; one that is lost counts as `worth` lines."""
         with self._changed:
@@ -57,12 +68,6 @@ class LineFile:
                 self._lost += worth
         if not fits:
             self._complain_once(_SLOW_READER)
-
-    def take_lost(self) -> int:
-        """How many lines have been lost since this was last asked."""
-        with self._changed:
-            lost, self._lost = self._lost, 0
-        return lost
 
     def close(self) -> None:
         """Write what is left, for CLOSE_SECONDS at most, and close the file."""

@@ -21,7 +21,7 @@ from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, resolve
 
 if TYPE_CHECKING:
-    from torshrun.config.rendezvous import Address, RendezvousConfig
+    from torshrun.config.job import Address, RendezvousConfig
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from torsh_runtime.errors import StoreError, TorshError
 from torsh_runtime.store.base import Store
 from torshrun import exit_codes
-from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.config.job import RendezvousConfig
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, routable
 from torshrun.rendezvous.base import (

@@ -103,9 +103,7 @@ def _by_uuid(gpus: Sequence[Gpu], prefix: str) -> Gpu | None:
 
 
 def _nvidia(root: Path) -> list[Gpu]:
-    """In the order of PCI addresses. Those that a container or a scheduler's device rules keep
-    from this process do not count, though the driver lists them in /proc.
-    """
+    """In the order of PCI addresses, but for those that a container keeps from this process."""
     found: dict[str, tuple[str, str]] = {}
     """PCI address and UUID of each GPU that the driver knows, by the name of its device."""
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):

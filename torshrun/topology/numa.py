@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -69,10 +69,6 @@ def parse_cpus(text: str) -> set[int]:
     return numbers
 
 
-def format_cpus(numbers: Collection[int]) -> str:
-    return ",".join(ranges(numbers))
-
-
 # ---- policies
 
 
@@ -131,7 +127,7 @@ def _groups(cpus: Iterable[Cpu], part: Literal["core", "cache"]) -> list[list[Cp
 
 
 def _named(cpus: Iterable[Cpu]) -> str:
-    return format_cpus({cpu.number for cpu in cpus})
+    return ",".join(ranges({cpu.number for cpu in cpus}))
 
 
 # ---- ranks to nodes

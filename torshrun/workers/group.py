@@ -134,9 +134,7 @@ class WorkerGroup:
             self._kill_timer = self.loop.call_later(grace, self._sweep)
 
     def send(self, signo: int, *, alone: bool = False) -> None:
-        """Send a signal to all workers and what they have in their process groups; `alone` spares
-        what they have started, which in most cases knows nothing of it and would die.
-        """
+        """`alone` spares what workers have started, which mostly would die of it."""
         if not self._closed:
             self.keeper.signal(reports.ALL, signo, alone=alone)
             self._flush()

@@ -10,11 +10,7 @@ from torshrun.procfs import listener
 
 
 def choose_port(wanted: int) -> int:
-    """`wanted` if it is free, or any free port if it is 0.
-
-    Raises ConfigError naming the process that holds the port. The port is free when this returns;
-    nothing keeps others from taking it.
-    """
+    """`wanted` if it is free, or any free one if it is 0. ConfigError names who holds it."""
     with _bound(wanted) as held:
         port: int = held.getsockname()[1]
         return port

@@ -16,12 +16,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def named(pids: Iterable[int]) -> tuple[str, ...]:
     """Processes as a person would name them: "1234 (python3, state D)", where they still are."""
-    return tuple(map(_name, pids))
-
-
-def _name(pid: int) -> str:
-    stat = procfs.read_stat(pid)
-    return f"{pid} ({stat.name}, state {stat.state})" if stat else str(pid)
+    stats = ((pid, procfs.read_stat(pid)) for pid in pids)
+    return tuple(
+        f"{pid} ({stat.name}, state {stat.state})" if stat else str(pid) for pid, stat in stats
+    )
 
 
 def children() -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.topology.cpus import cpu_quota
 
 CpuSet = frozenset[int]
@@ -126,10 +126,9 @@ def _own_environ(
     config: LaunchConfig, environ: Mapping[str, str], usable: Sequence[CpuSet], root: Path
 ) -> tuple[Mapping[str, str], ...]:
     """`usable` are the processors that each local rank may run on."""
-    own: list[dict[str, str]] = [{} for _ in usable]
-    if "OMP_NUM_THREADS" not in environ:
-        numbers = threads(usable, cpu_quota(root))
-        own = [{"OMP_NUM_THREADS": str(number)} for number in numbers]
+    own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, cpu_quota(root))]
+    if "OMP_NUM_THREADS" in environ:
+        own = [{} for _ in usable]
     if not config.virtual_local_rank:
         return tuple(own)
     from torshrun.topology import gpus

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from torshrun import cli, config
+from torshrun import cli
+from torshrun.config.job import LaunchConfig
 
 HELP = Path(__file__).parents[3] / "docs" / "help.md"
 
@@ -32,13 +33,13 @@ def run(*argv: str) -> Result:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[config.LaunchConfig]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchConfig]:
     """What would have been launched; nothing is."""
     import torshrun.launch
 
-    jobs: list[config.LaunchConfig] = []
+    jobs: list[LaunchConfig] = []
 
-    def launch(job: config.LaunchConfig) -> int:
+    def launch(job: LaunchConfig) -> int:
         jobs.append(job)
         return 42
 
@@ -73,14 +74,14 @@ def test_version() -> None:
     assert result.stdout.startswith("torshrun 0.")
 
 
-def test_the_exit_code_is_the_jobs(launched: list[config.LaunchConfig], script: str) -> None:
+def test_the_exit_code_is_the_jobs(launched: list[LaunchConfig], script: str) -> None:
     assert run(script).exit_code == 42
 
 
 @pytest.mark.parametrize("spelling", ["--nproc-per-node", "--nproc_per_node"])
 @pytest.mark.parametrize("joined", [True, False])
 def test_both_spellings(
-    launched: list[config.LaunchConfig], script: str, spelling: str, joined: bool
+    launched: list[LaunchConfig], script: str, spelling: str, joined: bool
 ) -> None:
     option = [f"{spelling}=3"] if joined else [spelling, "3"]
     run(*option, script)
@@ -88,13 +89,13 @@ def test_both_spellings(
 
 
 @pytest.mark.parametrize("spelling", ["--rdzv-id", "--rdzv_id", "--run-id", "--run_id"])
-def test_the_jobs_name(launched: list[config.LaunchConfig], script: str, spelling: str) -> None:
+def test_the_jobs_name(launched: list[LaunchConfig], script: str, spelling: str) -> None:
     run(spelling, "my_job", script)
     assert launched[0].run_id == "my_job"
 
 
 def test_options_behind_the_script_are_the_scripts(
-    launched: list[config.LaunchConfig], script: str
+    launched: list[LaunchConfig], script: str
 ) -> None:
     run("--role", "r", script, "--role", "x", "--help", "--unknown_option", "--", "-m", "")
     assert launched[0].role == "r"
@@ -109,7 +110,7 @@ def test_options_behind_the_script_are_the_scripts(
     )
 
 
-def test_kinds(launched: list[config.LaunchConfig]) -> None:
+def test_kinds(launched: list[LaunchConfig]) -> None:
     run("-m", "pkg.train", "-m")
     run("--no-python", "true")
     assert [job.kind for job in launched] == ["module", "program"]
@@ -117,7 +118,7 @@ def test_kinds(launched: list[config.LaunchConfig]) -> None:
 
 
 def test_variables(
-    launched: list[config.LaunchConfig], script: str, monkeypatch: pytest.MonkeyPatch
+    launched: list[LaunchConfig], script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "5")
     run(script)
@@ -150,7 +151,7 @@ def test_variables(
     ],
 )
 def test_bad_usage_says_what_is_wrong_and_exits_with_2(
-    launched: list[config.LaunchConfig], script: str, argv: list[str], said: str
+    launched: list[LaunchConfig], script: str, argv: list[str], said: str
 ) -> None:
     result = run(*[script if word == "SCRIPT" else word for word in argv])
     assert result.exit_code == 2
@@ -171,13 +172,13 @@ def test_a_mistake_in_an_option_is_told_alike(script: str) -> None:
     assert result.stderr.splitlines()[1:] == ["Try 'torshrun --help' for the options."]
 
 
-def test_abbreviations(launched: list[config.LaunchConfig], script: str) -> None:
+def test_abbreviations(launched: list[LaunchConfig], script: str) -> None:
     assert run("--nnode", "1", "--nproc", "2", "--max_rest=3", script, "--nproc").exit_code == 42
     assert (launched[0].nproc_per_node, launched[0].max_restarts) == (2, 3)
     assert launched[0].arguments == ("--nproc",)
 
 
-def test_a_command_line_of_torchruns(launched: list[config.LaunchConfig], script: str) -> None:
+def test_a_command_line_of_torchruns(launched: list[LaunchConfig], script: str) -> None:
     result = run(
         "--nnodes=1",
         "--rdzv-backend=c10d",
@@ -195,7 +196,7 @@ def test_a_command_line_of_torchruns(launched: list[config.LaunchConfig], script
     assert launched[0].output.tee.streams(1, 1).name == "STDERR"
 
 
-def test_notes_go_to_stderr(launched: list[config.LaunchConfig], script: str) -> None:
+def test_notes_go_to_stderr(launched: list[LaunchConfig], script: str) -> None:
     result = run("--standalone", "--nnodes", "2", "--start-method", "fork", script)
     assert result.exit_code == 42
     assert result.stderr.splitlines() == [
@@ -204,12 +205,12 @@ def test_notes_go_to_stderr(launched: list[config.LaunchConfig], script: str) ->
     ]
 
 
-def test_a_file_is_enough(launched: list[config.LaunchConfig], script: str, tmp_path: Path) -> None:
+def test_a_file_is_enough(launched: list[LaunchConfig], script: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(f"script: {script}\narguments: [a]\nnproc_per_node: 2\n")
     run("--config", str(file), "--max-restarts", "1")
     assert launched == [
-        config.LaunchConfig(
+        LaunchConfig(
             target=script,
             arguments=("a",),
             nproc_per_node=2,
@@ -219,7 +220,7 @@ def test_a_file_is_enough(launched: list[config.LaunchConfig], script: str, tmp_
     ]
 
 
-def test_printing_the_configuration_needs_no_script(launched: list[config.LaunchConfig]) -> None:
+def test_printing_the_configuration_needs_no_script(launched: list[LaunchConfig]) -> None:
     result = run("--print-config", "--nproc", "2", "--start-method", "fork")
     assert result.exit_code == 0
     assert "nproc_per_node: 2 " in result.stdout
@@ -235,7 +236,7 @@ def test_a_plan_can_be_printed_whatever_the_arguments_are(script: str) -> None:
     result.stdout.encode()
 
 
-def test_a_dry_run_starts_nothing(launched: list[config.LaunchConfig], script: str) -> None:
+def test_a_dry_run_starts_nothing(launched: list[LaunchConfig], script: str) -> None:
     result = run("--dry-run", "--standalone", "--nproc", "2", script, "x")
     assert result.exit_code == 0
     assert "2 workers would start" in result.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.launch_plan import CHOSEN_AT_START, plan
 
 

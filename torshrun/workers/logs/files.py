@@ -109,9 +109,7 @@ class LogFile:
 
 
 class LineFilter:
-    """Picks one stream's lines that contain what somebody looks for, and adds them to a file. A
-    line of more than LONGEST bytes counts as several. Used by one thread only.
-    """
+    """Adds those of one stream's lines to a file that contain what somebody looks for."""
 
     def __init__(self, needles: tuple[bytes, ...], prefix: bytes, file: LogFile) -> None:
         self._needles = needles

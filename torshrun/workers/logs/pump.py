@@ -17,9 +17,8 @@ from torshrun.safe_files import Folder
 from torshrun.workers.logs import lines
 from torshrun.workers.logs.files import LineFilter, LogFile
 from torshrun.workers.logs.mover import Mover
-from torshrun.workers.logs.sink import Sink
-from torshrun.workers.logs.status import StatusLine
-from torshrun.workers.logs.stream import Pipe, Stream, Tail, Tap, open_source
+from torshrun.workers.logs.sink import Sink, StatusLine
+from torshrun.workers.logs.stream import Pipe, Stream, Tap, open_source
 
 USUAL_COLUMNS = 80
 """Taken as the width of a terminal that does not say how wide it is."""
@@ -30,8 +29,6 @@ class Outlets(NamedTuple):
 
     streams: tuple[Stream, Stream]
     """Its stdout and its stderr."""
-    tail: Tail
-    """The end of its stderr, of which some may still be on its way."""
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -116,10 +113,9 @@ class LogPump:
         something to keep: in stdout.log and stderr.log, chosen lines in filtered_*.log one
         directory up. OSError when a file cannot be opened.
         """
-        tail = Tail()
         with contextlib.ExitStack() as undo:
-            out = self._make(self._out, place, folder, undo)
-            err = self._make(self._err, place, folder, undo, tail)
+            out = self._make(self._out, place, folder, undo, None)
+            err = self._make(self._err, place, folder, undo, b"")
             undo.pop_all()
         for channel, stream in ((self._out, out), (self._err, err)):
             if not stream.printer and self._hidden is None:
@@ -128,7 +124,7 @@ class LogPump:
             mover = channel.mover if stream.printer else self._hidden
             assert mover
             mover.request(mover.take, stream)
-        return Outlets((out, err), tail)
+        return Outlets((out, err))
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
@@ -147,20 +143,17 @@ class LogPump:
 
     def width(self) -> int:
         """Columns of the terminal with the status line."""
-        columns = 0
         if self._status is not None:
             with contextlib.suppress(OSError):
-                columns = os.get_terminal_size(self._status[1].sink.fd).columns
-        return columns or USUAL_COLUMNS
+                return os.get_terminal_size(self._status[1].sink.fd).columns or USUAL_COLUMNS
+        return USUAL_COLUMNS
 
     def resize(self) -> None:
         for mover in self._movers:
             mover.request(mover.resize)
 
     def drain(self, streams: Iterable[Stream], done: Callable[[], None]) -> None:
-        """Read what is left in these streams and let go of them, then call `done` in a thread of
-        the pump's. To be called when their writers have ended.
-        """
+        """Read what is left in these streams, whose writers have ended; call `done` in a thread."""
         wanted = tuple(streams)
         for mover in self._movers:
             done = partial(mover.request, mover.drain, wanted, done)
@@ -183,9 +176,7 @@ class LogPump:
         )
 
     def give_up(self) -> None:
-        """Say what is still unsaid without the threads, as far as stderr takes it at once. Only
-        when they are stalled, and the process ends.
-        """
+        """Say what is unsaid, as far as stderr takes it. Only if threads stall at the end."""
         for data in tuple(self._unsaid):
             self._err.mover.sink.write_now(data)
 
@@ -205,8 +196,9 @@ class LogPump:
         place: WorkerEnv,
         folder: str,
         undo: contextlib.ExitStack,
-        *taps: Tap,
+        tail: bytes | None,
     ) -> Stream:
+        taps: tuple[Tap, ...] = ()
         output, sink = self._output, channel.mover.sink
         text = lines.render(output, place, self._hostname)
         prefix = lines.encode(text)
@@ -215,7 +207,7 @@ class LogPump:
             path = f"{folder}/{channel.name}.log"
             file = LogFile(self._folder, path, output.log_rotate, self._complain)
             undo.callback(file.close)
-            taps = (file, *taps)
+            taps = (file,)
         if needles := tuple(map(lines.encode, channel.needles)):
             taps = (*taps, LineFilter(needles, prefix, self._filtered(channel.name, folder)))
         is_shown, timed = channel.which in output.shown(place), output.log_timestamps
@@ -226,7 +218,7 @@ class LogPump:
         if lines.is_coloured(output, sink.is_terminal, self._environ):
             prefix = lines.paint(prefix, place.rank)
         printer = lines.Printer(sink, prefix) if is_shown else None
-        return Stream(source, taps, printer, time.time if timed else None)
+        return Stream(source, taps, printer, time.time if timed else None, tail)
 
     def _filtered(self, name: str, folder: str) -> LogFile:
         path = str(Path(folder).parent / f"filtered_{name}.log")

@@ -88,28 +88,13 @@ def open_source(real: int, prefix_width: int) -> Pipe:
     return Pipe()
 
 
-class Tail:
-    """Remembers the end of a stream. Any thread may look."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        """The last TAIL_BYTES that were read."""
-
-    def feed(self, data: bytes, _: bytes) -> None:
-        recent = data if len(data) >= TAIL_BYTES else self.data + data
-        self.data = recent[-TAIL_BYTES:]
-
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
-Tap = Tail | LogFile | LineFilter
+Tap = LogFile | LineFilter
 """Gets every byte of a stream, with the time to put before its lines, if any."""
 
 
 @dataclass(eq=False)
 class Stream:
-    """Used by a mover's thread only, but for `received`."""
+    """Used by a mover's thread only, but for `received` and `tail`, which any may look at."""
 
     source: Pipe
     taps: tuple[Tap, ...]
@@ -117,12 +102,17 @@ class Stream:
     """What shows it on the console; None if nothing does."""
     clock: Callable[[], float] | None
     """Gives the time that stands before its lines; None: none does."""
+    tail: bytes | None
+    """The last TAIL_BYTES read, of which some may still be on their way; None: not remembered."""
     received: int = 0
     """Bytes read so far."""
 
     def feed(self, data: bytes, now: float) -> None:
         """Pass on what was read. Files come first: a console may take its time."""
         self.received += len(data)
+        if self.tail is not None:
+            recent = data if len(data) >= TAIL_BYTES else self.tail + data
+            self.tail = recent[-TAIL_BYTES:]
         time = stamp(self.clock()) if self.clock else b""
         for tap in self.taps:
             tap.feed(data, time)

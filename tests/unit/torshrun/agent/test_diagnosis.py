@@ -16,14 +16,14 @@ from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.diagnosis import Diagnosis
 from torshrun.agent.protocol import ReportFailure
-from torshrun.config import LaunchConfig
-from torshrun.config.job import OutputConfig
+from torshrun.agent.round import Round
+from torshrun.config.job import LaunchConfig, OutputConfig
+from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import WorkerStatus
-from torshrun.live.events import Recorder
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
 from torshrun.workers.logs.pump import Outlets
-from torshrun.workers.logs.stream import TAIL_BYTES, Tail
+from torshrun.workers.logs.stream import TAIL_BYTES
 from torshrun.workers.spec import Assignment
 
 Result = TypeVar("Result")
@@ -40,9 +40,7 @@ def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> W
     assignment = Assignment(
         worker=place, argv=("/bin/x",), environ={}, cpus=frozenset(), folder=f"/logs/{rank}"
     )
-    tail = Tail()
-    tail.feed(stderr, b"")
-    outlets = cast(Outlets, SimpleNamespace(streams=(), tail=tail))
+    outlets = cast(Outlets, SimpleNamespace(streams=(None, SimpleNamespace(tail=stderr))))
     return Worker(assignment, outlets, pid=1000 + rank, alive=False, status=code << 8, seconds=1.0)
 
 
@@ -70,7 +68,7 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     """
     said: list[str] = []
     diagnosis = Diagnosis(OutputConfig(), None)
-    announcer = Announcer(LaunchConfig(target="t"), said.append, Recorder("job", None))
+    announcer = Announcer(LaunchConfig(target="t"), said.append, None)
     endings = [ending(rank, 1, FULL) for rank in range(300)]
 
     turns, found = asyncio.run(turns_of_the_loop_during(diagnosis.findings(endings)))
@@ -118,5 +116,7 @@ def test_a_failure_before_any_group_was_made_is_one_at_the_start(
 ) -> None:
     diagnosis = Diagnosis(OutputConfig(), None)
     statuses = (WorkerStatus(), WorkerStatus(initialised=initialised))
-    found = asyncio.run(diagnosis.findings([ending(0, 3, b"boom\n")], None, statuses))
+    pages = SimpleNamespace(read=lambda: statuses)
+    a_round = cast(Round, SimpleNamespace(memory=MemoryWatch(), pages=pages))
+    found = asyncio.run(diagnosis.findings([ending(0, 3, b"boom\n")], a_round))
     assert bool(found.startup) == said

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torshrun import exit_codes
 from torshrun.agent import machine
 from torshrun.agent import protocol as m
-from torshrun.config import LaunchConfig
-from torshrun.config.rendezvous import RendezvousConfig
+from torshrun.config.job import LaunchConfig, RendezvousConfig
 from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
 from torshrun.rendezvous.base import (
     Granted,
@@ -74,7 +73,7 @@ class Play:
         self._config = config
         self._posted: deque[RendezvousEvent] = deque()
         self._rendezvous = Alone(settings, lambda: Ports(1, 2))
-        self.state = machine.begin()
+        self.state: machine.State = machine.Waiting()
         self.carried_out: list[m.Instruction] = []
         self._rendezvous.start(self._posted.append)
         self._settle()
@@ -392,7 +391,8 @@ def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
 
 def among(events: Sequence[m.Event]) -> tuple[machine.State, list[m.Instruction]]:
     """The machine alone, whose workers are ranks 4 and 5 of round 0."""
-    state, carried_out = machine.begin(), []
+    state: machine.State = machine.Waiting()
+    carried_out: list[m.Instruction] = []
     for event in [RoundFormed(place(0, 0, first_rank=4)), *events]:
         state, instructions = machine.handle(AMONG_OTHERS, state, event)
         carried_out += instructions
@@ -476,7 +476,7 @@ def test_a_node_that_is_done_may_still_leave() -> None:
 
 
 def test_a_round_that_comes_after_the_goodbye_has_no_workers() -> None:
-    state = machine.begin()
+    state: machine.State = machine.Waiting()
     state, _ = machine.handle(AMONG_OTHERS, state, m.StopRequested(15))
     state, instructions = machine.handle(AMONG_OTHERS, state, RoundFormed(place(0, 0)))
     assert instructions == (m.TellRendezvous(Report(round=0, outcome="stopped")),)

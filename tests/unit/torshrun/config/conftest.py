@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.config import Request, Resolution, gather, resolve
+from torshrun.config.request import Request, gather
+from torshrun.config.resolve import Resolution, resolve
 
 Asked = Callable[..., Request]
 Made = Callable[..., Resolution]

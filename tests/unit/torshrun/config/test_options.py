@@ -8,8 +8,10 @@ from collections import Counter
 import pytest
 from support.option_reference import PAGE, renewed
 
-from torshrun.config import LaunchConfig, OutputConfig, gather, resolve
+from torshrun.config.job import LaunchConfig, OutputConfig
 from torshrun.config.options import OPTIONS
+from torshrun.config.request import gather
+from torshrun.config.resolve import resolve
 
 TORCHRUNS = """
 nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torshrun.config import gather, resolve
 from torshrun.config.print_config import show
+from torshrun.config.request import gather
+from torshrun.config.resolve import resolve
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 

@@ -9,9 +9,10 @@ import pytest
 
 from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig, OutputConfig, gather, resolve
-from torshrun.config.job import StreamRule, Streams
+from torshrun.config.job import LaunchConfig, OutputConfig, StreamRule, Streams
 from torshrun.config.options import OPTIONS
+from torshrun.config.request import gather
+from torshrun.config.resolve import resolve
 
 from .conftest import Asked, Made
 

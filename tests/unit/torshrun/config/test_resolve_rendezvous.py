@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torsh_runtime.errors import ConfigError
-from torshrun.config.rendezvous import Access, Address, RendezvousConfig
+from torshrun.config.job import Access, Address, RendezvousConfig
 
 from .conftest import Made
 

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig, gather, resolve
-from torshrun.config.job import Streams
+from torshrun.config.job import LaunchConfig, Streams
+from torshrun.config.request import gather
+from torshrun.config.resolve import resolve
 from torshrun.config.yaml_file import LARGEST, read
 
 ROOT = Path(__file__).parents[4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.report import LINE_CHARS, SHOWN_LINES, describe
+from torshrun.failure.cause import LINE_CHARS, SHOWN_LINES, describe
 
 
 def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:

@@ -18,7 +18,6 @@ from support.processes import soon
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event, faults
 from torshrun.live import line_file
-from torshrun.live.events import Recorder
 from torshrun.live.line_file import LineFile
 
 STRANGER = 64999
@@ -28,20 +27,6 @@ STRANGER = 64999
 def an_event(number: int, text: str = "SIGUSR1") -> Event:
     facts = {"signal": text}
     return Event(name="notice", time=number, run_id="j", node_rank=0, round=number, facts=facts)
-
-
-class Sink:
-    """Writes events, at the times that they have, to a file."""
-
-    def __init__(self, path: str, complain: Callable[[str], None]) -> None:
-        self.file = LineFile(path, complain)
-        self.close = self.file.close
-        self._recorder = Recorder("j", self.file)
-
-    def emit(self, event: Event) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("time.time", lambda: event.time)
-            self._recorder.record(event.name, event.round, **event.facts)
 
 
 def rounds(data: str | bytes) -> list[int]:
@@ -54,12 +39,12 @@ def complaints() -> list[str]:
 
 
 @pytest.fixture
-def open_lines(complaints: list[str]) -> Iterator[Callable[[Path | str], Sink]]:
+def open_lines(complaints: list[str]) -> Iterator[Callable[[Path | str], LineFile]]:
     """Opens sinks that are closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def opened(path: Path | str) -> Sink:
-            sink = Sink(str(path), complaints.append)
+        def opened(path: Path | str) -> LineFile:
+            sink = LineFile(str(path), complaints.append)
             stack.callback(sink.close)
             return sink
 
@@ -77,54 +62,35 @@ def biggest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_recorder_stamps_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[bytes] = []
-    monkeypatch.setattr("time.time", lambda: 12.5)
-    Recorder("job", lines.append, 3).record("notice", 2, signal="SIGUSR1")
-    facts = {"signal": "SIGUSR1"}
-    expected = Event(name="notice", time=12.5, run_id="job", node_rank=3, round=2, facts=facts)
-    assert [Event.from_json(line) for line in lines] == [expected]
-
-
-def test_a_recorder_without_lines_does_not_even_look_at_the_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def clock() -> float:
-        raise AssertionError("looked")
-
-    monkeypatch.setattr("time.time", clock)
-    Recorder("job", None).record("notice", 0, signal="SIGUSR1")
-
-
 def test_lines_are_added_to_what_is_there(
-    tmp_path: Path, open_lines: Callable[[Path], Sink], complaints: list[str]
+    tmp_path: Path, open_lines: Callable[[Path], LineFile], complaints: list[str]
 ) -> None:
     path = tmp_path / "events"
     for start in (0, 50):
         sink = open_lines(path)
         for number in range(start, start + 50):
-            sink.emit(an_event(number))
+            sink.record(an_event(number))
         sink.close()
     assert rounds(path.read_bytes()) == list(range(100))
     assert complaints == []
 
 
 def test_a_line_comes_without_waiting_for_the_next(
-    tmp_path: Path, open_lines: Callable[[Path], Sink]
+    tmp_path: Path, open_lines: Callable[[Path], LineFile]
 ) -> None:
     sink = open_lines(tmp_path / "events")
-    sink.emit(an_event(1))
+    sink.record(an_event(1))
     assert soon(lambda: (tmp_path / "events").read_bytes() == an_event(1).to_json())
 
 
 def test_several_agents_share_a_file_without_tearing_lines(
-    tmp_path: Path, open_lines: Callable[[Path], Sink]
+    tmp_path: Path, open_lines: Callable[[Path], LineFile]
 ) -> None:
     path = tmp_path / "events"
     sinks = [open_lines(path) for _ in range(3)]
     for number in range(200):
         for sink in sinks:
-            sink.emit(an_event(number, "x" * 5000))
+            sink.record(an_event(number, "x" * 5000))
     for sink in sinks:
         sink.close()
     assert sorted(rounds(path.read_bytes())) == sorted([*range(200)] * 3)
@@ -140,7 +106,7 @@ def test_several_agents_share_a_file_without_tearing_lines(
     ],
 )
 def test_a_file_that_cannot_be_written_is_named_before_the_start(
-    tmp_path: Path, place: str, why: str, open_lines: Callable[[str], Sink]
+    tmp_path: Path, place: str, why: str, open_lines: Callable[[str], LineFile]
 ) -> None:
     (tmp_path / "file").touch()
     path = f"{tmp_path}/{place}"
@@ -150,7 +116,7 @@ def test_a_file_that_cannot_be_written_is_named_before_the_start(
 
 
 def test_a_new_file_is_for_its_owner_only(
-    tmp_path: Path, open_lines: Callable[[Path], Sink]
+    tmp_path: Path, open_lines: Callable[[Path], LineFile]
 ) -> None:
     before = os.umask(0)
     try:
@@ -163,7 +129,7 @@ def test_a_new_file_is_for_its_owner_only(
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's files")
 @pytest.mark.parametrize("part", ["events", "folder", "link to a link", "file", "hard link"])
 def test_another_users_traps_are_not_written_to(
-    tmp_path: Path, part: str, open_lines: Callable[[Path], Sink]
+    tmp_path: Path, part: str, open_lines: Callable[[Path], LineFile]
 ) -> None:
     mine, trap = tmp_path / "mine", tmp_path / "trap"
     mine.mkdir()
@@ -227,7 +193,7 @@ def run_lines(before: str, *paths: str) -> str:
 
 @pytest.mark.parametrize("links", [["a", "b"], ["a"]])
 def test_links_in_a_circle_end(
-    tmp_path: Path, links: list[str], open_lines: Callable[[Path], Sink]
+    tmp_path: Path, links: list[str], open_lines: Callable[[Path], LineFile]
 ) -> None:
     for link, target in zip(links, links[1:] + links[:1], strict=True):
         (tmp_path / link).symlink_to(target)
@@ -235,10 +201,12 @@ def test_links_in_a_circle_end(
         open_lines(tmp_path / "a")
 
 
-def test_a_full_disk_is_told_once(open_lines: Callable[[str], Sink], complaints: list[str]) -> None:
+def test_a_full_disk_is_told_once(
+    open_lines: Callable[[str], LineFile], complaints: list[str]
+) -> None:
     sink = open_lines("/dev/full")
     for number in range(5):
-        sink.emit(an_event(number))
+        sink.record(an_event(number))
     sink.close()
     (complaint,) = complaints
     assert "/dev/full" in complaint
@@ -246,18 +214,18 @@ def test_a_full_disk_is_told_once(open_lines: Callable[[str], Sink], complaints:
 
 
 def test_after_a_full_disk_lines_are_whole_again_and_the_lost_are_counted(
-    tmp_path: Path, open_lines: Callable[[Path], Sink], complaints: list[str]
+    tmp_path: Path, open_lines: Callable[[Path], LineFile], complaints: list[str]
 ) -> None:
     path = tmp_path / "events"
     sink = open_lines(path)
     size = len(an_event(0).to_json())
     with biggest_file(size + size // 2):
         for number in range(4):
-            sink.emit(an_event(number))
-        assert soon(lambda: sink.file._lost == 3)
-        sink.emit(an_event(4))  # the account of those three is lost with it, but not forgotten
-        assert soon(lambda: sink.file._lost == 4)
-    sink.emit(an_event(5))
+            sink.record(an_event(number))
+        assert soon(lambda: sink._lost == 3)
+        sink.record(an_event(4))  # the account of those three is lost with it, but not forgotten
+        assert soon(lambda: sink._lost == 4)
+    sink.record(an_event(5))
     sink.close()
     whole, cut, dropped, last = path.read_bytes().splitlines()
     assert rounds(whole) == [0]
@@ -285,11 +253,11 @@ def drain(reader: int) -> bytes:
 
 
 def test_a_fifo_needs_no_reader_at_first_and_survives_the_loss_of_one(
-    fifo: Path, open_lines: Callable[[Path], Sink], complaints: list[str]
+    fifo: Path, open_lines: Callable[[Path], LineFile], complaints: list[str]
 ) -> None:
     sink = open_lines(fifo)
     for number in range(3):
-        sink.emit(an_event(number))
+        sink.record(an_event(number))
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         received: list[bytes] = []
         assert soon(lambda reader=reader, into=received: into.append(drain(reader)) or any(into))
@@ -300,14 +268,14 @@ def test_a_fifo_needs_no_reader_at_first_and_survives_the_loss_of_one(
 
 def test_a_fifo_that_nobody_reads_holds_up_nothing(
     fifo: Path,
-    open_lines: Callable[[Path], Sink],
+    open_lines: Callable[[Path], LineFile],
     complaints: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(line_file, "CLOSE_SECONDS", 0.1)
     sink = open_lines(fifo)
     for number in range(1000):
-        sink.emit(an_event(number, "x" * 1000))  # far more than a pipe holds
+        sink.record(an_event(number, "x" * 1000))  # far more than a pipe holds
     sink.close()
     (complaint,) = complaints
     assert "reader" in complaint
@@ -315,18 +283,18 @@ def test_a_fifo_that_nobody_reads_holds_up_nothing(
 
 def test_a_reader_that_falls_behind_learns_how_many_events_it_missed(
     fifo: Path,
-    open_lines: Callable[[Path], Sink],
+    open_lines: Callable[[Path], LineFile],
     complaints: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(line_file, "BACKLOG_BYTES", 20_000)
     sink = open_lines(fifo)
     for number in range(1000):
-        sink.emit(an_event(number, "x" * 1000))
+        sink.record(an_event(number, "x" * 1000))
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     read = bytearray()
-    assert soon(lambda: read.extend(drain(reader)) or not sink.file._lines)
-    sink.emit(an_event(1000))
+    assert soon(lambda: read.extend(drain(reader)) or not sink._lines)
+    sink.record(an_event(1000))
     sink.close()
     read.extend(drain(reader))
     os.close(reader)
@@ -344,17 +312,17 @@ def test_a_write_that_never_returns_does_not_hold_up_the_end(
 ) -> None:
     monkeypatch.setattr(line_file, "CLOSE_SECONDS", 0.1)
     go_on = threading.Event()
-    sink = Sink(str(tmp_path / "events"), complaints.append)
-    real = sink.file._write_some
+    sink = LineFile(str(tmp_path / "events"), complaints.append)
+    real = sink._write_some
 
     def stuck(view: memoryview) -> int:
         go_on.wait(10)
         return real(view)
 
-    monkeypatch.setattr(sink.file, "_write_some", stuck)  # as a network file system does
-    sink.emit(an_event(0))
+    monkeypatch.setattr(sink, "_write_some", stuck)  # as a network file system does
+    sink.record(an_event(0))
     sink.close()
     assert len(complaints) == 1
     go_on.set()
-    sink.file._thread.join(10)
+    sink._thread.join(10)
     assert rounds((tmp_path / "events").read_bytes()) == [0]

@@ -12,7 +12,7 @@ from typing import Any
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer
-from torshrun.config.rendezvous import Access, Address, RendezvousConfig
+from torshrun.config.job import Access, Address, RendezvousConfig
 from torshrun.rendezvous.base import (
     JobOver,
     RendezvousEvent,

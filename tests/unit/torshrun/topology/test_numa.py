@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support import machines
 
 from torsh_runtime.errors import ConfigError
+from torshrun.text import ranges
 from torshrun.topology.numa import (
     Cpu,
     Topology,
     bind,
-    format_cpus,
     parse_cpus,
     read_topology,
 )
@@ -30,7 +30,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Topology:
 
 
 def shown(sets: tuple[frozenset[int], ...]) -> list[str]:
-    return [format_cpus(cpus) for cpus in sets]
+    return [",".join(ranges(cpus)) for cpus in sets]
 
 
 def test_what_the_kernel_says_is_read(big: Topology) -> None:
@@ -185,8 +185,8 @@ def test_on_this_machine() -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_the_kernels_notation(numbers: set[int]) -> None:
-    assert parse_cpus(format_cpus(numbers) + "\n") == numbers
+    assert parse_cpus(",".join(ranges(numbers)) + "\n") == numbers
 
 
 def test_the_notation_is_short() -> None:
-    assert format_cpus([5, 0, 1, 2, 7, 8]) == "0-2,5,7-8"
+    assert ",".join(ranges([5, 0, 1, 2, 7, 8])) == "0-2,5,7-8"

@@ -191,7 +191,7 @@ def test_redirected_streams_go_to_files_only(console: Open) -> None:
     for rank in range(2):
         assert each.kept(f"{rank}/stdout.log") == b"out\r\xff"
         assert each.kept(f"{rank}/stderr.log") == b"err\n"
-        assert each.outlets[rank].tail.data == b"err\n"
+        assert each.outlets[rank].streams[1].tail == b"err\n"
 
 
 def test_a_log_directory_alone_keeps_what_is_shown(console: Open) -> None:
@@ -214,7 +214,7 @@ def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> 
         each.worker(rank)[0](b"out\n")
     assert each.finish() == (b"[1] out\n", b"")
     assert each.kept("0/stdout.log") == b"out\n"
-    assert each.outlets[0].tail.data == b""
+    assert each.outlets[0].streams[1].tail == b""
     assert [outlets.streams[0].received for outlets in each.outlets] == [4, 4]
     assert each.pump.received == 8
 
@@ -318,7 +318,7 @@ def test_the_tail_is_the_end(console: Open) -> None:
     done = threading.Event()
     each.pump.drain(each.outlets[0].streams, done.set)
     assert done.wait(5)
-    tail = each.outlets[0].tail.data
+    tail = each.outlets[0].streams[1].tail
     assert len(tail) == TAIL_BYTES
     assert tail.endswith(b"line 8998\nline 8999\n")
     each.end()
@@ -390,7 +390,7 @@ def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Ope
     assert each.read_err() == b"torshrun: still here\n"
     err(b"stderr too\n")
     assert each.read_err() == b"[0] stderr too\n"
-    assert each.outlets[0].tail.data == b"stderr too\n"
+    assert each.outlets[0].streams[1].tail == b"stderr too\n"
     assert each.pump.moved > moved
     shown, said = each.finish()
     assert (shown.count(b"[0] www"), said) == (total // len(line), b"")

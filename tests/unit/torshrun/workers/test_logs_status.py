@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.screen import Screen
 
-from torshrun.workers.logs.status import REDRAW_SECONDS, StatusLine
+from torshrun.workers.logs.sink import REDRAW_SECONDS, StatusLine
 
 
 class Console:

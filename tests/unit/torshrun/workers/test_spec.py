@@ -11,7 +11,7 @@ from support import machines
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config import LaunchConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.workers import startup
 from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
