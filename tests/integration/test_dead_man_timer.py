@@ -20,10 +20,10 @@ def keeper() -> Iterator[Keeper]:
     started.close(10)
 
 
-def until(keeper: Keeper, kind: type[Report]) -> None:
-    """Wait until the keeper has reported this."""
+def until(keeper: Keeper, *kinds: type[Report]) -> None:
+    """Wait until the keeper has reported all of this."""
     deadline, reports = time.monotonic() + 20, list[Report]()
-    while not any(isinstance(report, kind) for report in reports):
+    while not set(kinds) <= set(map(type, reports)):
         assert time.monotonic() < deadline, reports
         waiting = [] if keeper.flush() else [keeper]
         select.select([keeper], waiting, [], 0.1)
@@ -41,8 +41,7 @@ def test_workers_of_an_agent_whose_loop_stands_still_end(
     if granted:
         timer.grant(time.monotonic() + granted)
     timer.renew()  # and the loop never runs
-    until(keeper, DeadManFired)
-    until(keeper, Exited)
+    until(keeper, DeadManFired, Exited)
     timer.stop()
     loop.close()
 
