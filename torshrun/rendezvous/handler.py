@@ -336,8 +336,8 @@ class NodeRendezvous(Rendezvous):
             if await registration.write():
                 self._on_written()
             else:  # why, a listing tells: a watch of a store that was overtaken tells nothing
-                await self._control.refresh()
                 await self._asking.pause()
+                await self._control.refresh()
         elif member.status == "entering" and registration.written == member.row:
             if await registration.renew():  # the lease was about to end
                 self._on_written()
