@@ -98,10 +98,16 @@ def put_back(etcd: EtcdCluster, kept: Path | None) -> None:
     etcd.await_all()
 
 
-def overtake(etcd: EtcdCluster) -> None:
-    """Others write so much that the store's revision is higher than it ever was."""
+def prepare(etcd: EtcdCluster) -> Path:
+    """What an empty etcd holds, and beside it what one does in which others write so much that its
+    revision is higher than it ever is with the job.
+    """
+    before = copy(etcd, "before")
     for _ in range(500):
         etcd.members[0].post("kv/put", {"key": "YQ==", "value": "YQ=="})
+    copy(etcd, "overtaken")
+    put_back(etcd, before)
+    return before
 
 
 def wiped(etcd: EtcdCluster, before: Path, during: Path) -> None:
@@ -109,8 +115,7 @@ def wiped(etcd: EtcdCluster, before: Path, during: Path) -> None:
 
 
 def wiped_and_overtaken(etcd: EtcdCluster, before: Path, during: Path) -> None:
-    put_back(etcd, None)
-    overtake(etcd)
+    put_back(etcd, before.with_name("overtaken"))
 
 
 def restored_from_before(etcd: EtcdCluster, before: Path, during: Path) -> None:
@@ -135,10 +140,11 @@ def test_nodes_meet_anew_at_an_etcd_that_has_lost_them(
     times: int,
 ) -> None:
     monkeypatch.setenv("TORSH_SECRET", secret)
-    before = copy(etcd, "before")
+    before = prepare(etcd)
     meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-id=long")
     script = torshrun.script(TRAINING)
-    with Job(torshrun, "--nnodes=3", "--max-restarts=3", *meet, f"--rdzv-conf={QUICK}") as job:
+    conf = QUICK.replace("ttl=3", "ttl=10") if happens is wiped_and_overtaken else QUICK
+    with Job(torshrun, "--nnodes=3", "--max-restarts=3", *meet, f"--rdzv-conf={conf}") as job:
         nodes = [job.start(script) for _ in range(3)]
         assert soon(lambda: all("place" in node.output for node in nodes), PATIENCE)
         during = copy(etcd, "during")

@@ -118,6 +118,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 def _environ() -> dict[str, str]:
     ours = [str(Path(torsh_runtime.__file__).parents[1]), str(_TESTS)]
     return {
+        "HOME": str(_CACHE),  # Open MPI does not start for a user who has none
         **os.environ,
         # What the tests themselves import serves the others too, wherever it is.
         "PYTHONPATH": os.pathsep.join([*ours, str(Path(numpy.__file__).parents[1])]),

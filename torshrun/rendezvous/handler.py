@@ -361,8 +361,9 @@ class NodeRendezvous(Rendezvous):
         elif registration.is_due:
             if await registration.write():
                 self._on_written()
-            else:
-                await self._asking.pause()  # the watch will tell why
+            else:  # why, a listing tells: a watch of a store that was overtaken tells nothing
+                await self._asking.pause()
+                await self._control.refresh()
         elif member.status == "entering" and registration.written == member.row:
             if await registration.renew():  # the lease was about to end
                 self._on_written()
