@@ -32,6 +32,7 @@ class Ambushes:
             self._old_leader,
             self._late_open,
             self._slow_entry,
+            self.never_enters,
         )
 
     def _lie(self, kind: str, strike: Strike, who: str = "", seconds: float = 30.0) -> None:

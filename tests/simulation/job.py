@@ -19,10 +19,6 @@ from torshrun.rendezvous.rows import StopWanted
 from torshrun.rendezvous.settings import Settings
 
 RUN_ID = "virtual"
-STANDS_ALL_FAULTS = True
-"""Whether the code under test stands the store's loss and nodes that never enter. Until then only
-`--all-faults` makes them happen; set this, and all runs and all tests do.
-"""
 
 
 @dataclass(frozen=True)
@@ -35,8 +31,6 @@ class Plan:
     """At most how many faults happen."""
     seconds: float = 90.0
     """How long faults happen."""
-    all_faults: bool = STANDS_ALL_FAULTS
-    """Also those that the code under test does not stand yet."""
     only: frozenset[int] | None = None
     """The faults to let happen, by number; None is all."""
 
@@ -89,9 +83,7 @@ class Job:
         self._world = World(self._settings, self._chance)
         self._faults = Faults(self._world)
         ambushes, store = Ambushes(self._world, self._faults), StoreFaults(self._world)
-        self._kinds = (*self._faults.all, *ambushes.all)
-        if self._plan.all_faults:
-            self._kinds += (*store.all, ambushes.never_enters)
+        self._kinds = (*self._faults.all, *ambushes.all, *store.all)
         story = self._loop.create_task(self._story())
         await asyncio.wait([story, self._failure], return_when=asyncio.FIRST_COMPLETED)
         violation = self._violation(story)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
-from simulation.job import STANDS_ALL_FAULTS, Plan, Result, play  # noqa: E402 - the path is first
+from simulation.job import Plan, Result, play  # noqa: E402 - the path is first
 
 
 def smallest(plan: Plan, result: Result) -> tuple[Plan, Result]:
@@ -61,7 +61,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time")
     for option, what in {
-        "--all-faults": "also those that the code under test does not stand yet",
         "--keep-going": "tell of each seed that fails, in a line",
         "--quick": "no history of what is found",
     }.items():
@@ -77,7 +76,6 @@ def main() -> int:
             seed=seed,
             agents=options.agents,
             faults=options.faults,
-            all_faults=options.all_faults or STANDS_ALL_FAULTS,
         )
         for seed in range(options.first_seed, options.first_seed + options.seeds)
     ]

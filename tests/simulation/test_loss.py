@@ -8,12 +8,10 @@ from dataclasses import replace
 
 import pytest
 from simulation.ambushes import Ambushes
-from simulation.job import STANDS_ALL_FAULTS, Job, Plan, Result
+from simulation.job import Job, Plan, Result
 from simulation.record import check
 from simulation.store_faults import StoreFaults
 from simulation.virtual_loop import VirtualLoop
-
-pytestmark = pytest.mark.skipif(not STANDS_ALL_FAULTS, reason="these faults are not stood yet")
 
 
 def play(job: Job) -> Result:
