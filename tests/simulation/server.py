@@ -156,12 +156,12 @@ class Server:
         self.break_watches()
         self.oracles.on_loss(self.state.listing("").items)
 
-    def put_back(self, snapshot: tuple[KeyValueState, dict[int, str]]) -> None:
-        """Somebody writes what stood there then, on leases of the same ids that never end."""
+    def put_back(self, snapshot: tuple[KeyValueState, dict[int, str]], ttl: float) -> None:
+        """Somebody writes what stood there then, on leases of the same ids."""
         entries = snapshot[0].listing(self.codec.base).items
         for lease in {entry.lease for entry in entries} - {0}:
             self.state._last_lease = lease - 1
-            self.state.grant(1e9, self._loop.time())
+            self.state.grant(ttl, self._loop.time())
         self.state.transact((), [Put(entry.key, entry.value, entry.lease) for entry in entries])
         self._begin_anew()
 

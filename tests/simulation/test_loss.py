@@ -67,9 +67,12 @@ class HostRestarted(Lost):
 
 
 class PutBack(Job):
-    """A job has ended; then somebody who does not know the secret puts all that it wrote back, on
-    leases that never end, and the next job of that name, with the same secret, begins.
+    """A job has ended; then somebody who does not know the secret puts all that it wrote back, and
+    the next job of that name, with the same secret, begins.
     """
+
+    lease = 0.0
+    """How long the rows last that were on leases, in ttls."""
 
     async def _story(self) -> None:
         world = self._world
@@ -83,19 +86,50 @@ class PutBack(Job):
         recorded.append(world.server.snapshot())  # with its verdict
         await asyncio.sleep(2 * self._settings.verdict_ttl)
         world.is_finishing = False
-        world.server.put_back(recorded[self._chance.random() < 0.5])
+        world.server.put_back(recorded[self._had_verdict()], self.lease * self._settings.ttl)
         world.tell("--", "the rows of the last job are put back")
         for _ in range(self._plan.agents):
             world.add()
+        await self._go_on()
+
+    def _had_verdict(self) -> bool:
+        return self._chance.random() < 0.5
+
+    async def _go_on(self) -> None:
+        raise NotImplementedError
+
+
+class PutBackForAWhile(PutBack):
+    lease = 1.0
+
+    async def _go_on(self) -> None:
         seconds = self._settings.outage_timeout + 4 * self._settings.ttl
         await self._until(self._all_run, seconds + 20, "a round of the next job")
         self._end()
         await self._until(self._has_ended, 60, "its end")
 
 
+class PutBackForGood(PutBack):
+    """Who leads, and so does not live, never answers."""
+
+    lease = 1e6
+
+    def _had_verdict(self) -> bool:
+        return False
+
+    async def _go_on(self) -> None:
+        self._world.oracles.record.expired.update(self._world.agents)  # with who leads
+        await self._until(self._is_over, self._settings.join_timeout + 20, "an end with a reason")
+        ends = [agent.over.verdict for agent in self._world.agents.values() if agent.over]
+        last = ends[-self._plan.agents :]
+        for verdict in last:
+            check("has not answered" in verdict.reason, verdict.reason)
+
+
+@pytest.mark.parametrize("kind", [PutBackForAWhile, PutBackForGood])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_an_earlier_job_wrote_leads_the_next_one_nowhere(seed: int) -> None:
-    result = play(PutBack(Plan(seed=seed, agents=2 + seed % 4)))
+def test_what_an_earlier_job_wrote_leads_the_next_one_nowhere(kind: type[Job], seed: int) -> None:
+    result = play(kind(Plan(seed=seed, agents=2 + seed % 4)))
     assert not result.violation, "\n".join([*result.history, result.violation])
 
 

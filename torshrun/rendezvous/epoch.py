@@ -28,7 +28,7 @@ _UNKNOWN = (
     "not known here. Look at the other nodes' output."
 )
 _REMEMBERED = 64
-"""How many of those that it took the place of an epoch names."""
+"""How many of those that it took the place of an epoch names, and it removes the marks of."""
 _TURN = 0.0003
 """Seconds for each node of the job."""
 
@@ -236,9 +236,8 @@ class Entrance:
         compare = Compare(key, entry.revision if entry else 0)
         writes: list[Write] = [Put(key, sign(epoch.records, key, row, 0))]
         writes.append(Put(mark, sign(epoch.records, mark, b"1", 0)))
-        writes += [
-            Delete(entry.key) for other, entry in found.items() if other.startswith(_mark(""))
-        ]
+        marks = [other for other in found if other.startswith(_mark(""))]
+        writes += [Delete(asking.key(other)) for other in marks[:_REMEMBERED]]
         await asking.ask(asking.store.transact((compare,), writes))
 
 

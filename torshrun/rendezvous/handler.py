@@ -31,6 +31,13 @@ CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
 
 
+def _silent(leader: LeaderRow, seconds: float) -> str:
+    return (
+        f"{leader.node} leads, and has not answered at {leader.endpoint} for {seconds:g} s. Look "
+        f"whether this node can reach it; if it is of an earlier job, torshctl forget removes that"
+    )
+
+
 class NodeRendezvous(Rendezvous):
     """A node's part in a job for one epoch of its run id: it ends early, by `lost`, if the store
     loses that. The store and the beats stay the caller's to close, after close().
@@ -221,17 +228,21 @@ class NodeRendezvous(Rendezvous):
                 self._take(name, *seen)
 
     def _doubt(self) -> None:
-        """If nobody answers another epoch is to be begun; not while nodes of a round of this one
-        may still run workers.
+        """If nobody leads another epoch is to be begun; not while nodes of a round of this one may
+        still run workers. If somebody leads and does not answer this node has no part in the job.
         """
-        settings = self._settings
+        settings, leader = self._settings, self._election.leader
         most = 2 * settings.ttl
-        if self._unread.get(rows.ROUND, (None,))[0]:
+        if leader:
+            most = settings.join_timeout
+        elif self._unread.get(rows.ROUND, (None,))[0]:
             most += settings.outage_timeout
-        if self._clock() - self._started > most:
-            self.lose()
+        if self._clock() - self._started <= most:
+            self._tell(self._member.doubt(leader, most))
+        elif leader:
+            self._tell(self._member.give_up(_silent(leader, most)))
         else:
-            self._tell(self._member.doubt(most))
+            self.lose()
 
     def lose(self, *, is_gone: bool = False) -> None:
         """The epoch stands no more in the store, or that has come back as it was before: stop, and

@@ -22,7 +22,7 @@ from torshrun.rendezvous.base import (
     StandingBy,
     Verdict,
 )
-from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, VerdictRow
+from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Events = tuple[RendezvousEvent, ...]
@@ -277,10 +277,13 @@ class Member:
         self._is_storeless = is_storeless
         return self._follow_header()
 
-    def doubt(self, seconds: float) -> Events:
+    def doubt(self, leader: LeaderRow | None, seconds: float) -> Events:
         """Nobody of this run id has answered yet; for so long at most it is waited for."""
-        what = "a node that leads to answer; what the store holds may be an earlier job's"
-        return self._stand_by(f"waiting for {what}, and another is begun after {seconds:.0f} s")
+        what = "a node to lead the job; what the store holds may be another's"
+        then = "a new one is begun"
+        if leader:
+            what, then = f"{leader.node}, which leads, to answer", "this node ends"
+        return self._stand_by(f"waiting for {what}, and {then} after {seconds:.0f} s")
 
     def lose_epoch(self) -> Events:
         """Nobody but its nodes knows of the round any more."""
