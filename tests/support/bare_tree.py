@@ -159,7 +159,7 @@ def _copy_checkout(place: Path, owner: int) -> None:
 
 def _settle_in(root: Path, user: int) -> None:
     """Package clients work there as they do here."""
-    for name in ("packages/partial", f"pip-{user}"):
+    for name in ("packages/partial", "pip-0", f"pip-{user}"):  # root may type there as well
         (_CACHE / name).mkdir(parents=True, exist_ok=True)
     os.chown(_CACHE / f"pip-{user}", user, user)
     (root / "host" / "pip").mkdir(parents=True)
