@@ -32,8 +32,15 @@ def reported(name: str, rank: int, outcome: str, **changes: Any) -> NodeRow:
     return inside(name, rank, **({"state": "reported", "outcome": outcome} | changes))
 
 
+class Heard(View):
+    """By whose leader all nodes are heard."""
+
+    def hears(self, node: str) -> bool:
+        return True
+
+
 def view(*rows: NodeRow, header: Header | None = None, rules: Settings | None = None) -> View:
-    seen = View(rules or settings(), "a", 0.0)
+    seen = Heard(rules or settings(), "a", 0.0)
     seen.fence = 7
     seen.take_header(header, 0.0)
     for revision, row in enumerate(rows):

@@ -29,8 +29,6 @@ _UNKNOWN = (
 )
 _REMEMBERED = 64
 """How many of those that it took the place of an epoch names, and it removes the marks of."""
-_TURN = 0.0003
-"""Seconds for each node of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ class Entrance:
         began = self._entered = asking.clock()
         self._begins_at = began if may_begin else math.inf
         if last is None:  # of many that come at once the first begins, and the others find it
-            await asyncio.sleep(asking.chance.uniform(0, asking.settings.min_nodes * _TURN))
+            await asyncio.sleep(asking.chance.uniform(0, asking.settings.rush))
         while True:
             try:
                 found, why = await self._look(last)

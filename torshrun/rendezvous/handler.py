@@ -332,8 +332,14 @@ class NodeRendezvous(Rendezvous):
             self._lead_task = None
 
     def _judge(self, beat: Beat) -> bool:
-        view = self._view
-        return view is not None and view.answer_beat(beat, self._clock(), self._leads_until())
+        view, lead = self._view, self._lead
+        if view is None or lead is None:
+            return False
+        was_heard = view.hears(beat.node)
+        is_granted = view.answer_beat(beat, self._clock(), self._leads_until())
+        if not was_heard:
+            lead.look_again()
+        return is_granted
 
     def _leads_until(self) -> float:
         if self._view is None or not self._lead or self._registration.lease != self._election.lease:

@@ -84,6 +84,10 @@ class Lead:
         self._view.take_header(header, self._asking.clock())
         self._news.set()
 
+    def look_again(self) -> None:
+        """A node is heard that was not."""
+        self._news.set()
+
     # ---- deciding
 
     async def _decide(self) -> None:

@@ -79,7 +79,7 @@ class Pulse:
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval):
                     await self._due.wait()
-                await asyncio.sleep(self._chance.uniform(0, interval / 4))
+                await asyncio.sleep(self._chance.uniform(0, self._settings.rush))
 
     async def _beat(self, leader: LeaderRow, fence: int) -> None:
         hearing, row = self.hearing, self._member.row

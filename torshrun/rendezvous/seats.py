@@ -11,6 +11,7 @@ from torshrun.rendezvous.ranks import assign
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.view import View
 
+_UNHEARD = "its beats do not reach the leader"
 _MISSED = "it did not enter the round that it had a place in; it is taken again once it says more"
 
 
@@ -34,8 +35,8 @@ class Candidates(NamedTuple):
 
     ready: list[NodeRow]
     held: dict[str, str]
-    """Nodes that did not enter the last round they had a place in, or of hosts that lose theirs
-    again and again; and why each waits."""
+    """Nodes that are not heard, or did not enter the last round they had a place in, or of hosts
+    that lose theirs again and again; and why each waits."""
     wake: float = math.inf
     """When the first of these may have a place."""
 
@@ -44,6 +45,7 @@ def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candi
     """Which of these nodes may have a place now; at least so many are needed."""
     reports, dropped, hosts = view.roster.reports, view.roster.dropped, view.hosts
     absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
+    absent |= {row.node: _UNHEARD for row in rows if not view.hears(row.node)}
     rows = [row for row in rows if row.node not in absent]
     new = {
         row.node: view.host(row.node)

@@ -43,6 +43,11 @@ class Settings:
         return self.ttl / 4
 
     @property
+    def rush(self) -> float:
+        """Seconds over which the nodes spread what all of them are to do at once."""
+        return min(0.0003 * self.max_nodes, self.interval / 4)
+
+    @property
     def verdict_ttl(self) -> float:
         """Of what the store still holds once the job has ended, in seconds."""
         return max(1.0, self.close_timeout)

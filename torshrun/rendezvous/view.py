@@ -224,6 +224,11 @@ class View:
     def _changed(self) -> None:
         self._roster, self._count_again = None, -math.inf
 
+    def hears(self, node: str) -> bool:
+        """Whether beats of the node reach this leader. One who was not heard may be of the past, or
+        cannot be reached by its round either."""
+        return node == self.node or node in self._sure
+
     def miss(self, node: str) -> None:
         """The node did not enter the round in time."""
         self._absent[node] = self.latest[node].sequence

@@ -10,6 +10,7 @@ import pytest
 
 from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted
+from torshrun.rendezvous.seats import seat
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.view import View
 
@@ -154,3 +155,13 @@ def test_a_leader_remembers_what_it_heard_in_an_earlier_term() -> None:
     other = view(header=replace(HEADER, token="u"))
     other.remember(before)
     assert other.granted == {}
+
+
+def test_a_node_whose_beats_do_not_arrive_has_no_place() -> None:
+    seen = View(RULES, "a", 0.0)
+    for revision, name in enumerate("ab"):
+        seen.put(NodeRow(node=name, host=name, sequence=1, state="waiting"), revision)
+    assert [row.node for row in seat(seen, 1.0).nodes] == ["a"]
+    assert dict(seat(seen, 1.0).waiting)["b"] == "its beats do not reach the leader"
+    seen.answer_beat(Beat("b", -1, "", 1, 0), 1.0, math.inf)
+    assert [row.node for row in seat(seen, 1.0).nodes] == ["a", "b"]
