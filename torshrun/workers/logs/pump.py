@@ -202,6 +202,7 @@ class LogPump:
         if lines.is_coloured(output, sink.is_terminal, self._environ):
             prefix = lines.paint(prefix, place.rank)
         printer = lines.Printer(sink, prefix) if is_shown else None
+        taps = (*taps, printer) if printer else taps
         return Stream(source, taps, printer, time.time if timed else None, tail)
 
     def _filtered(self, name: str, folder: str) -> LogFile:
