@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path("/")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -27,7 +28,7 @@ class ProcessStat(NamedTuple):
 def read_text(path: str | Path, limit: int = 1 << 20) -> str:
     """The first `limit` bytes of a regular file; "" if it cannot be read. Never waits."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file.read(limit).decode("utf-8", "replace")
     except (OSError, ValueError):  # ValueError: a NUL in the name
@@ -35,8 +36,9 @@ def read_text(path: str | Path, limit: int = 1 << 20) -> str:
     return ""
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would take for ever
+def open_at_once(path: str, flags: int) -> int:
+    """An opener for open() that waits for nobody: a pipe may never have a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_stat(pid: int) -> ProcessStat | None:
