@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path("/")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessStat(NamedTuple):
@@ -23,6 +24,8 @@ class ProcessStat(NamedTuple):
     parent: int
     cpu: float
     """Seconds of CPU that it has used, with those of children that it has waited for."""
+    resident: int
+    """Bytes of memory."""
 
 
 def read_text(path: str | Path, limit: int = 1 << 20) -> str:
@@ -46,9 +49,10 @@ def read_stat(pid: int) -> ProcessStat | None:
     text = read_text(f"/proc/{pid}/stat")
     name, _, rest = text.partition("(")[2].rpartition(")")  # the name itself may hold anything
     fields = rest.split()
-    if len(fields) < 15:
+    if len(fields) < 22:
         return None
-    return ProcessStat(name, fields[0], int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
+    cpu, resident = sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE
+    return ProcessStat(name, fields[0], int(fields[1]), cpu, resident)
 
 
 def children(pid: int) -> list[int]:
