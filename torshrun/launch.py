@@ -18,7 +18,7 @@ from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
 from torshrun.config.job import LaunchConfig, RendezvousConfig
-from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
+from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
 from torshrun.safe_files import Folder
@@ -82,15 +82,8 @@ def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
     if config.rendezvous is not None:
         together = _together(config, config.rendezvous)
         return together, together.serve_store
-    settings = AloneSettings(
-        workers=config.nproc_per_node,
-        max_restarts=config.max_restarts,
-        backoff=config.restart_backoff,
-        master_addr=config.master_addr,
-    )
     secret = os.urandom(32)
-    alone = Alone(settings, lambda: Ports(choose_port(config.master_port), choose_port(0)))
-    return alone, lambda place: serve_fresh(secret)
+    return Alone(config, choose_port), lambda place: serve_fresh(secret)
 
 
 def _together(config: LaunchConfig, how: RendezvousConfig) -> Together:

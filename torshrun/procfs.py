@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path("/")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessStat(NamedTuple):
@@ -22,12 +24,14 @@ class ProcessStat(NamedTuple):
     parent: int
     cpu: float
     """Seconds of CPU that it has used, with those of children that it has waited for."""
+    resident: int
+    """Bytes of memory."""
 
 
 def read_text(path: str | Path, limit: int = 1 << 20) -> str:
     """The first `limit` bytes of a regular file; "" if it cannot be read. Never waits."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file.read(limit).decode("utf-8", "replace")
     except (OSError, ValueError):  # ValueError: a NUL in the name
@@ -35,8 +39,9 @@ def read_text(path: str | Path, limit: int = 1 << 20) -> str:
     return ""
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would take for ever
+def open_at_once(path: str, flags: int) -> int:
+    """An opener for open() that waits for nobody: a pipe may never have a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -44,9 +49,10 @@ def read_stat(pid: int) -> ProcessStat | None:
     text = read_text(f"/proc/{pid}/stat")
     name, _, rest = text.partition("(")[2].rpartition(")")  # the name itself may hold anything
     fields = rest.split()
-    if len(fields) < 15:
+    if len(fields) < 22:
         return None
-    return ProcessStat(name, fields[0], int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
+    cpu, resident = sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE
+    return ProcessStat(name, fields[0], int(fields[1]), cpu, resident)
 
 
 def children(pid: int) -> list[int]:

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from torshrun.procfs import read_text
@@ -36,11 +35,10 @@ def trusted_uids() -> set[int]:
     return {0, os.geteuid(), *outside}
 
 
-def _open(
-    path: str, start: int | None, flags: int, mode: int, links: int, make: bool = False
-) -> int:
+def _open(path: str, start: int | None, flags: int, mode: int, links: int, make: int = 0) -> int:
     """`start` is the directory that a path which is not absolute begins in; None is the present
-    one. So many `links` may still be followed. Directories that are missing can be made.
+    one. So many `links` may still be followed. Directories that are missing are made with the mode
+    `make`, unless that is 0.
     """
     *folders, name = path.split("/")
     here = os.open("/" if path.startswith("/") else ".", _STEP, dir_fd=start)
@@ -54,14 +52,14 @@ def _open(
         os.close(here)
 
 
-def _open_part(name: str, here: int, flags: int, mode: int, links: int, make: bool) -> int:
+def _open_part(name: str, here: int, flags: int, mode: int, links: int, make: int) -> int:
     try:
         return os.open(name, flags, mode, dir_fd=here)
     except FileNotFoundError:
         if not make:
             raise
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, dir_fd=here)
+            os.mkdir(name, make, dir_fd=here)
         return os.open(name, flags, mode, dir_fd=here)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):  # what a link is refused with
@@ -97,7 +95,7 @@ class Folder:
         safe_open(), no other user's symbolic link leads there.
         """
         parent, name = str(PurePath(path).parent), PurePath(path).name
-        above = _open(parent, None, _FOLDER, 0, _MOST_LINKS, make=True)
+        above = _open(parent, None, _FOLDER, 0, _MOST_LINKS, make=0o777)
         try:
             os.mkdir(name, 0o700, dir_fd=above)
             return cls(path, os.open(name, _FOLDER, dir_fd=above))
@@ -109,8 +107,7 @@ class Folder:
         only, where it is not there. OSError if the path has a link, or names anything but a file.
         """
         flags = os.O_WRONLY | APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-        with self._above(path) as (folder, name):
-            descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+        descriptor = self._open(PurePath(path), flags)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
@@ -118,24 +115,15 @@ class Folder:
 
     def rename(self, path: str, name: str) -> None:
         """Give what is at this path another name in the same directory, in place of what had it."""
-        with self._above(path) as (folder, old):
-            os.replace(old, name, src_dir_fd=folder, dst_dir_fd=folder)
+        folder = self._open(PurePath(path).parent, _FOLDER)
+        try:
+            os.replace(PurePath(path).name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    @contextlib.contextmanager
-    def _above(self, path: str) -> Iterator[tuple[int, str]]:
-        """The directory that the path's last part is in, and that part."""
-        *parts, name = PurePath(path).relative_to(self.path).parts
-        folder = os.dup(self._descriptor)
-        try:
-            for part in parts:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o700, dir_fd=folder)
-                inner = os.open(part, _FOLDER, dir_fd=folder)
-                os.close(folder)
-                folder = inner
-            yield folder, name
-        finally:
-            os.close(folder)
+    def _open(self, path: PurePath, flags: int) -> int:
+        below = str(path.relative_to(self.path))
+        return _open(below, self._descriptor, flags, 0o600, links=0, make=0o700)

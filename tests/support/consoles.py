@@ -12,7 +12,8 @@ from pathlib import Path
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig
 from torshrun.safe_files import Folder
-from torshrun.workers.logs.pump import LogPump, Outlets
+from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.logs.stream import Stream
 
 Write = Callable[[bytes], int]
 
@@ -34,18 +35,18 @@ class Console:
         self._ends = {out_end, err_end}
         self._held = Folder(str(folder), os.open(folder, os.O_RDONLY))
         self.pump = LogPump(output, self._held, out_end, err_end, environ or {})
-        self.outlets: list[Outlets] = []
+        self.streams: list[tuple[Stream, Stream]] = []
         self._ended = False
 
     def worker(self, rank: int, attempt: int = 0) -> tuple[Write, Write]:
         """What writes to this worker's stdout and stderr."""
         place = WorkerEnv(rank=rank, world_size=8, local_rank=rank, local_world_size=8)
         folder = self.folder / f"attempt_{attempt}" / str(rank)
-        outlets = self.pump.open(place, str(folder))
-        self.outlets.append(outlets)
+        out, err = self.pump.open(place, str(folder))
+        self.streams.append((out, err))
         return (
-            lambda data: os.write(outlets.ends[0], data),
-            lambda data: os.write(outlets.ends[1], data),
+            lambda data: os.write(out.source.end, data),
+            lambda data: os.write(err.source.end, data),
         )
 
     def read_out(self) -> bytes:
@@ -70,8 +71,9 @@ class Console:
     def end(self) -> None:
         """End all workers and the pump; readers then come to their end."""
         self._ended = True
-        for outlets in self.outlets:
-            outlets.close_ends()
+        for out, err in self.streams:
+            os.close(out.source.end)
+            os.close(err.source.end)
         self.pump.close()
         assert self.pump.is_closed(10)
         self._held.close()

@@ -33,7 +33,7 @@ def _cells(option: Option) -> list[str]:
     names = " ".join(f"`{spelling}`" for spelling in option.spellings)
     value = f"`{option.metavar}`" if option.metavar else "flag"
     default = f"`{option.default}`" if option.default else option.unset
-    others = ", ".join(f"`{variable}`" for variable in option.variables)
+    others = ", ".join(f"`{name}`" for name in option.environment if name.startswith("TORCH"))
     text = f"{option.help} Also from {others}." if others else option.help
     return [cell.replace("|", "\\|").replace("<", "&lt;") for cell in (names, value, default, text)]
 

@@ -99,7 +99,7 @@ class Agent:
                 self._tell.decided(event)
             state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed):
-                self._tell.notice_handled(event.signo, bool(instructions))
+                self._tell.noticed(event.signo, bool(instructions))
             for instruction in instructions:
                 await self._carry_out(instruction)
         self._telemetry.follow(state)
@@ -117,7 +117,8 @@ class Agent:
             self._post(event)
 
     def _listen_to_signals(self) -> None:
-        handlers: dict[int, Callable[[int], None]] = dict.fromkeys(NOTICES, self._on_notice)
+        handlers: dict[int, Callable[[int], None]] = {}
+        handlers |= dict.fromkeys(NOTICES, lambda signo: self._post(protocol.Noticed(signo)))
         handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend()
         handlers[signal.SIGWINCH] = self._on_resize
         handlers |= dict.fromkeys(self.config.signals_to_handle, self._on_stop_signal)
@@ -132,12 +133,8 @@ class Agent:
         if not self._last_signal or signo == signal.SIGINT:
             self._signalled = now  # what is only repeated must not hide an interrupt
         self._last_signal = signo
-        self._tell.signal_received(signo, "stop_requested")
+        self._tell.emit("stop_requested", signal=signal_name(signo))
         self._post(protocol.StopRequested(signo))
-
-    def _on_notice(self, signo: int) -> None:
-        self._tell.signal_received(signo, "notice")
-        self._post(protocol.Noticed(signo))
 
     def _on_resize(self, signo: int) -> None:
         self.pump.resize()
@@ -273,7 +270,7 @@ class Agent:
             hang, stacks = self._hangs.finding
             self._diagnosis.hung = {hang.suspect: self._tell.hung(hang, stacks)}
         endings, alive = list(self._group.endings), self._group.alive()
-        self._tell.stopping(stop, alive)
+        self._tell.stopping(stop, alive, self._last_signal)
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
             cause = (await self._diagnosis.findings(endings)).cause

@@ -42,7 +42,6 @@ class Announcer:
         self._node_rank = 0
         self._began = time.monotonic()
         self._sequel: Sequel | None = None
-        self._last_signal = 0
         self._lost: set[str] = set()
         self._complained = -COMPLAINTS
         self.round = 0
@@ -140,13 +139,8 @@ class Announcer:
         self.say(f"error: {reason}")
         self.emit("start_failed", reason=reason)
 
-    def signal_received(self, signo: int, event: str) -> None:
-        """`event` is "stop_requested" or "notice"."""
-        if event == "stop_requested":
-            self._last_signal = signo
-        self.emit(event, signal=signal_name(signo))
-
-    def notice_handled(self, signo: int, passed_on: bool) -> None:
+    def noticed(self, signo: int, passed_on: bool) -> None:
+        self.emit("notice", signal=signal_name(signo))
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
         self.say(f"got {signal_name(signo)}: {what}")
 
@@ -165,12 +159,13 @@ class Announcer:
         more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
         self.emit("worker_exited", **_end_of(exit_), **more)
 
-    def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int]) -> None:
+    def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int], last_signal: int) -> None:
+        """`last_signal` is the one that asked for a stop; 0 if none did."""
         if stop.cause == "done":
             return
         if stop.cause == "signal":
-            name = signal_name(self._last_signal)
-            another = "another " if self._last_signal == signal.SIGINT else ""
+            name = signal_name(last_signal)
+            another = "another " if last_signal == signal.SIGINT else ""
             hint = f"; {another}SIGINT (Ctrl-C) kills them at once" if stop.grace else ""
             self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
         if stop.cause == "dead man":

@@ -68,7 +68,7 @@ class Diagnosis:
             status=ending.status,
             seconds=ending.seconds,
             stopped=ending.stopped,
-            stderr=ending.outlets.streams[1].tail or b"",
+            stderr=ending.streams[1].tail or b"",
             log=ending.assignment.folder if self._output.kept(place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,

@@ -82,8 +82,6 @@ class HangMonitor:
             self._look_later(HangDetector(self._timeout, 3 * self._interval + 1), a_round)
 
     def _look_later(self, detector: HangDetector, a_round: Round) -> None:
-        if self._look_again:
-            self._look_again.cancel()
         self._look_again = self._loop.call_later(self._interval, self._look, detector, a_round)
 
     def _look(self, detector: HangDetector, a_round: Round) -> None:

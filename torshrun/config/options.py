@@ -179,6 +179,7 @@ _VARIABLES = {
     "log_line_prefix_template": ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
     "metrics_port": ("TORCHELASTIC_HEALTH_CHECK_PORT",),
 }
+"""Variables that count besides TORSH_<NAME> and PET_<NAME>, after them."""
 
 
 class Option(NamedTuple):
@@ -214,16 +215,11 @@ class Option(NamedTuple):
         return not self.metavar
 
     @property
-    def variables(self) -> tuple[str, ...]:
-        """Variables that count besides TORSH_<NAME> and PET_<NAME>, after them."""
-        return _VARIABLES.get(self.key, ())
-
-    @property
     def environment(self) -> tuple[str, ...]:
         """The variables that it is read from; the first one that is set counts."""
         names = [name.upper() for name in self.names]
         own = [f"{start}_{name}" for start in ("TORSH", "PET") for name in names]
-        return (*own, *self.variables)
+        return (*own, *_VARIABLES.get(self.key, ()))
 
     @property
     def without_effect(self) -> str:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping
 
 from torsh_runtime.errors import ConfigError
+from torshrun.procfs import open_at_once
 
 SHORTEST = 16
 """Bytes: who records one proof of a shorter one may find it by trying."""
@@ -28,7 +29,7 @@ def read_secret(path: str | None, name: str, environ: Mapping[str, str]) -> str:
 
 def _content(path: str, name: str) -> bytes:
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             _check_access(os.fstat(file.fileno()), path, name)
             return file.read(_LARGEST + 1)
     except ConfigError:
@@ -36,11 +37,6 @@ def _content(path: str, name: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{name}: {path} cannot be read: {reason}") from None
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Without waiting for the other end of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check_access(opened: os.stat_result, path: str, name: str) -> None:

@@ -13,7 +13,7 @@ from torsh_runtime.errors import StoreError
 from torshrun import exit_codes
 from torshrun.config.values import Nodes
 from torshrun.ctl.picture import NotDone, Picture, find_nodes, nodes
-from torshrun.ctl.run import Progress, Run, Say
+from torshrun.ctl.run import Progress, Run
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import NodeRow, SizeWanted, StopWanted
 
@@ -25,27 +25,90 @@ _DRAIN_KEPT = 86400.0
 """Seconds; the ids of nodes never come again."""
 
 
-async def watch(run: Run, show: Callable[[Picture], None]) -> None:
-    """Show each change until the run has ended, or nobody is left to end it."""
-    while not run.picture.verdict and (run.picture.present or run.picture.leader):
-        show(await run.change())
+class SteeredRun(Run):
+    """A run, and what can be done with it."""
 
+    async def watch(self, show: Callable[[Picture], None]) -> None:
+        """Show each change until the run has ended, or nobody is left to end it."""
+        while not self.picture.verdict and (self.picture.present or self.picture.leader):
+            show(await self.change())
 
-async def scale(run: Run, asked: str, size: Nodes, timeout: float | None, say: Say) -> str:
-    """Give the run another size. With one number, MIN stays if it is no larger."""
-    _check_runs(run)
-    if any(row.fixed_rank >= 0 for row in run.picture.present):
-        raise NotDone(
-            f"run {run.picture.run_id} has a fixed number of nodes: each has its --node-rank "
-            f"(--rdzv-backend static)"
-        )
-    is_range = ":" in asked
-    least = size.fewest
-    if not is_range and run.picture.limits:
-        least = min(least, run.picture.limits[0])
-    wanted = SizeWanted(min_nodes=least, max_nodes=size.most)
-    await run.ask({rows.WANT_SIZE: rows.encode(wanted)})
-    return await run.wait(partial(scaled, wanted, size.fewest), timeout, say)
+    async def scale(self, asked: str, size: Nodes) -> str:
+        """Give the run another size. With one number, MIN stays if it is no larger."""
+        self._check_runs()
+        if any(row.fixed_rank >= 0 for row in self.picture.present):
+            raise NotDone(
+                f"run {self.picture.run_id} has a fixed number of nodes: each has its --node-rank "
+                f"(--rdzv-backend static)"
+            )
+        is_range = ":" in asked
+        least = size.fewest
+        if not is_range and self.picture.limits:
+            least = min(least, self.picture.limits[0])
+        wanted = SizeWanted(min_nodes=least, max_nodes=size.most)
+        await self.ask({rows.WANT_SIZE: rows.encode(wanted)})
+        return await self.wait(partial(scaled, wanted, size.fewest))
+
+    async def drain(self, names: Sequence[str], *, force: bool) -> str:
+        self._check_runs()
+        before = self.picture
+        asked = find_nodes(before, names)
+        if not force:
+            check_drain(asked, before)
+        keys = {rows.WANT_DRAIN + row.node: rows.encode(rows.Wanted()) for row in asked}
+        await self.ask(keys, _DRAIN_KEPT)
+        told = await self.wait(partial(drained, asked, before))
+        if self.timeout is not None:
+            with suppress(StoreError):  # it may have gone with them
+                await self.withdraw([*keys])
+        return told
+
+    async def keep(self, names: Sequence[str]) -> str:
+        self._check_runs()
+        asked = {row.node for row in find_nodes(self.picture, names)}
+        await self.withdraw([rows.WANT_DRAIN + node for node in asked])
+        late = asked.difference(row.node for row in (await self.now()).staying)
+        if late:
+            names = ", ".join(sorted(late))
+            raise NotDone(f"too late: {names} is on its way out; start torshrun there again")
+        return f"{', '.join(sorted(asked))} stays"
+
+    async def stop(self, reason: str) -> str:
+        if self.picture.verdict:
+            return ended(self.picture)
+        self._check_runs()
+        said = f"torshctl stop on {os.uname().nodename}" + (f": {reason}" if reason else "")
+        wanted = StopWanted(code=STOPPED, reason=said)
+        await self.ask({rows.WANT_STOP: rows.encode(wanted)}, max(self.timeout or 0.0, _STOP_KEPT))
+        try:
+            told = await self.wait(stopped)
+            if self.timeout is not None:
+                await self.withdraw([rows.WANT_STOP])
+        except StoreError:  # one that an agent serves ends with it
+            if not self.picture.verdict:
+                raise
+            return ended(self.picture)
+        return told
+
+    async def forget(self) -> str:
+        """Delete what the store still holds of a run that nobody is left of."""
+
+        def check(picture: Picture) -> None:
+            if picture.present:
+                there = nodes(len(picture.present))
+                raise NotDone(f"run {picture.run_id} has {there}; end it first (torshctl stop)")
+
+        if not await self.erase(check):
+            raise NotDone(f"run {self.picture.run_id} begins again: not forgotten")
+        return f"run {self.picture.run_id} is forgotten"
+
+    def _check_runs(self) -> None:
+        if self.picture.verdict:
+            raise NotDone(ended(self.picture))
+        if self.picture.is_abandoned:
+            raise NotDone(
+                f"no node of run {self.picture.run_id} is left (torshctl forget deletes it)"
+            )
 
 
 def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
@@ -64,23 +127,6 @@ def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
     if size < least or (now.spares and size < wanted.max_nodes):
         return Progress(False, f"{_why_not_larger(now)}. {_where(now)}")
     return Progress(True, _where(now))
-
-
-async def drain(
-    run: Run, names: Sequence[str], timeout: float | None, say: Say, *, force: bool
-) -> str:
-    _check_runs(run)
-    before = run.picture
-    asked = find_nodes(before, names)
-    if not force:
-        check_drain(asked, before)
-    keys = {rows.WANT_DRAIN + row.node: rows.encode(rows.Wanted()) for row in asked}
-    await run.ask(keys, _DRAIN_KEPT)
-    told = await run.wait(partial(drained, asked, before), timeout, say)
-    if timeout is not None:
-        with suppress(StoreError):  # it may have gone with them
-            await run.withdraw([*keys])
-    return told
 
 
 def check_drain(asked: Sequence[NodeRow], now: Picture) -> None:
@@ -112,35 +158,6 @@ def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress
     return Progress(True, f"{names} left. {_where(now)}")
 
 
-async def keep(run: Run, names: Sequence[str]) -> str:
-    _check_runs(run)
-    asked = {row.node for row in find_nodes(run.picture, names)}
-    await run.withdraw([rows.WANT_DRAIN + node for node in asked])
-    late = asked.difference(row.node for row in (await run.now()).staying)
-    if late:
-        names = ", ".join(sorted(late))
-        raise NotDone(f"too late: {names} is on its way out; start torshrun there again")
-    return f"{', '.join(sorted(asked))} stays"
-
-
-async def stop(run: Run, reason: str, timeout: float | None, say: Say) -> str:
-    if run.picture.verdict:
-        return ended(run.picture)
-    _check_runs(run)
-    said = f"torshctl stop on {os.uname().nodename}" + (f": {reason}" if reason else "")
-    wanted = StopWanted(code=STOPPED, reason=said)
-    await run.ask({rows.WANT_STOP: rows.encode(wanted)}, max(timeout or 0.0, _STOP_KEPT))
-    try:
-        told = await run.wait(stopped, timeout, say)
-        if timeout is not None:
-            await run.withdraw([rows.WANT_STOP])
-    except StoreError:  # one that an agent serves ends with it
-        if not run.picture.verdict:
-            raise
-        return ended(run.picture)
-    return told
-
-
 def stopped(now: Picture) -> Progress:
     """Whether the job has ended and its agents are gone."""
     if now.verdict is None:
@@ -149,19 +166,6 @@ def stopped(now: Picture) -> Progress:
     if now.present:
         return Progress(False, f"{ended(now)}; waiting for {nodes(len(now.present))} to go")
     return Progress(True, ended(now))
-
-
-async def forget(run: Run) -> str:
-    """Delete what the store still holds of a run that nobody is left of."""
-
-    def check(picture: Picture) -> None:
-        if picture.present:
-            there = nodes(len(picture.present))
-            raise NotDone(f"run {picture.run_id} has {there}; end it first (torshctl stop)")
-
-    if not await run.erase(check):
-        raise NotDone(f"run {run.picture.run_id} begins again: not forgotten")
-    return f"run {run.picture.run_id} is forgotten"
 
 
 # ---- how it stands, in words
@@ -187,10 +191,3 @@ def _why_not_larger(now: Picture) -> str:
         holding = ", ".join(sorted(now.holds))
         return f"waiting for the next checkpoint, before which {holding} wants no node to be added"
     return f"waiting for the last call, after which {nodes(len(now.spares))} will be let in"
-
-
-def _check_runs(run: Run) -> None:
-    if run.picture.verdict:
-        raise NotDone(ended(run.picture))
-    if run.picture.is_abandoned:
-        raise NotDone(f"no node of run {run.picture.run_id} is left (torshctl forget deletes it)")

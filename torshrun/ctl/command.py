@@ -19,8 +19,8 @@ from torshrun.text import printable
 
 if TYPE_CHECKING:
     from torshrun.config.job import RendezvousConfig
+    from torshrun.ctl.actions import SteeredRun
     from torshrun.ctl.picture import Picture
-    from torshrun.ctl.run import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = dict[str, Any]
@@ -103,15 +103,14 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
     """Show how RUN stands: its round, its nodes, and why those wait that do. Without RUN, list the
     runs that the store knows of.
     """
-    from torshrun.ctl import actions
 
     def show(picture: Picture) -> None:
         _show(picture, as_json=as_json, again=watch)
 
-    async def act(run: Run) -> None:
+    async def act(run: SteeredRun) -> None:
         show(run.picture)
         if watch:
-            await actions.watch(run, show)
+            await run.watch(show)
 
     if run_id is None and (watch or as_json):
         raise click.UsageError("--watch and --json are of one run: name it")
@@ -129,10 +128,7 @@ def scale(run_id: str, size: tuple[str, values.Nodes], **options: Any) -> None:
     Nodes above the new maximum wait as spares. To get more nodes, start torshrun on them; nodes
     that wait are let in after the last call.
     """
-    from torshrun.ctl import actions
-
-    timeout = _timeout(options)
-    _carry_out(options, lambda run: actions.scale(run, *size, timeout, _say), run_id)
+    _carry_out(options, lambda run: run.scale(*size), run_id)
 
 
 @command.command(short_help="Take nodes out of it.")
@@ -145,14 +141,11 @@ def drain(run_id: str, names: tuple[str, ...], undo: bool, force: bool, **option
     """Take each NODE (its id, host name, address or node rank) out of RUN: its workers are stopped,
     its agent ends with code 75, and the others go on at once.
     """
-    from torshrun.ctl import actions
 
-    timeout = _timeout(options)
-
-    async def act(run: Run) -> str:
+    async def act(run: SteeredRun) -> str:
         if undo:
-            return await actions.keep(run, names)
-        return await actions.drain(run, names, timeout, _say, force=force)
+            return await run.keep(names)
+        return await run.drain(names, force=force)
 
     _carry_out(options, act, run_id)
 
@@ -163,10 +156,7 @@ def drain(run_id: str, names: tuple[str, ...], undo: bool, force: bool, **option
 @_waiting
 def stop(run_id: str, reason: str, **options: Any) -> None:
     """End RUN: on all nodes workers are stopped, and the agents end with code 130."""
-    from torshrun.ctl import actions
-
-    timeout = _timeout(options)
-    _carry_out(options, lambda run: actions.stop(run, reason, timeout, _say), run_id)
+    _carry_out(options, lambda run: run.stop(reason), run_id)
 
 
 @command.command(short_help="Delete what is left of one that died.")
@@ -176,9 +166,7 @@ def forget(run_id: str, **options: Any) -> None:
     """Delete what the store still holds of RUN, once no node of it is left: its rounds, its secret
     and how it ended. The next job of that name starts as if there had been none.
     """
-    from torshrun.ctl import actions
-
-    _carry_out(options, actions.forget, run_id, even_traces=True)
+    _carry_out(options, lambda run: run.forget(), run_id, even_traces=True)
 
 
 # ---- carrying out
@@ -196,15 +184,9 @@ def meeting_place(given: Mapping[str, str | None], environ: Mapping[str, str]) -
     return rendezvous(request, environ)
 
 
-def _timeout(options: Options) -> float | None:
-    """Takes the options about waiting out of the others; None is not to wait."""
-    _, seconds = options.pop("timeout")
-    return None if options.pop("no_wait") else float(seconds)
-
-
 def _carry_out(
     options: Options,
-    act: Callable[[Run], Awaitable[str | None]],
+    act: Callable[[SteeredRun], Awaitable[str | None]],
     run_id: str | None,
     *,
     even_traces: bool = False,
@@ -212,9 +194,12 @@ def _carry_out(
     """Carry it out, and print what it has to say in the end; without a run: which there are."""
     import asyncio
 
-    from torshrun.ctl.run import Run, reach, run_ids
+    from torshrun.ctl.actions import SteeredRun
+    from torshrun.ctl.run import reach, run_ids
     from torshrun.rendezvous.lookups import detach
 
+    _, seconds = options.pop("timeout", ("", None))
+    timeout = None if options.pop("no_wait", False) else seconds
     config = meeting_place(options, os.environ)
     patience = _PATIENCE if config.backend == "etcd" else 0.0
 
@@ -223,8 +208,11 @@ def _carry_out(
         async with reach(config) as store:
             if run_id is None:
                 return await run_ids(store)
-            secret = config.secret.encode()
-            async with Run.open(store, run_id, secret, patience, even_traces=even_traces) as run:
+            made = SteeredRun.open(
+                store, run_id, config.secret.encode(), patience, even_traces=even_traces
+            )
+            async with made as run:
+                run.timeout, run.say = timeout, _say
                 return [await act(run) or ""]
 
     for line in filter(None, asyncio.run(visit())):

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import unquote
 
 from torsh_runtime.errors import StoreError, StoreTimeout
@@ -31,8 +31,6 @@ QUIET = 0.1
 _REQUEST_TIMEOUT = 5.0
 _PAUSE = 0.2
 """Seconds between two attempts."""
-
-Say = Callable[[str], None]
 
 
 class Progress(NamedTuple):
@@ -97,6 +95,10 @@ class Run:
         self._failure: StoreError | None = None
         self.picture = read(run_id, {})
         """The run as it was last looked at."""
+        self.timeout: float | None = None
+        """Seconds to wait until what was asked for is done; None: do not wait."""
+        self.say: Callable[[str], None] = lambda _: None
+        """Is told meanwhile what is still waited for, in a line."""
 
     @classmethod
     @asynccontextmanager
@@ -108,7 +110,7 @@ class Run:
         patience: float,
         *,
         even_traces: bool = False,
-    ) -> AsyncGenerator[Run, None]:
+    ) -> AsyncGenerator[Self, None]:
         """Look at the run, and watch it from then on; a store that fails later is tried again for
         `patience` seconds. `secret` is the job's, b"" if its nodes were given none. NotDone if
         there is no such run, `even_traces`: and no key of one; StoreError.
@@ -146,24 +148,22 @@ class Run:
             self._changed.set()
         return self.picture
 
-    async def wait(
-        self, check: Callable[[Picture], Progress], timeout: float | None, say: Say
-    ) -> str:
-        """What has happened when it is done. NotDone after `timeout` seconds; None: do not wait."""
-        if timeout is None:
+    async def wait(self, check: Callable[[Picture], Progress]) -> str:
+        """What has happened when it is done. NotDone after the timeout."""
+        if self.timeout is None:
             return "asked for; not waiting for it (--no-wait)"
         progress = check(self.picture)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(self.timeout):
                 while not progress.done:
-                    say(progress.text)
+                    self.say(progress.text)
                     last = progress
                     while progress == last:
                         progress = check(await self.change())
         except StoreError:  # which may be a TimeoutError, too
             raise
         except TimeoutError:
-            text = f"not done after {timeout:g} s, but asked for: {progress.text}"
+            text = f"not done after {self.timeout:g} s, but asked for: {progress.text}"
             raise NotDone(text) from None
         return progress.text
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from torshrun.cgroups import Cgroup, field, find
 from torshrun.failure.exits import OomEvidence
-from torshrun.procfs import read_text
+from torshrun.procfs import ROOT, read_text
 
 
 class MemoryWatch:
     """Compares the kernel's counters, found below `root`, with what they were when it was made."""
 
-    def __init__(self, root: str = "/") -> None:
-        self._root = Path(root)
-        found = find("memory", self._root)
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        found = find("memory", root)
         self._cgroups = next((path for path in found if _kills(path[0]) is not None), [])
         self._kills = self._count()
         self._times_full = [_times_full(cgroup) for cgroup in self._cgroups]

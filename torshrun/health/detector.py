@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from torshrun.health.pages import Collective, WorkerStatus
 
@@ -38,15 +39,21 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """One worker when the hang was found."""
+    """One worker when it was last looked at."""
 
     sample: Sample
-    """What was seen of it last."""
+    """What was seen of it then."""
     waits_in: Collective | None
     """The collective that it is in; None if it is in none."""
     seconds: float
     """How long it has been there without meeting anybody, or else how long it has done nothing,
     as far as that was watched."""
+    since: Mapping[Collective, float] = field(default_factory=lambda: MappingProxyType({}))
+    """When each group's operation was first seen as it still is."""
+    idle_since: float = 0.0
+    """When it was last seen doing anything."""
+    idle_cpu: float = 0.0
+    """Its seconds of CPU then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +68,6 @@ class Hang:
     """The rank that the others wait for; the lowest one if that cannot be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What is remembered of a worker."""
-
-    sample: Sample
-    since: Mapping[Collective, float]
-    """When each group's operation was first seen as it still is."""
-    idle_since: float
-    """When it was last seen doing anything."""
-    idle_cpu: float
-    """Its seconds of CPU then."""
-
-
 class HangDetector:
     """Watches the workers of one round."""
 
@@ -85,15 +79,15 @@ class HangDetector:
         self._timeout = timeout
         self._patience = patience
         self._last = 0.0
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, RankState] = {}
 
     def observe(self, now: float, samples: Sequence[Sample]) -> Hang | None:
         """Take in the state of all workers at `now` (seconds, monotonic); a hang, if it is one."""
         seen = self._seen if now - self._last <= self._patience else {}
         ordered = sorted(samples, key=lambda sample: sample.rank)
-        self._seen = {each.rank: _remember(seen.get(each.rank), each, now) for each in ordered}
+        self._seen = {each.rank: _state(seen.get(each.rank), each, now) for each in ordered}
         self._last = now
-        states = tuple(_state(each, now) for each in self._seen.values())
+        states = tuple(self._seen.values())
         seconds = max((each.seconds for each in states if each.waits_in), default=0.0)
         if seconds < self._timeout:
             seconds = self._idle_seconds(now)
@@ -108,15 +102,25 @@ class HangDetector:
         return min(now - each.idle_since for each in self._seen.values())
 
 
-def _remember(seen: _Seen | None, sample: Sample, now: float) -> _Seen:
+def _state(seen: RankState | None, sample: Sample, now: float) -> RankState:
     before = seen.since if seen else {}
     since = {each: before.get(each, now) for each in sample.status.collectives}
+    idle_since, idle_cpu = now, sample.cpu
     if seen and _is_idle(seen, sample, now):
-        return _Seen(sample, since, seen.idle_since, seen.idle_cpu)
-    return _Seen(sample, since, now, sample.cpu)
+        idle_since, idle_cpu = seen.idle_since, seen.idle_cpu
+    active = [each for each in since if each.active] if sample.alive else []
+    longest = min(active, key=lambda each: since[each], default=None)
+    return RankState(
+        sample=sample,
+        waits_in=longest,
+        seconds=now - (since[longest] if longest else idle_since),
+        since=since,
+        idle_since=idle_since,
+        idle_cpu=idle_cpu,
+    )
 
 
-def _is_idle(seen: _Seen, sample: Sample, now: float) -> bool:
+def _is_idle(seen: RankState, sample: Sample, now: float) -> bool:
     last = seen.sample
     same_output = (last.alive, last.output) == (sample.alive, sample.output)
     allowed = IDLE * (now - seen.idle_since) + _GRAIN
@@ -124,13 +128,6 @@ def _is_idle(seen: _Seen, sample: Sample, now: float) -> bool:
     return (
         same_output and last.status == sample.status and 0 <= sample.cpu - seen.idle_cpu < allowed
     )
-
-
-def _state(seen: _Seen, now: float) -> RankState:
-    active = [each for each in seen.since if each.active] if seen.sample.alive else []
-    longest = min(active, key=lambda each: seen.since[each], default=None)
-    since = seen.since[longest] if longest else seen.idle_since
-    return RankState(sample=seen.sample, waits_in=longest, seconds=now - since)
 
 
 def _suspect(states: Sequence[RankState]) -> int:

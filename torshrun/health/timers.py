@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import re
 import select
@@ -87,22 +86,22 @@ class TimerServer:
     """Is told the rank and what has happened, just before."""
 
     def __post_init__(self) -> None:
-        self._timers: dict[tuple[int, str], Timer] = {}
+        self._timers: dict[tuple[int, str], asyncio.TimerHandle] = {}
         self._unfinished = b""
-        self._alarm: asyncio.TimerHandle | None = None
         # For writing, too: so the pipe has never an end.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         self.loop.add_reader(self._pipe, self._read)
 
     def forget(self) -> None:
         """Timers so far are of workers that have ended."""
+        for handle in self._timers.values():
+            handle.cancel()
         self._timers.clear()
 
     def close(self) -> None:
         self.loop.remove_reader(self._pipe)
         os.close(self._pipe)
-        if self._alarm:
-            self._alarm.cancel()
+        self.forget()
 
     def _read(self) -> None:
         try:
@@ -112,28 +111,22 @@ class TimerServer:
         *lines, rest = (self._unfinished + data).split(b"\n")
         self._unfinished = rest if len(rest) <= select.PIPE_BUF else b""
         for timer in filter(None, map(parse, lines)):
-            key = timer.pid, timer.scope
-            if timer.end < 0:
-                self._timers.pop(key, None)
-            elif key in self._timers or len(self._timers) < MOST_TIMERS:
-                self._timers[key] = timer
-        self._wait()
+            if handle := self._timers.pop((timer.pid, timer.scope), None):
+                handle.cancel()
+            if timer.end >= 0 and len(self._timers) < MOST_TIMERS:
+                self._wait(timer)
 
-    def _wait(self) -> None:
-        if self._alarm:
-            self._alarm.cancel()
-        first = min((timer.end for timer in self._timers.values()), default=math.inf)
-        wait = min(max(0.0, first - time.time()), _LONGEST_SLEEP)
-        self._alarm = self.loop.call_later(wait, self._look) if self._timers else None
+    def _wait(self, timer: Timer) -> None:
+        wait = min(max(0.0, timer.end - time.time()), _LONGEST_SLEEP)
+        handle = self.loop.call_later(wait, self._look, timer)
+        self._timers[timer.pid, timer.scope] = handle
 
-    def _look(self) -> None:
-        now = time.time()
-        for timer in sorted(self._timers.values(), key=lambda timer: timer.end):
-            if timer.end <= now:
-                del self._timers[timer.pid, timer.scope]
-                if 0 < timer.signo < signal.NSIG:
-                    self._kill(timer)
-        self._wait()
+    def _look(self, timer: Timer) -> None:
+        del self._timers[timer.pid, timer.scope]
+        if timer.end > time.time():
+            self._wait(timer)
+        elif 0 < timer.signo < signal.NSIG:
+            self._kill(timer)
 
     def _kill(self, timer: Timer) -> None:
         for worker, rank in self.workers().items():

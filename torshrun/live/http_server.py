@@ -15,6 +15,7 @@ from typing import Any
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.store.door import Allowance
 from torsh_runtime.store.talks import Conversation, Talks, receive_some, send
+from torshrun.config.job import Address
 
 MOST_VISITS = 64
 """Connections from this host that are open at a time, and those from others (see Talks)."""
@@ -53,8 +54,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Where it serves, as in "http://127.0.0.1:9090"."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"http://{Address(*self._listener.getsockname()[:2])}"
 
     def start(self) -> None:
         self._thread.start()
@@ -135,5 +135,5 @@ def _refusal(host: str, port: int, why: str, number: int | None = None) -> Confi
         advice = f"`ss -ltnp sport = :{port}` shows who has it; give another port, or 0 for any"
     elif number == errno.EACCES:
         advice = "Give a port from 1024 on"
-    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    at = Address(host, port)
     return ConfigError(f"--metrics-port: cannot serve metrics on {at} ({why}). {advice}.")

@@ -7,10 +7,10 @@ import select
 import stat
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event
@@ -23,13 +23,14 @@ CLOSE_SECONDS = 2.0
 _TURN_SECONDS = 0.2
 """How often a writer that waits for a reader looks whether it is still wanted."""
 _SLOW_READER = "its reader does not keep up"
+_END = b"", 0
 
 
 class LineFile:
     """Adds lines to a file in a thread of its own, one write() each.
 
     Only whole lines are lost: when the backlog is full, or the file cannot be written. The first
-    loss is told through `complain`, from either thread.
+    loss is told through `complain`, from either thread. All methods belong to one thread.
     """
 
     def __init__(self, path: str, complain: Callable[[str], None]) -> None:
@@ -37,61 +38,47 @@ class LineFile:
         self._path = path
         self._complain = complain
         self._fd = _open(path)
-        self._lines: deque[tuple[bytes, int]] = deque()
-        self._backlog = 0  # bytes, of _lines
-        self._lost = 0
+        self._lines: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
+        # Each of these numbers is one thread's: the first three the caller's, the others the own.
+        self._put = self._refused = self._told = 0
+        self._taken = self._failed = 0
         self._complained = False
         self._torn = False
-        self._changed = threading.Condition()
         self._give_up_at = float("inf")
         self._thread = threading.Thread(target=self._run, name="torsh-events", daemon=True)
         self._thread.start()
 
     def record(self, event: Event) -> None:
         """Put a line about it, and before it one that tells how many have been lost, if any."""
-        with self._changed:
-            lost, self._lost = self._lost, 0
+        lost = self._refused + self._failed - self._told
         if lost:
+            self._told += lost
             dropped = replace(event, name="events_dropped", facts={"count": lost})
             self.put(dropped.to_json(), lost)
         self.put(event.to_json())
 
     def put(self, line: bytes, worth: int = 1) -> None:
         """Write the line when the file takes it; one that is lost counts as `worth` lines."""
-        with self._changed:
-            fits = self._backlog + len(line) <= BACKLOG_BYTES
-            if fits:
-                self._lines.append((line, worth))
-                self._backlog += len(line)
-                self._changed.notify()
-            else:
-                self._lost += worth
-        if not fits:
+        if self._put - self._taken + len(line) <= BACKLOG_BYTES:
+            self._put += len(line)
+            self._lines.put((line, worth))
+        else:
+            self._refused += worth
             self._complain_once(_SLOW_READER)
 
     def close(self) -> None:
         """Write what is left, for CLOSE_SECONDS at most, and close the file."""
-        with self._changed:
-            self._give_up_at = time.monotonic() + CLOSE_SECONDS
-            self._changed.notify()
+        self._give_up_at = time.monotonic() + CLOSE_SECONDS
+        self._lines.put(_END)
         self._thread.join(CLOSE_SECONDS + 2 * _TURN_SECONDS)
         if self._thread.is_alive():  # in a write() that does not return; it ends with the process
             self._complain_once("it does not take them")
 
     def _run(self) -> None:
-        while (item := self._next()) is not None:
-            self._write(*item)
+        for line, worth in iter(self._lines.get, _END):
+            self._taken += len(line)
+            self._write(line, worth)
         os.close(self._fd)
-
-    def _next(self) -> tuple[bytes, int] | None:
-        with self._changed:
-            while not self._lines:
-                if self._give_up_at < float("inf"):
-                    return None
-                self._changed.wait()
-            line, worth = self._lines.popleft()
-            self._backlog -= len(line)
-            return line, worth
 
     def _write(self, line: bytes, worth: int) -> None:
         view = memoryview(b"\n" + line if self._torn else line)
@@ -102,8 +89,7 @@ class LineFile:
             self._torn = False
         except OSError as error:
             self._torn = self._torn or len(view) < whole
-            with self._changed:
-                self._lost += worth
+            self._failed += worth
             self._complain_once(error.strerror or str(error))
 
     def _write_some(self, view: memoryview) -> int:

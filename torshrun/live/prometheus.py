@@ -1,4 +1,4 @@
-"""A snapshot in Prometheus's words. Loads prometheus_client and psutil: only when somebody asks."""
+"""A snapshot in Prometheus's words. Loads prometheus_client: only when somebody asks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, get_args
 
-import psutil
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from torshrun.live.snapshot import JobState, Snapshot
+from torshrun.procfs import read_stat
 
 
 class Exposition(Collector):
@@ -60,15 +60,15 @@ def _of_job(now: Snapshot, epoch: float) -> Iterator[Metric]:
 
 
 def _of_workers(now: Snapshot) -> Iterator[Metric]:
-    used = [_usage(pid) if pid > 0 else None for pid in now.pids]
+    used = [read_stat(pid) if pid > 0 else None for pid in now.pids]
     up = _by_rank(now, [pid > 0 for pid in now.pids])
     yield _metric("worker_up", "1 while the worker runs, else 0.", up, "rank")
     steps = _by_rank(now, now.steps)
     yield _metric("worker_step", "Last step that the worker reported.", steps, "rank")
-    memory = _by_rank(now, [each and each[0] for each in used])
+    memory = _by_rank(now, [each and each.resident for each in used])
     text = "Memory that the worker's process has resident."
     yield _metric("worker_resident_memory_bytes", text, memory, "rank")
-    cpu = _by_rank(now, [each and each[1] for each in used])
+    cpu = _by_rank(now, [each and each.cpu for each in used])
     text = "CPU time of the worker's process and of those children that it has waited for."
     yield _metric("worker_cpu_seconds_total", text, cpu, "rank")
 
@@ -89,13 +89,3 @@ def _metric(name: str, text: str, values: Any, *labels: str) -> Metric:
         spelt = [text.encode("utf-8", "backslashreplace").decode() for text in texts]
         metric.add_metric(spelt, value)
     return metric
-
-
-def _usage(pid: int) -> tuple[int, float] | None:
-    """Resident bytes and CPU seconds of a process; None if it is gone."""
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            return process.memory_info().rss, sum(process.cpu_times()[:4])
-    except psutil.Error:
-        return None

@@ -11,9 +11,8 @@ from torshrun.text import printable
 QUIET_SECONDS = 1.0
 """A job that is younger shows no status line; most that are short never do."""
 _GAP = "  "
-_FAILURE = 8
-"""The weight of what failed, which may be cut short, but not to less than so many columns:"""
 _SHORTEST_FAILURE = 16
+"""Columns: the failure that stands at the end may be cut short, but not to less."""
 
 
 class Part(NamedTuple):
@@ -33,8 +32,14 @@ def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
     """
     if now - snapshot.started < QUIET_SECONDS:
         return ""
-    line, room = "", max(width, 1)
-    for part in fit(parts(snapshot, now), room):
+    line, room, said = "", max(width, 1), parts(snapshot, now)
+    while len(said) > 1 and _columns(said) > room:
+        said.remove(max(said, key=lambda part: part.weight))
+    failure = printable(snapshot.last_failure).encode("ascii", "replace").decode()
+    left = room - _columns(said) - len(_GAP)
+    if failure and left >= min(_SHORTEST_FAILURE, len(failure)):
+        said.append(Part(failure, "31", 0))
+    for part in said:
         gap, text = _GAP if line else "", part.text
         room -= len(gap)
         if len(text) > room:
@@ -45,9 +50,8 @@ def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
 
 
 def parts(snapshot: Snapshot, now: float) -> list[Part]:
-    """What there is to say, in the order in which it stands; a column for each character."""
+    """What there is to say but for a failure, in its order; a column for each character."""
     short, again = snapshot.alive < snapshot.workers, snapshot.restarts
-    failure = printable(snapshot.last_failure).encode("ascii", "replace").decode()
     said = [
         Part("torshrun", "1;36", 5),
         Part("" if snapshot.state == "running" else snapshot.state, "33", 1),
@@ -57,22 +61,12 @@ def parts(snapshot: Snapshot, now: float) -> list[Part]:
         Part(f"{snapshot.num_nodes} nodes" if snapshot.num_nodes > 1 else "", "", 7),
         Part(f"{again} restart{'s' if again > 1 else ''}" if again else "", "33", 4),
         Part(elapsed(now - snapshot.started), "2", 2),
-        Part(failure, "31", _FAILURE),
     ]
     return [part for part in said if part.text]
 
 
-def fit(said: Sequence[Part], width: int) -> list[Part]:
-    """Those parts for which there is room; the last one may be too long, but deserves its place."""
-    kept = list(said)
-    while True:
-        least = max(kept, key=lambda part: part.weight)
-        columns = len(least.text)
-        spare = width - len(_GAP.join(part.text for part in kept))
-        enough = min(_SHORTEST_FAILURE, columns) if least.weight == _FAILURE else columns
-        if not least.weight or columns + spare >= enough:
-            return kept
-        kept.remove(least)
+def _columns(said: Sequence[Part]) -> int:
+    return len(_GAP.join(part.text for part in said))
 
 
 def elapsed(seconds: float) -> str:

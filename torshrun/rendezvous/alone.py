@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from torsh_runtime.errors import TorshError
 from torshrun import exit_codes
+from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous.base import (
     JobOver,
     Place,
@@ -24,39 +24,21 @@ from torshrun.rendezvous.base import (
 from torshrun.rendezvous.restart import History, following, judge, pause
 
 
-class Ports(NamedTuple):
-    """Two ports that are free on this node now."""
-
-    master: int
-    jax: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AloneSettings:
-    """What does not change during the job."""
-
-    workers: int
-    max_restarts: int
-    """The budget."""
-    backoff: float
-    """Seconds before the second restart in a row; 0: every restart comes at once."""
-    master_addr: str
-
-
 class Alone(Rendezvous):
     """One node, which decides for itself."""
 
     def __init__(
         self,
-        settings: AloneSettings,
-        choose_ports: Callable[[], Ports],
+        config: LaunchConfig,
+        choose_port: Callable[[int], int],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`choose_ports` may raise a TorshError or OSError. `chance` gives a random number,
-        0 <= chance < 1, that varies the pause before a restart.
+        """`choose_port` gives the port that it is asked for, or for 0 any, if it is free, and else
+        raises a TorshError or OSError. `chance` gives a random number, 0 <= chance < 1, that varies
+        the pause before a restart.
         """
-        self._settings = settings
-        self._choose_ports = choose_ports
+        self._config = config
+        self._choose_port = choose_port
         self._chance = chance
         self._post: Post = lambda event: None
         self._history = History()
@@ -89,36 +71,35 @@ class Alone(Rendezvous):
 
     def _form(self) -> None:
         try:
-            ports = self._choose_ports()
+            place = self._place()
         except (OSError, TorshError) as error:
             reason = f"cannot start the workers: {error}"
             self._end(Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))
             return
         self._in_round = True
-        self._post(RoundFormed(self._place(ports)))
+        self._post(RoundFormed(place))
 
-    def _place(self, ports: Ports) -> Place:
+    def _place(self) -> Place:
         return Place(
             round=self._round,
             restarts=self._history.restarts,
             node_rank=0,
             num_nodes=1,
             first_rank=0,
-            world_size=self._settings.workers,
-            master_addr=self._settings.master_addr,
-            master_port=ports.master,
-            jax_port=ports.jax,
+            world_size=self._config.nproc_per_node,
+            master_addr=self._config.master_addr,
+            master_port=self._choose_port(self._config.master_port),
+            jax_port=self._choose_port(0),
             store_endpoint="",
         )
 
     def _after_failure(self, report: Report) -> None:
-        settings = self._settings
-        sequel = judge(settings.max_restarts, self._history, report.startup)
+        sequel = judge(self._config.max_restarts, self._history, report.startup)
         if sequel != "restart":
             self._end(_verdict(report, sequel))
             return
         self._history = following(self._history, report.startup, report.seconds)
-        delay = pause(settings.backoff, self._history, self._chance())
+        delay = pause(self._config.restart_backoff, self._history, self._chance())
         self._post(
             RoundClosing(
                 round=self._round,

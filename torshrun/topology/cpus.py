@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torshrun import cgroups
 from torshrun.cgroups import Cgroup
-
-ROOT = Path("/")
+from torshrun.procfs import ROOT
 
 
 def allowed_cpus() -> frozenset[int]:

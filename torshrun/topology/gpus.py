@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
-from torshrun.procfs import read_text
-
-ROOT = Path("/")
+from torshrun.procfs import ROOT, read_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from torsh_runtime.errors import ConfigError
-from torshrun.procfs import read_text
+from torshrun.procfs import ROOT, read_text
 from torshrun.text import ranges
-
-ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)

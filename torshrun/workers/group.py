@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from torshrun.workers import keeper as reports
-from torshrun.workers.logs.pump import LogPump, Outlets
+from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.logs.stream import Stream
 from torshrun.workers.spec import Assignment
 
 SWEEP_BOUND = 5.0
@@ -26,7 +27,8 @@ class Worker:
     """One worker, from its start on."""
 
     assignment: Assignment
-    outlets: Outlets
+    streams: tuple[Stream, Stream]
+    """Its stdout and its stderr."""
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
@@ -48,7 +50,7 @@ class Worker:
     @property
     def output(self) -> int:
         """Bytes that have come from its stdout and stderr."""
-        return sum(stream.received for stream in self.outlets.streams)
+        return sum(stream.received for stream in self.streams)
 
 
 class Listener(Protocol):
@@ -142,7 +144,7 @@ class WorkerGroup:
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
         drained, moved = asyncio.Event(), -1
-        streams = [stream for worker in self.workers for stream in worker.outlets.streams]
+        streams = [stream for worker in self.workers for stream in worker.streams]
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
@@ -167,13 +169,15 @@ class WorkerGroup:
         self._cancel_timer()
 
     def _spawn(self, assignment: Assignment) -> None:
-        outlets = self.pump.open(assignment.worker, assignment.folder)
+        streams = self.pump.open(assignment.worker, assignment.folder)
+        ends = [stream.source.end for stream in streams]
         try:
             argv, environ, cpus = assignment.argv, assignment.environ, assignment.cpus
-            self.keeper.spawn(self._next_id, argv, environ, "", (0, *outlets.ends), cpus)
+            self.keeper.spawn(self._next_id, argv, environ, "", (0, *ends), cpus)
         finally:
-            outlets.close_ends()
-        worker = self._alive[self._next_id] = Worker(assignment, outlets)
+            for end in ends:
+                os.close(end)
+        worker = self._alive[self._next_id] = Worker(assignment, streams)
         self.workers.append(worker)
         self._next_id += 1
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import LaunchConfig
+from torshrun.procfs import ROOT
 from torshrun.topology.cpus import cpu_quota
 
 CpuSet = frozenset[int]
-ROOT = Path("/")
 _HOOK = str(Path(__file__).parent / "startup")
 """The directory whose sitecustomize.py the workers' Python runs before their script."""
 _OWN = re.compile(

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from torshrun.safe_files import Folder
-from torshrun.workers.logs.lines import LONGEST, LineStamper, end_of_lines
+from torshrun.workers.logs.lines import LineHolder, LineStamper
 
 GENERATIONS = 5
 """Renamed files that are kept, <name>.1 (the latest) to <name>.5."""
@@ -43,7 +43,7 @@ class LogFile:
         if self.shared:
             self.close()
 
-    def feed(self, data: bytes, stamp: bytes) -> None:
+    def feed(self, data: bytes, stamp: bytes, _now: float = 0.0) -> None:
         """Add what was read of its one stream, with `stamp` before each line if there is one."""
         self.write(self._stamper.mark(data, stamp) if stamp else data)
 
@@ -108,35 +108,19 @@ class LogFile:
         self._open()
 
 
-class LineFilter:
+class LineFilter(LineHolder):
     """Adds those of one stream's lines to a file that contain what somebody looks for."""
 
     def __init__(self, needles: tuple[bytes, ...], prefix: bytes, file: LogFile) -> None:
+        super().__init__()
         self._needles = needles
         self._prefix = prefix
         self._file = file
-        self._partial = b""
-        self._stamp = b""
 
-    def feed(self, data: bytes, stamp: bytes) -> None:
-        """Pick from the lines that end in `data`, or have grown too long."""
-        data = self._partial + data
-        cut = end_of_lines(data)
-        if len(data) - cut >= LONGEST:
-            cut = len(data)
-        self._partial = data[cut:]
-        self._stamp = stamp
-        self._pick(data[:cut])
-
-    def close(self) -> None:
-        """Pick from what is left."""
-        data, self._partial = self._partial, b""
-        self._pick(data)
-
-    def _pick(self, data: bytes) -> None:
+    def _emit(self, data: bytes, stamp: bytes) -> None:
         if not self._is_wanted(data):
             return
-        head = self._stamp + self._prefix
+        head = stamp + self._prefix
         lines = data.replace(b"\r", b"\n").split(b"\n")
         chosen = [head + line + b"\n" for line in lines if line and self._is_wanted(line)]
         self._file.write(b"".join(chosen))

@@ -56,40 +56,49 @@ class LineStamper:
         return head + insert_prefix(data, stamp)
 
 
-class Printer:
-    """Passes one stream's whole lines on to a sink, each behind its prefix. For one thread only."""
+class LineHolder:
+    """Holds back what is unfinished of one stream's lines. For one thread only."""
 
-    def __init__(self, sink: Sink, prefix: bytes) -> None:
+    def __init__(self) -> None:
+        self.partial = b""
+        """The unfinished line in hand."""
         self.since = 0.0
-        """When the unfinished line in hand was begun, by the caller's clock."""
-        self._sink = sink
-        self._prefix = prefix
-        self._partial = b""
-        self._stamp = b""  # of the partial line's beginning
-        self._after_return = False
+        """When it was begun, by the caller's clock."""
+        self._stamp = b""  # of its beginning
 
-    @property
-    def partial(self) -> bool:
-        return bool(self._partial)
-
-    def feed(self, data: bytes, now: float, stamp: bytes) -> None:
-        """Pass on whole lines, hold back the rest. `stamp` comes after each prefix."""
-        if self._partial:
-            data = self._partial + data
+    def feed(self, data: bytes, stamp: bytes, now: float = 0.0) -> None:
+        """Emit whole lines, hold back the rest. `stamp` is for those that begin in `data`."""
+        if self.partial:
+            data = self.partial + data
         else:
             self.since, self._stamp = now, stamp
         cut = end_of_lines(data)
-        self._partial = data[cut:]
+        self.partial = data[cut:]
         if cut:
             self._emit(data[:cut], stamp)
             self.since, self._stamp = now, stamp
-        if len(self._partial) >= LONGEST:
-            self.flush()
+        if len(self.partial) >= LONGEST:
+            self.close()
 
-    def flush(self) -> None:
-        if self._partial:
-            data, self._partial = self._partial, b""
+    def close(self) -> None:
+        """Emit what is held back; more may follow."""
+        if self.partial:
+            data, self.partial = self.partial, b""
             self._emit(data, self._stamp)
+
+    def _emit(self, data: bytes, stamp: bytes) -> None:
+        """Take lines, of which the first begins with _stamp and the others with `stamp`."""
+        raise NotImplementedError
+
+
+class Printer(LineHolder):
+    """Passes one stream's whole lines on to a sink, each behind its prefix and its time."""
+
+    def __init__(self, sink: Sink, prefix: bytes) -> None:
+        super().__init__()
+        self._sink = sink
+        self._prefix = prefix
+        self._after_return = False
 
     def _emit(self, data: bytes, stamp: bytes) -> None:
         sink = self._sink

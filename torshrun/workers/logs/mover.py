@@ -150,7 +150,7 @@ class Mover:
             if printer is None or not printer.partial or printer.since > horizon:
                 continue
             if not self._read(stream):  # its rest may have come meanwhile
-                printer.flush()
+                printer.close()
 
     def _finish(self, stream: Stream) -> None:
         """Read what was there to begin with: an outsider that holds the stream may never stop."""

@@ -24,23 +24,6 @@ USUAL_COLUMNS = 80
 """Taken as the width of a terminal that does not say how wide it is."""
 
 
-class Outlets(NamedTuple):
-    """What one worker writes to, and what is read from it."""
-
-    streams: tuple[Stream, Stream]
-    """Its stdout and its stderr."""
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        out, err = self.streams
-        return out.source.end, err.source.end
-
-    def close_ends(self) -> None:
-        """Close the writing ends here, when the worker has them or never will."""
-        for end in self.ends:
-            os.close(end)
-
-
 class _Channel(NamedTuple):
     """All workers' stdout, or all workers' stderr."""
 
@@ -108,10 +91,11 @@ class LogPump:
     def shows_status(self) -> bool:
         return self._status is not None
 
-    def open(self, place: WorkerEnv, folder: str) -> Outlets:
-        """Make the streams of a worker whose directory is `folder`, which is made where there is
-        something to keep: in stdout.log and stderr.log, chosen lines in filtered_*.log one
-        directory up. OSError when a file cannot be opened.
+    def open(self, place: WorkerEnv, folder: str) -> tuple[Stream, Stream]:
+        """Make a worker's stdout and stderr, whose ends to write to are the caller's to close. Its
+        directory is `folder`, which is made where there is something to keep: in stdout.log and
+        stderr.log, chosen lines in filtered_*.log one directory up. OSError when a file cannot be
+        opened.
         """
         with contextlib.ExitStack() as undo:
             out = self._make(self._out, place, folder, undo, None)
@@ -124,7 +108,7 @@ class LogPump:
             mover = channel.mover if stream.printer else self._hidden
             assert mover
             mover.request(mover.take, stream)
-        return Outlets((out, err))
+        return out, err
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
@@ -218,6 +202,7 @@ class LogPump:
         if lines.is_coloured(output, sink.is_terminal, self._environ):
             prefix = lines.paint(prefix, place.rank)
         printer = lines.Printer(sink, prefix) if is_shown else None
+        taps = (*taps, printer) if printer else taps
         return Stream(source, taps, printer, time.time if timed else None, tail)
 
     def _filtered(self, name: str, folder: str) -> LogFile:

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torshrun.workers.logs.files import LineFilter, LogFile
-from torshrun.workers.logs.lines import Printer, stamp
+from torshrun.workers.logs.files import LogFile
+from torshrun.workers.logs.lines import LineHolder, stamp
 
 TAIL_BYTES = 65536
 """How much of the end of stderr is remembered for reports."""
@@ -88,7 +88,7 @@ def open_source(real: int, prefix_width: int) -> Pipe:
     return Pipe()
 
 
-Tap = LogFile | LineFilter
+Tap = LogFile | LineHolder
 """Gets every byte of a stream, with the time to put before its lines, if any."""
 
 
@@ -98,8 +98,9 @@ class Stream:
 
     source: Pipe
     taps: tuple[Tap, ...]
-    printer: Printer | None
-    """What shows it on the console; None if nothing does."""
+    """Files come first: a console may take its time."""
+    printer: LineHolder | None
+    """That of the taps which shows it on the console; None if nothing does."""
     clock: Callable[[], float] | None
     """Gives the time that stands before its lines; None: none does."""
     tail: bytes | None
@@ -108,21 +109,17 @@ class Stream:
     """Bytes read so far."""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Pass on what was read. Files come first: a console may take its time."""
+        """Pass on what was read."""
         self.received += len(data)
         if self.tail is not None:
             recent = data if len(data) >= TAIL_BYTES else self.tail + data
             self.tail = recent[-TAIL_BYTES:]
         time = stamp(self.clock()) if self.clock else b""
         for tap in self.taps:
-            tap.feed(data, time)
-        if self.printer is not None:
-            self.printer.feed(data, now, time)
+            tap.feed(data, time, now)
 
     def close(self) -> None:
         """Pass on what is held back, and close the files and the reading end."""
+        os.close(self.source.fd)
         for tap in self.taps:
             tap.close()
-        os.close(self.source.fd)
-        if self.printer is not None:
-            self.printer.flush()

@@ -70,7 +70,7 @@ def test_an_event_says_when_and_where_it_happened(monkeypatch: pytest.MonkeyPatc
         jax_port=2,
     )
     tell.begin_round(place)
-    tell.signal_received(signal.SIGUSR1, "notice")
+    tell.noticed(signal.SIGUSR1, passed_on=True)
     facts = {"signal": "SIGUSR1"}
     expected = Event(name="notice", time=12.5, run_id="job", node_rank=3, round=2, facts=facts)
     assert events == [expected]
@@ -80,5 +80,5 @@ def test_nothing_is_told_after_the_end() -> None:
     events: list[Event] = []
     tell = Announcer(LaunchConfig(target="t"), print, events.append)
     tell.job_finished(machine.Finished(attempt=machine.Attempt(), code=0, outcome="succeeded"))
-    tell.signal_received(signal.SIGUSR1, "notice")
+    tell.noticed(signal.SIGUSR1, passed_on=True)
     assert [event.name for event in events] == ["job_finished"]

@@ -22,8 +22,7 @@ from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import WorkerStatus
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
-from torshrun.workers.logs.pump import Outlets
-from torshrun.workers.logs.stream import TAIL_BYTES
+from torshrun.workers.logs.stream import TAIL_BYTES, Stream
 from torshrun.workers.spec import Assignment
 
 Result = TypeVar("Result")
@@ -40,8 +39,8 @@ def ending(rank: int, code: int, stderr: bytes = b"", error_file: str = "") -> W
     assignment = Assignment(
         worker=place, argv=("/bin/x",), environ={}, cpus=frozenset(), folder=f"/logs/{rank}"
     )
-    outlets = cast(Outlets, SimpleNamespace(streams=(None, SimpleNamespace(tail=stderr))))
-    return Worker(assignment, outlets, pid=1000 + rank, alive=False, status=code << 8, seconds=1.0)
+    streams = cast(tuple[Stream, Stream], (None, SimpleNamespace(tail=stderr)))
+    return Worker(assignment, streams, pid=1000 + rank, alive=False, status=code << 8, seconds=1.0)
 
 
 async def turns_of_the_loop_during(work: Awaitable[Result]) -> tuple[int, Result]:

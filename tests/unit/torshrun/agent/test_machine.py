@@ -16,7 +16,7 @@ from torshrun import exit_codes
 from torshrun.agent import machine
 from torshrun.agent import protocol as m
 from torshrun.config.job import LaunchConfig, RendezvousConfig
-from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
+from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import (
     Granted,
     JobOver,
@@ -67,12 +67,10 @@ class Play:
     """A node of its own: the machine, and the rendezvous that it talks to."""
 
     def __init__(self, config: LaunchConfig, budget: int) -> None:
-        settings = AloneSettings(
-            workers=config.nproc_per_node, max_restarts=budget, backoff=0, master_addr="127.0.0.1"
-        )
         self._config = config
         self._posted: deque[RendezvousEvent] = deque()
-        self._rendezvous = Alone(settings, lambda: Ports(1, 2))
+        rules = replace(config, max_restarts=budget, restart_backoff=0, master_port=1)
+        self._rendezvous = Alone(rules, lambda wanted: wanted or 2)
         self.state: machine.State = machine.Waiting()
         self.carried_out: list[m.Instruction] = []
         self._rendezvous.start(self._posted.append)

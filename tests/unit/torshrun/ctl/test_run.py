@@ -15,9 +15,10 @@ from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.base import Listing, Store
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.config.values import Nodes
-from torshrun.ctl import actions
+from torshrun.ctl.actions import STOPPED as STOP_CODE
+from torshrun.ctl.actions import SteeredRun
 from torshrun.ctl.picture import NotDone, Picture
-from torshrun.ctl.run import Progress, Run, run_ids
+from torshrun.ctl.run import Progress, run_ids
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted, VerdictRow
 
@@ -41,11 +42,11 @@ async def write(store: Store, *records: Header | NodeRow) -> None:
 @asynccontextmanager
 async def opened(
     *records: Header | NodeRow, store: MemoryStore | None = None
-) -> AsyncGenerator[tuple[JobStore, Run], None]:
+) -> AsyncGenerator[tuple[JobStore, SteeredRun], None]:
     store = store or MemoryStore()
     signed = await begin(store)
     await write(signed, *records)
-    async with Run.open(store, "job", EPOCH.secret, 0) as run:
+    async with SteeredRun.open(store, "job", EPOCH.secret, 0) as run:
         yield signed, run
     await store.close()
 
@@ -71,7 +72,8 @@ def test_a_change_is_waited_for_and_told_once() -> None:
     async def scene() -> None:
         async with opened(header()) as (store, run):
             said: asyncio.Queue[str] = asyncio.Queue()
-            waiting = asyncio.create_task(run.wait(partial(has_size, 3), 20, said.put_nowait))
+            run.timeout, run.say = 20, said.put_nowait
+            waiting = asyncio.create_task(run.wait(partial(has_size, 3)))
             assert await said.get() == "1 of 3"
             await write(store, node("a", 0))  # changes nothing that is told
             await asyncio.sleep(0.3)
@@ -87,8 +89,9 @@ def test_a_change_is_waited_for_and_told_once() -> None:
 def test_what_does_not_happen_in_time_was_asked_for_all_the_same() -> None:
     async def scene() -> None:
         async with opened(header()) as (_, run):
+            run.timeout = 0.1
             with pytest.raises(NotDone, match=r"not done after 0.1 s, but asked for: 1 of 2"):
-                await run.wait(partial(has_size, 2), 0.1, lambda _: None)
+                await run.wait(partial(has_size, 2))
 
     play(scene())
 
@@ -96,9 +99,10 @@ def test_what_does_not_happen_in_time_was_asked_for_all_the_same() -> None:
 def test_a_store_that_ends_ends_the_wait() -> None:
     async def scene() -> None:
         async with opened(header()) as (store, run):
+            run.timeout = 20
             await store.close()
             with pytest.raises(StoreError):
-                await run.wait(partial(has_size, 2), 20, lambda _: None)
+                await run.wait(partial(has_size, 2))
 
     play(scene())
 
@@ -107,12 +111,12 @@ def test_runs_that_there_are_answer_for_one_that_there_is_not() -> None:
     async def scene() -> None:
         store = MemoryStore()
         with pytest.raises(NotDone, match=r"no run 'jog' .* it holds no run$"):
-            async with Run.open(store, "jog", EPOCH.secret, 0):
+            async with SteeredRun.open(store, "jog", EPOCH.secret, 0):
                 pass
         await write(await begin(store), header())
         assert await run_ids(store) == ["job"]
         with pytest.raises(NotDone, match=r"no run 'jog' .* the runs there are: 'job'$"):
-            async with Run.open(store, "jog", EPOCH.secret, 0):
+            async with SteeredRun.open(store, "jog", EPOCH.secret, 0):
                 pass
         await store.close()
 
@@ -120,10 +124,6 @@ def test_runs_that_there_are_answer_for_one_that_there_is_not() -> None:
 
 
 # ---- actions
-
-
-def quietly(_: str) -> None:
-    """Tell nobody what is waited for."""
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_one_number_leaves_the_minimum_as_it_is(
 ) -> None:
     async def scene() -> None:
         async with opened(header(min_nodes=2), node("a", 0)) as (store, run):
-            await actions.scale(run, asked, size, None, quietly)
+            await run.scale(asked, size)
             entry = await store.get(BASE + rows.WANT_SIZE)
             assert entry
             assert rows.decode(SizeWanted, entry.value) == SizeWanted(
@@ -153,7 +153,7 @@ def test_a_job_of_fixed_ranks_keeps_its_size() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0, fixed_rank=0)) as (store, run):
             with pytest.raises(NotDone, match="--node-rank"):
-                await actions.scale(run, "3", Nodes(3, 3), None, quietly)
+                await run.scale("3", Nodes(3, 3))
             assert await store.get(BASE + rows.WANT_SIZE) is None
 
     play(scene())
@@ -163,7 +163,7 @@ def test_nobody_is_asked_to_go_if_one_name_is_wrong() -> None:
     async def scene() -> None:
         async with opened(header(size=2), node("a", 0), node("b", 1)) as (store, run):
             with pytest.raises(NotDone):
-                await actions.drain(run, ["a", "x"], None, quietly, force=False)
+                await run.drain(["a", "x"], force=False)
             assert (await store.list(BASE + rows.WANTS)).items == ()
 
     play(scene())
@@ -172,9 +172,9 @@ def test_nobody_is_asked_to_go_if_one_name_is_wrong() -> None:
 def test_a_drain_is_asked_for_and_undone() -> None:
     async def scene() -> None:
         async with opened(header(size=2), node("a", 0), node("b", 1)) as (store, run):
-            await actions.drain(run, ["a"], None, quietly, force=False)
+            await run.drain(["a"], force=False)
             assert await store.get(BASE + rows.WANT_DRAIN + "a")
-            assert await actions.keep(run, ["a"]) == "a stays"
+            assert await run.keep(["a"]) == "a stays"
             assert await store.get(BASE + rows.WANT_DRAIN + "a") is None
 
     play(scene())
@@ -184,7 +184,7 @@ def test_a_drain_that_has_been_told_is_not_undone() -> None:
     async def scene() -> None:
         async with opened(header(drained=("a",)), node("a", 0)) as (_, run):
             with pytest.raises(NotDone, match="too late: a"):
-                await actions.keep(run, ["a"])
+                await run.keep(["a"])
 
     play(scene())
 
@@ -192,11 +192,12 @@ def test_a_drain_that_has_been_told_is_not_undone() -> None:
 def test_a_request_to_stop_does_not_outlive_the_run() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0)) as (store, run):
-            stopping = asyncio.create_task(actions.stop(run, "enough", 20, quietly))
+            run.timeout = 20
+            stopping = asyncio.create_task(run.stop("enough"))
             (entry,) = (await store.wait([BASE + rows.WANT_STOP], 20)).values()
             wanted = rows.decode(StopWanted, entry.value)
             assert wanted
-            assert wanted.code == actions.STOPPED
+            assert wanted.code == STOP_CODE
             assert wanted.reason.endswith(": enough")
             assert entry.lease
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
@@ -210,7 +211,8 @@ def test_a_request_to_stop_does_not_outlive_the_run() -> None:
 def test_a_run_that_ends_with_its_store_has_stopped() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0)) as (store, run):
-            stopping = asyncio.create_task(actions.stop(run, "", 20, quietly))
+            run.timeout = 20
+            stopping = asyncio.create_task(run.stop(""))
             await store.wait([BASE + rows.WANT_STOP], 20)
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
             await asyncio.sleep(0)
@@ -224,15 +226,15 @@ def test_a_run_that_has_ended_can_be_asked_for_nothing() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0)) as (store, _):
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
-            async with Run.open(store._store, "job", EPOCH.secret, 0) as run:
+            async with SteeredRun.open(store._store, "job", EPOCH.secret, 0) as run:
                 for asking in (
-                    actions.scale(run, "2", Nodes(2, 2), None, quietly),
-                    actions.drain(run, ["a"], None, quietly, force=True),
-                    actions.keep(run, ["a"]),
+                    run.scale("2", Nodes(2, 2)),
+                    run.drain(["a"], force=True),
+                    run.keep(["a"]),
                 ):
                     with pytest.raises(NotDone, match="has ended: stopped"):
                         await asking
-                assert "has ended" in await actions.stop(run, "", None, quietly)
+                assert "has ended" in await run.stop("")
 
     play(scene())
 
@@ -241,7 +243,7 @@ def test_each_change_is_shown_until_the_end() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0)) as (store, run):
             shown: asyncio.Queue[Picture] = asyncio.Queue()
-            watching = asyncio.create_task(actions.watch(run, shown.put_nowait))
+            watching = asyncio.create_task(run.watch(shown.put_nowait))
             await write(store, header(size=2))
             assert (await shown.get()).phase == "running"
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
@@ -255,7 +257,7 @@ def test_watching_ends_when_nobody_is_left() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0)) as (store, run):
             shown: list[Picture] = []
-            watching = asyncio.create_task(actions.watch(run, shown.append))
+            watching = asyncio.create_task(run.watch(shown.append))
             await write(store, node("a", 0, state="left"))
             await watching
             assert shown[-1].phase == "abandoned"
@@ -276,9 +278,10 @@ class Silent(MemoryStore):
 def test_a_store_that_does_not_answer_any_more_is_no_run_that_does_not() -> None:
     async def scene() -> None:
         async with opened(header(), store=Silent()) as (store, run):
+            run.timeout = 20
             await store.close()
             with pytest.raises(StoreTimeout):
-                await run.wait(partial(has_size, 2), 20, quietly)
+                await run.wait(partial(has_size, 2))
 
     play(scene())
 
@@ -288,7 +291,7 @@ def test_a_node_that_comes_while_a_run_is_forgotten_stays() -> None:
         async with opened(header()) as (store, run):
             await write(store, node("new", state="waiting"))
             with pytest.raises(NotDone, match="has 1 node"):
-                await actions.forget(run)
+                await run.forget()
             assert await store.get(BASE + rows.NODES + "new")
 
     play(scene())
@@ -300,7 +303,7 @@ def test_a_run_that_changes_while_it_is_forgotten_is_left() -> None:
         async with opened(header(), store=store) as (signed, run):
             store.meanwhile = write(signed, header(size=2))
             with pytest.raises(NotDone, match="begins again"):
-                await actions.forget(run)
+                await run.forget()
             assert await store.get(BASE + rows.ROUND)
 
     play(scene())
@@ -310,11 +313,11 @@ def test_what_is_left_of_a_run_can_be_forgotten() -> None:
     async def scene() -> None:
         store = MemoryStore()
         await store.put(BASE + "secret", b"s")
-        async with Run.open(store, "job", EPOCH.secret, 0, even_traces=True) as run:
-            assert await actions.forget(run) == "run job is forgotten"
+        async with SteeredRun.open(store, "job", EPOCH.secret, 0, even_traces=True) as run:
+            assert await run.forget() == "run job is forgotten"
         assert (await store.list("")).items == ()
         with pytest.raises(NotDone):
-            async with Run.open(store, "job", EPOCH.secret, 0, even_traces=True):
+            async with SteeredRun.open(store, "job", EPOCH.secret, 0, even_traces=True):
                 pass
         await store.close()
 
@@ -325,7 +328,7 @@ def test_nothing_is_asked_of_a_run_that_nobody_is_left_of() -> None:
     async def scene() -> None:
         async with opened(header()) as (store, run):
             with pytest.raises(NotDone, match="no node of run job is left"):
-                await actions.stop(run, "", 5.0, str)
+                await run.stop("")
             assert not (await store.list(BASE + rows.WANTS)).items
 
     play(scene())

@@ -46,7 +46,7 @@ class Tree:
         self.write(f"{folder}/memory.limit_in_bytes", f"{limit}\n")
 
     def watch(self) -> MemoryWatch:
-        return MemoryWatch(str(self.root))
+        return MemoryWatch(self.root)
 
 
 V2 = "/ /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"

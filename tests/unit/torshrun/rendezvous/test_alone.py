@@ -8,7 +8,8 @@ import pytest
 
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
-from torshrun.rendezvous.alone import Alone, AloneSettings, Ports
+from torshrun.config.job import LaunchConfig
+from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import (
     JobOver,
     Place,
@@ -21,12 +22,21 @@ from torshrun.rendezvous.base import (
 )
 
 
+def make(max_restarts: int = 0, backoff: float = 0.0) -> Alone:
+    """Of a job with the master port 1, where any other port is 2."""
+    config = LaunchConfig(
+        target="train.py",
+        nproc_per_node=3,
+        master_port=1,
+        max_restarts=max_restarts,
+        restart_backoff=backoff,
+    )
+    return Alone(config, lambda wanted: wanted or 2, lambda: 0.5)
+
+
 def alone(max_restarts: int = 0, backoff: float = 0.0) -> tuple[Alone, list[RendezvousEvent]]:
     """One that has started, and where it posts."""
-    settings = AloneSettings(
-        workers=3, max_restarts=max_restarts, backoff=backoff, master_addr="127.0.0.1"
-    )
-    rendezvous, posted = Alone(settings, lambda: Ports(1, 2), lambda: 0.5), []
+    rendezvous, posted = make(max_restarts, backoff), []
     rendezvous.start(posted.append)
     return rendezvous, posted
 
@@ -75,9 +85,8 @@ def test_the_same_failure_at_the_start_is_not_tried_a_third_time() -> None:
 
 def test_the_second_restart_in_a_row_waits() -> None:
     async def scenario() -> None:
-        settings = AloneSettings(workers=3, max_restarts=5, backoff=0.01, master_addr="127.0.0.1")
         posted: asyncio.Queue[RendezvousEvent] = asyncio.Queue()
-        rendezvous = Alone(settings, lambda: Ports(1, 2), lambda: 0.5)
+        rendezvous = make(max_restarts=5, backoff=0.01)
         rendezvous.start(posted.put_nowait)
         rendezvous.report(failed(0))
         rendezvous.report(failed(1))
@@ -132,11 +141,10 @@ def test_other_ends_are_not_tried_again(outcome: ReportOutcome, code: int, endin
 
 
 def test_without_a_port_there_is_no_round() -> None:
-    def no_port() -> Ports:
-        raise ConfigError("master port 1 cannot be used")
+    def no_port(wanted: int) -> int:
+        raise ConfigError(f"master port {wanted} cannot be used")
 
-    settings = AloneSettings(workers=1, max_restarts=0, backoff=0, master_addr="127.0.0.1")
     posted: list[RendezvousEvent] = []
-    Alone(settings, no_port).start(posted.append)
+    Alone(LaunchConfig(target="train.py", master_port=1), no_port).start(posted.append)
     reason = "cannot start the workers: master port 1 cannot be used"
     assert posted == [JobOver(Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))]

@@ -44,7 +44,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holds_back(each: Console, rank: int = 0) -> bool:
-    printer = each.outlets[rank].streams[0].printer
+    printer = each.streams[rank][0].printer
     return printer is not None and printer.partial
 
 
@@ -191,7 +191,7 @@ def test_redirected_streams_go_to_files_only(console: Open) -> None:
     for rank in range(2):
         assert each.kept(f"{rank}/stdout.log") == b"out\r\xff"
         assert each.kept(f"{rank}/stderr.log") == b"err\n"
-        assert each.outlets[rank].streams[1].tail == b"err\n"
+        assert each.streams[rank][1].tail == b"err\n"
 
 
 def test_a_log_directory_alone_keeps_what_is_shown(console: Open) -> None:
@@ -214,8 +214,8 @@ def test_ranks_that_are_not_shown_have_tails_files_and_counts(console: Open) -> 
         each.worker(rank)[0](b"out\n")
     assert each.finish() == (b"[1] out\n", b"")
     assert each.kept("0/stdout.log") == b"out\n"
-    assert each.outlets[0].streams[1].tail == b""
-    assert [outlets.streams[0].received for outlets in each.outlets] == [4, 4]
+    assert each.streams[0][1].tail == b""
+    assert [out.received for out, _ in each.streams] == [4, 4]
     assert each.pump.received == 8
 
 
@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open(console: Open) -> None
 def test_a_file_that_cannot_be_written_is_given_up(console: Open) -> None:
     each = console(log_dir="anywhere")
     out, _ = each.worker(0)
-    (file,) = (tap for tap in each.outlets[0].streams[0].taps if isinstance(tap, LogFile))
+    (file,) = (tap for tap in each.streams[0][0].taps if isinstance(tap, LogFile))
     with Path("/dev/full").open("wb") as full:
         os.dup2(full.fileno(), file._fd)
     out(b"a\n")
@@ -316,9 +316,9 @@ def test_the_tail_is_the_end(console: Open) -> None:
     for number in range(9000):
         err(b"line %d\n" % number)
     done = threading.Event()
-    each.pump.drain(each.outlets[0].streams, done.set)
+    each.pump.drain(each.streams[0], done.set)
     assert done.wait(5)
-    tail = each.outlets[0].streams[1].tail
+    tail = each.streams[0][1].tail
     assert len(tail) == TAIL_BYTES
     assert tail.endswith(b"line 8998\nline 8999\n")
     each.end()
@@ -330,7 +330,7 @@ def test_draining_does_not_wait_for_writers_that_live_on(console: Open) -> None:
     out, _ = each.worker(0)
     out(b"last words")
     done = threading.Event()
-    each.pump.drain(each.outlets[0].streams, done.set)
+    each.pump.drain(each.streams[0], done.set)
     assert done.wait(5)
     assert each.read_out() == b"[0] last words"
 
@@ -339,9 +339,9 @@ def test_draining_does_not_wait_for_an_outsider_that_never_stops(console: Open) 
     slow = tuple(f"needle {number}" for number in range(300))
     each = console(ranks_filter=frozenset(), duplicate_stdout_filters=slow)
     each.worker(0)
-    with subprocess.Popen(["yes"], stdout=each.outlets[0].ends[0]) as screamer:
+    with subprocess.Popen(["yes"], stdout=each.streams[0][0].source.end) as screamer:
         done = threading.Event()
-        each.pump.drain(each.outlets[0].streams, done.set)
+        each.pump.drain(each.streams[0], done.set)
         drained = done.wait(10)
         screamer.kill()
     assert drained
@@ -355,7 +355,7 @@ def test_the_time_of_a_stall_does_not_count_for_unfinished_lines(
     (first, _), _ = each.worker(0), each.worker(1)
     first(b"begin ")
     assert soon(lambda: holds_back(each))
-    total = fill(each.outlets[1].ends[0], b"w" * 999 + b"\n")
+    total = fill(each.streams[1][0].source.end, b"w" * 999 + b"\n")
     time.sleep(1.2)
     reader = Reader(each.out)
     assert soon(lambda: len(reader.data) >= total)
@@ -383,14 +383,14 @@ def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Ope
     )
     _, err = each.worker(0)
     line = b"w" * 999 + b"\n"
-    total = fill(each.outlets[0].ends[0], line)
+    total = fill(each.streams[0][0].source.end, line)
     assert total < 1_000_000  # bounded by the pipes and one chunk, not by memory
     moved = each.pump.moved
     each.pump.say("torshrun: still here")
     assert each.read_err() == b"torshrun: still here\n"
     err(b"stderr too\n")
     assert each.read_err() == b"[0] stderr too\n"
-    assert each.outlets[0].streams[1].tail == b"stderr too\n"
+    assert each.streams[0][1].tail == b"stderr too\n"
     assert each.pump.moved > moved
     shown, said = each.finish()
     assert (shown.count(b"[0] www"), said) == (total // len(line), b"")
@@ -399,7 +399,7 @@ def test_a_stalled_reader_of_stdout_stalls_workers_and_nothing_else(console: Ope
 def test_a_stalled_reader_does_not_hold_back_what_only_files_keep(console: Open) -> None:
     each = console(redirects=StreamRule(by_rank={1: Streams.STDOUT}))
     each.worker(0)
-    fill(each.outlets[0].ends[0], b"w" * 999 + b"\n")
+    fill(each.streams[0][0].source.end, b"w" * 999 + b"\n")
     each.worker(1)[0](b"kept\n")
     assert soon(lambda: each.kept("1/stdout.log") == b"kept\n")
 
@@ -407,7 +407,7 @@ def test_a_stalled_reader_does_not_hold_back_what_only_files_keep(console: Open)
 def test_a_stalled_reader_of_both_stalls_neither_say_nor_give_up(console: Open) -> None:
     each = console(one=True)
     each.worker(0)
-    fill(each.outlets[0].ends[0], b"w" * 999 + b"\n")
+    fill(each.streams[0][0].source.end, b"w" * 999 + b"\n")
     moved = each.pump.moved
     each.pump.say("torshrun: at the end")
     each.pump.give_up()
@@ -424,9 +424,10 @@ def test_what_cannot_be_written_is_complained_of(tmp_path: Path, data: bytes) ->
     reading, writing = os.pipe()
     pump = LogPump(OutputConfig(), None, full, writing, {})
     place = WorkerEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
-    outlets = pump.open(place, str(tmp_path))
-    os.write(outlets.ends[0], data)
-    outlets.close_ends()
+    out, err = pump.open(place, str(tmp_path))
+    os.write(out.source.end, data)
+    os.close(out.source.end)
+    os.close(err.source.end)
     pump.close()
     assert pump.is_closed(5)
     os.close(writing)  # so that silence is an end and not a wait

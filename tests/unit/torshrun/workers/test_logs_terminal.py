@@ -15,7 +15,8 @@ from support.screen import Screen
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig, StreamRule, Streams
 from torshrun.safe_files import Folder
-from torshrun.workers.logs.pump import LogPump, Outlets
+from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.logs.stream import Stream
 
 ROWS, COLUMNS = 6, 40
 PLAIN = {"NO_COLOR": "1"}
@@ -34,12 +35,12 @@ class Window:
         self._thread.start()
         self._held = Folder(str(folder), os.open(folder, os.O_RDONLY))
         self.pump = LogPump(output, self._held, self._slave, self._slave, environ)
-        self.workers: list[Outlets] = []
+        self.workers: list[tuple[Stream, Stream]] = []
 
     def size(self, rows: int, columns: int) -> None:
         termios.tcsetwinsize(self._slave, (rows, columns))
 
-    def worker(self, rank: int) -> Outlets:
+    def worker(self, rank: int) -> tuple[Stream, Stream]:
         place = WorkerEnv(rank=rank, world_size=8, local_rank=rank, local_world_size=8)
         self.workers.append(self.pump.open(place, str(self.folder)))
         return self.workers[-1]
@@ -48,8 +49,9 @@ class Window:
         return soon(lambda: self.screen.text() == list(rows))
 
     def end(self) -> None:
-        for outlets in self.workers:
-            outlets.close_ends()
+        for out, err in self.workers:
+            os.close(out.source.end)
+            os.close(err.source.end)
         self.pump.close()
         assert self.pump.is_closed(10)
         self._held.close()
@@ -87,20 +89,20 @@ def window(tmp_path: Path) -> Iterator[Open]:
 def test_workers_find_terminals_that_change_nothing(window: Open) -> None:
     each = window(log_dir="anywhere")
     made = each.worker(0)
-    assert os.isatty(made.ends[0])
-    assert os.isatty(made.ends[1])
-    assert not os.path.samestat(os.fstat(made.ends[0]), os.fstat(made.ends[1]))
-    os.write(made.ends[1], b"a\nb\x03\x04\xff\n")
+    assert os.isatty(made[0].source.end)
+    assert os.isatty(made[1].source.end)
+    assert not os.path.samestat(os.fstat(made[0].source.end), os.fstat(made[1].source.end))
+    os.write(made[1].source.end, b"a\nb\x03\x04\xff\n")
     each.end()
     assert (each.folder / "stderr.log").read_bytes() == b"a\nb\x03\x04\xff\n"
-    assert made.streams[1].tail == b"a\nb\x03\x04\xff\n"
-    assert made.streams[1].received == 7
+    assert made[1].tail == b"a\nb\x03\x04\xff\n"
+    assert made[1].received == 7
 
 
 def test_redirected_and_hidden_streams_find_pipes(window: Open) -> None:
     each = window(redirects=StreamRule(everyone=Streams.STDOUT), ranks_filter=frozenset({1}))
     hidden, shown = each.worker(0), each.worker(1)
-    terminals = [os.isatty(fd) for w in (hidden, shown) for fd in (w.ends[0], w.ends[1])]
+    terminals = [os.isatty(stream.source.end) for stream in (*hidden, *shown)]
     assert terminals == [False, False, False, True]
     each.end()
 
@@ -108,32 +110,32 @@ def test_redirected_and_hidden_streams_find_pipes(window: Open) -> None:
 def test_the_window_is_as_wide_as_the_terminal_less_the_prefix(window: Open) -> None:
     each = window()
     made = each.worker(0)
-    assert termios.tcgetwinsize(made.ends[0]) == (ROWS, COLUMNS - len("[0] "))
+    assert termios.tcgetwinsize(made[0].source.end) == (ROWS, COLUMNS - len("[0] "))
     each.size(20, 100)
     each.pump.resize()
-    assert soon(lambda: termios.tcgetwinsize(made.ends[1]) == (20, 96))
+    assert soon(lambda: termios.tcgetwinsize(made[1].source.end) == (20, 96))
     assert each.pump.width() == 100
     each.end()
 
 
 def test_a_tiny_window_leaves_a_column(window: Open) -> None:
     each = window(log_timestamps=True)
-    assert termios.tcgetwinsize(each.worker(0).ends[0]) == (ROWS, 40 - 4 - 25)
+    assert termios.tcgetwinsize(each.worker(0)[0].source.end) == (ROWS, 40 - 4 - 25)
     each.size(2, 3)
-    assert termios.tcgetwinsize(each.worker(1).ends[0]) == (2, 1)
+    assert termios.tcgetwinsize(each.worker(1)[0].source.end) == (2, 1)
     each.end()
 
 
 def test_last_words_are_drained(window: Open) -> None:
     each = window()
     made = each.worker(0)
-    os.write(made.ends[0], b"x" * 3000 + b"\n")
-    os.write(made.ends[1], b"last words")
+    os.write(made[0].source.end, b"x" * 3000 + b"\n")
+    os.write(made[1].source.end, b"last words")
     done = threading.Event()
-    each.pump.drain(made.streams, done.set)
+    each.pump.drain(made, done.set)
     assert done.wait(5)
-    assert made.streams[0].received == 3001
-    assert made.streams[1].tail == b"last words"
+    assert made[0].received == 3001
+    assert made[1].tail == b"last words"
     each.end()
 
 
@@ -143,7 +145,7 @@ def test_much_output_comes_through_whole(window: Open) -> None:
     lines = b"".join(b"%d\n" % number for number in range(50_000))
     view = memoryview(lines)
     while view:
-        view = view[os.write(made.ends[0], view) :]
+        view = view[os.write(made[0].source.end, view) :]
     each.end()
     assert soon(lambda: each.received.count(b"\n") == 50_000)
     shown = each.received.replace(b"\r\n", b"\n").replace(b"[0] ", b"")
@@ -153,7 +155,7 @@ def test_much_output_comes_through_whole(window: Open) -> None:
 def test_colours_unless_nobody_wants_them(window: Open) -> None:
     coloured, plain = window({}), window(PLAIN)
     for each in (coloured, plain):
-        os.write(each.worker(1).ends[0], b"a\n")
+        os.write(each.worker(1)[0].source.end, b"a\n")
         each.end()
         assert each.shows("[1] a")
     assert coloured.received == b"\x1b[38;5;166m[1] \x1b[0ma\r\n"
@@ -164,13 +166,13 @@ def test_the_status_line_stays_below_and_goes(window: Open) -> None:
     each = window()
     made = each.worker(0)
     assert each.pump.shows_status
-    os.write(made.ends[0], b"one\n")
+    os.write(made[0].source.end, b"one\n")
     assert each.shows("[0] one")
     each.pump.set_status("2/2 workers")
     assert each.shows("[0] one", "2/2 workers")
-    os.write(made.ends[0], b"name? ")
+    os.write(made[0].source.end, b"name? ")
     assert each.shows("[0] one", "[0] name?", "2/2 workers")
-    os.write(made.ends[0], b"yes\n")
+    os.write(made[0].source.end, b"yes\n")
     assert each.shows("[0] one", "[0] name? yes", "2/2 workers")
     each.pump.say("torshrun: hello")
     each.pump.set_status("1/2\nworkers")
@@ -182,9 +184,9 @@ def test_the_status_line_stays_below_and_goes(window: Open) -> None:
 def test_a_shorter_line_does_not_stand_on_anothers_bar(window: Open) -> None:
     each = window()
     first, second = each.worker(0), each.worker(1)
-    os.write(first.ends[0], b"100% ##########\r")
+    os.write(first[0].source.end, b"100% ##########\r")
     assert each.shows("[0] 100% ##########")
-    os.write(second.ends[0], b"hi\n")
+    os.write(second[0].source.end, b"hi\n")
     assert each.shows("[1] hi")
     each.end()
 
