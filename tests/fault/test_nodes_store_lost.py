@@ -41,6 +41,13 @@ def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
         yield cluster
 
 
+def give(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    """The job's secret, if it has one, to all nodes."""
+    monkeypatch.delenv("TORSH_SECRET", raising=False)
+    if secret:
+        monkeypatch.setenv("TORSH_SECRET", secret)
+
+
 def starts(node: Node) -> int:
     """How often its worker has started in a round of all nodes, after a restart."""
     return len(re.findall(r"place \d+ [23] 1\n", node.output))
@@ -139,7 +146,7 @@ def test_nodes_meet_anew_at_an_etcd_that_has_lost_them(
     secret: str,
     times: int,
 ) -> None:
-    monkeypatch.setenv("TORSH_SECRET", secret)
+    give(monkeypatch, secret)
     before = prepare(etcd)
     meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-id=long")
     script = torshrun.script(TRAINING)
@@ -163,7 +170,7 @@ def test_nodes_meet_anew_at_an_etcd_that_has_lost_them(
 def test_the_agent_that_serves_the_store_may_be_started_again(
     torshrun: Launcher, monkeypatch: pytest.MonkeyPatch, backend: str, secret: str, times: int
 ) -> None:
-    monkeypatch.setenv("TORSH_SECRET", secret)
+    give(monkeypatch, secret)
     script = torshrun.script(TRAINING)
     options = ("--max-restarts=3", f"--rdzv-backend={backend}")
     conf = QUICK.replace("ttl=3", "ttl=6")  # within a ttl the store is to be there again

@@ -132,7 +132,7 @@ def run_on_hosts(
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            os.environ["TORSH_SECRET"] = secret
+            os.environ.update({"TORSH_SECRET": secret} if secret else {})
             host.enter()
             address = f"tcp://{places[0].ipv4}:29500"
             _be_rank(rank, len(places), body, address, timeout, writer)
