@@ -144,8 +144,9 @@ class Record:
             self.vanished.add(node)
             return
         self.nodes[node] = row
-        if row.state == "inside":
-            self.inside[node] = row
+        known = self.inside.get(node)
+        if row.state == "inside" and (known is None or row.sequence >= known.sequence):
+            self.inside[node] = row  # a store that is put back shows older ones again
 
     def stays(self, node: str) -> bool:
         """Whether the store says that this node may have a place in the next round."""
