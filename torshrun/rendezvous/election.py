@@ -136,3 +136,11 @@ class Election:
                     f"--rdzv-conf"
                 )
         return ""
+
+    def silence(self, leader: LeaderRow, seconds: float) -> str:
+        """What to say of a leader who has not answered this node for so long."""
+        return (
+            f"{leader.node} leads, and has not answered at {leader.endpoint} for {seconds:g} s. "
+            f"Look whether this node can reach it; if it is of an earlier job, torshctl forget "
+            f"removes that"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -15,27 +14,18 @@ from torsh_runtime.store.base import Listing, Store
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
-from torshrun.rendezvous.beats import Beat, Beats
+from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.election import Election
-from torshrun.rendezvous.grant import inherited_until, leader_until
-from torshrun.rendezvous.lead import Lead
+from torshrun.rendezvous.leadership import Leadership
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow, WaitRow
-from torshrun.rendezvous.settings import GRANT, NodeFacts, Settings
-from torshrun.rendezvous.view import View
+from torshrun.rendezvous.settings import NodeFacts, Settings
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
-
-
-def _silent(leader: LeaderRow, seconds: float) -> str:
-    return (
-        f"{leader.node} leads, and has not answered at {leader.endpoint} for {seconds:g} s. Look "
-        f"whether this node can reach it; if it is of an earlier job, torshctl forget removes that"
-    )
 
 
 class NodeRendezvous(Rendezvous):
@@ -66,20 +56,7 @@ class NodeRendezvous(Rendezvous):
         self._clock = clock
         self._asking = Asking(store, settings, clock, chance or random.Random())
         self._member = Member(settings, facts, past)
-        self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
-        self._control = Mirror(
-            self._asking.another(), rows.CONTROL, self._take_control, self._take_change
-        )
-        self._pulse = Pulse(
-            beats,
-            self._asking.another(),
-            self._member,
-            self._registration,
-            leads_until=self._leads_until,
-            tell=self._tell,
-            on_answer=self._prove,
-            post=lambda event: self._post(event),
-        )
+        self._make_parts()
         self._first = listing
         self.is_proven = is_proven
         """Whether a leader who lives has answered for the epoch. Until then this node believes
@@ -89,9 +66,6 @@ class NodeRendezvous(Rendezvous):
         self._post: Post = lambda event: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
-        self._election = Election(
-            self._asking.another(), facts, self._member, self._registration, self._pulse.hearing
-        )
         self.lost: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Done when the store has lost the epoch, and no worker of it runs here any more. True if
         nothing stands there, and this node was out of touch: the job may have ended."""
@@ -101,11 +75,42 @@ class NodeRendezvous(Rendezvous):
         """Whether no other epoch stood in the place of the one that was lost."""
         self._newest_header = (0, -1, False)
         """Fence, number and whether it was closing, of the newest header seen."""
-        self._lead: Lead | None = None
-        self._lead_task: asyncio.Task[None] | None = None
-        self._view: View | None = None
         self._started = 0.0
         self._over = False
+
+    def _make_parts(self) -> None:
+        """What each does is told in its own module."""
+        self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
+        self._control = Mirror(
+            self._asking.another(), rows.CONTROL, self._take_control, self._take_change
+        )
+        self._pulse = Pulse(
+            self._beats,
+            self._asking.another(),
+            self._member,
+            self._registration,
+            leads_until=lambda: self._leadership.until(),
+            tell=self._tell,
+            on_answer=self._prove,
+            post=lambda event: self._post(event),
+        )
+        self._election = Election(
+            self._asking.another(),
+            self._facts,
+            self._member,
+            self._registration,
+            self._pulse.hearing,
+        )
+        self._leadership = Leadership(
+            self._asking,
+            self._facts,
+            self._member,
+            self._registration,
+            self._election,
+            self._pulse.hearing,
+            self._beats,
+            self._spawn,
+        )
 
     # ---- the agent's side
 
@@ -175,8 +180,8 @@ class NodeRendezvous(Rendezvous):
                 self._over = isinstance(event, JobOver)
                 self._post(event)
         row = self._member.row
-        if self._over and row.state == "left" and self._leads():
-            self._end_term()
+        if self._over and row.state == "left" and self._election.is_won:
+            self._leadership.end()
             self._spawn(self._resign())
         if row.state == "left" and not self._over and row.leaving:
             loop = asyncio.get_running_loop()
@@ -240,7 +245,7 @@ class NodeRendezvous(Rendezvous):
         if self._clock() - self._started <= most:
             self._tell(self._member.doubt(leader, most))
         elif leader:
-            self._tell(self._member.give_up(_silent(leader, most)))
+            self._tell(self._member.give_up(self._election.silence(leader, most)))
         else:
             self.lose()
 
@@ -251,7 +256,7 @@ class NodeRendezvous(Rendezvous):
         if self._over or self._is_lost:
             return
         self._is_lost, self._is_gone = True, is_gone
-        self._end_term()
+        self._leadership.end()
         for task in self._tasks:
             task.cancel()
         self._tell(self._member.lose_epoch())
@@ -274,21 +279,17 @@ class NodeRendezvous(Rendezvous):
                 self.lose()
                 return
             self._newest_header = age
-        if self._lead:
-            self._lead.take_header(header, revision, as_of)
+        self._leadership.take_header(header, revision, as_of)
         self._tell(self._member.take_header(header, revision))
 
     # ---- leadership
 
-    def _leads(self) -> bool:
-        return self._election.is_won
-
     def _take_leader(self, leader: LeaderRow | None, revision: int) -> None:
         if self._election.take(leader, revision):
-            self._end_term()
+            self._leadership.end()
         self._check_fit()
-        if self._leads():
-            self._begin_term()
+        if self._election.is_won and not self._over:
+            self._leadership.begin()
         self._pulse.follow(leader, self._election.fence)
         self._due.set()
 
@@ -297,56 +298,6 @@ class NodeRendezvous(Rendezvous):
         why = self._election.misfit(leader) if leader and self.is_proven else ""
         if why:
             self._tell(self._member.give_up(why))
-
-    def _begin_term(self) -> None:
-        if self._lead or self._over:
-            return
-        now = self._clock()
-        view = View(self._settings, self._facts.node, now)
-        view.fence = self._election.fence
-        self._pulse.hearing.led.add(view.fence)
-        view.take_header(self._member.header, now)
-        if self._view is not None:
-            view.remember(self._view)
-        self._view = view
-        revision = self._member.header_revision
-        self._lead = Lead(
-            self._asking.another(), view, self._facts.endpoint, revision, self._on_first_listing
-        )
-        self._beats.serve(self._judge)
-        self._lead_task = self._spawn(self._lead.run())
-
-    def _on_first_listing(self) -> None:
-        """The leader knows now who is there, and so who is missing."""
-        view, last = self._view, self._election.last_term
-        if view is not None:
-            view.blind_until, view.inherited_until = inherited_until(
-                view, self._pulse.hearing, last, self._settings, self._clock()
-            )
-
-    def _end_term(self) -> None:
-        self._beats.serve(None)
-        self._lead = None
-        if self._lead_task:
-            self._lead_task.cancel()
-            self._lead_task = None
-
-    def _judge(self, beat: Beat) -> bool:
-        view, lead = self._view, self._lead
-        if view is None or lead is None:
-            return False
-        was_heard = view.hears(beat.node)
-        is_granted = view.answer_beat(beat, self._clock(), self._leads_until())
-        if not was_heard:
-            lead.look_again()
-        return is_granted
-
-    def _leads_until(self) -> float:
-        if self._view is None or not self._lead or self._registration.lease != self._election.lease:
-            return -math.inf
-        known_until = self._election.confirmed + GRANT * self._settings.ttl
-        lease_until = min(self._registration.lease_until, known_until)
-        return leader_until(self._view, self._settings, lease_until, self._clock())
 
     # ---- what is to be written and read
 
