@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from support.launcher import Launcher
 from support.processes import soon
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes proves nothing
@@ -18,6 +19,13 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="fault suites at full length")
+
+
+@pytest.fixture
+def torshrun(tmp_path: Path) -> Iterator[Launcher]:
+    """Starts torshrun in a directory of the test's own."""
+    with Launcher(tmp_path) as launcher:
+        yield launcher
 
 
 @pytest.fixture(autouse=True)

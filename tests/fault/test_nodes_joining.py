@@ -37,12 +37,6 @@ STEPS = {
 
 
 @pytest.fixture
-def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    with Launcher(tmp_path) as launcher:
-        yield launcher
-
-
-@pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
     folder = tmp_path / "etcd"
     folder.mkdir()

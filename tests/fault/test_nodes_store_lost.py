@@ -28,12 +28,6 @@ PATIENCE = 45.0
 
 
 @pytest.fixture
-def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    with Launcher(tmp_path) as launcher:
-        yield launcher
-
-
-@pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
     folder = tmp_path / "etcd"
     folder.mkdir()

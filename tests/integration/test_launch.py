@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from support.other_users import STRANGER, needs_root
 from support.processes import marked
 
 from torshrun import exit_codes
-
-
-@pytest.fixture
-def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    with Launcher(tmp_path) as launcher:
-        yield launcher
 
 
 def test_each_worker_finds_its_place(torshrun: Launcher) -> None:

@@ -6,9 +6,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from support.launcher import Launcher
@@ -28,12 +26,6 @@ while not all(os.path.exists(f"up.{other}.{attempt}") for other in range(2)): ti
 ENDLESS = "time.sleep(600)\n"
 UNTIL_GO = "while not os.path.exists('go'): time.sleep(0.01)\n"
 SOFTLY = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-
-
-@pytest.fixture
-def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    with Launcher(tmp_path) as launcher:
-        yield launcher
 
 
 def places(node: Node) -> list[tuple[int, ...]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.hosts import Host, cut_off, needs_hosts, plug_in_again, plugged
@@ -29,12 +27,6 @@ with StoreClient.connect(place.store_endpoint, bytes.fromhex(place.secret), 20) 
 print("place", rank, place.world_size, place.master_addr, flush=True)
 while not os.path.exists("go"): time.sleep(0.01)
 """
-
-
-@pytest.fixture
-def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    with Launcher(tmp_path) as launcher:
-        yield launcher
 
 
 def running(job: Job, hosts: list[Host], script: str) -> list[Node]:

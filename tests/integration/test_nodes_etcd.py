@@ -28,12 +28,6 @@ OUTAGE = 5.0
 
 
 @pytest.fixture
-def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    with Launcher(tmp_path) as launcher:
-        yield launcher
-
-
-@pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
     """Three members."""
     folder = tmp_path / "etcd"

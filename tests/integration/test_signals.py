@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ def note(signo, _):
 ENDLESS = "while True: time.sleep(60)\n"
 UNTIL_GO = "while not os.path.exists('go'): time.sleep(0.01)\n"
 Process = subprocess.Popen[str]
-
-
-@pytest.fixture
-def torshrun(tmp_path: Path) -> Iterator[Launcher]:
-    with Launcher(tmp_path) as launcher:
-        yield launcher
 
 
 def end(process: Process) -> tuple[int, str, str]:
