@@ -41,7 +41,7 @@ def test_a_killed_peer_is_named_by_all(process_world: Any, victim: int, size: in
             tr.all_reduce(array)
 
     results = process_world(4, body, 60.0)
-    assert results[victim] is None
+    assert results[victim].error.text == "killed by SIGKILL"
     for rank in set(range(4)) - {victim}:
         error = results[rank].error
         assert (error.kind, error.rank, error.op) == ("PeerLost", victim, "all_reduce")

@@ -12,9 +12,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.worlds import ended
+
 
 class Failed(NamedTuple):
-    """What a rank's function raised."""
+    """What a rank's function raised; "killed" if its process was killed."""
 
     kind: str
     text: str
@@ -25,7 +27,7 @@ def run_ranks(
     ranks: int, body: Callable[[int], Any], backend: str = "torsh", timeout: float = 20.0
 ) -> list[Any]:
     """body(rank) in forked processes with a default group each; what each rank returned, Failed
-    where it raised, None where it was killed. torch is loaded once, before they part.
+    where it raised or was killed. torch is loaded once, before they part.
     """
     import torch  # noqa: F401
 
@@ -84,5 +86,7 @@ def _result(reader: int, child: int) -> Any:
     with Path(f"/dev/fd/{reader}").open("rb") as pipe:
         data = pipe.read()
     os.close(reader)
-    os.waitpid(child, 0)
-    return pickle.loads(data) if data else None  # noqa: S301  (our own child)
+    _, status = os.waitpid(child, 0)
+    if data:
+        return pickle.loads(data)  # noqa: S301  (our own child)
+    return Failed("killed", ended(status), ended(status))

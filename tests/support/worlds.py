@@ -29,7 +29,9 @@ _HANGS = 600.0
 
 
 class Raised(NamedTuple):
-    """What a rank's function raised, where a test wants to see that."""
+    """What a rank's function raised, where a test wants to see that; ChildProcessError if its
+    process was killed.
+    """
 
     error: BaseException
 
@@ -80,7 +82,7 @@ def run_processes(
     meanwhile: Callable[[list[int]], None] | None = None,
 ) -> list[Any]:
     """body(rank) in processes with a default group each; what each rank returned, Raised(error)
-    where it raised, None where it was killed. `meanwhile` is called here with their pids.
+    where it raised or was killed. `meanwhile` is called here with their pids.
     """
     address = free_address()
     pipes, children = [], []
@@ -132,5 +134,13 @@ def _result(reader: int, child: int) -> Any:
         else:
             os.kill(child, signal.SIGKILL)
             data = pickle.dumps(Raised(_portable(TimeoutError(f"it hung for {_HANGS:g} s"))))
-    os.waitpid(child, 0)
-    return pickle.loads(data) if data else None  # noqa: S301  (our own child)
+    _, status = os.waitpid(child, 0)
+    if data:
+        return pickle.loads(data)  # noqa: S301  (our own child)
+    return Raised(_portable(ChildProcessError(ended(status))))
+
+
+def ended(status: int) -> str:
+    """How a process ended that waitpid() has this status of, in words."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
