@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class TorshError(Exception):
-    """Root of everything that torshrun and torsh_runtime raise on purpose."""
+    """Root of everything that torshrun and torsh_runtime raise on purpose.
+
+    All of them can be pickled and copied, as what comes out of other processes must be.
+    """
 
 
 class ConfigError(TorshError, ValueError):
@@ -52,6 +56,9 @@ class BackendUnavailable(TorshError):
         self.feature = feature
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.feature, self.remedy), self.__dict__
+
 
 class CommError(TorshError, RuntimeError):
     """A collective did not complete. The process group it happened in is dead afterwards;
@@ -63,7 +70,8 @@ class PeerLost(CommError):
     """Another rank died or left the group while this one needed it.
 
     Attributes: rank (who was lost), op (what this rank was doing), sequence (which operation of
-    the group it was, counted from 1; 0 for messages and while the group is made).
+    the group it was, counted from 1; 0 for messages and while the group is made), detail (what
+    became of it, where more is known than that its process has ended).
     """
 
     def __init__(self, rank: int, op: str, sequence: int, detail: str = "") -> None:
@@ -75,12 +83,17 @@ class PeerLost(CommError):
         self.rank = rank
         self.op = op
         self.sequence = sequence
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rank, self.op, self.sequence, self.detail), self.__dict__
 
 
 class CommTimeout(CommError, TimeoutError):
     """A collective passed its deadline.
 
-    Attributes: op, sequence, seconds (the timeout), missing (ranks that had not arrived).
+    Attributes: op, sequence, seconds (the timeout), missing (ranks that had not arrived),
+    detail (what else the text says of them).
     """
 
     def __init__(
@@ -96,6 +109,11 @@ class CommTimeout(CommError, TimeoutError):
         self.sequence = sequence
         self.seconds = seconds
         self.missing = tuple(missing)
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = self.op, self.sequence, self.seconds, self.missing, self.detail
+        return type(self), facts, self.__dict__
 
 
 class CommAborted(CommError):
@@ -122,6 +140,10 @@ class CommMismatch(CommError):
         self.call = call
         self.other_rank = other_rank
         self.other_call = other_call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = self.sequence, self.rank, self.call, self.other_rank, self.other_call
+        return type(self), facts, self.__dict__
 
 
 def named_operation(op: str, sequence: int) -> str:

@@ -22,6 +22,7 @@ OPERATIONS = (
     "coalesced",
     "older_spellings",
     "functional",
+    "subclasses",
     "messages",
     "objects",
     "asynchronous",

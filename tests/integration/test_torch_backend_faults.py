@@ -54,7 +54,7 @@ def test_a_killed_rank_ends_the_step_of_the_others_with_its_name(culprit: int) -
     results = run_ranks(3, lambda rank: train(rank, lambda r: killed(r) if r == culprit else None))
     for rank, result in enumerate(results):
         if rank == culprit:
-            assert result is None
+            assert (result.kind, result.text) == ("killed", "killed by SIGKILL")
         else:
             assert result.kind == "PeerLost"
             assert f"rank {culprit} was lost during all_reduce" in result.text
@@ -86,7 +86,9 @@ def test_a_lost_rank_fails_the_futures_of_an_asynchronous_operation() -> None:
             work.wait()
         return type(work.exception()).__name__
 
-    assert run_ranks(2, body) == ["PeerLost", None]
+    error, victim = run_ranks(2, body)
+    assert error == "PeerLost"
+    assert victim.kind == "killed"
 
 
 def test_ranks_that_disagree_are_both_named() -> None:
@@ -189,10 +191,19 @@ def test_tensors_that_it_cannot_take_are_refused_before_anything_happens() -> No
     def body(rank: int) -> None:
         import torch
         import torch.distributed as dist
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
 
+        with FakeTensorMode():
+            fake = torch.ones(4)
+        mesh = init_device_mesh("cpu", (1,))
         for refused, error in (
+            (fake, TypeError),
+            (distribute_tensor(torch.ones(4), mesh, [Replicate()]), TypeError),
             (torch.empty(4, device="meta"), TypeError),
             (torch.ones(4, dtype=torch.complex64).conj().imag, TypeError),
+            (torch.ones(1, dtype=torch.complex64).conj().imag, TypeError),
+            (torch._neg_view(torch.ones(4)), TypeError),
             (torch.eye(4).to_sparse_csr(), NotImplementedError),
             (torch.ones(4).to(torch.float8_e5m2), TypeError),
         ):

@@ -218,6 +218,35 @@ def functional(rank: int, ranks: int) -> None:
         same(scattered + 0, tensor * ranks)
 
 
+class Subclass(torch.Tensor):
+    """Has memory of its own, as torch.nn.Parameter has."""
+
+
+def subclasses(rank: int, ranks: int) -> None:
+    group, wanted = dist.group.WORLD, total(ranks, torch.float32, 4)
+    for made in (lambda own: own.as_subclass(Subclass), torch.nn.Parameter):
+        tensor = made(own(rank, torch.float32, 4))
+        with torch.no_grad():
+            dist.all_reduce(tensor)
+        same(tensor.data.as_subclass(torch.Tensor), wanted)
+    everyone = torch.cat([own(peer, torch.float32, 4) for peer in range(ranks)])
+    for dtype in (torch.float32, torch.bfloat16):  # results that nobody has waited for yet
+        late = funcol.all_gather_tensor(own(rank, dtype, 4), 0, group)
+        assert type(late) is funcol.AsyncCollectiveTensor
+        dist.all_reduce(late)
+        same(late + 0, everyone.to(dtype) * ranks)
+    parts = [torch.empty(4) for _ in range(ranks)]
+    dist.all_gather(parts, funcol.all_reduce(own(rank, torch.float32, 4), "sum", group))
+    for part in parts:
+        same(part, wanted)
+    got = torch.empty(4)
+    late = funcol.all_reduce(own(rank, torch.float32, 4), "sum", group)
+    sent = dist.isend(late, (rank + 1) % ranks)
+    dist.recv(got, (rank - 1) % ranks)
+    sent.wait()
+    same(got, wanted)
+
+
 def messages(rank: int, ranks: int) -> None:
     following, before = (rank + 1) % ranks, (rank - 1) % ranks
     got = torch.empty(1000)

@@ -14,9 +14,12 @@ from torsh_runtime.errors import BackendUnavailable
 def host_view(tensor: torch.Tensor) -> NDArray[Any]:
     """The tensor's own memory as an array of the same shape, strides and dtype.
 
-    bfloat16 needs the package ml_dtypes (BackendUnavailable). Raises TypeError for tensors that
-    are not dense ones in this process's memory.
+    The result of a functional collective is waited for. bfloat16 needs the package ml_dtypes
+    (BackendUnavailable). Raises TypeError for tensors that are not dense ones in this process's
+    memory.
     """
+    if hasattr(tensor, "trigger_wait"):  # an AsyncCollectiveTensor: the tensor within
+        tensor = tensor.trigger_wait()
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise TypeError(
             f"a {tensor.layout} tensor on {tensor.device} cannot take part in a collective of a "
@@ -24,13 +27,20 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
         )
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
-        raise TypeError("the tensor is a lazy conjugate or negative: call resolve_conj() first")
+        raise TypeError(
+            "the tensor is a lazy conjugate or negative: call resolve_conj() and resolve_neg() first"
+        )
     if plain.dtype is torch.bfloat16:
         return plain.view(torch.int16).numpy().view(_bfloat16())
     try:
         return plain.numpy()
     except TypeError as error:
         raise TypeError(f"{tensor.dtype} is not supported: {error}") from None
+    except RuntimeError:
+        raise TypeError(
+            f"a {type(tensor).__name__} has no memory of its own; pass the tensor that it stands for "
+            f"(of a DTensor: to_local())"
+        ) from None
 
 
 def _bfloat16() -> np.dtype[Any]:

@@ -84,9 +84,20 @@ const dlpack::Exchange* known_exchange(PyTypeObject* type) {
   return exchange_of(nb::handle(reinterpret_cast<PyObject*>(type)));
 }
 
-// Whether the memory holds the conjugates of the tensor's values, as torch may leave it.
+// What a method without arguments answers; false if there is no such method.
+bool answers(nb::handle object, const char* method) {
+  const nb::object asked = nb::getattr(object, method, nb::none());
+  return !asked.is_none() && nb::cast<bool>(asked());
+}
+
+// Whether the memory holds the conjugates or negatives of the tensor's values, as torch may leave it.
 bool is_lazy(nb::handle object, const dlpack::Tensor& tensor) {
-  return tensor.code == dlpack::complex && nb::hasattr(object, "is_conj") && nb::cast<bool>(object.attr("is_conj")());
+  return answers(object, "is_neg") || (tensor.code == dlpack::complex && answers(object, "is_conj"));
+}
+
+// A tensor that is made of others (DTensor) or of none (FakeTensor) has no memory.
+bool has_memory(const dlpack::Tensor& tensor) {
+  return tensor.data != nullptr || std::any_of(tensor.shape, tensor.shape + tensor.dims, [](auto size) { return size == 0; });
 }
 
 bool is_aligned(const void* data, DType type) {
@@ -175,8 +186,8 @@ bool View::take_tensor(nb::handle object) {
     return false;
   }
   data_ = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
-  const bool direct = tensor.device_type == dlpack::on_cpu && tensor_format(tensor, dtype_) && is_contiguous(tensor) &&
-                      is_aligned(data_, dtype_) && !is_lazy(object, tensor);
+  const bool direct = tensor.device_type == dlpack::on_cpu && has_memory(tensor) && tensor_format(tensor, dtype_) &&
+                      is_contiguous(tensor) && is_aligned(data_, dtype_) && !is_lazy(object, tensor);
   if (!direct) return false;
   if (!kept_.is_valid()) kept_ = nb::borrow(object);
   take_shape(tensor.shape, tensor.dims);

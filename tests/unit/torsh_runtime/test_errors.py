@@ -1,0 +1,64 @@
+"""Errors cross processes: as results of pools, in futures, in object collectives."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import pytest
+
+from torsh_runtime import errors
+from torsh_runtime.errors import TorshError
+
+TAKING_FACTS = (
+    errors.BackendUnavailable("NCCL", "Install it."),
+    errors.PeerLost(3, "all_reduce", 7),
+    errors.CommTimeout("barrier", 2, 1.5, [1, 2]),
+    errors.CommMismatch(4, 0, "send", 1, "recv"),
+)
+
+
+def every_kind(root: type[TorshError] = TorshError) -> list[type[TorshError]]:
+    return [root, *(kind for below in root.__subclasses__() for kind in every_kind(below))]
+
+
+def samples() -> list[TorshError]:
+    known = {type(error) for error in TAKING_FACTS}
+    return [*TAKING_FACTS, *(kind("a text") for kind in every_kind() if kind not in known)]
+
+
+@pytest.mark.parametrize("error", samples(), ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "pass_on",
+    [
+        *(
+            lambda error, protocol=protocol: pickle.loads(  # noqa: S301  (our own)
+                pickle.dumps(error, protocol)
+            )
+            for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+        ),
+        copy.copy,
+        copy.deepcopy,
+    ],
+)
+def test_an_error_keeps_its_text_and_its_facts(
+    error: TorshError, pass_on: Callable[[TorshError], TorshError]
+) -> None:
+    error.add_note("on rank 5")
+    passed = pass_on(error)
+    assert type(passed) is type(error)
+    assert str(passed) == str(error)
+    assert vars(passed) == vars(error)
+
+
+def test_a_pool_hands_it_out() -> None:
+    with ProcessPoolExecutor(1) as pool, pytest.raises(errors.PeerLost, match="rank 3") as caught:
+        pool.submit(partial(fail, TAKING_FACTS[1])).result(30)
+    assert caught.value.rank == 3
+
+
+def fail(error: TorshError) -> None:
+    raise error
