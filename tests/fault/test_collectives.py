@@ -108,6 +108,43 @@ def test_ctrl_c_ends_a_wait_and_tells_the_peers(process_world: Any) -> None:
         assert "rank 0 aborted" in results[rank].error.text
 
 
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_an_abort_ends_messages_of_all_ranks(process_world: Any, size: int) -> None:
+    def play(rank: int, rounds: int) -> None:
+        for _ in range(rounds):
+            for sender in range(2):
+                tr.send(ball, 1 - rank) if rank == sender else tr.recv(ball, 1 - rank)
+
+    def body(rank: int) -> None:
+        play(rank, 10)
+        if rank == 0:
+            pending = default_group().recv(np.zeros(3), 1, 5, async_op=True)
+            default_group().abort()
+            with pytest.raises(tr.CommAborted, match="rank 0 aborted"):
+                pending.wait()
+            with pytest.raises(tr.CommAborted, match="rank 0 aborted"):
+                tr.send(ball, 1)
+        play(rank, 10**6)
+
+    ball = np.zeros(size)
+    for result in process_world(2, body, 60.0):
+        assert result.error.kind == "CommAborted"
+
+
+def test_messages_of_an_aborted_group_do_not_go_on_with_each_other(process_world: Any) -> None:
+    def body(rank: int) -> None:
+        ball = np.zeros(1)
+        tr.barrier()
+        if rank == 2:
+            default_group().abort()
+            tr.send(ball, 0)
+        for number in range(10**6):
+            tr.send(ball, 1 - rank) if number % 2 == rank else tr.recv(ball, 1 - rank)
+
+    for result in process_world(3, body, 60.0):
+        assert (result.error.kind, "rank 2 aborted" in result.error.text) == ("CommAborted", True)
+
+
 def test_ranks_that_never_come_are_named(process_world: Any) -> None:
     def body(rank: int) -> None:
         tr.destroy_process_group()

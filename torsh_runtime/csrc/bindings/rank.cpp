@@ -102,6 +102,10 @@ void Rank::meet(double timeout) {
   guarded([&] { group_->meet(timeout); });
 }
 
+void Rank::abort() {
+  guarded([&] { group_->abort(); });
+}
+
 template <class Operation, class... Views>
 nb::object Rank::perform(const Call& call, Operation operation, double timeout, bool async_op, Views&&... views) {
   if (!async_op) {

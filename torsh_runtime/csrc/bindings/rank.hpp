@@ -60,7 +60,7 @@ class Rank {
   // `memory`: a writable buffer of `stride` bytes for each rank of the node, of which `bytes` count.
   void add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout);
 
-  void abort() { group_->abort(); }
+  void abort();
   void close();
   // Keeps what an operation under way holds on to, of which Python has let go.
   void keep(std::function<bool()> over, std::shared_ptr<Kept> kept);

@@ -71,6 +71,16 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
   return std::make_unique<Messenger>(std::move(made));
 }
 
+// Messages under way end with a group that somebody else has ended.
+void Group::begin(std::optional<shm::Channel::Operation>& under_way, const Call& call, double timeout, bool background) {
+  try {
+    under_way.emplace(channel_, call, timeout, background);
+  } catch (const Failure& failure) {
+    if (failure.kind < FailureKind::closed) messages_->fail(failure);
+    throw;
+  }
+}
+
 across::Team& Group::team() {
   team_.label = {.purpose = Purpose::collective, .tag = channel_.sequence(), .call = *call_};
   team_.deadline = channel_.deadline();
@@ -100,23 +110,29 @@ void Group::add_region(std::byte* base, std::size_t stride, std::size_t bytes, d
   perform(call, add, timeout);
 }
 
-TransferPtr Group::send(int peer, std::uint64_t tag, const Call& call, Piece data) {
+// A rank that only ever finds its messages there looks around nowhere else.
+void Group::check_message() {
   channel_.check_fork();
+  guarded([&] { channel_.check_abort(); });
+}
+
+TransferPtr Group::send(int peer, std::uint64_t tag, const Call& call, Piece data) {
+  check_message();
   return messages_->send(peer, {Purpose::user, tag, call}, {data.data, data.bytes});
 }
 
 TransferPtr Group::receive(int peer, std::uint64_t tag, const Call& call, Piece room) {
-  channel_.check_fork();
+  check_message();
   return messages_->receive(peer, {Purpose::user, tag, call}, {room.data, room.bytes});
 }
 
 void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
-  channel_.check_fork();
+  if (!transfer->done()) check_message();
   guarded([&] { messages_->wait({&transfer, 1}, deadline, timeout); });
 }
 
 bool Group::wait_for(const TransferPtr& transfer, double until) {
-  channel_.check_fork();
+  if (!transfer->done()) check_message();
   bool is_done = false;
   guarded([&] { is_done = messages_->wait_until({&transfer, 1}, until); });
   return is_done;
@@ -211,6 +227,12 @@ int Group::neighbour(int peer) const {
   const std::vector<int>& local = layout_.local();
   const auto found = std::lower_bound(local.begin(), local.end(), peer);
   return found != local.end() && *found == peer ? static_cast<int>(found - local.begin()) : -1;
+}
+
+void Group::abort() {
+  if (is_fork()) return;
+  channel_.abort();
+  messages_->fail(channel_.failure(FailureKind::aborted, channel_.rank()));
 }
 
 void Group::close() {

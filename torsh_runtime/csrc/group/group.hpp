@@ -79,15 +79,16 @@ class Group {
   // Sees to it that it gets done though nobody waits.
   void go_on(const TransferPtr& transfer, double deadline, double timeout);
 
-  // Ends every rank's pending and later operations with FailureKind::aborted. Any thread.
-  void abort() { channel_.abort(); }
+  // Ends every rank's pending and later operations and messages with FailureKind::aborted. Any thread.
+  void abort();
   // Leaves the group; what is still under way is aborted.
   void close();
 
  private:
   template <class Operation>
   void execute(const Call& call, const Operation& operation, double timeout, bool background) {
-    const shm::Channel::Operation under_way(channel_, call, timeout, background);
+    std::optional<shm::Channel::Operation> under_way;
+    begin(under_way, call, timeout, background);
     call_ = &call;
     guarded([&] { operation(*this); });
   }
@@ -112,6 +113,8 @@ class Group {
     }
   }
 
+  void begin(std::optional<shm::Channel::Operation>& under_way, const Call& call, double timeout, bool background);
+  void check_message();
   shm::Hooks hooks();
   std::unique_ptr<tcp::Control> control(GroupSetup& setup);
   std::unique_ptr<Messenger> messenger(GroupSetup& setup);
