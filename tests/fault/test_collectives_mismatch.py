@@ -165,8 +165,9 @@ def outcome(case: Case, rank: int) -> tuple[str, ...]:
         (case.odd if rank == ODD else case.usual)(group)
         group.barrier()
     except tr.CommMismatch as error:
-        named = sorted({error.rank, error.other_rank})
-        return ("mismatch", "names the odd one" if ODD in named else f"names {named}", str(error))
+        differ = error.call != error.other_call
+        names = differ and ODD in (error.rank, error.other_rank)
+        return ("mismatch", "names the odd one" if names else "does not name it", str(error))
     except Exception as error:
         return (type(error).__name__, str(error), "")
     finally:
@@ -175,7 +176,7 @@ def outcome(case: Case, rank: int) -> tuple[str, ...]:
 
 
 def wrong(results: list[Any]) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """The cases in which some rank did not get an error that names the odd one."""
+    """The cases in which some rank did not get an error that names the odd one and what differs."""
     assert all(isinstance(each, list) for each in results), results
     for found in zip(*results, strict=True):
         if {each[1:3] for each in found} != {("mismatch", "names the odd one")}:

@@ -131,8 +131,10 @@ class Exchange {
       any_direct_ = any_direct_ || head.direct;
       if (head.tiny) find_tiny(peer);
       else find_in_table(peer);
-      const bool fits = found_[peer].bytes == of(taken_, peer).bytes && found_[peer].wanted == of(given_, peer).bytes;
-      if (!fits) channel_.disagree(peer);
+      const Entry& found = found_[peer];
+      const std::size_t taken = of(taken_, peer).bytes, given = of(given_, peer).bytes;
+      if (found.bytes != taken) channel_.disagree_on_size(peer, taken, found.bytes);
+      if (found.wanted != given) channel_.disagree_on_size(peer, given, found.wanted);
     });
   }
 

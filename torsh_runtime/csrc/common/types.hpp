@@ -87,6 +87,15 @@ struct Call {
                                static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
     return mixed ^ head * 0xD6E8FEB86659FD93ull;
   }
+
+  // The same with an array of so many bytes, to show where calls differ that are otherwise alike.
+  Call of_size(std::size_t bytes) const {
+    Call sized = *this;
+    sized.count = bytes / size_of(dtype);
+    sized.dims = 1;
+    sized.shape = {sized.count};
+    return sized;
+  }
 };
 static_assert(sizeof(Call) == 64, "one cache line");
 

@@ -33,13 +33,6 @@ bool has_passed(const Header& header, const Transfer& receive) {
   return header.purpose == Purpose::collective && own.purpose == Purpose::collective && own.tag < header.tag;
 }
 
-// Says how much a message holds, where the two calls are otherwise the same.
-void show_size(Call& call, std::size_t bytes) {
-  call.count = bytes / size_of(call.dtype);
-  call.dims = 1;
-  call.shape = {call.count};
-}
-
 }  // namespace
 
 void Postbox::begin(const Label& label) {
@@ -176,8 +169,8 @@ Failure Postbox::mismatch(const Label& own, const Arrival& arrival) const {
 Failure Postbox::mismatch(const Transfer& receive, const Arrival& arrival) const {
   Failure found = mismatch(receive.label(), arrival);
   if (is_same_call(receive, arrival.header)) {
-    show_size(found.own, receive.room_.size());
-    show_size(found.other, arrival.header.bytes);
+    found.own = found.own.of_size(receive.room_.size());
+    found.other = found.other.of_size(arrival.header.bytes);
   }
   return found;
 }

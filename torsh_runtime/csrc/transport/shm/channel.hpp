@@ -127,8 +127,9 @@ class Channel {
   // The ranks, of all nodes, that have not begun the operation that this one is in, as far as they
   // say so; and those of this node that are stopped in it.
   std::vector<int> absent();
-  // The peer's call does not go with this rank's, as the fingerprints do not show: ends the group.
-  [[noreturn]] void disagree(int peer);
+  // The peer's call is like this rank's, except that it is of `theirs` bytes where this rank wants
+  // `own`: ends the group.
+  [[noreturn]] void disagree_on_size(int peer, std::size_t own, std::size_t theirs);
   // Ends the group with this failure, of which other nodes are told, or throws the earlier one.
   [[noreturn]] void fail(const Failure& failure);
   // The same without throwing.
@@ -172,6 +173,7 @@ class Channel {
   void check_deadline();
   void check_peers();
   void compare(int peer);
+  [[noreturn]] void disagree(int peer);
   bool record(const Failure& failure);
   std::vector<int> not_posted();
   void wake(int peer);

@@ -106,6 +106,14 @@ void Channel::disagree(int peer) {
   fail(found);
 }
 
+void Channel::disagree_on_size(int peer, std::size_t own, std::size_t theirs) {
+  Failure found = failure(FailureKind::mismatch, peer);
+  const Call& call = segment_.area(rank_).own.call;
+  found.own = call.of_size(own);
+  found.other = call.of_size(theirs);
+  fail(found);
+}
+
 Failure Channel::failure(FailureKind kind, int culprit) const {
   Failure found;
   found.kind = kind;
