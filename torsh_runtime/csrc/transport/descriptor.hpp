@@ -21,6 +21,8 @@ class Descriptor {
 
   // -1 is none.
   int number() const { return number_; }
+  // Leaves it open: it is the caller's.
+  int release() { return std::exchange(number_, -1); }
 
  private:
   int number_;

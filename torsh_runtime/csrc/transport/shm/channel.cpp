@@ -1,6 +1,5 @@
 #include "transport/shm/channel.hpp"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "common/clock.hpp"
 #include "common/kernels.hpp"
 #include "common/prefetch.hpp"
+#include "transport/forks.hpp"
 #include "transport/shm/cpu.hpp"
 #include "transport/shm/futex.hpp"
 
@@ -24,21 +24,12 @@ constexpr double move_interval = 0.01;  // seconds between two moves of one thre
 constexpr std::size_t least_share = 128;  // bytes of a block for each rank
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
-// How often this process has been forked off from one that used this library: a fork is no rank.
-std::atomic<unsigned> fork_count{0};
-
-unsigned forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++fork_count; });
-  (void)registered;
-  return fork_count.load(std::memory_order_relaxed);
-}
-
 }  // namespace
 
 std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limit, tuning.block_bytes); }
 
 Channel::Channel(const Setup& setup, Hooks hooks)
-    : forks_(forks()),
+    : forks_(fork_count()),
       rank_(setup.rank),
       ranks_(static_cast<int>(setup.names.size())),
       names_(setup.names),
@@ -267,7 +258,7 @@ void Channel::sleep(int peer) {
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-bool Channel::is_fork() const { return forks_ != fork_count.load(std::memory_order_relaxed); }
+bool Channel::is_fork() const { return forks_ != fork_count(); }
 
 void Channel::check_fork() const {
   if (is_fork()) throw bare(FailureKind::forked);

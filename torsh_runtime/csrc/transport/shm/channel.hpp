@@ -178,7 +178,7 @@ class Channel {
   std::vector<int> not_posted();
   void wake(int peer);
 
-  const unsigned forks_;  // what forks() said when the channel was made
+  const unsigned forks_;  // fork_count() when the channel was made
   const int rank_, ranks_;
   const std::vector<int> names_;
   const Tuning tuning_;

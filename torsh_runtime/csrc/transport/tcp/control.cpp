@@ -34,7 +34,7 @@ Control::Control(int ranks, std::vector<std::pair<int, Descriptor>> sockets, dou
     watch_.set(socket.number(), Watch::readable);
     Line& line = lines_.emplace_back();
     line.peer = peer;
-    line.socket = std::move(socket);
+    line.socket = RankSocket(std::move(socket));
   }
 }
 
@@ -135,7 +135,7 @@ void Control::end_by_error(Line& line, int error) {
 
 void Control::end(Line& line, Standing standing, std::string reason) {
   watch_.set(line.socket.number(), 0);
-  line.socket = Descriptor();
+  line.socket = RankSocket();
   line.standing = standing;
   line.end = std::move(reason);
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/failure.hpp"
-#include "transport/descriptor.hpp"
+#include "transport/forks.hpp"
 #include "transport/standing.hpp"
 #include "transport/tcp/control_frame.hpp"
 #include "transport/tcp/watch.hpp"
@@ -46,7 +46,7 @@ class Control {
  private:
   struct Line {
     int peer = -1;
-    Descriptor socket;
+    RankSocket socket;
     std::vector<std::byte> in, out;
     Standing standing = Standing::present;
     std::string end;

@@ -1,7 +1,7 @@
 // A stream over a connected socket.
 #pragma once
 
-#include "transport/descriptor.hpp"
+#include "transport/forks.hpp"
 #include "transport/stream.hpp"
 
 namespace torsh::tcp {
@@ -25,7 +25,7 @@ class SocketStream : public Stream {
   int peer_cpu() const override;
 
  private:
-  Descriptor socket_;
+  RankSocket socket_;
   const bool within_machine_;
 };
 
