@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -43,7 +44,7 @@ class ProcessGroup:
         self._places = {rank: place for place, rank in enumerate(self._ranks)}
         self._name = name
         self._session = session
-        self._intercepted = False
+        self._interceptor = 0
 
     @property
     def rank(self) -> int:
@@ -212,14 +213,23 @@ class ProcessGroup:
     @contextmanager
     def intercepted(self, wrap: Callable[[Backend], Backend]) -> Iterator[None]:
         """Within the block all calls go to wrap(backend). RuntimeError in such a block."""
-        if self._intercepted:
+        if self._interceptor:
             raise RuntimeError("the group is coalescing already: coalesce() cannot be nested")
         own = self._backend
-        self._backend, self._intercepted = wrap(own), True
+        self._backend, self._interceptor = wrap(own), threading.get_ident()
         try:
             yield
         finally:
-            self._backend, self._intercepted = own, False
+            self._backend, self._interceptor = own, 0
+
+    def check_not_held_back(self, what: str) -> None:
+        """RuntimeError if operations of this thread wait for the end of a coalesce() block, and
+        so does what needs their results."""
+        if self._interceptor == threading.get_ident():
+            raise RuntimeError(
+                f"{what} cannot be held back until a coalesce() block ends, for it takes several "
+                f"operations, each with the results of the one before: call it outside the block"
+            )
 
     def shared_memory(self, num_bytes: int) -> memoryview:
         """Memory of this rank that collectives use in place: see empty_shared()."""

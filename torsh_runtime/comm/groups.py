@@ -85,9 +85,11 @@ def split(
     """Split the group into groups of the ranks with equal colours; this process's, or None.
 
     All its ranks call this together. color: an int of 64 bits, or None to be in none. Ranks are
-    ordered by `key`, equal ones as they are in `group`. timeout: None is the group's.
+    ordered by `key`, equal ones as they are in `group`. timeout: None is the group's. RuntimeError
+    within coalesce().
     """
     parent = group or default_group()
+    parent.check_not_held_back("split()")
     own = np.array([color is not None, color or 0, key], np.int64)
     everyone = np.empty((parent.world_size, len(own)), np.int64)
     parent.all_gather_into_tensor(everyone, own)

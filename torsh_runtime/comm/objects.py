@@ -2,8 +2,9 @@
 
 Nothing is unpickled that no rank of this job has sent (see seal.py), and in a job of several
 machines without a secret these raise ConfigError. `src`, `dst`, `group_src` and `group_dst` are as
-in functional.py. All of them block. What goes over the nccl backend must be on a GPU, so there
-they raise ConfigError too: make a group with new_group(backend="native") for them.
+in functional.py. All of them block, and raise RuntimeError within coalesce(). What goes over the
+nccl backend must be on a GPU, so there they raise ConfigError too: make a group with
+new_group(backend="native") for them.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ def recv_object_list(
 def _for_objects(group: ProcessGroup | None) -> ProcessGroup:
     group = group or default_group()
     group.session.seal.check()
+    group.check_not_held_back("an exchange of Python objects")
     if group.backend == "nccl":
         raise ConfigError(
             "the nccl backend takes arrays on GPUs only, so it cannot carry Python objects: make "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -246,6 +247,30 @@ def test_without_async_op_only_messages_are_left_under_way(spy: Spy) -> None:
         tr.irecv(X, 13)
         tr.all_reduce(X, async_op=True)
     assert [(call[0], call[-1]) for call in spy.calls] == [("recv", True), ("all_reduce", False)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tr.all_gather_object([None], 1),
+        lambda: tr.gather_object(1, [None]),
+        lambda: tr.broadcast_object_list([1]),
+        lambda: tr.scatter_object_list([None], [1]),
+        lambda: tr.split(0),
+    ],
+)
+def test_what_needs_results_on_the_way_is_not_held_back(
+    group: ProcessGroup, call: Callable[[], object]
+) -> None:
+    def together() -> None:
+        with tr.coalesce():
+            call()
+
+    with pytest.raises(RuntimeError, match="outside the block"):
+        together()
+    with tr.coalesce(), ThreadPoolExecutor(1) as another:
+        another.submit(call).result()
+    call()
 
 
 def test_an_exception_launches_nothing(spy: Spy) -> None:
