@@ -28,7 +28,7 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         raise TypeError(
-            "the tensor is a lazy conjugate or negative: call resolve_conj() and resolve_neg() first"
+            "the tensor is a lazy conjugate or negative: call resolve_conj() and resolve_neg()"
         )
     if plain.dtype is torch.bfloat16:
         return plain.view(torch.int16).numpy().view(_bfloat16())
@@ -38,8 +38,8 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
         raise TypeError(f"{tensor.dtype} is not supported: {error}") from None
     except RuntimeError:
         raise TypeError(
-            f"a {type(tensor).__name__} has no memory of its own; pass the tensor that it stands for "
-            f"(of a DTensor: to_local())"
+            f"a {type(tensor).__name__} has no memory of its own; pass the tensor that it stands "
+            f"for (of a DTensor: to_local())"
         ) from None
 
 
