@@ -97,6 +97,8 @@ class Agent:
                 self._tell.round_ended(cause, event)
             if isinstance(event, base.RoundClosing | base.JobOver):
                 self._tell.decided(event)
+            if isinstance(event, protocol.KeeperLost):
+                self._tell.keeper_lost(self.keeper.pid, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed):
                 self._tell.noticed(event.signo, bool(instructions))
@@ -232,8 +234,6 @@ class Agent:
         elif isinstance(instruction, protocol.ReportFailure):
             self._tell.failed(instruction, self._found)
             self._telemetry.count_failure(self._found)
-        elif isinstance(instruction, protocol.KillDescendants):
-            self._tell.keeper_lost(self.keeper.pid, self._clean_up())
 
     def _leave(self, leave: protocol.Leave) -> None:
         if self.config.rendezvous and not self._group.alive():

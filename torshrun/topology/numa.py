@@ -10,7 +10,7 @@ from typing import Literal
 
 from torsh_runtime.errors import ConfigError
 from torshrun.procfs import ROOT, read_text
-from torshrun.text import ranges
+from torshrun.text import parse_ranges, ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
     """What the kernel says about the processors `allowed`. Where it says nothing, as in some
     containers, they are cores of their own, in one node and one socket, with one cache.
     """
-    online = parse_cpus(read_text(root / "sys/devices/system/cpu/online"))
+    online = parse_ranges(read_text(root / "sys/devices/system/cpu/online"))
     numbers = sorted(n for n in allowed if n in online or not online)
     nodes = _nodes(root)
     return tuple(_cpu(root, number, nodes.get(number, 0)) for number in numbers)
@@ -55,16 +55,6 @@ def bind(
     if len(nodes) < local_world_size:
         nodes = _spread(local_world_size, topology)
     return tuple(_share(policy, rank, nodes, topology) for rank in range(local_world_size))
-
-
-def parse_cpus(text: str) -> set[int]:
-    """The kernel's notation: "0-2,4" is 0, 1, 2 and 4."""
-    numbers: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            numbers.update(range(int(first), int(last or first) + 1))
-    return numbers
 
 
 # ---- policies
@@ -145,13 +135,13 @@ def _nodes(root: Path) -> dict[int, int]:
     return {
         number: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
-        for number in parse_cpus(read_text(folder / "cpulist"))
+        for number in parse_ranges(read_text(folder / "cpulist"))
     }
 
 
 def _cpu(root: Path, number: int, node: int) -> Cpu:
     folder = root / f"sys/devices/system/cpu/cpu{number}"
-    siblings = parse_cpus(read_text(folder / "topology/thread_siblings_list"))
+    siblings = parse_ranges(read_text(folder / "topology/thread_siblings_list"))
     package = read_text(folder / "topology/physical_package_id").strip()
     return Cpu(
         number=number,
@@ -166,7 +156,7 @@ def _largest_cache(folder: Path) -> int:
     levels: dict[int, int] = {}
     for index in folder.glob("index[0-9]*"):
         level = read_text(index / "level").strip()
-        shared = parse_cpus(read_text(index / "shared_cpu_list"))
+        shared = parse_ranges(read_text(index / "shared_cpu_list"))
         if level and shared:
             levels[int(level)] = min(shared)
     return levels[max(levels)] if levels else 0
