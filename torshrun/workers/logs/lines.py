@@ -21,11 +21,6 @@ PALETTE = (31, 166, 65, 133, 130, 62, 29, 161, 98, 94, 67, 131)
 STAMP_WIDTH = len("2025-01-31T12:34:56.789Z ")
 
 
-def end_of_lines(data: bytes) -> int:
-    """Where the last whole line in `data` ends; 0 if there is none."""
-    return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-
-
 def insert_prefix(data: bytes, prefix: bytes) -> bytes:
     """`data` with the prefix after every line end inside it; not at the beginning or the end."""
     if not prefix:
@@ -72,7 +67,7 @@ class LineHolder:
             data = self.partial + data
         else:
             self.since, self._stamp = now, stamp
-        cut = end_of_lines(data)
+        cut = max(map(data.rfind, ENDS)) + 1
         self.partial = data[cut:]
         if cut:
             self._emit(data[:cut], stamp)

@@ -18,7 +18,7 @@ from torshrun.workers.logs import lines
 from torshrun.workers.logs.files import LineFilter, LogFile
 from torshrun.workers.logs.mover import Mover
 from torshrun.workers.logs.sink import Sink, StatusLine
-from torshrun.workers.logs.stream import Pipe, Stream, Tap, open_source
+from torshrun.workers.logs.stream import Source, Stream, Tap
 
 USUAL_COLUMNS = 80
 """Taken as the width of a terminal that does not say how wide it is."""
@@ -196,7 +196,7 @@ class LogPump:
             taps = (*taps, LineFilter(needles, prefix, self._filtered(channel.name, folder)))
         is_shown, timed = channel.which in output.shown(place), output.log_timestamps
         width = len(text) + (lines.STAMP_WIDTH if timed else 0)
-        source = open_source(sink.fd, width) if is_shown else Pipe()
+        source = Source(sink.fd, width) if is_shown else Source()
         undo.callback(os.close, source.fd)
         undo.callback(os.close, source.end)
         if lines.is_coloured(output, sink.is_terminal, self._environ):
