@@ -59,6 +59,21 @@ class Picture:
         return "running" if self.header.phase == "open" else "changing"
 
     @property
+    def summary(self) -> str:
+        """How it stands, in words."""
+        verdict, header = self.verdict, self.header
+        if verdict:
+            return f"ended with code {verdict.code}: {verdict.outcome}, {verdict.reason}"
+        if header is None:
+            return f"no round yet; {nodes(len(self.present))} there"
+        if self.is_abandoned:
+            return f"abandoned: no node of round {header.number} is left (torshctl forget)"
+        if header.phase == "closing":
+            return f"round {header.number} is ending: {header.reason}"
+        workers = f"{header.world_size} worker{'' if header.world_size == 1 else 's'}"
+        return f"round {header.number} runs on {nodes(header.size)} with {workers}"
+
+    @property
     def round_token(self) -> str:
         """What tells the round from any other; "" if there was none yet."""
         return self.header.token if self.header else ""
