@@ -299,8 +299,8 @@ class Agent:
         self._tell.output_lost(self.pump.lost)
         self._tell.job_finished(state)
         self._telemetry.close()
-        self.pump.close()
-        await self._wait_for_reader()
+        if not await self.pump.finish(self.pump.close, self._stall):
+            self.pump.give_up()
         # The exit code stands: nothing may change it while the interpreter ends.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
@@ -309,15 +309,5 @@ class Agent:
             over, self._round, self._telemetry.pages = self._round, None, None
             await over.close()
 
-    async def _wait_for_reader(self) -> None:
-        """Until all output is out, a reader has not read for READER_STALL, or a stop request."""
-        pump = self.pump
-        moved, last_move = -1, self._loop.time()
-        while not pump.is_closed(0.001):
-            if pump.moved != moved:
-                moved, last_move = pump.moved, self._loop.time()
-            stall = 1.0 if self._last_signal else READER_STALL
-            if self._loop.time() - last_move > stall:
-                pump.give_up()
-                return
-            await asyncio.sleep(0.005)
+    def _stall(self) -> float:
+        return 1.0 if self._last_signal else READER_STALL

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from torshrun.workers import keeper as reports
@@ -143,19 +143,8 @@ class WorkerGroup:
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
-        drained, moved = asyncio.Event(), -1
         streams = [stream for worker in self.workers for stream in worker.streams]
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-                self.loop.call_soon_threadsafe(drained.set)
-
-        self.pump.drain(streams, tell)
-        while not drained.is_set() and self.pump.moved != moved:
-            moved = self.pump.moved
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_STALL):
-                    await drained.wait()
+        await self.pump.finish(partial(self.pump.drain, streams), lambda: DRAIN_STALL)
 
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""

@@ -85,7 +85,7 @@ class Mover:
             stream.source.resize()
         self.sink.write(b"")  # erases the status line, which may have changed its row
 
-    def stop(self, done: Callable[[], None] = lambda: None) -> None:
+    def stop(self, done: Callable[[], None]) -> None:
         """Let go of everything, then call `done`; the thread ends. is_stopped() tells when."""
         for stream in list(self._streams.values()):
             self._finish(stream)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -136,6 +138,23 @@ class LogPump:
         for mover in self._movers:
             mover.request(mover.resize)
 
+    async def finish(
+        self, begin: Callable[[Callable[[], None]], None], stall: Callable[[], float]
+    ) -> bool:
+        """Begin drain() or close() and wait for its end. False if a reader holds that up: nothing
+        has moved for `stall()` seconds.
+        """
+        over, moved, last_move, pause = threading.Event(), -1, time.monotonic(), 0.0002
+        begin(over.set)
+        while not over.is_set():
+            if self.moved != moved:
+                moved, last_move = self.moved, time.monotonic()
+            elif time.monotonic() - last_move > stall():
+                return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        return True
+
     def drain(self, streams: Iterable[Stream], done: Callable[[], None]) -> None:
         """Read what is left in these streams, whose writers have ended; call `done` in a thread."""
         wanted = tuple(streams)
@@ -143,11 +162,11 @@ class LogPump:
             done = partial(mover.request, mover.drain, wanted, done)
         done()
 
-    def close(self) -> None:
-        """Let go of everything when all requests so far are done; is_closed() tells when."""
+    def close(self, done: Callable[[], None] = lambda: None) -> None:
+        """Let go of everything when all requests so far are done; `done` as with drain()."""
         self.set_status("")
         last, *others = self._movers  # the others may have something to complain about until then
-        done = partial(last.request, last.stop)
+        done = partial(last.request, last.stop, done)
         for mover in others:
             done = partial(mover.request, mover.stop, done)
         done()
