@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,12 +68,6 @@ def children(pid: int) -> list[int]:
 def cpu_seconds(pid: int) -> float:
     """Of the process and its descendants, with those of children that have ended."""
     return sum(stat.cpu for each in tree(pid) if (stat := read_stat(each)))
-
-
-def orphans(guardian: int, workers: Collection[int]) -> float:
-    """Seconds of CPU of the guardian's children, with their descendants, that are no workers."""
-    found = children(guardian) if guardian > 0 else []
-    return sum(cpu_seconds(child) for child in found if child not in workers)
 
 
 def tree(pid: int) -> Iterator[int]:

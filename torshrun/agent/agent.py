@@ -59,7 +59,6 @@ class Agent:
     rendezvous: base.Rendezvous
     """Says which rounds this node takes part in."""
     serve_store: ServeStore
-    """Serves a round's store."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError when events or metrics cannot be told where they should."""

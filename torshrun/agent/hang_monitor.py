@@ -92,7 +92,8 @@ class HangMonitor:
         from torshrun.health.detector import Sample
 
         workers, statuses = self._group.workers, a_round.pages.read()
-        orphans = procfs.orphans(self._group.keeper.pid, {worker.pid for worker in workers})
+        left = set(procfs.children(self._group.keeper.pid)) - {worker.pid for worker in workers}
+        orphans = sum(map(procfs.cpu_seconds, left))
         stats = [procfs.read_stat(worker.pid) if worker.alive else None for worker in workers]
         return [
             Sample(

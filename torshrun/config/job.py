@@ -116,7 +116,6 @@ class Access:
     user: str = ""
     """Name to log in with; "" is not at all."""
     password: str = field(default="", repr=False)
-    """That user's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +142,6 @@ class RendezvousConfig:
     ttl: float = 15.0
     """How long after its last sign of life a node counts as lost."""
     access: Access = Access()
-    """What etcd asks for."""
     secret: str = field(default="", repr=False)
     """What agents prove to each other that they know; "" lets the first one make it up and the
     store hand it on."""

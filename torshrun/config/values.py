@@ -133,10 +133,6 @@ def size(text: str) -> int:
 def words(text: str) -> str:
     if not text.strip():
         raise ConfigError("must not be empty")
-    return any_text(text)
-
-
-def any_text(text: str) -> str:
     if "\0" in text:
         raise ConfigError("must not contain a zero byte")
     return text

@@ -11,7 +11,6 @@ from torshrun.signals import signal_name
 class OomEvidence:
     """Signs that the kernel killed processes for want of memory while the workers ran."""
 
-    kills: int
     ours: bool
     """Whether they were in the launcher's own cgroup; otherwise anywhere on this machine."""
     cgroup: str = ""

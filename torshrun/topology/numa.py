@@ -61,6 +61,7 @@ def bind(
 
 
 def _share(policy: str, rank: int, nodes: Sequence[int], topology: Topology) -> CpuSet:
+    chosen: Iterable[Cpu]
     node = nodes[rank]
     cpus = [cpu for cpu in topology if cpu.node == node]
     if not cpus:
@@ -74,8 +75,11 @@ def _share(policy: str, rank: int, nodes: Sequence[int], topology: Topology) -> 
         chosen = _on_socket(cpus, position, neighbours, topology)
     elif policy == "exclusive":
         chosen = _on_own_cores(cpus, position, neighbours)
+    elif policy == "core-complex":  # larger ones first, and each taken once before one is shared
+        complexes = sorted(_groups(cpus, "cache"), key=len, reverse=True)
+        chosen = complexes[position % len(complexes)]
     else:
-        chosen = _on_core_complex(cpus, position) if policy == "core-complex" else cpus
+        chosen = cpus
     return frozenset(cpu.number for cpu in chosen)
 
 
@@ -98,12 +102,6 @@ def _on_own_cores(cpus: Sequence[Cpu], position: int, neighbours: int) -> Iterab
         )
     first, behind = (each * len(cores) // neighbours for each in (position, position + 1))
     return chain(*cores[first:behind])
-
-
-def _on_core_complex(cpus: Sequence[Cpu], position: int) -> Iterable[Cpu]:
-    """Complexes with more processors first, and each taken once before one is shared."""
-    complexes = sorted(_groups(cpus, "cache"), key=len, reverse=True)
-    return complexes[position % len(complexes)]
 
 
 def _groups(cpus: Iterable[Cpu], part: Literal["core", "cache"]) -> list[list[Cpu]]:

@@ -33,15 +33,12 @@ class Worker:
     pid: int = 0
     """0 while it is being started."""
     alive: bool = True
-    """Whether it has not ended."""
     status: int = 0
     """How it ended, as waitpid gives it."""
     seconds: float = 0.0
-    """How long it ran."""
     stopped: bool = False
     """Whether it ended after it had been asked to stop."""
     peak_rss_kib: int = 0
-    """The most memory that it had resident."""
 
     @property
     def rank(self) -> int:
@@ -178,24 +175,21 @@ class WorkerGroup:
 
     def _receive(self) -> None:
         for report in self.keeper.receive():
-            self._handle(report)
-
-    def _handle(self, report: reports.Report) -> None:
-        if isinstance(report, reports.Spawned):
-            self._alive[report.worker_id].pid = report.pid
-            self._num_starting -= 1
-            if not self._num_starting and not self._stopping:
-                self.listener.on_started()
-        elif isinstance(report, reports.SpawnFailed | reports.Exited):
-            self._on_end(report)
-        elif isinstance(report, reports.Swept):
-            self._cancel_timer()
-            self.listener.on_stopped(report.unkillable)
-        elif isinstance(report, reports.DeadManFired):
-            self.listener.on_dead_man()
-        else:
-            self.close()
-            self.listener.on_keeper_lost()
+            if isinstance(report, reports.Spawned):
+                self._alive[report.worker_id].pid = report.pid
+                self._num_starting -= 1
+                if not self._num_starting and not self._stopping:
+                    self.listener.on_started()
+            elif isinstance(report, reports.SpawnFailed | reports.Exited):
+                self._on_end(report)
+            elif isinstance(report, reports.Swept):
+                self._cancel_timer()
+                self.listener.on_stopped(report.unkillable)
+            elif isinstance(report, reports.DeadManFired):
+                self.listener.on_dead_man()
+            else:
+                self.close()
+                self.listener.on_keeper_lost()
 
     def _on_end(self, report: reports.SpawnFailed | reports.Exited) -> None:
         worker = self._alive.pop(report.worker_id)

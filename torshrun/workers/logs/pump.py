@@ -89,10 +89,6 @@ class LogPump:
         sinks = [mover.sink for mover in self._movers]
         return {sink.name: sink.lost for sink in sinks if sink.lost}
 
-    @property
-    def shows_status(self) -> bool:
-        return self._status is not None
-
     def open(self, place: WorkerEnv, folder: str) -> tuple[Stream, Stream]:
         """Make a worker's stdout and stderr, whose ends to write to are the caller's to close. Its
         directory is `folder`, which is made where there is something to keep: in stdout.log and
@@ -123,15 +119,16 @@ class LogPump:
 
     def set_status(self, text: str) -> None:
         """Show this line, which may have colours, below the log; "" removes it."""
-        if self._status is not None:
-            line, mover = self._status
-            mover.request(line.set, lines.encode(" ".join(text.splitlines())))
+        if self._status and (line := self._status.sink.status):
+            self._status.request(line.set, lines.encode(" ".join(text.splitlines())))
 
-    def width(self) -> int:
-        """Columns of the terminal with the status line."""
-        if self._status is not None:
-            with contextlib.suppress(OSError):
-                return os.get_terminal_size(self._status[1].sink.fd).columns or USUAL_COLUMNS
+    @property
+    def status_width(self) -> int:
+        """Columns of the terminal with the status line; 0 if there is none to be."""
+        if self._status is None:
+            return 0
+        with contextlib.suppress(OSError):
+            return os.get_terminal_size(self._status.sink.fd).columns or USUAL_COLUMNS
         return USUAL_COLUMNS
 
     def resize(self) -> None:
@@ -183,15 +180,14 @@ class LogPump:
         for data in tuple(self._unsaid):
             self._err.mover.sink.write_now(data)
 
-    def _choose_status(self, *movers: Mover) -> tuple[StatusLine, Mover] | None:
-        """The line below the log, and whose log that is."""
+    def _choose_status(self, *movers: Mover) -> Mover | None:
+        """Whose sink has a line below the log."""
         if self._output.status_line == "never" or self._environ.get("TERM") == "dumb":
             return None
-        for mover in movers:
-            if mover.sink.is_terminal:
-                mover.sink.status = StatusLine()
-                return mover.sink.status, mover
-        return None
+        chosen = next((mover for mover in movers if mover.sink.is_terminal), None)
+        if chosen:
+            chosen.sink.status = StatusLine()
+        return chosen
 
     def _make(
         self,

@@ -72,12 +72,10 @@ class Sink:
         self.name = name
         """stdout or stderr."""
         self.fd = fd
-        """The descriptor it writes to."""
         self.is_terminal = os.isatty(fd)
         self.unfinished: object | None = None
         """Whose unfinished line stands at the end; None after a line's end."""
         self.last: object | None = None
-        """Who wrote last."""
         self.written = 0
         """Bytes written, ever."""
         self.lost = ""
