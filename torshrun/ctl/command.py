@@ -105,7 +105,12 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
     """
 
     def show(picture: Picture) -> None:
-        _show(picture, as_json=as_json, again=watch)
+        from torshrun.ctl.status_text import in_json, in_words
+
+        text = in_json(picture) if as_json else in_words(picture)
+        if watch and not as_json:
+            text = _CLEAR + text if sys.stdout.isatty() else f"{text}\n"
+        click.echo(text, nl=False)
 
     async def act(run: SteeredRun) -> None:
         show(run.picture)
@@ -217,15 +222,6 @@ def _carry_out(
 
     for line in filter(None, asyncio.run(visit())):
         click.echo(printable(line))
-
-
-def _show(picture: Picture, *, as_json: bool, again: bool) -> None:
-    from torshrun.ctl.status_text import in_json, in_words
-
-    text = in_json(picture) if as_json else in_words(picture)
-    if again and not as_json:
-        text = _CLEAR + text if sys.stdout.isatty() else f"{text}\n"
-    click.echo(text, nl=False)
 
 
 def _say(text: str) -> None:

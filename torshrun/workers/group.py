@@ -14,6 +14,7 @@ from typing import Protocol
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
+from torshrun.workers.processes import kill
 from torshrun.workers.spec import Assignment
 
 SWEEP_BOUND = 5.0
@@ -213,12 +214,8 @@ class WorkerGroup:
                 self.listener.on_killed()
             self.keeper.sweep(0, SWEEP_BOUND)
             self._flush()
-            self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
-
-    def _give_up_keeper(self) -> None:
-        """It does not answer (somebody stopped it): without it the agent can go on to the end."""
-        self._kill_timer = None
-        os.kill(self.keeper.pid, signal.SIGKILL)
+            # One that does not answer was stopped: without it the agent can go on to the end.
+            self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, kill, self.keeper.pid)
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:
