@@ -39,6 +39,12 @@ def read_text(path: str | Path, limit: int = 1 << 20) -> str:
     return ""
 
 
+def read_number(path: str | Path) -> int | None:
+    """What is in a file of one number that is not negative; None if it is anything else."""
+    text = read_text(path).strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
 def open_at_once(path: str, flags: int) -> int:
     """An opener for open() that waits for nobody: a pipe may never have a writer."""
     return os.open(path, flags | os.O_NONBLOCK)

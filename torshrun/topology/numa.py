@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from torsh_runtime.errors import ConfigError
-from torshrun.procfs import ROOT, read_text
+from torshrun.procfs import ROOT, read_number, read_text
 from torshrun.text import parse_ranges, ranges
 
 
@@ -140,11 +140,10 @@ def _nodes(root: Path) -> dict[int, int]:
 def _cpu(root: Path, number: int, node: int) -> Cpu:
     folder = root / f"sys/devices/system/cpu/cpu{number}"
     siblings = parse_ranges(read_text(folder / "topology/thread_siblings_list"))
-    package = read_text(folder / "topology/physical_package_id").strip()
     return Cpu(
         number=number,
         node=node,
-        socket=int(package) if package.isdecimal() else 0,
+        socket=read_number(folder / "topology/physical_package_id") or 0,
         core=min(siblings, default=number),
         cache=_largest_cache(folder / "cache"),
     )
@@ -153,8 +152,8 @@ def _cpu(root: Path, number: int, node: int) -> Cpu:
 def _largest_cache(folder: Path) -> int:
     levels: dict[int, int] = {}
     for index in folder.glob("index[0-9]*"):
-        level = read_text(index / "level").strip()
+        level = read_number(index / "level")
         shared = parse_ranges(read_text(index / "shared_cpu_list"))
         if level and shared:
-            levels[int(level)] = min(shared)
+            levels[level] = min(shared)
     return levels[max(levels)] if levels else 0

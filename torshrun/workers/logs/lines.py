@@ -36,18 +36,16 @@ class LineStamper:
     """Puts a time before each line of a flow that is passed on without holding anything back."""
 
     def __init__(self) -> None:
-        self._at_start = True
-        self._after_return = False
+        self._last = b"\n"
 
     def mark(self, data: bytes, stamp: bytes) -> bytes:
         """`data`, with the time before each line that begins in it."""
         head = b""
-        if self._after_return and data.startswith(b"\n"):  # the other half of a \r\n
+        if self._last == b"\r" and data.startswith(b"\n"):  # the other half of a \r\n
             head, data = b"\n", data[1:]
-        if data:
-            head += stamp if self._at_start else b""
-            self._at_start = data.endswith(ENDS)
-        self._after_return = data.endswith(b"\r")
+        if data and self._last in ENDS:
+            head += stamp
+        self._last = data[-1:] or head
         return head + insert_prefix(data, stamp)
 
 
