@@ -43,8 +43,7 @@ class Exit:
     oom: OomEvidence | None = None
     """What the kernel's counters say for the time it ran; None is nothing."""
     hung: str = ""
-    """What it was found hanging in, in one line, for the worker that the others waited for; ""
-    for all others."""
+    """The hang in one line, for the worker that the others waited for; "" for all others."""
 
     @property
     def signo(self) -> int:
