@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from torshrun.procfs import read_number, read_text
@@ -79,7 +78,6 @@ def _open_part(name: str, here: int, flags: int, mode: int, links: int, make: in
             os.close(link)
 
 
-@dataclass(frozen=True, slots=True)
 class Folder:
     """A directory that is held open. What is below it is found from there, and never by its path:
     whoever owns a directory above may rename or replace it without being given anything.
@@ -87,8 +85,9 @@ class Folder:
     Methods take whole paths, as they are shown to people, raise OSError, and are for any thread.
     """
 
-    path: str
-    _descriptor: int
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
 
     @classmethod
     def make(cls, path: str) -> Folder:

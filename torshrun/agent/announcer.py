@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torsh_runtime.events import Event
@@ -27,21 +26,25 @@ COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
 
 
-@dataclass(eq=False)
 class Announcer:
-    """Puts what happens, as its methods are called, into words."""
+    """Puts what happens, as its methods are called, into words. `say` takes whole lines."""
 
-    _config: LaunchConfig
-    _say: Callable[[str], None]
-    """Takes whole lines."""
-    _record: Callable[[Event], None] | None
-    """Without it programs are told nothing."""
-    round: int = 0
-    _node_rank: int = 0
-    _began: float = field(default_factory=time.monotonic)
-    _sequel: Sequel | None = None
-    _lost: set[str] = field(default_factory=set)
-    _complained: float = -COMPLAINTS
+    def __init__(
+        self,
+        config: LaunchConfig,
+        say: Callable[[str], None],
+        record: Callable[[Event], None] | None,
+    ) -> None:
+        """Without `record` programs are told nothing."""
+        self._config = config
+        self._say = say
+        self._record = record
+        self._node_rank = 0
+        self._began = time.monotonic()
+        self._sequel: Sequel | None = None
+        self._lost: set[str] = set()
+        self._complained = -COMPLAINTS
+        self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
         """Tell programs of an event of the present round."""

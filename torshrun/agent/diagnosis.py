@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torshrun.agent.round import Round
@@ -46,28 +46,29 @@ class Findings:
         return f"rank {cause.rank}: {how(cause)} ({self.kind})" if cause else ""
 
 
-@dataclass(eq=False)
 class Diagnosis:
     """Collects the facts about exits."""
 
-    output: OutputConfig
-    folder: Folder | None
-    """Where output is kept."""
-    hung: Mapping[int, str] = field(default_factory=dict)
-    """What was found about ranks that hang, in one line each."""
+    def __init__(self, output: OutputConfig, folder: Folder | None) -> None:
+        """`folder` is where output is kept."""
+        self._output = output
+        self._folder = folder
+        self._host = os.uname().nodename
+        self.hung: Mapping[int, str] = {}
+        """What was found about ranks that hang, in one line each."""
 
     def exit(self, ending: Worker, oom: OomEvidence | None = None) -> Exit:
         """How a worker ended, but for what it may have left in its error file."""
         place = ending.assignment.worker
         return Exit(
             rank=place.rank,
-            host=os.uname().nodename,
+            host=self._host,
             pid=ending.pid,
             status=ending.status,
             seconds=ending.seconds,
             stopped=ending.stopped,
             stderr=ending.streams[1].tail or b"",
-            log=ending.assignment.folder if self.output.kept(place) else "",
+            log=ending.assignment.folder if self._output.kept(place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,
@@ -113,9 +114,9 @@ class Diagnosis:
         path = ending.assignment.worker.error_file
         if not ending.status or not os.path.lexists(path):
             return exit_
-        if self.folder:
+        if self._folder:
             with contextlib.suppress(OSError):
-                _keep(path, self.folder, f"{ending.assignment.folder}/error.json")
+                _keep(path, self._folder, f"{ending.assignment.folder}/error.json")
         return replace(exit_, account=load_account(path))
 
 

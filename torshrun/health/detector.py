@@ -68,29 +68,30 @@ class Hang:
     """The rank that the others wait for; the lowest one if that cannot be told."""
 
 
-@dataclass(eq=False)
 class HangDetector:
     """Watches the workers of one round."""
 
-    timeout: float
-    """Seconds without progress that are a hang."""
-    patience: float
-    """Seconds between two observations after which what was seen before counts no more: somebody
-    stopped the observer, and perhaps the workers."""
-    _last: float = 0.0
-    _seen: Mapping[int, RankState] = field(default_factory=dict)
+    def __init__(self, timeout: float, patience: float) -> None:
+        """`timeout`: seconds without progress that are a hang. `patience`: seconds between two
+        observations after which what was seen before counts no more: somebody stopped the
+        observer, and perhaps the workers.
+        """
+        self._timeout = timeout
+        self._patience = patience
+        self._last = 0.0
+        self._seen: dict[int, RankState] = {}
 
     def observe(self, now: float, samples: Sequence[Sample]) -> Hang | None:
         """Take in the state of all workers at `now` (seconds, monotonic); a hang, if it is one."""
-        seen = self._seen if now - self._last <= self.patience else {}
+        seen = self._seen if now - self._last <= self._patience else {}
         ordered = sorted(samples, key=lambda sample: sample.rank)
         self._seen = {each.rank: _state(seen.get(each.rank), each, now) for each in ordered}
         self._last = now
         states = tuple(self._seen.values())
         seconds = max((each.seconds for each in states if each.waits_in), default=0.0)
-        if seconds < self.timeout and any(each.sample.alive for each in states):
+        if seconds < self._timeout and any(each.sample.alive for each in states):
             seconds = min(now - each.idle_since for each in states)
-        if seconds < self.timeout:
+        if seconds < self._timeout:
             return None
         return Hang(seconds=seconds, ranks=states, suspect=_suspect(states))
 

@@ -78,12 +78,13 @@ class WorkerStatus:
         return (active or self.collectives or (None,))[-1]
 
 
-@dataclass(frozen=True, slots=True)
 class StatusPages:
     """The pages of one round's workers. Whoever makes them closes them."""
 
-    _descriptor: int  # read, not mapped: who cuts the file short must not be this process's death
-    _count: int
+    def __init__(self, descriptor: int, count: int) -> None:
+        # Read, not mapped: a worker that cuts the file short must not be this process's death.
+        self._descriptor = descriptor
+        self._count = count
 
     @classmethod
     def create(cls, path: str, count: int) -> StatusPages:

@@ -11,7 +11,6 @@ import os
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 PIECE = 65536
 """Bytes that are written at once."""
@@ -66,27 +65,25 @@ class StatusLine:
         return _MAKE_ROW + _BELOW % line
 
 
-@dataclass(eq=False)
 class Sink:
     """Used by one thread only, but for write_now()."""
 
-    name: str
-    """stdout or stderr."""
-    fd: int
-    _complain: Callable[[str], None]
-    unfinished: object | None = None
-    """Whose unfinished line stands at the end; None after a line's end."""
-    last: object | None = None
-    written: int = 0
-    """Bytes written, ever."""
-    lost: str = ""
-    """Why nothing can be written any more; "" while something can."""
-    status: StatusLine | None = None
-    """The line below the log; None if there is none to be."""
-    _after_return: bool = False
-
-    def __post_init__(self) -> None:
-        self.is_terminal = os.isatty(self.fd)
+    def __init__(self, name: str, fd: int, complain: Callable[[str], None]) -> None:
+        self.name = name
+        """stdout or stderr."""
+        self.fd = fd
+        self.is_terminal = os.isatty(fd)
+        self.unfinished: object | None = None
+        """Whose unfinished line stands at the end; None after a line's end."""
+        self.last: object | None = None
+        self.written = 0
+        """Bytes written, ever."""
+        self.lost = ""
+        """Why nothing can be written any more; "" while something can."""
+        self.status: StatusLine | None = None
+        """The line below the log; None if there is none to be."""
+        self._complain = complain
+        self._after_return = False
 
     def lead(self, author: object) -> bytes:
         """What has to come before a new line of this author's."""
