@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from torshrun.procfs import read_text
+from torshrun.procfs import read_number, read_text
 
 
 class Cgroup(NamedTuple):
@@ -22,9 +22,7 @@ class Cgroup(NamedTuple):
         return read_text(self.folder / file)
 
     def number(self, file: str) -> int | None:
-        """A file that is one number that is not negative; None if it is none, or anything else."""
-        text = self.text(file).strip()
-        return int(text) if text.isascii() and text.isdigit() else None
+        return read_number(self.folder / file)
 
 
 def field(text: str, name: str) -> int | None:

@@ -11,13 +11,12 @@ import resource
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
-from torshrun.config.job import LaunchConfig, RendezvousConfig
+from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.served import serve_fresh
@@ -28,9 +27,6 @@ from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
-
-if TYPE_CHECKING:
-    from torshrun.rendezvous.together import Together
 
 OUTAGE = 120.0
 """Seconds that a job goes on without etcd while its nodes hear each other."""
@@ -79,14 +75,10 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
 
 
 def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
-    if config.rendezvous is not None:
-        together = _together(config, config.rendezvous)
-        return together, together.serve_store
-    secret = os.urandom(32)
-    return Alone(config, choose_port), lambda place: serve_fresh(secret)
-
-
-def _together(config: LaunchConfig, how: RendezvousConfig) -> Together:
+    how = config.rendezvous
+    if how is None:
+        secret = os.urandom(32)
+        return Alone(config, choose_port), lambda place: serve_fresh(secret)
     from torshrun.rendezvous.settings import Settings
     from torshrun.rendezvous.together import Together
 
@@ -103,7 +95,8 @@ def _together(config: LaunchConfig, how: RendezvousConfig) -> Together:
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )
-    return Together(how, settings, config.nproc_per_node, config.role, HeldPorts())
+    together = Together(how, settings, config.nproc_per_node, config.role, HeldPorts())
+    return together, together.serve_store
 
 
 async def _run(config: LaunchConfig, spec: WorkerSpec) -> int:

@@ -72,12 +72,9 @@ def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str])
             lines[name] = f"{name} is taken away"
     for name, value in worker.environ.items():
         if environ.get(name) != value:
-            lines[name] = f"{name}={_shown(value, other.environ[name])}"
+            known = value != CHOSEN_AT_START and value == other.environ[name]
+            lines[name] = f"{name}={shlex.quote(value) if known else CHOSEN_AT_START}"
     return lines
-
-
-def _shown(value: str, other: str) -> str:
-    return CHOSEN_AT_START if value == CHOSEN_AT_START or value != other else shlex.quote(value)
 
 
 def _block(title: str, lines: _Lines) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +39,12 @@ def read_text(path: str | Path, limit: int = 1 << 20) -> str:
     return ""
 
 
+def read_number(path: str | Path) -> int | None:
+    """What is in a file of one number that is not negative; None if it is anything else."""
+    text = read_text(path).strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
 def open_at_once(path: str, flags: int) -> int:
     """An opener for open() that waits for nobody: a pipe may never have a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
@@ -68,12 +74,6 @@ def children(pid: int) -> list[int]:
 def cpu_seconds(pid: int) -> float:
     """Of the process and its descendants, with those of children that have ended."""
     return sum(stat.cpu for each in tree(pid) if (stat := read_stat(each)))
-
-
-def orphans(guardian: int, workers: Collection[int]) -> float:
-    """Seconds of CPU of the guardian's children, with their descendants, that are no workers."""
-    found = children(guardian) if guardian > 0 else []
-    return sum(cpu_seconds(child) for child in found if child not in workers)
 
 
 def tree(pid: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path, PurePath
 
-from torshrun.procfs import read_text
+from torshrun.procfs import read_number, read_text
 
 _STEP = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = _STEP | os.O_DIRECTORY
@@ -31,7 +31,7 @@ def trusted_uids() -> set[int]:
     outside, of whom it cannot be told which one is root.
     """
     is_namespace = read_text("/proc/self/uid_map").split() != ["0", "0", str((1 << 32) - 1)]
-    outside = {int(read_text("/proc/sys/kernel/overflowuid") or 65534)} if is_namespace else set()
+    outside = {read_number("/proc/sys/kernel/overflowuid") or 65534} if is_namespace else set()
     return {0, os.geteuid(), *outside}
 
 

@@ -41,6 +41,17 @@ def ranges(numbers: Collection[int]) -> list[str]:
     return [f"{start}-{end}" if end > start else f"{start}" for start, end in pairs]
 
 
+def parse_ranges(text: str) -> set[int]:
+    """The numbers that such runs, between commas, stand for; none for "". Raises ValueError."""
+    numbers: set[int] = set()
+    for part in text.split(",") if text.strip() else ():
+        match = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(text)
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return numbers
+
+
 def format_ranks(ranks: Collection[int]) -> str:
     """ "rank 3", "ranks 0-2, 7"; of very many runs the first ones and how many ranks it are."""
     found = ranges(frozenset(ranks))

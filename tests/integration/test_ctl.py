@@ -155,8 +155,8 @@ def test_a_drained_node_goes_and_the_others_go_on(site: Site) -> None:
         nodes = site.running(job, 3)
         goes = site.status()["nodes"][-1]
         told = site.do("drain", "job", goes["id"])
-        assert told.startswith(f"{goes['id']} left. Round ")
-        assert told.endswith(" runs on 2 nodes\n")
+        assert told.startswith(f"{goes['id']} left: round ")
+        assert " runs on 2 nodes with " in told
         assert soon(lambda: any(node.process.poll() is not None for node in nodes), PATIENCE)
         ended = [node for node in nodes if node.process.poll() is not None]
         assert [node.end()[0] for node in ended] == [exit_codes.PREEMPTED]
@@ -180,7 +180,7 @@ def test_a_stopped_job_ends_on_all_nodes(site: Site) -> None:
     with site.job("1:2") as job:
         nodes = site.running(job, 2)
         told = site.do("stop", "job", "--reason", "the queue is full")
-        assert "run job has ended: stopped" in told
+        assert "run job has ended with code 130: stopped" in told
         for node in nodes:
             code, out = node.end()
             assert code == STOPPED

@@ -59,7 +59,6 @@ class Agent:
     rendezvous: base.Rendezvous
     """Says which rounds this node takes part in."""
     serve_store: ServeStore
-    """Serves a round's store."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError when events or metrics cannot be told where they should."""
@@ -97,6 +96,8 @@ class Agent:
                 self._tell.round_ended(cause, event)
             if isinstance(event, base.RoundClosing | base.JobOver):
                 self._tell.decided(event)
+            if isinstance(event, protocol.KeeperLost):
+                self._tell.keeper_lost(self.keeper.pid, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed):
                 self._tell.noticed(event.signo, bool(instructions))
@@ -232,8 +233,6 @@ class Agent:
         elif isinstance(instruction, protocol.ReportFailure):
             self._tell.failed(instruction, self._found)
             self._telemetry.count_failure(self._found)
-        elif isinstance(instruction, protocol.KillDescendants):
-            self._tell.keeper_lost(self.keeper.pid, self._clean_up())
 
     def _leave(self, leave: protocol.Leave) -> None:
         if self.config.rendezvous and not self._group.alive():
@@ -299,8 +298,8 @@ class Agent:
         self._tell.output_lost(self.pump.lost)
         self._tell.job_finished(state)
         self._telemetry.close()
-        self.pump.close()
-        await self._wait_for_reader()
+        if not await self.pump.finish(self.pump.close, self._stall):
+            self.pump.give_up()
         # The exit code stands: nothing may change it while the interpreter ends.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
@@ -309,15 +308,5 @@ class Agent:
             over, self._round, self._telemetry.pages = self._round, None, None
             await over.close()
 
-    async def _wait_for_reader(self) -> None:
-        """Until all output is out, a reader has not read for READER_STALL, or a stop request."""
-        pump = self.pump
-        moved, last_move = -1, self._loop.time()
-        while not pump.is_closed(0.001):
-            if pump.moved != moved:
-                moved, last_move = pump.moved, self._loop.time()
-            stall = 1.0 if self._last_signal else READER_STALL
-            if self._loop.time() - last_move > stall:
-                pump.give_up()
-                return
-            await asyncio.sleep(0.005)
+    def _stall(self) -> float:
+        return 1.0 if self._last_signal else READER_STALL

@@ -145,7 +145,7 @@ class Announcer:
         self.say(f"got {signal_name(signo)}: {what}")
 
     def hung(self, hang: Hang, stacks: Stacks) -> str:
-        """Workers make no progress; `stacks` are by rank. What the suspect hangs in, in a line."""
+        """Workers make no progress; `stacks` are by rank. The hang in a line."""
         from torshrun.health.report import describe, summary
 
         text = describe(hang, stacks.texts, stacks.hint)

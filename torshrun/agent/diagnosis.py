@@ -36,7 +36,6 @@ class Findings:
     cause: Exit | None = None
     """The one that explains the others; None if none failed."""
     kind: Kind | None = None
-    """What sort of failure that was."""
     startup: str = ""
     """How it failed, if that was at its start and trying again may not change it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torshrun.agent import protocol
@@ -12,7 +13,7 @@ from torshrun.agent.round import Round
 from torshrun.workers.group import WorkerGroup
 
 if TYPE_CHECKING:
-    from torshrun.health.detector import Hang, HangDetector, Sample
+    from torshrun.health.detector import Hang, Sample
     from torshrun.health.stacks import Stacks
     from torshrun.health.timers import TimerServer
 
@@ -42,8 +43,7 @@ class HangMonitor:
         self._group = group
         self._loop = group.loop
         self._post = post
-        self._look_again: asyncio.TimerHandle | None = None
-        self._inquiry: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._timers: TimerServer | None = None
         if timer_file:
             from torshrun.health.timers import TimerServer
@@ -51,46 +51,40 @@ class HangMonitor:
             self._timers = TimerServer(timer_file, self._loop, self._ranks, on_expired)
         self.finding: tuple[Hang, Stacks] | None = None
         """The hang of this round, and where its workers stand, by rank."""
+        self.inquires = False
+        """Whether it is just finding out where workers stand, by other programs."""
 
     def start(self, a_round: Round) -> None:
         """Watch this round, whose pages stay open until stop(). It is told of a hang once."""
         self.finding = None
         if self._timers:
             self._timers.forget()
-        self._begin(a_round)
+        if self._timeout > 0:
+            self._watching = self._loop.create_task(self._watch(a_round))
+            # What goes wrong there is an internal error of a callback, and not forgotten.
+            self._watching.add_done_callback(lambda task: task.cancelled() or task.result())
 
     def stop(self) -> None:
-        if self._look_again:
-            self._look_again.cancel()
-        if self._inquiry:
-            self._inquiry.cancel()
-
-    @property
-    def inquires(self) -> bool:
-        """Whether it is just finding out where workers stand, by other programs."""
-        return self._inquiry is not None and not self._inquiry.done()
+        if self._watching:
+            self._watching.cancel()
 
     def close(self) -> None:
         self.stop()
         if self._timers:
             self._timers.close()
 
-    def _begin(self, a_round: Round) -> None:
-        if self._timeout > 0:
-            from torshrun.health.detector import HangDetector
+    async def _watch(self, a_round: Round) -> None:
+        from torshrun.health.detector import HangDetector
 
-            self._look_later(HangDetector(self._timeout, 3 * self._interval + 1), a_round)
-
-    def _look_later(self, detector: HangDetector, a_round: Round) -> None:
-        self._look_again = self._loop.call_later(self._interval, self._look, detector, a_round)
-
-    def _look(self, detector: HangDetector, a_round: Round) -> None:
-        if self._group.pump.stalled:  # what was seen so far says nothing
-            self._begin(a_round)
-        elif hang := detector.observe(self._loop.time(), self._samples(a_round)):
-            self._inquiry = self._loop.create_task(self._inquire(hang, a_round))
-        else:
-            self._look_later(detector, a_round)
+        begin = partial(HangDetector, self._timeout, 3 * self._interval + 1)
+        detector = begin()
+        while not self.finding:
+            await asyncio.sleep(self._interval)
+            if self._group.pump.stalled:  # what was seen so far says nothing
+                detector = begin()
+            elif hang := detector.observe(self._loop.time(), self._samples(a_round)):
+                await self._inquire(hang, a_round)
+                detector = begin()
 
     def _samples(self, a_round: Round) -> Sequence[Sample]:
         """What workers have left behind counts for each of them: it is not known whose it is."""
@@ -98,7 +92,8 @@ class HangMonitor:
         from torshrun.health.detector import Sample
 
         workers, statuses = self._group.workers, a_round.pages.read()
-        orphans = procfs.orphans(self._group.keeper.pid, {worker.pid for worker in workers})
+        left = set(procfs.children(self._group.keeper.pid)) - {worker.pid for worker in workers}
+        orphans = sum(map(procfs.cpu_seconds, left))
         stats = [procfs.read_stat(worker.pid) if worker.alive else None for worker in workers]
         return [
             Sample(
@@ -117,12 +112,14 @@ class HangMonitor:
         from torshrun.health.stacks import Stacks, collect
 
         pids, before = self._ranks(), self._progress(a_round)
+        self.inquires = True
         try:
             stacks = await collect(list(pids), STACKS_BOUND)
         except Exception as error:  # the hang is to be ended all the same
             stacks = Stacks({}, f"no stacks: {error!r}")
+        finally:
+            self.inquires = False
         if self._progress(a_round) != before:  # it took its time, but goes on
-            self._begin(a_round)
             return
         texts = {pids[pid]: text for pid, text in stacks.texts.items()}
         self.finding = hang, Stacks(texts, stacks.hint)

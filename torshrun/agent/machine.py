@@ -123,8 +123,7 @@ def _finish(attempt: Attempt, code: int, outcome: base.Outcome, *before: Instruc
 def _on_keeper_lost(config: LaunchConfig, state: State) -> Step:
     done = isinstance(state, Stopping) and state.cause == "done" and config.rendezvous is None
     code = 0 if done else exit_codes.LOST
-    outcome: base.Outcome = "succeeded" if done else "lost"
-    return _finish(state.attempt, code, outcome, protocol.KillDescendants())
+    return _finish(state.attempt, code, "succeeded" if done else "lost")
 
 
 # ---- no worker runs

@@ -144,9 +144,5 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-class KillDescendants(NamedTuple):
-    """The keeper is gone: kill what it leaves behind, without it."""
-
-
-ForWorkers = StartWorkers | Settle | StopWorkers | PassOn | KillDescendants
+ForWorkers = StartWorkers | Settle | StopWorkers | PassOn
 Instruction = ForWorkers | TellRendezvous | Leave | ReportFailure

@@ -14,8 +14,7 @@ from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
 from torshrun.health.pages import StatusPages
-from torshrun.live.snapshot import JobState, Snapshot
-from torshrun.live.status_line import render
+from torshrun.live.snapshot import JobState, Snapshot, render
 from torshrun.rendezvous.base import Place
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.logs.lines import is_coloured
@@ -41,7 +40,7 @@ class Telemetry:
             pids=(0,) * config.nproc_per_node,
             max_restarts=config.max_restarts,
         )
-        self._is_seen = config.metrics_port is not None or pump.shows_status
+        self._is_seen = config.metrics_port is not None or pump.status_width > 0
         self._color = is_coloured(config.output, True, os.environ)
         with contextlib.ExitStack() as undo:
             if config.metrics_port is not None:
@@ -83,9 +82,8 @@ class Telemetry:
         """Bring what is shown up to date, if anybody looks."""
         if self._is_seen:
             self._refresh()
-        if self._pump.shows_status:
-            line = render(self.latest, time.monotonic(), self._pump.width(), color=self._color)
-            self._pump.set_status(line)
+        if width := self._pump.status_width:
+            self._pump.set_status(render(self.latest, time.monotonic(), width, color=self._color))
 
     def close(self) -> None:
         """Show nothing any more, within bounded time."""

@@ -41,11 +41,11 @@ class StreamRule:
     by_rank: Mapping[int, Streams] = field(default_factory=lambda: MappingProxyType({}))
     """By global rank: "r0:1,r8:3". Wins over the local rank."""
 
-    def streams(self, rank: int, local_rank: int) -> Streams:
+    def streams(self, worker: WorkerEnv) -> Streams:
         """What holds for this worker. Once a rank is named, others have nothing, as in torchrun."""
-        if rank in self.by_rank:
-            return self.by_rank[rank]
-        return self.by_local_rank.get(local_rank, self.everyone)
+        if worker.rank in self.by_rank:
+            return self.by_rank[worker.rank]
+        return self.by_local_rank.get(worker.local_rank, self.everyone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,26 +74,19 @@ class OutputConfig:
         ):
             if chosen is not None and rank not in chosen:
                 return Streams.NONE
-        redirected, teed = self._ruled(worker)
-        return ~redirected | teed
+        return ~self.redirects.streams(worker) | self.tee.streams(worker)
 
     def kept(self, worker: WorkerEnv) -> Streams:
         """Which of this worker's streams are kept in stdout.log and stderr.log."""
         if self.log_dir is not None and self.redirects == self.tee == StreamRule():
             return Streams.BOTH
-        redirected, teed = self._ruled(worker)
-        return redirected | teed
+        return self.redirects.streams(worker) | self.tee.streams(worker)
 
     def needs_folder(self) -> bool:
         """Whether something may have to be kept, so that the job needs a log directory."""
         filtered = self.duplicate_stdout_filters or self.duplicate_stderr_filters
         ruled = (self.redirects, self.tee) != (StreamRule(), StreamRule())
         return self.log_dir is not None or ruled or bool(filtered)
-
-    def _ruled(self, worker: WorkerEnv) -> tuple[Streams, Streams]:
-        rules, ranks = (self.redirects, self.tee), (worker.rank, worker.local_rank)
-        redirected, teed = (rule.streams(*ranks) for rule in rules)
-        return redirected, teed
 
 
 class Address(NamedTuple):
@@ -123,7 +116,6 @@ class Access:
     user: str = ""
     """Name to log in with; "" is not at all."""
     password: str = field(default="", repr=False)
-    """That user's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +142,6 @@ class RendezvousConfig:
     ttl: float = 15.0
     """How long after its last sign of life a node counts as lost."""
     access: Access = Access()
-    """What etcd asks for."""
     secret: str = field(default="", repr=False)
     """What agents prove to each other that they know; "" lets the first one make it up and the
     store hand it on."""

@@ -196,7 +196,6 @@ class Option(NamedTuple):
     help: str
     """What it does, in one or two sentences, with the unit."""
     kind: Kind
-    """What its value can be."""
     in_file: bool
     """Whether a file may give it: it is about the job, and not about this one command."""
 

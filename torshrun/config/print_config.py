@@ -14,7 +14,10 @@ _COLUMN = 48
 
 def show(request: Request) -> str:
     """The text, one value a line."""
-    blocks = [[*_target(request)], [*_environment(request)]]
+    blocks = [[*_target(request)]]
+    variables = request.environment.items()
+    extras = [_line(f"  {_scalar(name)}: ", extra) for name, extra in variables]
+    blocks.append(extras and ["environment:\n", *extras])
     for heading, options in HEADINGS.items():
         # In a file module: is what is run, so that the flag is spoken for.
         told = [each for each in options if each.in_file and each.key != "module"]
@@ -25,21 +28,11 @@ def show(request: Request) -> str:
 
 def _target(request: Request) -> Iterator[str]:
     """What is run, under the key that says how."""
-    if request.target is None:
-        return
-    key = "module" if request["module"] and not request["run_path"] else "script"
-    yield _line(f"{key}: ", request.target)
-    if request.arguments:
-        yield "arguments:\n"
-    for argument in request.arguments:
-        yield _line("  - ", argument)
-
-
-def _environment(request: Request) -> Iterator[str]:
-    if request.environment:
-        yield "environment:\n"
-    for name, extra in request.environment.items():
-        yield _line(f"  {_scalar(name)}: ", extra)
+    if request.target is not None:
+        key = "module" if request["module"] and not request["run_path"] else "script"
+        yield _line(f"{key}: ", request.target)
+        yield from ["arguments:\n"] if request.arguments else []
+        yield from (_line("  - ", argument) for argument in request.arguments)
 
 
 def _option(option: Option, entry: Entry) -> str:

@@ -21,7 +21,7 @@ from torshrun.config.job import (
 from torshrun.config.options import OPTIONS
 from torshrun.config.request import Request
 from torshrun.config.secret import read_secret
-from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes, any_text
+from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes
 from torshrun.topology.cpus import usable_cpus
 
 _PORTS: Mapping[Backend, int] = {"static": 29500, "tcp": 29400, "etcd": 2379}
@@ -162,7 +162,7 @@ def _scratch_place(environ: Mapping[str, str]) -> str:
 
 def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     """The script, module or program as workers are to be given it, if it is there."""
-    if not any_text(target):
+    if not target:
         raise ConfigError("the script's name must not be empty")
     if kind == "module":
         return target

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import StreamRule, Streams
+from torshrun.text import parse_ranges
 
 MOST_WORKERS = 65536
 LONGEST = 1e9
@@ -132,10 +133,6 @@ def size(text: str) -> int:
 def words(text: str) -> str:
     if not text.strip():
         raise ConfigError("must not be empty")
-    return any_text(text)
-
-
-def any_text(text: str) -> str:
     if "\0" in text:
         raise ConfigError("must not contain a zero byte")
     return text
@@ -256,15 +253,10 @@ def phrases(text: str) -> tuple[str, ...]:
 
 def ranks(text: str) -> frozenset[int] | None:
     """Numbers and ranges, "0,2,4-7"; "" is None."""
-    if not text.strip():
-        return None
-    chosen: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ConfigError(f"{text!r} is not a list of ranks like 0,2,4-7")
-        chosen.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(chosen)
+    try:
+        return frozenset(parse_ranges(text)) or None
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a list of ranks like 0,2,4-7") from None
 
 
 def stream_rule(text: str) -> StreamRule:

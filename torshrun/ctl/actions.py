@@ -120,13 +120,13 @@ def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
     missing = max(least, wanted.min_nodes) - len(now.staying)
     if missing > 0:
         return Progress(
-            False, f"waiting for {nodes(missing, 'more ')}: start torshrun there. {_where(now)}"
+            False, f"waiting for {nodes(missing, 'more ')}: start torshrun there ({now.summary})"
         )
     if now.phase != "running" or size > wanted.max_nodes:
-        return Progress(False, f"waiting for the next round. {_where(now)}")
+        return Progress(False, f"waiting for the next round ({now.summary})")
     if size < least or (now.spares and size < wanted.max_nodes):
-        return Progress(False, f"{_why_not_larger(now)}. {_where(now)}")
-    return Progress(True, _where(now))
+        return Progress(False, f"{_why_not_larger(now)} ({now.summary})")
+    return Progress(True, now.summary)
 
 
 def check_drain(asked: Sequence[NodeRow], now: Picture) -> None:
@@ -152,10 +152,10 @@ def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress
     if not now.present:
         return Progress(True, f"{names} left, and nobody is left of the run")
     if not any(map(before.takes_part, asked)):
-        return Progress(True, f"{names} left. {_where(now)}")
+        return Progress(True, f"{names} left: {now.summary}")
     if now.phase != "running" or now.round_token == before.round_token:
-        return Progress(False, f"{names} left; waiting for the next round. {_where(now)}")
-    return Progress(True, f"{names} left. {_where(now)}")
+        return Progress(False, f"{names} left; waiting for the next round ({now.summary})")
+    return Progress(True, f"{names} left: {now.summary}")
 
 
 def stopped(now: Picture) -> Progress:
@@ -168,22 +168,8 @@ def stopped(now: Picture) -> Progress:
     return Progress(True, ended(now))
 
 
-# ---- how it stands, in words
-
-
 def ended(now: Picture) -> str:
-    assert now.verdict is not None
-    return f"run {now.run_id} has ended: {now.verdict.outcome}, {now.verdict.reason}"
-
-
-def _where(now: Picture) -> str:
-    """Where the job stands, as a sentence without its end."""
-    header = now.header
-    if header is None:
-        return f"No round yet; {nodes(len(now.present))} there"
-    if header.phase == "closing":
-        return f"Round {header.number} is ending ({header.reason})"
-    return f"Round {header.number} runs on {nodes(header.size)}"
+    return f"run {now.run_id} has {now.summary}"
 
 
 def _why_not_larger(now: Picture) -> str:

@@ -48,18 +48,6 @@ _HELP = (
 )
 
 
-def _parsed(parse: Callable[[str], Any]) -> Callable[..., tuple[str, Any]]:
-    """What makes of a value the text itself and what one of torshrun's own parsers understands."""
-
-    def convert(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, Any]:
-        try:
-            return text, parse(text)
-        except ConfigError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return convert
-
-
 def _meeting(command: Command) -> Command:
     for key in reversed(_MEETING.split()):
         option = BY_KEY[key]
@@ -72,7 +60,6 @@ def _waiting(command: Command) -> Command:
     """Add the options that say how long to wait."""
     timeout = click.option(
         "--timeout",
-        callback=_parsed(values.seconds),
         default="30",
         metavar="SECONDS",
         help="How long to wait until it is done. [default: 30]",
@@ -105,7 +92,12 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
     """
 
     def show(picture: Picture) -> None:
-        _show(picture, as_json=as_json, again=watch)
+        from torshrun.ctl.status_text import in_json, in_words
+
+        text = in_json(picture) if as_json else in_words(picture)
+        if watch and not as_json:
+            text = _CLEAR + text if sys.stdout.isatty() else f"{text}\n"
+        click.echo(text, nl=False)
 
     async def act(run: SteeredRun) -> None:
         show(run.picture)
@@ -119,16 +111,17 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
 
 @command.command(short_help="Change the number of its nodes.")
 @click.argument("run_id", metavar="RUN")
-@click.argument("size", metavar="N|MIN:MAX", callback=_parsed(values.nodes))
+@click.argument("size", metavar="N|MIN:MAX")
 @_waiting
-def scale(run_id: str, size: tuple[str, values.Nodes], **options: Any) -> None:
+def scale(run_id: str, size: str, **options: Any) -> None:
     """Run RUN on N nodes, or on at least MIN and at most MAX. With N alone, MIN stays as it is, but
     is never above N.
 
     Nodes above the new maximum wait as spares. To get more nodes, start torshrun on them; nodes
     that wait are let in after the last call.
     """
-    _carry_out(options, lambda run: run.scale(*size), run_id)
+    wanted = values.nodes(size)
+    _carry_out(options, lambda run: run.scale(size, wanted), run_id)
 
 
 @command.command(short_help="Take nodes out of it.")
@@ -198,7 +191,7 @@ def _carry_out(
     from torshrun.ctl.run import reach, run_ids
     from torshrun.rendezvous.lookups import detach
 
-    _, seconds = options.pop("timeout", ("", None))
+    seconds = values.seconds(options.pop("timeout", "0"))
     timeout = None if options.pop("no_wait", False) else seconds
     config = meeting_place(options, os.environ)
     patience = _PATIENCE if config.backend == "etcd" else 0.0
@@ -217,15 +210,6 @@ def _carry_out(
 
     for line in filter(None, asyncio.run(visit())):
         click.echo(printable(line))
-
-
-def _show(picture: Picture, *, as_json: bool, again: bool) -> None:
-    from torshrun.ctl.status_text import in_json, in_words
-
-    text = in_json(picture) if as_json else in_words(picture)
-    if again and not as_json:
-        text = _CLEAR + text if sys.stdout.isatty() else f"{text}\n"
-    click.echo(text, nl=False)
 
 
 def _say(text: str) -> None:

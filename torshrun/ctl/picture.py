@@ -59,6 +59,21 @@ class Picture:
         return "running" if self.header.phase == "open" else "changing"
 
     @property
+    def summary(self) -> str:
+        """How it stands, in words."""
+        verdict, header = self.verdict, self.header
+        if verdict:
+            return f"ended with code {verdict.code}: {verdict.outcome}, {verdict.reason}"
+        if header is None:
+            return f"no round yet; {nodes(len(self.present))} there"
+        if self.is_abandoned:
+            return f"abandoned: no node of round {header.number} is left (torshctl forget)"
+        if header.phase == "closing":
+            return f"round {header.number} is ending: {header.reason}"
+        workers = f"{header.world_size} worker{'' if header.world_size == 1 else 's'}"
+        return f"round {header.number} runs on {nodes(header.size)} with {workers}"
+
+    @property
     def round_token(self) -> str:
         """What tells the round from any other; "" if there was none yet."""
         return self.header.token if self.header else ""
@@ -102,9 +117,11 @@ def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
         if row.node == name and row.nproc >= 1
     ]
     header = _one(rows.ROUND, rows.Header, items)
+    placed = [row for row in nodes if _is_of(row, header)]
+    others = [row for row in nodes if not _is_of(row, header)]
     return Picture(
         run_id=run_id,
-        nodes=tuple(sorted(nodes, key=lambda row: _order(row, header))),
+        nodes=(*sorted(placed, key=lambda row: row.node_rank), *others),
         leader=_one(rows.LEADER, rows.LeaderRow, items),
         header=header,
         verdict=_one(rows.VERDICT, rows.VerdictRow, items),
@@ -146,11 +163,6 @@ def _is_of(row: rows.NodeRow, header: rows.Header | None) -> bool:
     return bool(header and row.token == header.token and row.state != "waiting")
 
 
-def _order(row: rows.NodeRow, header: rows.Header | None) -> tuple[bool, int, str]:
-    placed = _is_of(row, header)
-    return not placed, row.node_rank if placed else 0, row.node
-
-
 def _one(key: str, kind: type[rows.T], items: Mapping[str, bytes]) -> rows.T | None:
     return rows.decode(kind, items[key]) if key in items else None
 
@@ -158,7 +170,7 @@ def _one(key: str, kind: type[rows.T], items: Mapping[str, bytes]) -> rows.T | N
 def _under(
     prefix: str, kind: type[rows.T], items: Mapping[str, bytes]
 ) -> Iterator[tuple[str, rows.T]]:
-    for name in _names(prefix, items):
+    for name in sorted(_names(prefix, items)):
         row = rows.decode(kind, items[prefix + name])
         if row is not None:
             yield name, row

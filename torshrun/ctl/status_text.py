@@ -19,7 +19,7 @@ _COLUMNS = ("RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
 
 def in_words(picture: Picture) -> str:
     """A few lines about the run, then a line for each node."""
-    lines = [f"run {picture.run_id}: {_summary(picture)}", *_details(picture)]
+    lines = [f"run {picture.run_id}: {picture.summary}", *_details(picture)]
     if picture.nodes:
         lines += ["", *_table([_COLUMNS, *(_cells(picture, row) for row in picture.nodes)])]
     return "".join(f"{printable(line)}\n" for line in lines)
@@ -57,22 +57,6 @@ def _node_fields(picture: Picture, row: NodeRow) -> dict[str, Any]:
 
 
 # ---- the lines above the table
-
-
-def _summary(picture: Picture) -> str:
-    verdict, header = picture.verdict, picture.header
-    if verdict:
-        return f"ended with code {verdict.code}: {verdict.outcome}, {verdict.reason}"
-    if header is None:
-        return f"waiting for its first round; {nodes(len(picture.present))} there"
-    if picture.is_abandoned:
-        return f"abandoned: no node of round {header.number} is left (torshctl forget)"
-    if header.phase == "closing":
-        return f"round {header.number} is ending: {header.reason}"
-    return (
-        f"round {header.number} runs on {nodes(header.size)} with {header.world_size} worker"
-        f"{'' if header.world_size == 1 else 's'}"
-    )
 
 
 def _details(picture: Picture) -> Iterator[str]:

@@ -11,7 +11,6 @@ from torshrun.signals import signal_name
 class OomEvidence:
     """Signs that the kernel killed processes for want of memory while the workers ran."""
 
-    kills: int
     ours: bool
     """Whether they were in the launcher's own cgroup; otherwise anywhere on this machine."""
     cgroup: str = ""
@@ -44,8 +43,7 @@ class Exit:
     oom: OomEvidence | None = None
     """What the kernel's counters say for the time it ran; None is nothing."""
     hung: str = ""
-    """What it was found hanging in, in one line, for the worker that the others waited for; ""
-    for all others."""
+    """The hang in one line, for the worker that the others waited for; "" for all others."""
 
     @property
     def signo(self) -> int:

@@ -25,14 +25,12 @@ class MemoryWatch:
 
     def evidence(self) -> OomEvidence | None:
         """What happened since; None if nothing did. May be asked any number of times."""
-        kills = self._count() - self._kills
-        if kills <= 0:
+        if self._count() <= self._kills:
             return None
         pairs = zip(self._cgroups, self._times_full, strict=True)
         hit = (each for each, before in pairs if _limit(each) and _times_full(each) > before)
         full = next(hit, None)  # the innermost with a limit that could not be kept since
         return OomEvidence(
-            kills=kills,
             ours=bool(self._cgroups),
             cgroup=full.name if full else "",
             limit=_limit(full) if full else 0,

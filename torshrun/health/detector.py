@@ -89,17 +89,11 @@ class HangDetector:
         self._last = now
         states = tuple(self._seen.values())
         seconds = max((each.seconds for each in states if each.waits_in), default=0.0)
-        if seconds < self._timeout:
-            seconds = self._idle_seconds(now)
+        if seconds < self._timeout and any(each.sample.alive for each in states):
+            seconds = min(now - each.idle_since for each in states)
         if seconds < self._timeout:
             return None
         return Hang(seconds=seconds, ranks=states, suspect=_suspect(states))
-
-    def _idle_seconds(self, now: float) -> float:
-        """How long all workers have done nothing; 0 if none lives."""
-        if not any(each.sample.alive for each in self._seen.values()):
-            return 0.0
-        return min(now - each.idle_since for each in self._seen.values())
 
 
 def _state(seen: RankState | None, sample: Sample, now: float) -> RankState:

@@ -106,7 +106,9 @@ class StatusPages:
     def read(self) -> tuple[WorkerStatus, ...]:
         """What the workers have noted, by local rank."""
         for _ in range(_TRIES):
-            found = self._read_all()
+            # A record is whole if its worker began no other one while it was read.
+            words, later = self._words(), self._words()
+            found = tuple(_read_page(words, later, rank + 1) for rank in range(self._count))
             if all(each.whole for worker in found for each in worker.collectives):
                 break
         return found
@@ -114,11 +116,6 @@ class StatusPages:
     def close(self) -> None:
         """Let go of the file; it stays, and workers may go on writing to it."""
         os.close(self._descriptor)
-
-    def _read_all(self) -> tuple[WorkerStatus, ...]:
-        """A record is whole if its worker began no other one while it was read."""
-        words, later = self._words(), self._words()
-        return tuple(_read_page(words, later, rank + 1) for rank in range(self._count))
 
     def _words(self) -> memoryview:
         size = (self._count + 1) * status.PAGE_BYTES

@@ -15,26 +15,14 @@ MOST_LINES = 60
 """Lines of one stack that are shown."""
 
 
-def summary(hang: Hang) -> str:
-    """What the suspect hangs in, in one line without its rank."""
-    waited = waited_group(hang.ranks)
-    if waited is None:
-        return f"no output and no CPU use for {hang.seconds:.0f} s"
-    waiting = _ranks_in(hang, waited)
-    if hang.suspect in waiting:
-        return f"in {_numbered(waited)} for {hang.seconds:.0f} s"
-    verb = "waited" if waiting else "others waited"
-    who = f"{format_ranks(waiting)} " if waiting else ""
-    return f"not in {_numbered(waited)}, where {who}{verb} for it for {hang.seconds:.0f} s"
-
-
 def describe(hang: Hang, stacks: Mapping[int, str], hint: str = "") -> str:
     """The report, in lines. `stacks` are by rank; `hint` says why some are not there."""
-    lines = [_headline(hang), *_situations(hang), *_stack_lines(hang, stacks)]
+    lines = [summary(hang), *_situations(hang), *_stack_lines(hang, stacks)]
     return "\n".join([*lines, f"  {hint}"] if hint else lines)
 
 
-def _headline(hang: Hang) -> str:
+def summary(hang: Hang) -> str:
+    """Who waits in what, and for whom, in one line."""
     text = f"no progress for {hang.seconds:.0f} s: "
     waited = waited_group(hang.ranks)
     if waited is None:

@@ -42,16 +42,16 @@ async def collect(pids: Sequence[int], timeout: float) -> Stacks:
     if not program:
         return Stacks(dict.fromkeys(pids, ""), _MISSING)
     turns = asyncio.Semaphore(AT_A_TIME)
-    tasks = {pid: asyncio.create_task(_dump(program, pid, turns)) for pid in pids}
-    try:
-        if tasks:
-            await asyncio.wait(tasks.values(), timeout=timeout)
-    finally:
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-    late = ("", f"py-spy did not answer within {timeout:g} s")
-    found = {pid: late if task.cancelled() else task.result() for pid, task in tasks.items()}
+    found = dict.fromkeys(pids, ("", f"py-spy did not answer within {timeout:g} s"))
+
+    async def dump(pid: int) -> None:
+        async with turns:
+            found[pid] = await _dump(program, pid)
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
+            for pid in found:
+                group.create_task(dump(pid))
     hints = dict.fromkeys(hint for _, hint in found.values() if hint)
     return Stacks({pid: text for pid, (text, _) in found.items()}, "; ".join(hints))
 
@@ -64,18 +64,17 @@ def find_program() -> str:
     return shutil.which("py-spy", path=beside) or shutil.which("py-spy") or ""
 
 
-async def _dump(program: str, pid: int, turns: asyncio.Semaphore) -> tuple[str, str]:
+async def _dump(program: str, pid: int) -> tuple[str, str]:
     """The stack of a worker, and why there is none."""
     hint = ""
-    async with turns:
-        for process in islice(tree(pid), _LOOK_BELOW):
-            # First without stopping the process, which succeeds where it stands still.
-            for mode in ("--nonblocking", ""):
-                text, hint = await _run([program, "dump", "--pid", str(process), *mode.split()])
-                if text not in ("", _NOT_PYTHON):
-                    return text, ""
-                if text == _NOT_PYTHON or hint == _FORBIDDEN:
-                    break
+    for process in islice(tree(pid), _LOOK_BELOW):
+        # First without stopping the process, which succeeds where it stands still.
+        for mode in ("--nonblocking", ""):
+            text, hint = await _run([program, "dump", "--pid", str(process), *mode.split()])
+            if text not in ("", _NOT_PYTHON):
+                return text, ""
+            if text == _NOT_PYTHON or hint == _FORBIDDEN:
+                break
     return (_NOT_PYTHON, "") if not hint else ("", hint)
 
 

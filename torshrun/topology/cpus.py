@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
 from torshrun import cgroups
@@ -32,9 +33,7 @@ def usable_cpus(root: Path = ROOT) -> int:
 
 def _quota(cgroup: Cgroup) -> float:
     """Microseconds of CPU time per period of so many; -1 or "max" is no limit."""
-    if cgroup.version == 2:
-        quota, period = [*cgroup.text("cpu.max").split(), "", ""][:2]
-    else:
-        quota, period = (cgroup.text(f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-    known = all(number.isascii() and number.isdecimal() for number in (quota, period))
-    return int(quota) / int(period) if known and int(quota) and int(period) else math.inf
+    files = ("cpu.max",) if cgroup.version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    text = " ".join(map(cgroup.text, files))
+    found = re.fullmatch(r"([1-9][0-9]*)\s+([1-9][0-9]*)\s*", text)
+    return int(found[1]) / int(found[2]) if found else math.inf

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
-from torshrun.procfs import ROOT, read_text
+from torshrun.procfs import ROOT, read_number, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ def pci_numa_node(gpu: Gpu, root: Path = ROOT) -> int | None:
     """The NUMA node that the GPU is attached to; None if the machine does not say."""
     if not gpu.pci:
         return None
-    text = read_text(root / "sys/bus/pci/devices" / gpu.pci / "numa_node").strip()
-    return int(text) if text.isdecimal() else None  # -1 stands for no node
+    return read_number(root / "sys/bus/pci/devices" / gpu.pci / "numa_node")  # -1 is no node
 
 
 def share_out(environ: Mapping[str, str], workers: int, root: Path = ROOT) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from torsh_runtime.errors import ConfigError
-from torshrun.procfs import ROOT, read_text
-from torshrun.text import ranges
+from torshrun.procfs import ROOT, read_number, read_text
+from torshrun.text import parse_ranges, ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
     """What the kernel says about the processors `allowed`. Where it says nothing, as in some
     containers, they are cores of their own, in one node and one socket, with one cache.
     """
-    online = parse_cpus(read_text(root / "sys/devices/system/cpu/online"))
+    online = parse_ranges(read_text(root / "sys/devices/system/cpu/online"))
     numbers = sorted(n for n in allowed if n in online or not online)
     nodes = _nodes(root)
     return tuple(_cpu(root, number, nodes.get(number, 0)) for number in numbers)
@@ -57,20 +57,11 @@ def bind(
     return tuple(_share(policy, rank, nodes, topology) for rank in range(local_world_size))
 
 
-def parse_cpus(text: str) -> set[int]:
-    """The kernel's notation: "0-2,4" is 0, 1, 2 and 4."""
-    numbers: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            numbers.update(range(int(first), int(last or first) + 1))
-    return numbers
-
-
 # ---- policies
 
 
 def _share(policy: str, rank: int, nodes: Sequence[int], topology: Topology) -> CpuSet:
+    chosen: Iterable[Cpu]
     node = nodes[rank]
     cpus = [cpu for cpu in topology if cpu.node == node]
     if not cpus:
@@ -84,8 +75,11 @@ def _share(policy: str, rank: int, nodes: Sequence[int], topology: Topology) -> 
         chosen = _on_socket(cpus, position, neighbours, topology)
     elif policy == "exclusive":
         chosen = _on_own_cores(cpus, position, neighbours)
+    elif policy == "core-complex":  # larger ones first, and each taken once before one is shared
+        complexes = sorted(_groups(cpus, "cache"), key=len, reverse=True)
+        chosen = complexes[position % len(complexes)]
     else:
-        chosen = _on_core_complex(cpus, position) if policy == "core-complex" else cpus
+        chosen = cpus
     return frozenset(cpu.number for cpu in chosen)
 
 
@@ -108,12 +102,6 @@ def _on_own_cores(cpus: Sequence[Cpu], position: int, neighbours: int) -> Iterab
         )
     first, behind = (each * len(cores) // neighbours for each in (position, position + 1))
     return chain(*cores[first:behind])
-
-
-def _on_core_complex(cpus: Sequence[Cpu], position: int) -> Iterable[Cpu]:
-    """Complexes with more processors first, and each taken once before one is shared."""
-    complexes = sorted(_groups(cpus, "cache"), key=len, reverse=True)
-    return complexes[position % len(complexes)]
 
 
 def _groups(cpus: Iterable[Cpu], part: Literal["core", "cache"]) -> list[list[Cpu]]:
@@ -145,18 +133,17 @@ def _nodes(root: Path) -> dict[int, int]:
     return {
         number: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
-        for number in parse_cpus(read_text(folder / "cpulist"))
+        for number in parse_ranges(read_text(folder / "cpulist"))
     }
 
 
 def _cpu(root: Path, number: int, node: int) -> Cpu:
     folder = root / f"sys/devices/system/cpu/cpu{number}"
-    siblings = parse_cpus(read_text(folder / "topology/thread_siblings_list"))
-    package = read_text(folder / "topology/physical_package_id").strip()
+    siblings = parse_ranges(read_text(folder / "topology/thread_siblings_list"))
     return Cpu(
         number=number,
         node=node,
-        socket=int(package) if package.isdecimal() else 0,
+        socket=read_number(folder / "topology/physical_package_id") or 0,
         core=min(siblings, default=number),
         cache=_largest_cache(folder / "cache"),
     )
@@ -165,8 +152,8 @@ def _cpu(root: Path, number: int, node: int) -> Cpu:
 def _largest_cache(folder: Path) -> int:
     levels: dict[int, int] = {}
     for index in folder.glob("index[0-9]*"):
-        level = read_text(index / "level").strip()
-        shared = parse_cpus(read_text(index / "shared_cpu_list"))
+        level = read_number(index / "level")
+        shared = parse_ranges(read_text(index / "shared_cpu_list"))
         if level and shared:
-            levels[int(level)] = min(shared)
+            levels[level] = min(shared)
     return levels[max(levels)] if levels else 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
+from torshrun.workers.processes import kill
 from torshrun.workers.spec import Assignment
 
 SWEEP_BOUND = 5.0
@@ -33,15 +34,12 @@ class Worker:
     pid: int = 0
     """0 while it is being started."""
     alive: bool = True
-    """Whether it has not ended."""
     status: int = 0
     """How it ended, as waitpid gives it."""
     seconds: float = 0.0
-    """How long it ran."""
     stopped: bool = False
     """Whether it ended after it had been asked to stop."""
     peak_rss_kib: int = 0
-    """The most memory that it had resident."""
 
     @property
     def rank(self) -> int:
@@ -143,19 +141,8 @@ class WorkerGroup:
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
-        drained, moved = asyncio.Event(), -1
         streams = [stream for worker in self.workers for stream in worker.streams]
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-                self.loop.call_soon_threadsafe(drained.set)
-
-        self.pump.drain(streams, tell)
-        while not drained.is_set() and self.pump.moved != moved:
-            moved = self.pump.moved
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_STALL):
-                    await drained.wait()
+        await self.pump.finish(partial(self.pump.drain, streams), lambda: DRAIN_STALL)
 
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""
@@ -189,24 +176,21 @@ class WorkerGroup:
 
     def _receive(self) -> None:
         for report in self.keeper.receive():
-            self._handle(report)
-
-    def _handle(self, report: reports.Report) -> None:
-        if isinstance(report, reports.Spawned):
-            self._alive[report.worker_id].pid = report.pid
-            self._num_starting -= 1
-            if not self._num_starting and not self._stopping:
-                self.listener.on_started()
-        elif isinstance(report, reports.SpawnFailed | reports.Exited):
-            self._on_end(report)
-        elif isinstance(report, reports.Swept):
-            self._cancel_timer()
-            self.listener.on_stopped(report.unkillable)
-        elif isinstance(report, reports.DeadManFired):
-            self.listener.on_dead_man()
-        else:
-            self.close()
-            self.listener.on_keeper_lost()
+            if isinstance(report, reports.Spawned):
+                self._alive[report.worker_id].pid = report.pid
+                self._num_starting -= 1
+                if not self._num_starting and not self._stopping:
+                    self.listener.on_started()
+            elif isinstance(report, reports.SpawnFailed | reports.Exited):
+                self._on_end(report)
+            elif isinstance(report, reports.Swept):
+                self._cancel_timer()
+                self.listener.on_stopped(report.unkillable)
+            elif isinstance(report, reports.DeadManFired):
+                self.listener.on_dead_man()
+            else:
+                self.close()
+                self.listener.on_keeper_lost()
 
     def _on_end(self, report: reports.SpawnFailed | reports.Exited) -> None:
         worker = self._alive.pop(report.worker_id)
@@ -230,12 +214,8 @@ class WorkerGroup:
                 self.listener.on_killed()
             self.keeper.sweep(0, SWEEP_BOUND)
             self._flush()
-            self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, self._give_up_keeper)
-
-    def _give_up_keeper(self) -> None:
-        """It does not answer (somebody stopped it): without it the agent can go on to the end."""
-        self._kill_timer = None
-        os.kill(self.keeper.pid, signal.SIGKILL)
+            # One that does not answer was stopped: without it the agent can go on to the end.
+            self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, kill, self.keeper.pid)
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:

@@ -152,11 +152,9 @@ class Assignment:
     """One worker, complete at birth."""
 
     worker: WorkerEnv
-    """Its place in the job."""
     argv: tuple[str, ...]
     """Its command; argv[0] is the program's path."""
     environ: Mapping[str, str]
-    """Its whole environment."""
     cpus: CpuSet
     """The processors that it is bound to; empty is no binding."""
     folder: str

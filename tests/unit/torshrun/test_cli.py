@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from torsh_runtime.contract import WorkerEnv
 from torshrun import cli
 from torshrun.config.job import LaunchConfig
 
@@ -24,6 +25,10 @@ class Result(NamedTuple):
     exit_code: int
     stdout: str
     stderr: str
+
+
+def worker(rank: int, local_rank: int) -> WorkerEnv:
+    return WorkerEnv(rank=rank, world_size=16, local_rank=local_rank, local_world_size=16)
 
 
 def run(*argv: str) -> Result:
@@ -193,7 +198,7 @@ def test_a_command_line_of_torchruns(launched: list[LaunchConfig], script: str) 
     assert (result.exit_code, result.stderr) == (42, "")
     assert launched[0].nproc_per_node == 4
     assert launched[0].output.redirects.everyone.name == "BOTH"
-    assert launched[0].output.tee.streams(1, 1).name == "STDERR"
+    assert launched[0].output.tee.streams(worker(1, 1)).name == "STDERR"
 
 
 def test_notes_go_to_stderr(launched: list[LaunchConfig], script: str) -> None:

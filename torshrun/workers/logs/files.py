@@ -77,9 +77,10 @@ class LogFile:
         position = 0
         while position < len(data):
             count, full = self._room(data, position)
-            self._append(view[position : position + count])
-            position += count
-            if full:
+            written = os.write(self._fd, view[position : position + count])
+            self._size += written
+            position += written
+            if full and written == count:
                 self._rotate()
 
     def _room(self, data: bytes, position: int) -> tuple[int, bool]:
@@ -92,12 +93,6 @@ class LogFile:
         if end:
             return end - position, True
         return min(left, most), left >= most
-
-    def _append(self, view: memoryview) -> None:
-        while view:
-            count = os.write(self._fd, view)
-            self._size += count
-            view = view[count:]
 
     def _rotate(self) -> None:
         self.close()

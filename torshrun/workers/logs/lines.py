@@ -21,11 +21,6 @@ PALETTE = (31, 166, 65, 133, 130, 62, 29, 161, 98, 94, 67, 131)
 STAMP_WIDTH = len("2025-01-31T12:34:56.789Z ")
 
 
-def end_of_lines(data: bytes) -> int:
-    """Where the last whole line in `data` ends; 0 if there is none."""
-    return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-
-
 def insert_prefix(data: bytes, prefix: bytes) -> bytes:
     """`data` with the prefix after every line end inside it; not at the beginning or the end."""
     if not prefix:
@@ -41,18 +36,16 @@ class LineStamper:
     """Puts a time before each line of a flow that is passed on without holding anything back."""
 
     def __init__(self) -> None:
-        self._at_start = True
-        self._after_return = False
+        self._last = b"\n"
 
     def mark(self, data: bytes, stamp: bytes) -> bytes:
         """`data`, with the time before each line that begins in it."""
         head = b""
-        if self._after_return and data.startswith(b"\n"):  # the other half of a \r\n
+        if self._last == b"\r" and data.startswith(b"\n"):  # the other half of a \r\n
             head, data = b"\n", data[1:]
-        if data:
-            head += stamp if self._at_start else b""
-            self._at_start = data.endswith(ENDS)
-        self._after_return = data.endswith(b"\r")
+        if data and self._last in ENDS:
+            head += stamp
+        self._last = data[-1:] or head
         return head + insert_prefix(data, stamp)
 
 
@@ -72,7 +65,7 @@ class LineHolder:
             data = self.partial + data
         else:
             self.since, self._stamp = now, stamp
-        cut = end_of_lines(data)
+        cut = max(map(data.rfind, ENDS)) + 1
         self.partial = data[cut:]
         if cut:
             self._emit(data[:cut], stamp)

@@ -85,7 +85,7 @@ class Mover:
             stream.source.resize()
         self.sink.write(b"")  # erases the status line, which may have changed its row
 
-    def stop(self, done: Callable[[], None] = lambda: None) -> None:
+    def stop(self, done: Callable[[], None]) -> None:
         """Let go of everything, then call `done`; the thread ends. is_stopped() tells when."""
         for stream in list(self._streams.values()):
             self._finish(stream)
@@ -94,9 +94,9 @@ class Mover:
         done()
 
     def _run(self) -> None:
-        redraw = None
+        wait = None
         while self._running:
-            ready = self._epoll.poll(self._wait_seconds(redraw))
+            ready = self._epoll.poll(wait)
             begun = self._busy_since = time.monotonic()
             for fd, _ in ready:
                 if fd == self._wake:
@@ -106,24 +106,15 @@ class Mover:
             spent = time.monotonic() - begun
             if spent > STALL_SECONDS:
                 self._stalled += spent
-            self._flush_old()
             while not self._requests.empty():
                 self._requests.get()()
-            redraw = self.sink.refresh()
+            waits = (*self._flush_old(), self.sink.refresh())
+            wait = min((each for each in waits if each is not None), default=None)
             self._busy_since = 0.0
 
     def _now(self) -> float:
         """Stands still while a reader stalls: workers stall too, and cannot finish their lines."""
         return time.monotonic() - self._stalled
-
-    def _wait_seconds(self, redraw: float | None) -> float | None:
-        """Until the next thing that is to be done without anybody's asking; None if none is."""
-        waits = [] if redraw is None else [redraw]
-        horizon = self._now() - PARTIAL_SECONDS
-        for stream in self._streams.values():
-            if stream.printer is not None and stream.printer.partial:
-                waits.append(max(0.0, stream.printer.since - horizon))
-        return min(waits, default=None)
 
     def _read(self, stream: Stream) -> bool:
         """Read once; whether there may be more."""
@@ -143,14 +134,21 @@ class Mover:
         del self._streams[stream.source.fd]
         stream.close()
 
-    def _flush_old(self) -> None:
+    def _flush_old(self) -> list[float]:
+        """Pass on unfinished lines that are old; in how many seconds the others will be."""
+        waits = []
         horizon = self._now() - PARTIAL_SECONDS
         for stream in list(self._streams.values()):
             printer = stream.printer
-            if printer is None or not printer.partial or printer.since > horizon:
+            if printer is None or not printer.partial:
                 continue
-            if not self._read(stream):  # its rest may have come meanwhile
+            if printer.since > horizon:
+                waits.append(printer.since - horizon)
+            elif self._read(stream):  # its rest has come meanwhile, or some of it
+                waits.append(0.0)
+            else:
                 printer.close()
+        return waits
 
     def _finish(self, stream: Stream) -> None:
         """Read what was there to begin with: an outsider that holds the stream may never stop."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +20,7 @@ from torshrun.workers.logs import lines
 from torshrun.workers.logs.files import LineFilter, LogFile
 from torshrun.workers.logs.mover import Mover
 from torshrun.workers.logs.sink import Sink, StatusLine
-from torshrun.workers.logs.stream import Pipe, Stream, Tap, open_source
+from torshrun.workers.logs.stream import Source, Stream, Tap
 
 USUAL_COLUMNS = 80
 """Taken as the width of a terminal that does not say how wide it is."""
@@ -87,10 +89,6 @@ class LogPump:
         sinks = [mover.sink for mover in self._movers]
         return {sink.name: sink.lost for sink in sinks if sink.lost}
 
-    @property
-    def shows_status(self) -> bool:
-        return self._status is not None
-
     def open(self, place: WorkerEnv, folder: str) -> tuple[Stream, Stream]:
         """Make a worker's stdout and stderr, whose ends to write to are the caller's to close. Its
         directory is `folder`, which is made where there is something to keep: in stdout.log and
@@ -121,20 +119,38 @@ class LogPump:
 
     def set_status(self, text: str) -> None:
         """Show this line, which may have colours, below the log; "" removes it."""
-        if self._status is not None:
-            line, mover = self._status
-            mover.request(line.set, lines.encode(" ".join(text.splitlines())))
+        if self._status and (line := self._status.sink.status):
+            self._status.request(line.set, lines.encode(" ".join(text.splitlines())))
 
-    def width(self) -> int:
-        """Columns of the terminal with the status line."""
-        if self._status is not None:
-            with contextlib.suppress(OSError):
-                return os.get_terminal_size(self._status[1].sink.fd).columns or USUAL_COLUMNS
+    @property
+    def status_width(self) -> int:
+        """Columns of the terminal with the status line; 0 if there is none to be."""
+        if self._status is None:
+            return 0
+        with contextlib.suppress(OSError):
+            return os.get_terminal_size(self._status.sink.fd).columns or USUAL_COLUMNS
         return USUAL_COLUMNS
 
     def resize(self) -> None:
         for mover in self._movers:
             mover.request(mover.resize)
+
+    async def finish(
+        self, begin: Callable[[Callable[[], None]], None], stall: Callable[[], float]
+    ) -> bool:
+        """Begin drain() or close() and wait for its end. False if a reader holds that up: nothing
+        has moved for `stall()` seconds.
+        """
+        over, moved, last_move, pause = threading.Event(), -1, time.monotonic(), 0.0002
+        begin(over.set)
+        while not over.is_set():
+            if self.moved != moved:
+                moved, last_move = self.moved, time.monotonic()
+            elif time.monotonic() - last_move > stall():
+                return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        return True
 
     def drain(self, streams: Iterable[Stream], done: Callable[[], None]) -> None:
         """Read what is left in these streams, whose writers have ended; call `done` in a thread."""
@@ -143,11 +159,11 @@ class LogPump:
             done = partial(mover.request, mover.drain, wanted, done)
         done()
 
-    def close(self) -> None:
-        """Let go of everything when all requests so far are done; is_closed() tells when."""
+    def close(self, done: Callable[[], None] = lambda: None) -> None:
+        """Let go of everything when all requests so far are done; `done` as with drain()."""
         self.set_status("")
         last, *others = self._movers  # the others may have something to complain about until then
-        done = partial(last.request, last.stop)
+        done = partial(last.request, last.stop, done)
         for mover in others:
             done = partial(mover.request, mover.stop, done)
         done()
@@ -164,15 +180,14 @@ class LogPump:
         for data in tuple(self._unsaid):
             self._err.mover.sink.write_now(data)
 
-    def _choose_status(self, *movers: Mover) -> tuple[StatusLine, Mover] | None:
-        """The line below the log, and whose log that is."""
+    def _choose_status(self, *movers: Mover) -> Mover | None:
+        """Whose sink has a line below the log."""
         if self._output.status_line == "never" or self._environ.get("TERM") == "dumb":
             return None
-        for mover in movers:
-            if mover.sink.is_terminal:
-                mover.sink.status = StatusLine()
-                return mover.sink.status, mover
-        return None
+        chosen = next((mover for mover in movers if mover.sink.is_terminal), None)
+        if chosen:
+            chosen.sink.status = StatusLine()
+        return chosen
 
     def _make(
         self,
@@ -196,7 +211,7 @@ class LogPump:
             taps = (*taps, LineFilter(needles, prefix, self._filtered(channel.name, folder)))
         is_shown, timed = channel.which in output.shown(place), output.log_timestamps
         width = len(text) + (lines.STAMP_WIDTH if timed else 0)
-        source = open_source(sink.fd, width) if is_shown else Pipe()
+        source = Source(sink.fd, width) if is_shown else Source()
         undo.callback(os.close, source.fd)
         undo.callback(os.close, source.end)
         if lines.is_coloured(output, sink.is_terminal, self._environ):

@@ -72,12 +72,10 @@ class Sink:
         self.name = name
         """stdout or stderr."""
         self.fd = fd
-        """The descriptor it writes to."""
         self.is_terminal = os.isatty(fd)
         self.unfinished: object | None = None
         """Whose unfinished line stands at the end; None after a line's end."""
         self.last: object | None = None
-        """Who wrote last."""
         self.written = 0
         """Bytes written, ever."""
         self.lost = ""
@@ -108,7 +106,11 @@ class Sink:
             except BlockingIOError:
                 _is_writable(self.fd, None)
             except OSError as error:
-                self._die(error)
+                self.lost = error.strerror or str(error)
+                self._complain(
+                    f"cannot write what workers say on {self.name} ({self.lost}): the rest of it "
+                    f"is dropped, and the job goes on; SIGINT (Ctrl-C) ends it"
+                )
             else:
                 self.written += count
                 view = view[count:]
@@ -129,13 +131,6 @@ class Sink:
             return wait
         self.write(b"")
         return None
-
-    def _die(self, error: OSError) -> None:
-        self.lost = error.strerror or str(error)
-        self._complain(
-            f"cannot write what workers say on {self.name} ({self.lost}): the rest of it is "
-            f"dropped, and the job goes on; SIGINT (Ctrl-C) ends it"
-        )
 
 
 def _is_writable(fd: int, milliseconds: int | None) -> bool:

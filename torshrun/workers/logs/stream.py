@@ -20,72 +20,56 @@ PTY_BYTES = 131072
 """More than a pseudo-terminal holds."""
 
 
-class Pipe:
-    """A pipe, whose writing end is for the worker."""
+class Source:
+    """A pipe, whose writing end is for the worker. Where `real` is a terminal, a pseudo-terminal
+    that changes no byte, as wide as that one less the prefix, unless this machine has none left.
+    """
 
-    def __init__(self) -> None:
-        self.fd, self.end = os.pipe()
-        os.set_blocking(self.fd, False)
-
-    def read(self) -> bytes:
-        """What is there, CHUNK bytes at most; nothing at the end. Raises BlockingIOError."""
-        return os.read(self.fd, CHUNK)
-
-    def capacity(self) -> int:
-        """Bytes that may be waiting in it."""
-        return fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ)
-
-    def resize(self) -> None:
-        """Follow the real terminal's window; a pipe has none."""
-
-
-class Pty(Pipe):
-    """A pseudo-terminal that changes no byte, as wide as the real terminal less the prefix."""
-
-    def __init__(self, real: int, prefix_width: int) -> None:
-        import tty
-
-        self._real = real
-        self._prefix_width = prefix_width
-        self.fd, self.end = os.openpty()
-        tty.setraw(self.end)
+    def __init__(self, real: int = -1, prefix_width: int = 0) -> None:
+        self._real, self._prefix_width = -1, prefix_width
+        self.fd, self.end = self._open(real)
         os.set_blocking(self.fd, False)
         self.resize()
 
     def read(self) -> bytes:
-        """As from a pipe. It comes in small pieces, which are put together."""
+        """What is there, CHUNK bytes at most; nothing at the end. Raises BlockingIOError."""
         data = b""
-        try:
+        try:  # a pseudo-terminal gives small pieces
             while len(data) < CHUNK and (piece := os.read(self.fd, CHUNK - len(data))):
                 data += piece
         except BlockingIOError:
             if not data:
                 raise
-        except OSError as error:  # EIO: all its writers have ended
+        except OSError as error:  # EIO: all writers of a pseudo-terminal have ended
             if error.errno != errno.EIO:
                 raise
         return data
 
     def capacity(self) -> int:
-        return PTY_BYTES
+        """Bytes that may be waiting in it."""
+        return PTY_BYTES if self._real >= 0 else fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ)
 
     def resize(self) -> None:
+        """Follow the real terminal's window; a pipe has none."""
+        if self._real < 0:
+            return
         import termios
 
-        try:
+        with contextlib.suppress(termios.error):  # it has gone
             rows, columns = termios.tcgetwinsize(self._real)
-        except termios.error:  # it has gone
-            return
-        if columns:
-            termios.tcsetwinsize(self.fd, (rows, max(1, columns - self._prefix_width)))
+            if columns:
+                termios.tcsetwinsize(self.fd, (rows, max(1, columns - self._prefix_width)))
 
+    def _open(self, real: int) -> tuple[int, int]:
+        if os.isatty(real):
+            import tty
 
-def open_source(real: int, prefix_width: int) -> Pipe:
-    """A pseudo-terminal if `real` is a terminal, unless this machine has none left."""
-    if os.isatty(real):
-        with contextlib.suppress(OSError):
-            return Pty(real, prefix_width)
-    return Pipe()
+            with contextlib.suppress(OSError):
+                ends = os.openpty()
+                tty.setraw(ends[1])
+                self._real = real
+                return ends
+        return os.pipe()
 
 
 Tap = LogFile | LineHolder
@@ -96,7 +80,7 @@ Tap = LogFile | LineHolder
 class Stream:
     """Used by a mover's thread only, but for `received` and `tail`, which any may look at."""
 
-    source: Pipe
+    source: Source
     taps: tuple[Tap, ...]
     """Files come first: a console may take its time."""
     printer: LineHolder | None

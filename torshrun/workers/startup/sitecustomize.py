@@ -33,20 +33,15 @@ class JaxWatch:
     ) -> "ModuleSpec | None":
         if name != WATCHED:
             return None
+        others = [finder for finder in sys.meta_path if finder is not self]
         try:
-            return self._find(name, path, target)
+            specs = (finder.find_spec(name, path, target) for finder in others)
+            spec = next(filter(None, specs), None)
+            if spec is not None and spec.loader is not None:
+                register_after(spec.loader)
+            return spec
         except Exception:
             return None
-
-    def _find(
-        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
-    ) -> "ModuleSpec | None":
-        others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next(filter(None, specs), None)
-        if spec is not None and spec.loader is not None:
-            register_after(spec.loader)
-        return spec
 
 
 def register_after(loader: "Loader") -> None:

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from torsh_runtime import status
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round
 from torshrun.health.detector import Hang, Sample
 from torshrun.health.pages import StatusPages, WorkerStatus
+from torshrun.health.stacks import Stacks
 from torshrun.workers.group import WorkerGroup
 
 
@@ -30,7 +31,7 @@ class QuickLoop(asyncio.SelectorEventLoop):
         """Run every timer of so many seconds."""
         end = self.passed + seconds
         while self.passed < end:
-            self.passed += 0.05
+            self.passed += 0.01
             self.call_soon(self.stop)
             self.run_forever()
 
@@ -51,21 +52,20 @@ class Bench(HangMonitor):
     def begin(self) -> None:
         self.start(cast(Round, None))
 
-    def _look(self, *arguments: Any) -> None:
-        self.looks += 1
-        super()._look(*arguments)
-
     def _samples(self, a_round: Round) -> Sequence[Sample]:
+        self.looks += 1
         return [Sample(rank=4, output=self.output, status=self.status())]
 
     async def _inquire(self, hang: Hang, a_round: Round) -> None:
         self.hangs.append(hang)
+        self.finding = hang, Stacks({}, "")
 
     def __enter__(self) -> Bench:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+        self.loop.run_for(0.1)
         self.loop.close()
 
 

@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config import values
 from torshrun.config.job import StreamRule, Streams
 from torshrun.config.options import OPTIONS
 
 OUT, ERR, BOTH = Streams.STDOUT, Streams.STDERR, Streams.BOTH
+
+
+def worker(rank: int, local_rank: int) -> WorkerEnv:
+    return WorkerEnv(rank=rank, world_size=16, local_rank=local_rank, local_world_size=16)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +154,15 @@ def test_a_handler_for_torchruns_agents_is_named_as_such(
 
 
 def test_streams_for_all_by_local_rank_and_by_rank() -> None:
-    assert values.stream_rule("3").streams(7, 1) == BOTH
+    assert values.stream_rule("3").streams(worker(7, 1)) == BOTH
     rule = values.stream_rule("0:1,1:2,r8:3")
-    assert [rule.streams(rank, rank % 4) for rank in (0, 1, 2, 8)] == [OUT, ERR, Streams.NONE, BOTH]
-    assert values.stream_rule("0").streams(0, 0) == Streams.NONE
+    assert [rule.streams(worker(rank, rank % 4)) for rank in (0, 1, 2, 8)] == [
+        OUT,
+        ERR,
+        Streams.NONE,
+        BOTH,
+    ]
+    assert values.stream_rule("0").streams(worker(0, 0)) == Streams.NONE
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import LaunchConfig, Streams
 from torshrun.config.request import gather
@@ -18,6 +19,10 @@ from torshrun.config.yaml_file import LARGEST, read
 
 ROOT = Path(__file__).parents[4]
 Written = Callable[[str], str]
+
+
+def worker(rank: int, local_rank: int) -> WorkerEnv:
+    return WorkerEnv(rank=rank, world_size=16, local_rank=local_rank, local_world_size=16)
 
 
 @pytest.fixture
@@ -64,8 +69,8 @@ def test_a_complete_file(written: Written) -> None:
     assert made.environment == {"FOO": "yes", "EMPTY": "", "1": "2"}
     assert (made.nproc_per_node, made.shutdown_timeout, made.run_id) == (3, 90.0, "0123")
     assert made.output.log_timestamps
-    assert made.output.tee.streams(0, 0) == Streams.BOTH
-    assert made.output.tee.streams(1, 1) == Streams.STDERR
+    assert made.output.tee.streams(worker(0, 0)) == Streams.BOTH
+    assert made.output.tee.streams(worker(1, 1)) == Streams.STDERR
     assert made.output.local_ranks_filter == {0, 2}
     assert made.output.duplicate_stdout_filters == ("a,b", "c")
     assert made.metrics_port == ("127.0.0.1", 9400)

@@ -27,7 +27,7 @@ def over(*records: Header | NodeRow) -> Picture:
 
 def test_the_size_is_reached() -> None:
     now = picture(header(size=2), node("a", 0), node("b", 1))
-    assert scaled(TWO, 2, now) == (True, "Round 3 runs on 2 nodes")
+    assert scaled(TWO, 2, now) == (True, "round 3 runs on 2 nodes with 0 workers")
 
 
 def test_a_range_is_reached_by_what_is_there() -> None:
@@ -37,7 +37,7 @@ def test_a_range_is_reached_by_what_is_there() -> None:
 def test_missing_nodes_are_counted() -> None:
     done, text = scaled(TWO, 2, picture(header(), node("a", 0)))
     assert not done
-    assert text.startswith("waiting for 1 more node: start torshrun there. Round 3 runs on 1 node")
+    assert text.startswith("waiting for 1 more node: start torshrun there (round 3 runs on 1 node ")
 
 
 def test_a_node_that_is_on_its_way_out_does_not_count() -> None:
@@ -49,7 +49,8 @@ def test_spares_are_let_in_first() -> None:
     now = picture(header(), node("a", 0), node("b", state="waiting"))
     assert scaled(TWO, 1, now) == (
         False,
-        "waiting for the last call, after which 1 node will be let in. Round 3 runs on 1 node",
+        "waiting for the last call, after which 1 node will be let in "
+        "(round 3 runs on 1 node with 0 workers)",
     )
 
 
@@ -68,12 +69,15 @@ def test_a_job_that_is_too_large_shrinks() -> None:
     nodes = [node(name, rank) for rank, name in enumerate("abc")]
     assert "next round" in scaled(TWO, 2, picture(header(size=3), *nodes)).text
     closing = picture(header(size=3, phase="closing", reason="so"), *nodes)
-    assert scaled(TWO, 2, closing).text.endswith("Round 3 is ending (so)")
+    assert scaled(TWO, 2, closing).text.endswith("(round 3 is ending: so)")
 
 
 def test_before_the_first_round() -> None:
     now = picture(node("a", state="waiting"), node("b", state="waiting"))
-    assert scaled(TWO, 2, now) == (False, "waiting for the next round. No round yet; 2 nodes there")
+    assert scaled(TWO, 2, now) == (
+        False,
+        "waiting for the next round (no round yet; 2 nodes there)",
+    )
 
 
 def test_a_job_that_ends_reaches_no_size() -> None:
@@ -93,7 +97,7 @@ def test_a_drained_node_goes_and_the_next_round_comes() -> None:
     told = picture(header(size=2, drained=("a",)), stays)
     assert not drained([gone], before, told).done
     after = picture(header(number=4, token="next"), stays)
-    assert drained([gone], before, after) == (True, "a left. Round 4 runs on 1 node")
+    assert drained([gone], before, after) == (True, "a left: round 4 runs on 1 node with 0 workers")
 
 
 def test_after_the_last_node_no_round_is_waited_for() -> None:
@@ -129,11 +133,11 @@ def test_a_stop_is_done_when_nobody_is_left() -> None:
     assert stopped(picture(header(), node("a", 0))).text == "waiting for the nodes to end the job"
     assert stopped(over(node("a", 0))) == (
         False,
-        "run job has ended: stopped, enough; waiting for 1 node to go",
+        "run job has ended with code 130: stopped, enough; waiting for 1 node to go",
     )
     assert stopped(over(node("a", 0, state="left"))) == (
         True,
-        "run job has ended: stopped, enough",
+        "run job has ended with code 130: stopped, enough",
     )
 
 

@@ -202,7 +202,7 @@ def test_a_request_to_stop_does_not_outlive_the_run() -> None:
             assert entry.lease
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
             await store.delete(BASE + rows.NODES + "a")
-            assert await stopping == "run job has ended: stopped, enough"
+            assert await stopping == "run job has ended with code 130: stopped, enough"
             assert await store.get(BASE + rows.WANT_STOP) is None
 
     play(scene())
@@ -217,7 +217,7 @@ def test_a_run_that_ends_with_its_store_has_stopped() -> None:
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
             await asyncio.sleep(0)
             await store.close()
-            assert "has ended: stopped" in await stopping
+            assert "has ended with code 130: stopped" in await stopping
 
     play(scene())
 
@@ -232,7 +232,7 @@ def test_a_run_that_has_ended_can_be_asked_for_nothing() -> None:
                     run.drain(["a"], force=True),
                     run.keep(["a"]),
                 ):
-                    with pytest.raises(NotDone, match="has ended: stopped"):
+                    with pytest.raises(NotDone, match="has ended with code 130: stopped"):
                         await asking
                 assert "has ended" in await run.stop("")
 

@@ -52,7 +52,7 @@ def test_a_run_that_nobody_is_left_of() -> None:
 
 def test_a_run_before_its_first_round() -> None:
     assert in_words(read("job", keys(node("a", state="waiting")))).startswith(
-        "run job: waiting for its first round; 1 node there\n"
+        "run job: no round yet; 1 node there\n"
     )
 
 

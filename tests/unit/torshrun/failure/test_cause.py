@@ -8,7 +8,7 @@ from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 from torshrun.failure.cause import Kind, diagnose, fingerprint, followed, root_cause
 from torshrun.failure.exits import Exit, OomEvidence
 
-OOM = OomEvidence(kills=1, ours=True, cgroup="/job", limit=64 << 20)
+OOM = OomEvidence(ours=True, cgroup="/job", limit=64 << 20)
 
 
 def test_success_has_no_cause() -> None:
@@ -144,11 +144,11 @@ def test_torshruns_own_kill_is_not_blamed_on_others() -> None:
             "61 MiB).",
         ),
         (
-            an_exit(0, 9, oom=OomEvidence(kills=1, ours=True)),
+            an_exit(0, 9, oom=OomEvidence(ours=True)),
             "The kernel killed it: out of memory (the whole machine's).",
         ),
         (
-            an_exit(0, 9, oom=OomEvidence(kills=2, ours=False), peak_rss_kib=3 << 20),
+            an_exit(0, 9, oom=OomEvidence(ours=False), peak_rss_kib=3 << 20),
             "The kernel killed it in all likelihood (it counts such kills for the whole machine "
             "only): out of memory (the whole machine's, its peak was 3 GiB).",
         ),

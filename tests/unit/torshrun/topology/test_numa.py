@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from support import machines
 
 from torsh_runtime.errors import ConfigError
-from torshrun.text import ranges
+from torshrun.text import parse_ranges, ranges
 from torshrun.topology.numa import (
     Cpu,
     Topology,
     bind,
-    parse_cpus,
     read_topology,
 )
 
@@ -185,7 +184,7 @@ def test_on_this_machine() -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_the_kernels_notation(numbers: set[int]) -> None:
-    assert parse_cpus(",".join(ranges(numbers)) + "\n") == numbers
+    assert parse_ranges(",".join(ranges(numbers)) + "\n") == numbers
 
 
 def test_the_notation_is_short() -> None:

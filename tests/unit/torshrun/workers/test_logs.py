@@ -278,7 +278,7 @@ def test_prefixes_in_colour(console: Open) -> None:
 
 def test_a_pipe_shows_no_status(console: Open) -> None:
     each = console()
-    assert not each.pump.shows_status
+    assert not each.pump.status_width
     each.pump.set_status("busy")
     each.pump.resize()
     assert each.finish() == (b"", b"")

@@ -114,7 +114,7 @@ def test_the_window_is_as_wide_as_the_terminal_less_the_prefix(window: Open) -> 
     each.size(20, 100)
     each.pump.resize()
     assert soon(lambda: termios.tcgetwinsize(made[1].source.end) == (20, 96))
-    assert each.pump.width() == 100
+    assert each.pump.status_width == 100
     each.end()
 
 
@@ -165,7 +165,7 @@ def test_colours_unless_nobody_wants_them(window: Open) -> None:
 def test_the_status_line_stays_below_and_goes(window: Open) -> None:
     each = window()
     made = each.worker(0)
-    assert each.pump.shows_status
+    assert each.pump.status_width
     os.write(made[0].source.end, b"one\n")
     assert each.shows("[0] one")
     each.pump.set_status("2/2 workers")
@@ -198,7 +198,7 @@ def test_no_status_line_where_none_is_wanted(
     window: Open, environ: dict[str, str], rule: str
 ) -> None:
     each = window(environ, status_line=rule, color="never")
-    assert not each.pump.shows_status
+    assert not each.pump.status_width
     each.pump.set_status("busy")
     each.pump.say("hello")
     each.end()
