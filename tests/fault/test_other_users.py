@@ -145,7 +145,7 @@ def test_another_users_store_is_not_spoken_with(
 ) -> None:
     with stranger(Squatter(listen)) as other:
         endpoint = other.says()
-        with pytest.raises(StoreError, match=f"it is served by user .*uid {STRANGER}"):
+        with pytest.raises(StoreError, match=f"at {endpoint}: it is served by .*uid {STRANGER}"):
             connect(endpoint)
         assert other.says() == b"", "something was sent to it"
 
