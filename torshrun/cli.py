@@ -85,7 +85,7 @@ def _open_standard_streams() -> None:
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-            setattr(sys, name, open(fd, "w", errors="backslashreplace", closefd=False))
+            setattr(sys, name, os.fdopen(fd, "w", errors="backslashreplace", closefd=False))
 
 
 def _print(text: str) -> int:
