@@ -220,8 +220,9 @@ def decode_verdict(payload: bytes) -> bytes:
 
 def _check_not_refused(message: object) -> None:
     if isinstance(message, list) and message[:1] == [False]:
-        reason: str = _fields(message, bool, str)[1]  # of whoever listens there
-        raise StoreError(f"it refused this process: {reason if reason.isprintable() else ascii(reason)}")
+        reason: str = _fields(message, bool, str)[1]
+        shown = reason if reason.isprintable() else ascii(reason)  # whoever listens there wrote it
+        raise StoreError(f"it refused this process: {shown}")
 
 
 # --- requests ---
