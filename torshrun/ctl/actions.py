@@ -55,8 +55,8 @@ class SteeredRun(Run):
         asked = find_nodes(before, names)
         if before.header is None:  # it is a round's header that tells nodes to go
             raise NotDone(
-                f"run {before.run_id} has no round yet, by which a node is told to go: end torshrun "
-                f"there (SIGTERM), or the whole job (torshctl stop)"
+                f"run {before.run_id} has no round yet, by which a node is told to go: end "
+                f"torshrun there (SIGTERM), or the whole job (torshctl stop)"
             )
         if not force:
             check_drain(asked, before)

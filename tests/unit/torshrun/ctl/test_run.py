@@ -170,7 +170,7 @@ def test_nobody_is_asked_to_go_if_one_name_is_wrong() -> None:
 
 
 def test_before_the_first_round_no_node_can_be_told_to_go() -> None:
-    """Only a round's header could: a node that was asked to go would stay, and count for nothing."""
+    """Only a round's header could: a node that was asked would stay, and count for nothing."""
 
     async def scene() -> None:
         async with opened(node("a", state="waiting"), node("b", state="waiting")) as (store, run):
