@@ -130,7 +130,7 @@ class TuningFile:
 def _content(path: Path) -> bytes:
     """What it begins with. Never waits, as a pipe that nobody writes to would have it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         return file.read(_LARGEST_FILE)
 
 
