@@ -6,12 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from support.launcher import Launcher
 from support.processes import soon
+
+if TYPE_CHECKING:
+    from support.etcd_servers import EtcdCluster
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes proves nothing
 settings.load_profile("any machine")
@@ -26,6 +29,18 @@ def torshrun(tmp_path: Path) -> Iterator[Launcher]:
     """Starts torshrun in a directory of the test's own."""
     with Launcher(tmp_path) as launcher:
         yield launcher
+
+
+@pytest.fixture
+def etcd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
+    """A real one, of so many members as the test's module says by ETCD_MEMBERS, or one."""
+    from support.etcd_servers import EtcdCluster, binary_or_skip
+
+    folder = tmp_path / "etcd"
+    folder.mkdir()
+    size = getattr(request.module, "ETCD_MEMBERS", 1)
+    with EtcdCluster(binary_or_skip("3.5"), folder, size) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,7 @@ _WIDEST = 30
 
 
 def main() -> None:
+    _open_standard_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -77,6 +78,14 @@ def _answer(line: CommandLine) -> int:
     from torshrun.launch import launch
 
     return launch(job)
+
+
+def _open_standard_streams() -> None:
+    """Keep 0, 1 and 2 from becoming something else, should this process lack them."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            setattr(sys, name, os.fdopen(fd, "w", errors="backslashreplace", closefd=False))
 
 
 def _print(text: str) -> int:

@@ -38,7 +38,6 @@ def launch(config: LaunchConfig) -> int:
     """Run the job here; its exit code. ConfigError, BackendUnavailable: before any worker."""
     gc.freeze()
     gc.enable()
-    _open_standard_fds()
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
@@ -112,15 +111,6 @@ async def _run(config: LaunchConfig, spec: WorkerSpec) -> int:
         pump.close()
         pump.is_closed(LAST_WORDS)
         return exit_codes.LOST
-
-
-def _open_standard_fds() -> None:
-    """Keep 0, 1 and 2 from becoming something else, should this process lack them."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
 
 
 def _raise_descriptor_limit(workers: int, nodes: int) -> None:

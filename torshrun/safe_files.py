@@ -98,9 +98,30 @@ class Folder:
         above = _open(parent, None, _FOLDER, 0, _MOST_LINKS, make=0o777)
         try:
             os.mkdir(name, 0o700, dir_fd=above)
-            return cls(path, os.open(name, _FOLDER, dir_fd=above))
+            folder = cls(path, os.open(name, _FOLDER, dir_fd=above))
         finally:
             os.close(above)
+        try:
+            folder._check_own()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _check_own(self) -> None:
+        """OSError if another user has put a directory of theirs in the place of the one that was
+        just made: its owner is not who owns what this process makes in it. That need not be this
+        process's user, on a network's file system for instance.
+        """
+        name, flags = f".{os.urandom(8).hex()}", os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        probe = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=self._descriptor)
+        try:
+            os.unlink(name, dir_fd=self._descriptor)
+            owner = os.fstat(self._descriptor).st_uid
+            if os.fstat(probe).st_uid != owner:
+                raise OSError(errno.ELOOP, f"user {owner} has put another in its place")
+        finally:
+            os.close(probe)
 
     def open_for_append(self, path: str) -> int:
         """A descriptor of a regular file below, which is made, with its directories, for this user
@@ -126,4 +147,7 @@ class Folder:
 
     def _open(self, path: PurePath, flags: int) -> int:
         below = str(path.relative_to(self.path))
-        return _open(below, self._descriptor, flags, 0o600, links=0, make=0o700)
+        try:
+            return _open(below, self._descriptor, flags, 0o600, links=0, make=0o700)
+        except OSError as error:  # which names the last part of the path only
+            raise OSError(error.errno, error.strerror, str(path)) from None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import support.killed_at
@@ -13,7 +11,7 @@ from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.nodes import Job, Node
 from support.processes import soon
-from support.sites import CONF, clustered
+from support.sites import CONF
 
 pytestmark = pytest.mark.etcd
 
@@ -34,14 +32,6 @@ STEPS = {
     "is inside": ("member", "Member.entered"),
     "serves the round's store": ("together", "Together.serve_store"),
 }
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    folder = tmp_path / "etcd"
-    folder.mkdir()
-    with clustered("3.5", 1, folder) as cluster:
-        yield cluster
 
 
 def start_and_kill(torshrun: Launcher, job: Job, script: str, step: str) -> Node:

@@ -6,11 +6,11 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.etcd_servers import EtcdCluster, binary_or_skip
+from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.nodes import QUICK, Job, Node
 from support.processes import soon
@@ -25,14 +25,6 @@ while not os.path.exists("go"):
 """
 PATIENCE = 45.0
 """Seconds after which what does not happen counts as not happening."""
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    folder = tmp_path / "etcd"
-    folder.mkdir()
-    with EtcdCluster(binary_or_skip("3.5"), folder) as cluster:
-        yield cluster
 
 
 def give(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:

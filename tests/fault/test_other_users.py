@@ -103,14 +103,18 @@ def test_over_tcp_a_secret_says_who_belongs_together() -> None:
         assert other.says() == 1
 
 
+GREETING = wire.encode_greeting(bytes(wire.NONCE_BYTES))
+
+
 class Squatter:
     """Somebody else's store, as it would look to clients, at an endpoint of their choice."""
 
-    def __init__(self, listen: str) -> None:
+    def __init__(self, listen: str, greeting: bytes) -> None:
         self._listen = listen
+        self._greeting = greeting
 
     def __call__(self, pipe: Connection) -> bytes:
-        """Says its endpoint; returns all that the first client sent."""
+        """Says its endpoint; returns what the first client sent."""
         if self._listen.startswith("unix:@"):
             listener, endpoint = socket.socket(socket.AF_UNIX), self._listen
             listener.bind("\0" + endpoint.removeprefix("unix:@"))
@@ -120,7 +124,7 @@ class Squatter:
         listener.listen()
         pipe.send(("said", endpoint))
         sock, _ = listener.accept()
-        sock.sendall(wire.encode_greeting(bytes(wire.NONCE_BYTES)))
+        sock.sendall(self._greeting)
         return sock.recv(1 << 16)
 
 
@@ -143,11 +147,21 @@ def connect_asynchronously(endpoint: str) -> None:
 def test_another_users_store_is_not_spoken_with(
     listen: str, connect: Callable[[str], None]
 ) -> None:
-    with stranger(Squatter(listen)) as other:
+    with stranger(Squatter(listen, GREETING)) as other:
         endpoint = other.says()
-        with pytest.raises(StoreError, match=f"it is served by user .*uid {STRANGER}"):
+        with pytest.raises(StoreError, match=f"at {endpoint}: it is served by .*uid {STRANGER}"):
             connect(endpoint)
         assert other.says() == b"", "something was sent to it"
+
+
+def test_another_users_silence_is_told_from_a_store_that_is_busy(
+    listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torsh_runtime.store.channel.ATTEMPT_SECONDS", 1.0)
+    with stranger(Squatter(listen, b"")) as other:
+        with pytest.raises(StoreError, match=f"it is served by .*uid {STRANGER}"):
+            connect_blocking(other.says())
+        assert other.says() == b""
 
 
 # --- floods ---

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from support.nodes import QUICK, Job, Node
 from torshrun import exit_codes
 
 pytestmark = pytest.mark.etcd
+ETCD_MEMBERS = 3
 
 PLACE = 'print("place", rank, os.environ["WORLD_SIZE"], flush=True)\n'
 SOFTLY = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -25,15 +25,6 @@ UNTIL_GO = "while not os.path.exists('go'): time.sleep(0.01)\n"
 TRAINING = SOFTLY + PLACE + UNTIL_GO
 OUTAGE = 5.0
 """Seconds; longer than a node may be silent to the store."""
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """Three members."""
-    folder = tmp_path / "etcd"
-    folder.mkdir()
-    with EtcdCluster(binary_or_skip("3.5"), folder, 3) as cluster:
-        yield cluster
 
 
 def over_etcd(torshrun: Launcher, etcd: EtcdCluster, nnodes: str, *options: str) -> Job:

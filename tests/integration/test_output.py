@@ -305,6 +305,18 @@ def test_a_reader_who_leaves_does_not_end_the_job_and_that_is_said(job: Job) -> 
     assert '"stream":"stdout","reason":"Broken pipe"' in lost[0]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_job_runs_without_standard_streams(job: Job, closed: str) -> None:
+    """As those who start daemons leave them out, and nothing else gets their numbers."""
+    (job.folder / "train.py").write_text("import os\nos.write(2, b'x'); open('done', 'w')")
+    torshrun = f'exec "{sys.executable}" -m torshrun --events events train.py {closed}'
+    code = subprocess.call(["sh", "-c", torshrun], cwd=job.folder, env=job.environ, timeout=30)
+    assert code == 0
+    assert (job.folder / "done").exists()
+    for line in (job.folder / "events").read_text().splitlines():
+        assert line.startswith("{")
+
+
 def test_nothing_is_written_through_a_link_in_the_log_directorys_place(job: Job) -> None:
     """Who owns the directory around it may replace it at any time, for instance between attempts;
     what it leads to then is not touched, though the agent may be root.

@@ -14,6 +14,8 @@ from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 
 DEFAULT_STREAMS = 2
 MAX_STREAMS = 64
+SHORTEST_SECRET = 16
+"""Bytes."""
 _MASTER = "127.0.0.1"
 _INTERFACE_VARIABLES = ("TORSH_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _OUTSIDE = ("192.0.2.1", "2001:db8::1")
@@ -98,11 +100,19 @@ class Network:
 
 
 def secret_of(text: str) -> bytes:
-    """The job's secret from its hexadecimal text. ConfigError when it is malformed."""
+    """The job's secret from its hexadecimal text; "" is none. ConfigError when it is malformed, or
+    so short that who records one proof of it may find it by trying.
+    """
     try:
-        return bytes.fromhex(text)
+        secret = bytes.fromhex(text)
     except ValueError:
-        raise ConfigError("TORSH_SECRET is not hexadecimal (openssl rand -hex 32)") from None
+        secret = b""
+    if text and len(secret) < SHORTEST_SECRET:
+        raise ConfigError(
+            f"TORSH_SECRET (of torshrun's workers TORSH_WORKER_SECRET) is no hexadecimal number of "
+            f"{2 * SHORTEST_SECRET} digits or more; openssl rand -hex 32 makes a good one"
+        )
+    return secret
 
 
 def is_loopback(address: str) -> bool:

@@ -15,6 +15,7 @@ ones the ranks would take different steps; they compare them when they meet.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ the processors' own caches. Measured with blocks of 128 KiB to 4 MiB, 2 and 4 ra
 _BLOCK_LIMITS = (64 << 10, 512 << 10)
 """The least and the most bytes of one rank's block."""
 _LARGEST = 64 << 20
+_LARGEST_FILE = 1 << 20
 _LEAST_LIMITS = {"leader": 0, "tree": 0, "segment": _PAGE, "block": _PAGE}
 """Bytes, of the values between nodes."""
 
@@ -58,12 +60,19 @@ class TuningFile:
         with suppress(RuntimeError):  # without HOME and without an entry in passwd "~" is nowhere
             path = path.expanduser()
         try:
-            return cls._parse(json.loads(path.read_text()))
+            return cls._parse(json.loads(_content(path)))
         except (FileNotFoundError, PermissionError) as error:  # HOME may be another user's
             if named:
                 raise ConfigError(f"{VARIABLE}={named}: {error.strerror}") from None
             return cls({}, {})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise ConfigError(
                 f"the tuning file {path} cannot be used ({error!r}): make it again with "
                 f"benchmarks/tune.py, or remove it"
@@ -116,6 +125,13 @@ class TuningFile:
             for ranks, values in self._shm.items()
             for name, value in values.items()
         }
+
+
+def _content(path: Path) -> bytes:
+    """What it begins with. Never waits, as a pipe that nobody writes to would have it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_LARGEST_FILE)
 
 
 def _default_block(ranks: int) -> int:

@@ -141,3 +141,24 @@ class Store(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Let go of the connection. Pending waits and watches end with StoreError."""
+
+
+class StoreView(Store):
+    """Another store, seen or written otherwise; its leases are the other's. It is the caller's to
+    close: closing this closes nothing.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def grant(self, ttl: float) -> int:
+        return await self._store.grant(ttl)
+
+    async def keep_alive(self, lease: int) -> None:
+        await self._store.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self._store.revoke(lease)
+
+    async def close(self) -> None:
+        """Nothing is held."""

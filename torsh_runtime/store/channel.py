@@ -90,7 +90,11 @@ class Channel:
         self._sock.close()
 
     def _authenticate(self, secret: bytes, deadline: float) -> None:
-        greeting = self.receive(deadline)
+        try:
+            greeting = self.receive(deadline)
+        except TimeoutError:
+            check_server(self._sock, secret)  # another user's, it may stay silent for ever
+            raise
         answer = self._session.answer(greeting, partial(check_server, self._sock, secret))
         self.send(answer, deadline)
         self._session.confirm(self.receive(deadline))

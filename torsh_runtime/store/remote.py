@@ -183,8 +183,10 @@ class RemoteStore(Store):
     async def _explained(self, request: wire.Request, work: Any) -> Any:
         try:
             return await work
-        except (StoreError, TimeoutError):
+        except TimeoutError:
             raise
+        except StoreError as error:
+            raise StoreError(f"{self._label(request)}: {error}") from error.__cause__
         except (OSError, EOFError) as error:
             raise StoreError(
                 f"{self._label(request)}: the connection failed ({error}). The process that serves "

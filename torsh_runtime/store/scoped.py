@@ -6,19 +6,26 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Store, Write
+from torsh_runtime.store.base import (
+    Compare,
+    Entry,
+    Event,
+    Listing,
+    Outcome,
+    Store,
+    StoreView,
+    Write,
+)
 from torsh_runtime.store.prefix import Scope
 
 
-class ScopedStore(Store):
-    """The keys of another store that begin with a prefix, which no result shows.
-
-    Revisions and leases are the other store's. It is the caller's to close: closing this closes
-    nothing.
+class ScopedStore(StoreView):
+    """The keys of another store that begin with a prefix, which no result shows. Revisions are the
+    other store's.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
-        self._store = store
+        super().__init__(store)
         self._scope = Scope(prefix)
 
     async def get(self, key: str) -> Entry | None:
@@ -54,18 +61,6 @@ class ScopedStore(Store):
         async with aclosing(self._store.watch(self._scope.prefix + prefix, after)) as events:
             async for event in events:
                 yield self._scope.event(event)
-
-    async def grant(self, ttl: float) -> int:
-        return await self._store.grant(ttl)
-
-    async def keep_alive(self, lease: int) -> None:
-        await self._store.keep_alive(lease)
-
-    async def revoke(self, lease: int) -> None:
-        await self._store.revoke(lease)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
     def _key(self, key: str) -> str:
         if not key:

@@ -7,7 +7,17 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Put, Store, Write
+from torsh_runtime.store.base import (
+    Compare,
+    Entry,
+    Event,
+    Listing,
+    Outcome,
+    Put,
+    Store,
+    StoreView,
+    Write,
+)
 
 _TAG = 33
 """Bytes that a signature takes behind a value: a line's end, and 128 bits in hexadecimal."""
@@ -31,7 +41,7 @@ def _signature(secret: bytes, key: str, value: bytes, lease: int) -> bytes:
     return hmac.digest(secret, text, "sha256")[: (_TAG - 1) // 2].hex().encode()
 
 
-class SignedStore(Store):
+class SignedStore(StoreView):
     """Another store, in which those who know the secret sign what they write.
 
     A value whose signature does not hold (HMAC-SHA256 over key, lease and value, cut to 128 bits)
@@ -43,8 +53,6 @@ class SignedStore(Store):
 
     `on_older` is called when an answer comes from an earlier revision than was known before it was
     asked for: the store has lost something, or was put back to an earlier state.
-
-    It is the caller's to close: closing this closes nothing.
     """
 
     def __init__(
@@ -55,7 +63,7 @@ class SignedStore(Store):
         on_forged: Callable[[str], None] = lambda key: None,
         on_older: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._secret = secret
         self._guards = guards
         self._on_forged = on_forged
@@ -110,18 +118,6 @@ class SignedStore(Store):
                 self._note(event.revision, 0)
                 is_put = event.kind == "put"
                 yield event._replace(value=self._read(event)) if is_put else event
-
-    async def grant(self, ttl: float) -> int:
-        return await self._store.grant(ttl)
-
-    async def keep_alive(self, lease: int) -> None:
-        await self._store.keep_alive(lease)
-
-    async def revoke(self, lease: int) -> None:
-        await self._store.revoke(lease)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
     def _note(self, revision: int, known: int) -> None:
         self._newest = max(self._newest, revision)

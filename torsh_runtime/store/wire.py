@@ -220,7 +220,9 @@ def decode_verdict(payload: bytes) -> bytes:
 
 def _check_not_refused(message: object) -> None:
     if isinstance(message, list) and message[:1] == [False]:
-        raise StoreError(f"it refused this process: {_fields(message, bool, str)[1]}")
+        reason: str = _fields(message, bool, str)[1]
+        shown = reason if reason.isprintable() else ascii(reason)  # whoever listens there wrote it
+        raise StoreError(f"it refused this process: {shown}")
 
 
 # --- requests ---

@@ -53,6 +53,11 @@ class SteeredRun(Run):
         self._check_runs()
         before = self.picture
         asked = find_nodes(before, names)
+        if before.header is None:  # it is a round's header that tells nodes to go
+            raise NotDone(
+                f"run {before.run_id} has no round yet, by which a node is told to go: end "
+                f"torshrun there (SIGTERM), or the whole job (torshctl stop)"
+            )
         if not force:
             check_drain(asked, before)
         keys = {rows.WANT_DRAIN + row.node: rows.encode(rows.Wanted()) for row in asked}
@@ -84,10 +89,12 @@ class SteeredRun(Run):
             told = await self.wait(stopped)
             if self.timeout is not None:
                 await self.withdraw([rows.WANT_STOP])
-        except StoreError:  # one that an agent serves ends with it
-            if not self.picture.verdict:
-                raise
-            return ended(self.picture)
+        except StoreError as error:  # one that an agent serves ends with it
+            if self.picture.verdict:
+                return ended(self.picture)
+            if isinstance(error.__cause__, ConnectionRefusedError):
+                return f"run {self.picture.run_id} has ended, and its store with it"
+            raise
         return told
 
     async def forget(self) -> str:

@@ -69,8 +69,8 @@ async def _greet(store: Store, address: Address) -> None:
                 f"started, or its nodes meet elsewhere (--rdzv-endpoint)"
             ) from None
         is_refusal = error.__cause__ is None and not isinstance(error, StoreTimeout)
-        hint = ". --secret-file or TORSH_SECRET has to be that of its nodes" if is_refusal else ""
-        raise StoreError(f"the store at {address}: {error}{hint}") from None
+        hint = "; --secret-file or TORSH_SECRET has to be that of its nodes" if is_refusal else ""
+        raise StoreError(f"{str(error).rstrip('.')}{hint}") from None
 
 
 async def run_ids(store: Store) -> list[str]:

@@ -43,7 +43,8 @@ def write_account(path: str, cause: Exit, now: float) -> None:
     }
     unfinished = Path(f"{path}.{os.getpid()}")
     try:
-        unfinished.write_text(json.dumps({"message": message}))
+        with unfinished.open("x") as file:  # never through a link that waits there
+            json.dump({"message": message}, file)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -120,3 +120,12 @@ def test_torchs_own_record_writes_the_same(error_file: Path) -> None:
             with pytest.raises(SystemExit):
                 decorator(fail)(SystemExit(code))
     assert tr.record(fail)(SystemExit(0)) is errors.record(fail)(SystemExit(0)) is None
+
+
+def test_no_link_leads_elsewhere_where_it_is_written(error_file: Path) -> None:
+    precious = error_file.with_name("precious")
+    precious.write_text("kept")
+    Path(f"{error_file}.{os.getpid()}").symlink_to(precious)
+    with pytest.raises(KeyError):
+        tr.record(fail)(KeyError("gone"))
+    assert precious.read_text() == "kept"

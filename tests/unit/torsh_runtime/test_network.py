@@ -17,14 +17,14 @@ def test_defaults() -> None:
 
 def test_the_environment_is_read() -> None:
     environ = {
-        "TORSH_SECRET": "0aff",
+        "TORSH_SECRET": "0aff" * 8,
         "GLOO_SOCKET_IFNAME": "eth9",
         "TORSH_SOCKET_IFNAME": "ib0, eth0",
         "TORSH_SOCKET_STREAMS": "4",
         "MASTER_ADDR": "[fd00::1]",
     }
     network = Network.from_environ(environ)
-    assert network.secret == b"\x0a\xff"
+    assert network.secret == b"\x0a\xff" * 8
     assert network.interfaces == ("ib0", "eth0")
     assert network.streams == 4
     assert network.master == "fd00::1"
@@ -43,9 +43,11 @@ def test_wrong_numbers_of_streams_are_refused(streams: str) -> None:
         Network.from_environ({"TORSH_SOCKET_STREAMS": streams})
 
 
-def test_a_malformed_secret_is_refused() -> None:
-    with pytest.raises(ConfigError, match="TORSH_SECRET"):
-        Network.from_environ({"TORSH_SECRET": "not hexadecimal"})
+@pytest.mark.parametrize("secret", ["not hexadecimal" * 4, "ab", "ab" * 15, "abc" * 11])
+@pytest.mark.parametrize("name", ["TORSH_SECRET", "TORSH_WORKER_SECRET"])
+def test_a_malformed_or_short_secret_is_refused(name: str, secret: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.* no hexadecimal number of 32 digits"):
+        Network.from_environ({name: secret})
 
 
 def test_the_first_interface_that_exists_is_used() -> None:

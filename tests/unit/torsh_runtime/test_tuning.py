@@ -51,6 +51,29 @@ def test_a_file_in_the_home_of_somebody_unknown_is_not_there() -> None:
         TuningFile.read({"TORSH_TUNING": "~nobody-of-this-name/tuning.json"})
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_what_is_no_file_of_values_is_refused_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """HOME may be another user's, who can put anything there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".config" / "torsh" / "tuning.json"
+    path.parent.mkdir(parents=True)
+    environ = {"TORSH_TUNING": str(path)} if named else {}
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        TuningFile.read(environ)
+    for text in ("[" * 100_000, "{", "[]", "\0"):
+        path.unlink()
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="cannot be used"):
+            TuningFile.read(environ)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        TuningFile.read(environ)
+
+
 @pytest.mark.parametrize(("ranks", "block"), [(1, 0), (2, 0), (40, 4096), (1024, 65536), (2, 4160)])
 def test_blocks_too_small_for_the_ranks_are_refused(read: Any, ranks: int, block: int) -> None:
     made = read(shm={str(ranks): {"block_bytes": block, "whole_limit": 0}})

@@ -87,6 +87,33 @@ def test_no_link_of_another_users_leads_to_where_a_folder_is_made(
     assert list(precious.iterdir()) == []
 
 
+@needs_root
+def test_a_directory_that_was_put_in_the_new_ones_place_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the owner of the one above, who was quicker than this process."""
+    mkdir = os.mkdir
+
+    def make_and_lose(path: str, mode: int, *, dir_fd: int) -> None:
+        mkdir(path, mode, dir_fd=dir_fd)
+        os.rename(path, "moved", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        mkdir(path, mode, dir_fd=dir_fd)
+        os.chown(path, STRANGER, STRANGER, dir_fd=dir_fd)
+
+    monkeypatch.setattr("os.mkdir", make_and_lose)
+    with pytest.raises(OSError, match=f"user {STRANGER} has put another in its place"):
+        Folder.make(str(tmp_path / "own"))
+    assert list((tmp_path / "own").iterdir()) == []
+
+
+def test_an_error_says_which_file_it_is_about(folder: Folder) -> None:
+    path = f"{folder.path}/a/b/log"
+    Path(folder.path, "a", "b", "log").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError) as caught:
+        folder.open_for_append(path)
+    assert caught.value.filename == path
+
+
 def test_what_is_below_goes_with_the_folder_and_not_with_its_path(
     tmp_path: Path, folder: Folder
 ) -> None:

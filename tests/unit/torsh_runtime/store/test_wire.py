@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -193,6 +195,14 @@ def test_proofs_differ_by_role_secret_and_nonces() -> None:
     assert len(set(cases)) == len(cases)
     assert wire.is_proof(cases[0], b"", "client", b"1" * 32, b"2" * 32)
     assert not wire.is_proof(b"", b"", "client", b"1" * 32, b"2" * 32)
+
+
+@pytest.mark.parametrize("decode", [wire.decode_greeting, wire.decode_verdict])
+def test_a_strangers_refusal_commands_no_terminal(decode: Callable[[bytes], bytes]) -> None:
+    frame = wire.encode_refusal("\x1b]0;title\x07\nerror: none\x9b2J")
+    with pytest.raises(StoreError) as caught:
+        decode(payload(frame))
+    assert str(caught.value).isprintable()
 
 
 def test_a_greeting_of_another_version_is_refused() -> None:

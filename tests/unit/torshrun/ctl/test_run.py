@@ -169,6 +169,18 @@ def test_nobody_is_asked_to_go_if_one_name_is_wrong() -> None:
     play(scene())
 
 
+def test_before_the_first_round_no_node_can_be_told_to_go() -> None:
+    """Only a round's header could: a node that was asked would stay, and count for nothing."""
+
+    async def scene() -> None:
+        async with opened(node("a", state="waiting"), node("b", state="waiting")) as (store, run):
+            with pytest.raises(NotDone, match="has no round yet"):
+                await run.drain(["a"], force=True)
+            assert (await store.list(BASE + rows.WANTS)).items == ()
+
+    play(scene())
+
+
 def test_a_drain_is_asked_for_and_undone() -> None:
     async def scene() -> None:
         async with opened(header(size=2), node("a", 0), node("b", 1)) as (store, run):
@@ -218,6 +230,28 @@ def test_a_run_that_ends_with_its_store_has_stopped() -> None:
             await asyncio.sleep(0)
             await store.close()
             assert "has ended with code 130: stopped" in await stopping
+
+    play(scene())
+
+
+class Served(MemoryStore):
+    """One that an agent serves: nobody listens there any more once it is closed."""
+
+    async def list(self, prefix: str) -> Listing:
+        try:
+            return await super().list(prefix)
+        except StoreError:
+            raise StoreError("the connection failed") from ConnectionRefusedError()
+
+
+def test_a_run_whose_store_goes_before_it_tells_how_it_ended_has_stopped() -> None:
+    async def scene() -> None:
+        async with opened(header(), node("a", 0), store=Served()) as (store, run):
+            run.timeout = 20
+            stopping = asyncio.create_task(run.stop(""))
+            await store.wait([BASE + rows.WANT_STOP], 20)
+            await store.close()
+            assert await stopping == "run job has ended, and its store with it"
 
     play(scene())
 

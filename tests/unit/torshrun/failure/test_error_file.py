@@ -72,3 +72,13 @@ def test_a_silent_death_is_left_too(tmp_path: Path) -> None:
 def test_where_it_cannot_be_left_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="none"):
         write_account(str(tmp_path / "none" / "error.json"), an_exit(3, 9), 0)
+
+
+def test_no_link_leads_elsewhere_where_it_is_left(tmp_path: Path) -> None:
+    """The name that is written to first can be guessed."""
+    path, precious = tmp_path / "error.json", tmp_path / "precious"
+    precious.write_text("kept")
+    Path(f"{path}.{os.getpid()}").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        write_account(str(path), an_exit(3, 9), 0)
+    assert precious.read_text() == "kept"

@@ -76,14 +76,20 @@ def test_after_five_losses_a_host_waits_for_an_hour_unless_the_job_has_too_few_n
     assert len(act(seen, now + 60).seating.nodes) == 2, "without it there are too few"
 
 
-def test_a_round_is_not_closed_for_a_node_whose_host_is_held_back() -> None:
+def trains_without(losses: int, at: float) -> View:
+    """Round 9 of a and c, where b waits, which has been lost so often in a row."""
     seen = view(node("a"))
-    for number in range(3):
+    for number in range(losses):
         lose(seen, "b", number, 100.0 * number, "b")
     for rank, name in enumerate("ac"):
-        seen.put(inside(name, rank, token="t9", round=9, sequence=50), 9)
+        seen.put(inside(name, rank, token="t9", round=9, sequence=90), 9)
     seen.put(node("b", sequence=99), 10)
-    seen.take_header(header(number=9, token="t9"), 211.0)
+    seen.take_header(header(number=9, token="t9"), at)
+    return seen
+
+
+def test_a_round_is_not_closed_for_a_node_whose_host_is_held_back() -> None:
+    seen = trains_without(3, at=211.0)
     waits = decide(seen, 211.0)
     assert waits[:2] == (None, 200.0 + TTL + TTL / 2)
     assert waits.why.startswith("for node b: the host was lost 3 times in a row")
@@ -197,13 +203,7 @@ def test_a_host_is_never_held_back_until_the_job_ends_for_want_of_it() -> None:
 
 
 def test_a_round_that_is_large_enough_is_not_closed_for_a_refused_host() -> None:
-    seen = view(node("a"))
-    for number in range(5):
-        lose(seen, "b", number, 100.0 * number, "b")
-    for rank, name in enumerate("ac"):
-        seen.put(inside(name, rank, token="t9", round=9, sequence=90), 9)
-    seen.put(node("b", sequence=99), 10)
-    seen.take_header(header(number=9, token="t9"), 500.0)
+    seen = trains_without(5, at=500.0)
     assert decide(seen, 500.0)[:2] == (None, 400.0 + TTL + 3600.0)
 
 

@@ -64,14 +64,20 @@ class Follower:
                 await self._heard.wait()
 
 
+async def following() -> tuple[Gated, Follower, asyncio.Task[None]]:
+    """A mirror's that has heard what was written last, b"2"."""
+    store = Gated()
+    follower = Follower(store)
+    await store.put(KEY, b"1")
+    task = asyncio.create_task(follower.mirror.follow())
+    await store.put(KEY, b"2")
+    await follower.until(b"2")
+    return store, follower, task
+
+
 def test_a_watch_that_lags_behind_a_listing_undoes_nothing() -> None:
     async def scene() -> None:
-        store = Gated()
-        follower = Follower(store)
-        await store.put(KEY, b"1")
-        task = asyncio.create_task(follower.mirror.follow())
-        await store.put(KEY, b"2")
-        await follower.until(b"2")
+        store, follower, task = await following()
         store.watch_gate.clear()
         await store.put(KEY, b"3")
         await store.put(KEY, b"4")
@@ -88,12 +94,7 @@ def test_a_watch_that_lags_behind_a_listing_undoes_nothing() -> None:
 
 def test_what_is_heard_while_it_lists_is_newer_than_the_list() -> None:
     async def scene() -> None:
-        store = Gated()
-        follower = Follower(store)
-        await store.put(KEY, b"1")
-        task = asyncio.create_task(follower.mirror.follow())
-        await store.put(KEY, b"2")
-        await follower.until(b"2")
+        store, follower, task = await following()
         store.list_gate.clear()
         listing = asyncio.create_task(follower.mirror.refresh())
         await asyncio.sleep(0)  # it is on its way, and what follows is not in it
