@@ -188,6 +188,6 @@ def _where(now: Picture) -> str:
 
 def _why_not_larger(now: Picture) -> str:
     if now.holds:
-        holding = ", ".join(sorted(now.holds))
+        holding = ", ".join(now.holds)
         return f"waiting for the next checkpoint, before which {holding} wants no node to be added"
     return f"waiting for the last call, after which {nodes(len(now.spares))} will be let in"

@@ -135,6 +135,10 @@ class NodeRendezvous(Rendezvous):
         self._pulse.disarm()
         self._note_lost()
 
+    def hold_growth(self, is_held: bool) -> None:
+        """Whether this node's workers want no node to be added to the job."""
+        self._tell(self._member.hold_growth(is_held))
+
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
 

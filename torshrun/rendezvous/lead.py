@@ -304,7 +304,7 @@ class Lead:
 
     def _take_wants(self, items: Items) -> None:
         view = self._view
-        view.wishes.size, view.wishes.stop, view.wishes.holds = None, None, set()
+        view.wishes.size, view.wishes.stop = None, None
         for node in tuple(view.wishes.drained):
             view.drain(node, wanted=False)
         for name, value, revision in items:
@@ -321,9 +321,6 @@ class Lead:
             view.wishes.stop = rows.decode(StopWanted, value) if value else None
         elif key.startswith(rows.WANT_DRAIN):
             view.drain(key.removeprefix(rows.WANT_DRAIN), value is not None)
-        elif key.startswith(rows.WANT_HOLD):
-            change = view.wishes.holds.discard if value is None else view.wishes.holds.add
-            change(key.removeprefix(rows.WANT_HOLD))
         self._news.set()
 
 

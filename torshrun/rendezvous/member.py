@@ -338,6 +338,12 @@ class Member:
         reason = f"this node could reach neither the store nor the leader for {seconds:.1f} s"
         return self._close(RoundClosing(round=self.row.round, reason=reason, failed=False))
 
+    def hold_growth(self, is_held: bool) -> Events:
+        """Whether the workers here want no node to be added."""
+        if self.takes_part and self.row.holds != is_held:
+            self._change_row(holds=is_held)
+        return ()
+
     def leave(self, outcome: str, code: int, reason: str) -> Events:
         """This node goes. It is over when its row "left" has been written, see `left`."""
         return self._depart(outcome, code, reason)

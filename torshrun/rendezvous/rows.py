@@ -39,12 +39,7 @@ EPOCH, LEADER, ROUND, VERDICT, WAIT = (
 """Under CONTROL, which all agents watch."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
-WANT_SIZE, WANT_STOP, WANT_DRAIN, WANT_HOLD = (
-    "want/size",
-    "want/stop",
-    "want/drain/",
-    "want/hold/",
-)
+WANT_SIZE, WANT_STOP, WANT_DRAIN = "want/size", "want/stop", "want/drain/"
 
 
 def base(run_id: str) -> str:
@@ -113,6 +108,8 @@ class NodeRow:
     """The node id of the author of its header."""
     restarts: int = 0
     """Of the whole job, as far as this node knows."""
+    holds: bool = False
+    """Whether its workers want no node to be added before their next checkpoint."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0
@@ -251,7 +248,7 @@ class StopWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """`want/drain/<node>` and `want/hold/<node>`: the key says it all."""
+    """`want/drain/<node>`: the key says it all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

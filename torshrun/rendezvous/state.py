@@ -238,7 +238,7 @@ def _growth(view: View, header: Header, now: float) -> Decision:
         return Decision(None, among.wake, why) if room > 0 else Decision(None)
     view.grows_since = min(view.grows_since, now)
     last_call = view.grows_since + view.settings.last_call_timeout
-    if view.wishes.holds:
+    if any(row.holds for row in view.rows.values()):
         return Decision(None, why="for the job's next checkpoint, to let nodes in")
     if len(among.ready) < room and now < last_call:
         return _wait("the last call of nodes", last_call, now)

@@ -25,8 +25,6 @@ class Wishes:
     stop: StopWanted | None = None
     drained: set[str] = field(default_factory=set)
     """Nodes that are to go."""
-    holds: set[str] = field(default_factory=set)
-    """Nodes that asked for no growth just now."""
 
 
 class View:

@@ -115,7 +115,7 @@ def test_newcomers_are_let_in_at_once_if_they_fill_the_job() -> None:
     roomy = view(inside("a", 0), inside("b", 1), node("c"), header=header(max_nodes=4))
     assert decide(roomy, 1.0)[:2] == (None, 6.0)
     assert isinstance(act(roomy, 6.0), Close)
-    roomy.wishes.holds.add("a")
+    roomy.put(inside("a", 0, holds=True), 9)
     assert act(roomy, 99.0) is None
 
 
@@ -338,5 +338,5 @@ def test_every_wait_says_for_what() -> None:
     assert decide(seen, 1.0).why == "for the last call of nodes, at most 5 s more"
     held = view(inside("a", 0), inside("b", 1), node("c"), header=header())
     assert decide(view(inside("a", 0), inside("b", 1), header=header()), 1.0).why == ""
-    held.wishes.holds.add("a")
+    held.put(inside("a", 0, holds=True), 9)
     assert decide(held, 1.0).why == "for the job's next checkpoint, to let nodes in"
