@@ -26,9 +26,8 @@ class Beat:
     """The last of them that the sender saw an answer to; 0 for none."""
 
 
-Answer = Literal["granted", "refused", "silent", "gone"]
-"""granted, refused: by the leader. silent: no answer in time, or no way there. gone: the host is
-there, but nobody serves that endpoint any more (the connection was refused)."""
+Answer = Literal["granted", "refused", "silent"]
+"""granted, refused: by the leader. silent: no answer in time, or no way there."""
 Judge = Callable[[Beat], bool]
 """Whether to grant a beat; called in the loop's thread for each that comes in, and never waits."""
 

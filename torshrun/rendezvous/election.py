@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torsh_runtime.store.base import Compare, Delete, Put
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.grant import Hearing, Term
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import LeaderRow
@@ -25,20 +25,21 @@ class Election:
         facts: NodeFacts,
         member: Member,
         registration: Registration,
-        hearing: Hearing,
+        answers: Mapping[int, float],
     ) -> None:
+        """`answers` says when the leader of each fence last answered this node."""
         self._asking = asking
         self._facts = facts
         self._member = member
         self._registration = registration
-        self._hearing = hearing
+        self._answers = answers
         self._revision = 0
         """That of what stands in the row's place, whatever it is."""
         self.leader: LeaderRow | None = None
         self.fence = 0
         """The revision of the leader's row; 0 while there is no leader."""
-        self.last_term: Term | None = None
-        """The term before, once another has begun, or it has ended."""
+        self.last_fence = 0
+        """That of the term before, once another has begun, or it has ended."""
         self._stood: dict[str, tuple[int, float]] = {}
         """Of each row of this node by its token: the lease that it was written on, and when."""
         self.confirmed = -math.inf
@@ -67,7 +68,7 @@ class Election:
         fence = revision if leader else 0
         is_new = fence != self.fence
         if self.fence and is_new:
-            self.last_term = Term(self.fence, self.leader.node if self.leader else "")
+            self.last_fence = self.fence
         self.leader, self.fence, self._revision = leader, fence, revision
         if is_new:
             self.confirmed = self._stood.get(leader.token if leader else "", _NEVER)[1]
@@ -81,9 +82,9 @@ class Election:
         """
         if self.fence or self.stands_at < math.inf:
             return
-        last, header, now = self.last_term, self._member.header, self._asking.clock()
+        last, header, now = self.last_fence, self._member.header, self._asking.clock()
         interval = self._asking.settings.interval
-        heard = self._hearing.answers.get(last.fence, -math.inf) if last else -math.inf
+        heard = self._answers.get(last, -math.inf)
         soon = self._asking.chance.uniform(0, 0.02) if last else 0.0
         if now - heard < interval:
             soon += interval / 8

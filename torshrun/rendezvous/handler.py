@@ -99,7 +99,7 @@ class NodeRendezvous(Rendezvous):
             self._facts,
             self._member,
             self._registration,
-            self._pulse.hearing,
+            self._pulse.answers,
         )
         self._leadership = Leadership(
             self._asking,
@@ -107,7 +107,7 @@ class NodeRendezvous(Rendezvous):
             self._member,
             self._registration,
             self._election,
-            self._pulse.hearing,
+            self._pulse.answers,
             self._beats,
             self._spawn,
         )
@@ -383,7 +383,7 @@ class NodeRendezvous(Rendezvous):
 
     def _lease_lost(self) -> None:
         """The leases' end took the row with it: nobody counts on this node by the store now."""
-        self._pulse.hearing.answers.clear()
+        self._pulse.answers.clear()
         self._due.set()
 
     def _give_up_in_time(self) -> None:

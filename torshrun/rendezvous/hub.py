@@ -91,9 +91,9 @@ class Hub(Beats):
         try:
             leader = await self._reach(node, endpoint, fence, timeout)
             granted = await leader.put(_BEAT, rows.encode(beat))
-        except StoreError as error:
+        except StoreError:
             await self._hang_up()
-            return "gone" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
+            return "silent"
         return "granted" if granted else "refused"
 
     async def close(self) -> None:

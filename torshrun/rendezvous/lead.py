@@ -48,7 +48,7 @@ class Lead:
     ) -> None:
         """`endpoint` is where this leader takes beats."""
         self._asking = asking
-        self._view = view
+        self.view = view
         self._on_first_listing = on_first_listing
         self._endpoint = endpoint
         self._header_revision = self._header_as_of = header_revision
@@ -81,7 +81,7 @@ class Lead:
         if as_of < self._header_as_of:  # the watch lags behind what was written here
             return
         self._header_revision, self._header_as_of = revision, as_of
-        self._view.take_header(header, self._asking.clock())
+        self.view.take_header(header, self._asking.clock())
         self._news.set()
 
     def look_again(self) -> None:
@@ -99,7 +99,7 @@ class Lead:
             await self._list()
             return
         now = self._asking.clock()
-        decision = decide(self._view, now)
+        decision = decide(self.view, now)
         self._rest = REST * (self._asking.clock() - now)
         try:
             if decision.action:
@@ -132,7 +132,7 @@ class Lead:
     @property
     def _must_list(self) -> bool:
         """Nobody enters a round that is closing: it is to be seen who has."""
-        view = self._view
+        view = self.view
         is_closing = view.header is not None and view.header.phase == "closing"
         return is_closing and not view.listed_since_close
 
@@ -143,7 +143,7 @@ class Lead:
             await self._asking.pause()
             return
         if revision >= self._header_revision:
-            self._view.listed_since_close = True
+            self.view.listed_since_close = True
         else:  # of a member that lags behind
             await self._asking.pause()
 
@@ -172,7 +172,7 @@ class Lead:
     # ---- headers
 
     def _own(self, header: Header) -> Header:
-        view = self._view
+        view = self.view
         drained = tuple(sorted(node for node in view.wishes.drained if node in view.rows))
         return replace(
             header,
@@ -184,7 +184,7 @@ class Lead:
         )
 
     def _adopted(self) -> Header:
-        view = self._view
+        view = self.view
         assert view.header is not None
         own = self._own(view.header)
         if view.header.fence == view.fence:
@@ -200,7 +200,7 @@ class Lead:
         )
 
     def _pause_after_failure(self) -> float:
-        view, settings = self._view, self._asking.settings
+        view, settings = self.view, self._asking.settings
         cause = view.roster.reports[view.roster.failures[0]]
         history = following(view.history, cause.startup, cause.seconds)
         return pause(settings.restart_backoff, history, self._asking.chance.random())
@@ -209,7 +209,7 @@ class Lead:
         """This is still the leader, and the header is the one it decided by."""
         key = self._asking.key
         return (
-            Compare(key(rows.LEADER), self._view.fence),
+            Compare(key(rows.LEADER), self.view.fence),
             Compare(key(rows.ROUND), self._header_revision),
         )
 
@@ -227,7 +227,7 @@ class Lead:
     async def _form(self, fences: Fences, form: Form) -> bool:
         token = f"{self._asking.chance.getrandbits(64):016x}"
         nodes = form.seating.nodes
-        self._view.forming[token] = tuple(row.node for row in nodes)
+        self.view.forming[token] = tuple(row.node for row in nodes)
         store = self._asking.store
         lease = await self._asking.ask(store.grant(PLACES_KEPT + self._asking.settings.ttl))
         places: list[Write] = [
@@ -244,7 +244,7 @@ class Lead:
         return Put(self._asking.key(rows.PLACES + node), rows.encode(place), lease)
 
     def _header(self, form: Form, token: str) -> Header:
-        view, first = self._view, form.seating.nodes[0]
+        view, first = self.view, form.seating.nodes[0]
         least, most = view.limits
         header = Header(
             number=form.number,
@@ -288,7 +288,7 @@ class Lead:
     # ---- watching
 
     def _take_nodes(self, items: Items) -> None:
-        self._view.replace(_node_rows(items))
+        self.view.replace(_node_rows(items))
         if not self._loaded:
             self._loaded = True
             self._on_first_listing()
@@ -296,14 +296,14 @@ class Lead:
 
     def _on_node(self, name: str, value: bytes | None, revision: int) -> None:
         if value is None:
-            self._view.drop(name)
+            self.view.drop(name)
         else:
             for row, written in _node_rows([(name, value, revision)]):
-                self._view.put(row, written)
+                self.view.put(row, written)
         self._news.set()
 
     def _take_wants(self, items: Items) -> None:
-        view = self._view
+        view = self.view
         view.wishes.size, view.wishes.stop = None, None
         for node in tuple(view.wishes.drained):
             view.drain(node, wanted=False)
@@ -313,7 +313,7 @@ class Lead:
 
     def _want(self, name: str, value: bytes | None, revision: int) -> None:
         """A request, or (None) its end. Malformed ones count as none."""
-        view, key = self._view, rows.WANTS + name
+        view, key = self.view, rows.WANTS + name
         value = value or None  # what is not signed
         if key == rows.WANT_SIZE:
             view.wishes.size = rows.decode(SizeWanted, value) if value else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.beats import Beat, Beats
 from torshrun.rendezvous.election import Election
-from torshrun.rendezvous.grant import Hearing, inherited_until, leader_until
+from torshrun.rendezvous.grant import inherited_until, leader_until
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
@@ -31,22 +31,23 @@ class Leadership:
         member: Member,
         registration: Registration,
         election: Election,
-        hearing: Hearing,
+        answers: Mapping[int, float],
         beats: Beats,
         spawn: Spawn,
     ) -> None:
-        """`spawn` starts a task that ends with the node's part in the job at the latest."""
+        """`answers` says when the leader of each fence last answered this node. `spawn` starts a
+        task that ends with the node's part in the job at the latest.
+        """
         self._asking = asking
         self._facts = facts
         self._member = member
         self._registration = registration
         self._election = election
-        self._hearing = hearing
+        self._answers = answers
         self._beats = beats
         self._spawn = spawn
         self._lead: Lead | None = None
         self._task: asyncio.Task[None] | None = None
-        self._view: View | None = None
 
     def begin(self) -> None:
         """This node leads; a second time does nothing."""
@@ -55,11 +56,7 @@ class Leadership:
         now = self._asking.clock()
         view = View(self._asking.settings, self._facts.node, now)
         view.fence = self._election.fence
-        self._hearing.led.add(view.fence)
         view.take_header(self._member.header, now)
-        if self._view is not None:
-            view.remember(self._view)
-        self._view = view
         revision = self._member.header_revision
         self._lead = Lead(
             self._asking.another(), view, self._facts.endpoint, revision, self._on_first_listing
@@ -82,27 +79,26 @@ class Leadership:
 
     def until(self) -> float:
         """Until when this node may act as the leader; -inf if it is none."""
-        if self._view is None or not self._lead or self._registration.lease != self._election.lease:
+        if not self._lead or self._registration.lease != self._election.lease:
             return -math.inf
         settings = self._asking.settings
         known_until = self._election.confirmed + GRANT * settings.ttl
         lease_until = min(self._registration.lease_until, known_until)
-        return leader_until(self._view, settings, lease_until, self._asking.clock())
+        return leader_until(self._lead.view, lease_until, self._asking.clock())
 
     def _on_first_listing(self) -> None:
         """The leader knows now who is there, and so who is missing."""
-        view, last, asking = self._view, self._election.last_term, self._asking
-        if view is not None:
-            view.blind_until, view.inherited_until = inherited_until(
-                view, self._hearing, last, asking.settings, asking.clock()
-            )
+        if self._lead:
+            view, last = self._lead.view, self._election.last_fence
+            ends = inherited_until(view, self._answers, last, self._asking.clock())
+            view.blind_until, view.inherited_until = ends
 
     def _judge(self, beat: Beat) -> bool:
-        view, lead = self._view, self._lead
-        if view is None or lead is None:
+        lead = self._lead
+        if lead is None:
             return False
-        was_heard = view.hears(beat.node)
-        is_granted = view.answer_beat(beat, self._asking.clock(), self.until())
+        was_heard = lead.view.hears(beat.node)
+        is_granted = lead.view.answer_beat(beat, self._asking.clock(), self.until())
         if not was_heard:
             lead.look_again()
         return is_granted

@@ -238,13 +238,6 @@ class View:
 
     # ---- signs of life
 
-    def remember(self, before: View) -> None:
-        """What this node heard in an earlier term of its own."""
-        self._sure, self._last = before._sure, before._last
-        self._count_again = -math.inf
-        if before.header and self.header and before.header.token == self.header.token:
-            self.granted = before.granted
-
     def answer_beat(self, beat: Beat, now: float, grant_until: float) -> bool:
         """Whether to grant a beat, while the leader's own grant lasts until `grant_until`."""
         if now >= grant_until:

@@ -32,7 +32,7 @@ LEADER = LeaderRow(
 class SameAnswer(Beats):
     """What every beat gets; unless it is set, no other node is there."""
 
-    answer: Answer = "gone"
+    answer: Answer = "silent"
 
     async def beat(
         self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
@@ -102,12 +102,12 @@ def test_what_a_leader_answered_is_forgotten_with_the_lease() -> None:
         node = NodeRendezvous(store, SETTINGS, FACTS, beats)
         node.start(lambda event: None)
         async with asyncio.timeout(20):
-            await until(lambda: node._pulse.hearing.answers)
-            beats.answer = "gone"
+            await until(lambda: node._pulse.answers)
+            beats.answer = "silent"
             lease = node._registration.lease
             await store.revoke(lease)
             await until(lambda: node._registration.lease not in (0, lease))
-        assert not node._pulse.hearing.answers
+        assert not node._pulse.answers
         await node.close()
         await store.close()
 
