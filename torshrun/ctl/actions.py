@@ -55,7 +55,7 @@ class SteeredRun(Run):
         asked = find_nodes(before, names)
         if not force:
             check_drain(asked, before)
-        keys = {rows.WANT_DRAIN + row.node: rows.encode(rows.Wanted()) for row in asked}
+        keys = {rows.WANT_DRAIN + row.node: rows.SET for row in asked}
         await self.ask(keys, _DRAIN_KEPT)
         told = await self.wait(partial(drained, asked, before))
         if self.timeout is not None:

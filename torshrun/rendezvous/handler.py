@@ -80,13 +80,11 @@ class NodeRendezvous(Rendezvous):
 
     def _make_parts(self) -> None:
         """What each does is told in its own module."""
-        self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
-        self._control = Mirror(
-            self._asking.another(), rows.CONTROL, self._take_control, self._take_change
-        )
+        self._registration = Registration(self._asking, self._member, self._lease_lost)
+        self._control = Mirror(self._asking, rows.CONTROL, self._take_control, self._take_change)
         self._pulse = Pulse(
             self._beats,
-            self._asking.another(),
+            self._asking,
             self._member,
             self._registration,
             leads_until=lambda: self._leadership.until(),
@@ -95,7 +93,7 @@ class NodeRendezvous(Rendezvous):
             post=lambda event: self._post(event),
         )
         self._election = Election(
-            self._asking.another(),
+            self._asking,
             self._facts,
             self._member,
             self._registration,
@@ -394,6 +392,6 @@ class NodeRendezvous(Rendezvous):
         if silence > self._settings.join_timeout and not self._member.takes_part:
             why = (
                 f"the store has not answered for {silence:.0f} s. Look whether it runs, and "
-                f"whether this node can reach it. Last error: {self._asking.trouble.last or 'none'}"
+                f"whether this node can reach it. Last error: {self._asking.trouble or 'none'}"
             )
             self._tell(self._member.give_up(why))

@@ -53,8 +53,8 @@ class Lead:
         self._endpoint = endpoint
         self._header_revision = self._header_as_of = header_revision
         self._news = asyncio.Event()
-        self._nodes = Mirror(asking.another(), rows.NODES, self._take_nodes, self._on_node)
-        self._wants = Mirror(asking.another(), rows.WANTS, self._take_wants, self._want)
+        self._nodes = Mirror(asking, rows.NODES, self._take_nodes, self._on_node)
+        self._wants = Mirror(asking, rows.WANTS, self._take_wants, self._want)
         self._rest = 0.0
         """Seconds to wait for more news once there is some."""
         self._wait = ""

@@ -59,7 +59,7 @@ class Leadership:
         view.take_header(self._member.header, now)
         revision = self._member.header_revision
         self._lead = Lead(
-            self._asking.another(), view, self._facts.endpoint, revision, self._on_first_listing
+            self._asking, view, self._facts.endpoint, revision, self._on_first_listing
         )
         self._beats.serve(self._judge)
         self._task = self._spawn(self._lead.run())

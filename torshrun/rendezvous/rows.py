@@ -18,7 +18,6 @@ from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torshrun.rendezvous.base import Outcome, Sequel
 
 T = TypeVar("T")
-VERSION = 2
 LONGEST_RECORD = 1 << 20
 """Bytes."""
 LONGEST_TEXT = 8192
@@ -40,6 +39,8 @@ EPOCH, LEADER, ROUND, VERDICT, WAIT = (
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
 WANT_SIZE, WANT_STOP, WANT_DRAIN = "want/size", "want/stop", "want/drain/"
+SET = b"1"
+"""Stands where a key says it all: in that of a node that is to go, or the mark of an epoch."""
 
 
 def base(run_id: str) -> str:
@@ -247,11 +248,6 @@ class StopWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """`want/drain/<node>`: the key says it all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitRow:
     """`ctl/wait`: what the leader waits for, in one line for people; "" is nothing."""
 
@@ -271,7 +267,7 @@ def _check_code(code: int, *, succeeded: bool) -> None:
 def encode(record: Any) -> bytes:
     """A record as it is stored."""
     content = {name: getattr(record, name) for name in _shape(type(record))}
-    return json.dumps({"v": VERSION, **content}, separators=(",", ":")).encode()
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def decode(kind: type[T], value: bytes) -> T | None:
