@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torshrun.rendezvous.rows import NodeId, Token
+from torshrun.rendezvous.rows import NodeId, RoundNumber, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Beat:
 
     node: NodeId
     """The sender's node id."""
-    round: int
-    """The round whose workers it runs; -1 for none."""
+    round: RoundNumber
+    """The round whose workers it runs."""
     token: Token
     """That round's token, or ""."""
     number: int
