@@ -16,7 +16,7 @@ from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
-from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, decide
+from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, ListNodes, decide
 from torshrun.rendezvous.view import View
 
 BATCH = 100
@@ -43,7 +43,6 @@ class Lead:
         asking: Asking,
         view: View,
         endpoint: str,
-        header_revision: int,
         on_first_listing: Callable[[], None],
     ) -> None:
         """`endpoint` is where this leader takes beats."""
@@ -51,7 +50,7 @@ class Lead:
         self.view = view
         self._on_first_listing = on_first_listing
         self._endpoint = endpoint
-        self._header_revision = self._header_as_of = header_revision
+        self._header_revision = self._header_as_of = 0
         self._news = asyncio.Event()
         self._nodes = Mirror(asking, rows.NODES, self._take_nodes, self._on_node)
         self._wants = Mirror(asking, rows.WANTS, self._take_wants, self._want)
@@ -61,7 +60,6 @@ class Lead:
         """What is waited for, without figures."""
         self._told_wait = True
         self._waits_since = 0.0
-        self._loaded = False
         self._over = False
 
     async def run(self) -> None:
@@ -71,6 +69,9 @@ class Lead:
                 tasks.create_task(self._nodes.follow()),
                 tasks.create_task(self._wants.follow()),
             ]
+            while not (self._nodes.is_loaded and self._wants.is_loaded):
+                await self._wait_for_news(None)
+            self._on_first_listing()
             while not self._over:
                 await self._decide()
             for watch in watches:
@@ -92,12 +93,6 @@ class Lead:
 
     async def _decide(self) -> None:
         """One decision, carried out, or the wait for news."""
-        if not (self._nodes.is_loaded and self._wants.is_loaded):
-            await self._wait_for_news(None)
-            return
-        if self._must_list:
-            await self._list()
-            return
         now = self._asking.clock()
         decision = decide(self.view, now)
         self._rest = REST * (self._asking.clock() - now)
@@ -129,23 +124,14 @@ class Lead:
         await asking.ask(asking.store.transact((leads,), (put,)))
         return math.inf
 
-    @property
-    def _must_list(self) -> bool:
+    async def _list(self) -> bool:
         """Nobody enters a round that is closing: it is to be seen who has."""
-        view = self.view
-        is_closing = view.header is not None and view.header.phase == "closing"
-        return is_closing and not view.listed_since_close
-
-    async def _list(self) -> None:
-        try:
-            revision = await self._nodes.refresh()
-        except StoreError:
-            await self._asking.pause()
-            return
+        revision = await self._nodes.refresh()
         if revision >= self._header_revision:
             self.view.listed_since_close = True
         else:  # of a member that lags behind
             await self._asking.pause()
+        return True
 
     async def _wait_for_news(self, seconds: float | None) -> None:
         try:
@@ -164,9 +150,11 @@ class Lead:
             done = await self._form(fences, action)
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
+        elif isinstance(action, ListNodes):
+            done = await self._list()
         else:
             done = await self._conclude(fences, action)
-        if not done:  # no leader any more, or the header has changed: the watch will tell
+        if not done:  # no leader any more, or the header has changed: a watch will tell
             await self._wait_for_news(self._asking.settings.interval / 16)
 
     # ---- headers
@@ -228,20 +216,18 @@ class Lead:
         token = f"{self._asking.chance.getrandbits(64):016x}"
         nodes = form.seating.nodes
         self.view.forming[token] = tuple(row.node for row in nodes)
-        store = self._asking.store
-        lease = await self._asking.ask(store.grant(PLACES_KEPT + self._asking.settings.ttl))
+        asking, store = self._asking, self._asking.store
+        lease = await asking.ask(store.grant(PLACES_KEPT + asking.settings.ttl))
         places: list[Write] = [
-            self._put(place, node, lease) for node, place in _places(form, token)
+            Put(asking.key(rows.PLACES + node), rows.encode(place), lease)
+            for node, place in _places(form, token)
         ]
         *batches, last = [places[i : i + BATCH] for i in range(0, len(places), BATCH)]
         for batch in batches:
-            outcome = await self._asking.ask(store.transact(fences, batch))
+            outcome = await asking.ask(store.transact(fences, batch))
             if not outcome.succeeded:
                 return False
         return await self._write_header(fences, self._header(form, token), *last)
-
-    def _put(self, place: PlaceRow, node: str, lease: int) -> Put:
-        return Put(self._asking.key(rows.PLACES + node), rows.encode(place), lease)
 
     def _header(self, form: Form, token: str) -> Header:
         view, first = self.view, form.seating.nodes[0]
@@ -253,7 +239,7 @@ class Lead:
             fence=view.fence,
             leader_inside=view.node in view.forming[token],
             size=len(form.seating.nodes),
-            world_size=form.seating.world_size,
+            world_size=sum(row.nproc for row in form.seating.nodes),
             master_addr=first.address,
             master_port=first.master_port,
             jax_port=first.jax_port,
@@ -289,9 +275,6 @@ class Lead:
 
     def _take_nodes(self, items: Items) -> None:
         self.view.replace(_node_rows(items))
-        if not self._loaded:
-            self._loaded = True
-            self._on_first_listing()
         self._news.set()
 
     def _on_node(self, name: str, value: bytes | None, revision: int) -> None:
@@ -343,7 +326,7 @@ def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
                 round=form.number,
                 token=token,
                 node_rank=rank,
-                first_rank=form.seating.first_ranks[rank],
+                first_rank=before.total(),
                 role_first_rank=before[row.role],
                 role_world_size=role_sizes[row.role],
             ),

@@ -56,11 +56,9 @@ class Leadership:
         now = self._asking.clock()
         view = View(self._asking.settings, self._facts.node, now)
         view.fence = self._election.fence
-        view.take_header(self._member.header, now)
+        self._lead = Lead(self._asking, view, self._facts.endpoint, self._on_first_listing)
         revision = self._member.header_revision
-        self._lead = Lead(
-            self._asking, view, self._facts.endpoint, revision, self._on_first_listing
-        )
+        self._lead.take_header(self._member.header, revision, revision)
         self._beats.serve(self._judge)
         self._task = self._spawn(self._lead.run())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from torshrun.rendezvous.rows import NodeRow
@@ -21,9 +20,6 @@ class Seating:
 
     nodes: tuple[NodeRow, ...]
     """By node rank."""
-    first_ranks: tuple[int, ...]
-    """Of each node's first worker."""
-    world_size: int
     waiting: tuple[tuple[str, str], ...]
     """Nodes without a place, and why."""
     wake: float
@@ -68,9 +64,7 @@ def seat(view: View, now: float) -> Seating:
     among = candidates(view, rows, now, view.limits[0])
     rows = sorted(among.ready, key=lambda row: _seniority(view, row))
     chosen, waiting = (_chosen_by_rank if view.settings.fixed_ranks else _chosen)(view, rows)
-    firsts = [0, *accumulate(row.nproc for row in chosen)]
-    waiting += among.held.items()
-    return Seating(tuple(chosen), tuple(firsts[:-1]), firsts[-1], tuple(waiting), among.wake)
+    return Seating(tuple(chosen), (*waiting, *among.held.items()), among.wake)
 
 
 def _seniority(view: View, row: NodeRow) -> tuple[bool, int, int, str]:

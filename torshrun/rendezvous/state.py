@@ -32,7 +32,6 @@ ON_PURPOSE = ("preempted", "stopped")
 class Close:
     """Write that the round is closing."""
 
-    number: int
     reason: str
     failed: bool = False
 
@@ -52,13 +51,18 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class ListNodes:
+    """Find out who has entered the round that is closing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conclude:
     """Write how the job ended."""
 
     verdict: VerdictRow
 
 
-Action = Close | Form | Adopt | Conclude
+Action = Close | Form | Adopt | ListNodes | Conclude
 
 
 class Decision(NamedTuple):
@@ -80,6 +84,8 @@ def decide(view: View, now: float) -> Decision:
         return _gather(view, now)
     if len(view.roster.succeeded) == header.size:
         return _conclude("succeeded", 0, "all workers succeeded")
+    if header.phase == "closing" and not view.listed_since_close:
+        return Decision(ListNodes())
     _blame(view, header, now)
     return (_keep_open if header.phase == "open" else _change)(view, header, now)
 
@@ -179,13 +185,13 @@ def _conclude(
 def _keep_open(view: View, header: Header, now: float) -> Decision:
     roster = view.roster
     if roster.failures:
-        return Decision(Close(header.number, _describe(view, _root_cause(view)), failed=True))
+        return Decision(Close(_describe(view, _root_cause(view)), failed=True))
     end, what, in_vain = min(_awaited(view), default=(math.inf, "", ""))
     reason = _departure(view) or (in_vain if end <= now else "")
     if not reason and header.size > view.limits[1]:
         reason = f"the job was scaled to {view.limits[1]} nodes"
     if reason:
-        return Decision(Close(header.number, reason))
+        return Decision(Close(reason))
     is_anothers = header.fence != view.fence
     if view.untold or (is_anothers and not roster.unaccounted and not roster.apart):
         return Decision(Adopt())
@@ -245,7 +251,7 @@ def _growth(view: View, header: Header, now: float) -> Decision:
     view.invited = frozenset(row.node for row in among.ready)
     count = min(room, len(among.ready))
     names = view.name(min(view.invited)) if count == 1 else f"{count} nodes"
-    return Decision(Close(header.number, f"{names} joined"))
+    return Decision(Close(f"{names} joined"))
 
 
 # ---- a round is closing
@@ -265,8 +271,6 @@ def _change(view: View, header: Header, now: float) -> Decision:
 def _unfenced(view: View, now: float) -> Decision | None:
     """What is waited for as long as workers of the round may run, as far as is known."""
     roster = view.roster
-    if not view.listed_since_close:
-        return Decision(None, why="for the store to list who entered the round")
     if roster.inside:
         return _wait_to_stop(view, roster.inside)
     end, node = max(((view.fenced_at(node), node) for node in roster.apart), default=(now, ""))

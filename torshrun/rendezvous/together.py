@@ -156,7 +156,17 @@ class Together(Rendezvous):
         address = config.local_addr or await asyncio.to_thread(find)
         self._store = store
         self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
-        return self._facts(address, self._hub), self._hub
+        facts = NodeFacts(
+            node=self._node,
+            host=os.uname().nodename,
+            address=address,
+            endpoint=self._hub.endpoint,
+            nproc=self._nproc,
+            role=self._role,
+            fixed_rank=-1 if config.node_rank is None else config.node_rank,
+            ports=self._ports.take,
+        )
+        return facts, self._hub
 
     async def _watch_host(self, meeting: Meeting) -> None:
         """A store that an agent serves does not come back, so nobody waits for it when its host
@@ -175,18 +185,6 @@ class Together(Rendezvous):
             exit_codes.LOST,
             f"{meeting.name} is gone: the agent that served it has ended, and how the job ends "
             f"cannot be known. With --rdzv-backend etcd no node is needed that much.",
-        )
-
-    def _facts(self, address: str, hub: Hub) -> NodeFacts:
-        return NodeFacts(
-            node=self._node,
-            host=os.uname().nodename,
-            address=address,
-            endpoint=hub.endpoint,
-            nproc=self._nproc,
-            role=self._role,
-            fixed_rank=-1 if self._config.node_rank is None else self._config.node_rank,
-            ports=self._ports.take,
         )
 
     def _on_refused(self, why: str) -> None:
