@@ -11,7 +11,6 @@ from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import LeaderRow
-from torshrun.rendezvous.settings import NodeFacts
 
 _NEVER = 0, -math.inf
 
@@ -22,14 +21,12 @@ class Election:
     def __init__(
         self,
         asking: Asking,
-        facts: NodeFacts,
         member: Member,
         registration: Registration,
         answers: Mapping[int, float],
     ) -> None:
         """`answers` says when the leader of each fence last answered this node."""
         self._asking = asking
-        self._facts = facts
         self._member = member
         self._registration = registration
         self._answers = answers
@@ -50,7 +47,7 @@ class Election:
     @property
     def is_won(self) -> bool:
         """Whether this node leads."""
-        return self.leader is not None and self.leader.node == self._facts.node
+        return self.leader is not None and self.leader.node == self._member.row.node
 
     @property
     def lease(self) -> int:
@@ -94,11 +91,11 @@ class Election:
 
     async def stand(self) -> None:
         """Write this node's row if there is no leader; the watch tells who won."""
-        asking, facts, settings = self._asking, self._facts, self._asking.settings
+        asking, settings, row = self._asking, self._asking.settings, self._member.row
         self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
         leader = LeaderRow(
-            node=facts.node,
-            endpoint=facts.endpoint,
+            node=row.node,
+            endpoint=row.endpoint,
             token=f"{asking.chance.getrandbits(64):016x}",
             ttl=settings.ttl,
             outage_timeout=settings.outage_timeout,

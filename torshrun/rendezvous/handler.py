@@ -81,7 +81,7 @@ class NodeRendezvous(Rendezvous):
     def _make_parts(self) -> None:
         """What each does is told in its own module."""
         self._registration = Registration(self._asking, self._member, self._lease_lost)
-        self._control = Mirror(self._asking, rows.CONTROL, self._take_control, self._take_change)
+        self._control = Mirror(self._asking, rows.CONTROL, self._take_change, self._take_control)
         self._pulse = Pulse(
             self._beats,
             self._asking,
@@ -93,15 +93,10 @@ class NodeRendezvous(Rendezvous):
             post=lambda event: self._post(event),
         )
         self._election = Election(
-            self._asking,
-            self._facts,
-            self._member,
-            self._registration,
-            self._pulse.answers,
+            self._asking, self._member, self._registration, self._pulse.answers
         )
         self._leadership = Leadership(
             self._asking,
-            self._facts,
             self._member,
             self._registration,
             self._election,

@@ -13,7 +13,7 @@ from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.mirror import Items, Mirror
+from torshrun.rendezvous.mirror import Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
 from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, ListNodes, decide
@@ -42,18 +42,15 @@ class Lead:
         self,
         asking: Asking,
         view: View,
-        endpoint: str,
         on_first_listing: Callable[[], None],
     ) -> None:
-        """`endpoint` is where this leader takes beats."""
         self._asking = asking
         self.view = view
         self._on_first_listing = on_first_listing
-        self._endpoint = endpoint
         self._header_revision = self._header_as_of = 0
         self._news = asyncio.Event()
-        self._nodes = Mirror(asking, rows.NODES, self._take_nodes, self._on_node)
-        self._wants = Mirror(asking, rows.WANTS, self._take_wants, self._want)
+        self._nodes = Mirror(asking, rows.NODES, self._take_node)
+        self._wants = Mirror(asking, rows.WANTS, self._take_want)
         self._rest = 0.0
         """Seconds to wait for more news once there is some."""
         self._wait = ""
@@ -69,8 +66,8 @@ class Lead:
                 tasks.create_task(self._nodes.follow()),
                 tasks.create_task(self._wants.follow()),
             ]
-            while not (self._nodes.is_loaded and self._wants.is_loaded):
-                await self._wait_for_news(None)
+            await self._nodes.is_loaded.wait()
+            await self._wants.is_loaded.wait()
             self._on_first_listing()
             while not self._over:
                 await self._decide()
@@ -133,7 +130,7 @@ class Lead:
             await self._asking.pause()
         return True
 
-    async def _wait_for_news(self, seconds: float | None) -> None:
+    async def _wait_for_news(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -166,7 +163,6 @@ class Lead:
             header,
             fence=view.fence,
             leader=view.node,
-            leader_endpoint=self._endpoint,
             drained=drained,
             missed=tuple(sorted(filter(view.is_absent, view.rows))),
         )
@@ -273,46 +269,25 @@ class Lead:
 
     # ---- watching
 
-    def _take_nodes(self, items: Items) -> None:
-        self.view.replace(_node_rows(items))
-        self._news.set()
-
-    def _on_node(self, name: str, value: bytes | None, revision: int) -> None:
-        if value is None:
-            self.view.drop(name)
+    def _take_node(self, name: str, value: bytes | None, revision: int) -> None:
+        """A row counts as none if it is not of the node that its key names."""
+        row = rows.decode(NodeRow, value) if value else None
+        if row is not None and row.node == name:
+            self.view.put(row, revision)
         else:
-            for row, written in _node_rows([(name, value, revision)]):
-                self.view.put(row, written)
+            self.view.drop(name)
         self._news.set()
 
-    def _take_wants(self, items: Items) -> None:
-        view = self.view
-        view.wishes.size, view.wishes.stop = None, None
-        for node in tuple(view.wishes.drained):
-            view.drain(node, wanted=False)
-        for name, value, revision in items:
-            self._want(name, value, revision)
-        self._news.set()
-
-    def _want(self, name: str, value: bytes | None, revision: int) -> None:
-        """A request, or (None) its end. Malformed ones count as none."""
+    def _take_want(self, name: str, value: bytes | None, revision: int) -> None:
+        """A request, or its end. What is not signed, or malformed, counts as none."""
         view, key = self.view, rows.WANTS + name
-        value = value or None  # what is not signed
         if key == rows.WANT_SIZE:
             view.wishes.size = rows.decode(SizeWanted, value) if value else None
         elif key == rows.WANT_STOP:
             view.wishes.stop = rows.decode(StopWanted, value) if value else None
         elif key.startswith(rows.WANT_DRAIN):
-            view.drain(key.removeprefix(rows.WANT_DRAIN), value is not None)
+            view.drain(key.removeprefix(rows.WANT_DRAIN), bool(value))
         self._news.set()
-
-
-def _node_rows(items: Items) -> Iterator[tuple[NodeRow, int]]:
-    """The rows that are rows, and of the nodes that their keys name."""
-    for name, value, revision in items:
-        row = rows.decode(NodeRow, value)
-        if row is not None and row.node == name:
-            yield row, revision
 
 
 def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:

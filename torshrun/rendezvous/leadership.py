@@ -15,7 +15,7 @@ from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header
-from torshrun.rendezvous.settings import GRANT, NodeFacts
+from torshrun.rendezvous.settings import GRANT
 from torshrun.rendezvous.view import View
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -27,7 +27,6 @@ class Leadership:
     def __init__(
         self,
         asking: Asking,
-        facts: NodeFacts,
         member: Member,
         registration: Registration,
         election: Election,
@@ -39,7 +38,6 @@ class Leadership:
         task that ends with the node's part in the job at the latest.
         """
         self._asking = asking
-        self._facts = facts
         self._member = member
         self._registration = registration
         self._election = election
@@ -54,9 +52,9 @@ class Leadership:
         if self._lead:
             return
         now = self._asking.clock()
-        view = View(self._asking.settings, self._facts.node, now)
+        view = View(self._asking.settings, self._member.row.node, now)
         view.fence = self._election.fence
-        self._lead = Lead(self._asking, view, self._facts.endpoint, self._on_first_listing)
+        self._lead = Lead(self._asking, view, self._on_first_listing)
         revision = self._member.header_revision
         self._lead.take_header(self._member.header, revision, revision)
         self._beats.serve(self._judge)

@@ -176,7 +176,6 @@ class Header:
     """That leader's node id."""
     leader_inside: bool = False
     """Whether that node is in the round."""
-    leader_endpoint: HostPort = ""
     size: Count = 0
     """Number of nodes in the round."""
     world_size: int = 0

@@ -125,11 +125,16 @@ def _gather(view: View, now: float) -> Decision:
     if not isinstance(formed.action, Form):
         view.enough_since = math.inf
         return formed
-    view.enough_since = min(view.enough_since, now)
-    last_call = view.enough_since + view.settings.last_call_timeout
+    last_call = _last_call(view, now)
     if len(formed.action.seating.nodes) < view.limits[1] and now < last_call:
         return _wait("the last call of nodes", last_call, now)
     return formed
+
+
+def _last_call(view: View, now: float) -> float:
+    """Until when more nodes are waited for, now that there are enough."""
+    view.enough_since = min(view.enough_since, now)
+    return view.enough_since + view.settings.last_call_timeout
 
 
 def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
@@ -239,11 +244,10 @@ def _growth(view: View, header: Header, now: float) -> Decision:
     rows = [view.rows[node] for node in roster.newcomers]
     among = candidates(view, rows, now, least - header.size)
     if not among.ready or room <= 0 or roster.unaccounted or view.settings.fixed_ranks:
-        view.grows_since = math.inf
+        view.enough_since = math.inf
         why = next((f"for {view.name(node)}: {why}" for node, why in among.held.items()), "")
         return Decision(None, among.wake, why) if room > 0 else Decision(None)
-    view.grows_since = min(view.grows_since, now)
-    last_call = view.grows_since + view.settings.last_call_timeout
+    last_call = _last_call(view, now)
     if any(row.holds for row in view.rows.values()):
         return Decision(None, why="for the job's next checkpoint, to let nodes in")
     if len(among.ready) < room and now < last_call:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torshrun.rendezvous.beats import Beat
@@ -74,7 +73,7 @@ class View:
         """When rounds of an earlier epoch, by token, and their leaders were first told of."""
         self.wishes = Wishes()
         self.enough_since = math.inf
-        self.grows_since = math.inf
+        """Since when the next round could begin, or be larger than this one."""
         self._token: str | None = None
         """The round's, also while there is no header any more."""
         self.latest: dict[str, NodeRow] = {}
@@ -157,7 +156,8 @@ class View:
         old, self.header = self.header, header
         self._changed()
         if header is None:
-            self.idle_since = now if old else self.idle_since
+            if old:
+                self.idle_since, self.enough_since = now, math.inf
             return
         self.claimed = max(self.claimed, header.number)
         if header.phase == "closing" and (not old or old.phase == "open"):
@@ -169,7 +169,7 @@ class View:
 
     def _begin_round(self, now: float) -> None:
         self.opened_at = self.blind_until = self.inherited_until = now
-        self.enough_since = self.grows_since = math.inf
+        self.enough_since = math.inf
         self.seated = frozenset(self.forming.pop(self._token or "", ()))
         self.told, self.granted, self.invited = {}, {}, frozenset()
         known = self.rows.keys() | self.seated
@@ -205,14 +205,6 @@ class View:
         for known in (self.rows, self.revisions, self._sure):
             known.pop(node, None)
         self._changed()
-
-    def replace(self, rows: Iterable[tuple[NodeRow, int]]) -> None:
-        """All rows, as listed anew."""
-        listed = {row.node: (row, revision) for row, revision in rows}
-        for node in self.rows.keys() - listed.keys():
-            self.drop(node)
-        for row, revision in listed.values():
-            self.put(row, revision)
 
     def drain(self, node: str, wanted: bool) -> None:
         """Whether somebody asked this node to go."""

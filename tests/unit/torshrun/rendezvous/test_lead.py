@@ -90,7 +90,7 @@ async def scale_down_unseen(loses: str) -> Header:
     view = View(SETTINGS, "a", time.monotonic())
     view.fence = fence
     asking = Asking(store, SETTINGS, time.monotonic, random.Random(1))
-    lead = Lead(asking, view, "tcp:a:1", lambda: None)
+    lead = Lead(asking, view, lambda: None)
     tasks = [asyncio.create_task(lead.run()), asyncio.create_task(follow_header(store, lead))]
     opened = await until_phase(store, "open")
     store.flows.clear()
@@ -127,15 +127,16 @@ def test_a_row_of_impossible_facts_counts_as_none(change: bytes) -> None:
     sound = rows.encode(NodeRow(node="a", sequence=1, state="waiting"))
     view = View(SETTINGS, "a", 0.0)
     asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))
-    lead = Lead(asking, view, "tcp:a:1", lambda: None)
-    lead._take_nodes([("a", sound, 1), ("b", odd, 2)])
+    lead = Lead(asking, view, lambda: None)
+    lead._take_node("a", sound, 1)
+    lead._take_node("b", odd, 2)
     assert view.rows.keys() == {"a"}
 
 
 def test_what_a_leader_wrote_is_not_undone_by_a_watch_that_lags() -> None:
     view = View(SETTINGS, "a", time.monotonic())
     asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))
-    lead = Lead(asking, view, "tcp:a:1", lambda: None)
+    lead = Lead(asking, view, lambda: None)
     opened = Header(number=1, token="t", phase="open", fence=1, leader="a", size=1, world_size=1)
     lead.take_header(replace(opened, phase="closing"), 9, 9)
     for header, revision, as_of in ((opened, 8, 8), (None, 0, 7)):
