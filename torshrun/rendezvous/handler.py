@@ -16,7 +16,6 @@ from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
 from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.election import Election
-from torshrun.rendezvous.leadership import Leadership
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.pulse import Pulse
@@ -80,29 +79,21 @@ class NodeRendezvous(Rendezvous):
 
     def _make_parts(self) -> None:
         """What each does is told in its own module."""
-        self._registration = Registration(self._asking, self._member, self._lease_lost)
-        self._control = Mirror(self._asking, rows.CONTROL, self._take_change, self._take_control)
+        asking, member = self._asking, self._member
+        self._registration = Registration(asking, member, self._lease_lost)
+        self._control = Mirror(asking, rows.CONTROL, self._take_change, self._take_control)
         self._pulse = Pulse(
             self._beats,
-            self._asking,
-            self._member,
+            asking,
+            member,
             self._registration,
-            leads_until=lambda: self._leadership.until(),
+            leads_until=lambda: self._election.leads_until(),
             tell=self._tell,
             on_answer=self._prove,
             post=lambda event: self._post(event),
         )
         self._election = Election(
-            self._asking, self._member, self._registration, self._pulse.answers
-        )
-        self._leadership = Leadership(
-            self._asking,
-            self._member,
-            self._registration,
-            self._election,
-            self._pulse.answers,
-            self._beats,
-            self._spawn,
+            asking, member, self._registration, self._pulse.answers, self._beats, self._spawn
         )
 
     # ---- the agent's side
@@ -178,7 +169,7 @@ class NodeRendezvous(Rendezvous):
                 self._post(event)
         row = self._member.row
         if self._over and row.state == "left" and self._election.is_won:
-            self._leadership.end()
+            self._election.end()
             self._spawn(self._resign())
         if row.state == "left" and not self._over and row.leaving:
             loop = asyncio.get_running_loop()
@@ -253,7 +244,7 @@ class NodeRendezvous(Rendezvous):
         if self._over or self._is_lost:
             return
         self._is_lost, self._is_gone = True, is_gone
-        self._leadership.end()
+        self._election.end()
         for task in self._tasks:
             task.cancel()
         self._tell(self._member.lose_epoch())
@@ -276,17 +267,14 @@ class NodeRendezvous(Rendezvous):
                 self.lose()
                 return
             self._newest_header = age
-        self._leadership.take_header(header, revision, as_of)
+        self._election.take_header(header, revision, as_of)
         self._tell(self._member.take_header(header, revision))
 
     # ---- leadership
 
     def _take_leader(self, leader: LeaderRow | None, revision: int) -> None:
-        if self._election.take(leader, revision):
-            self._leadership.end()
+        self._election.take(leader, revision)
         self._check_fit()
-        if self._election.is_won and not self._over:
-            self._leadership.begin()
         self._pulse.follow(leader, self._election.fence)
         self._due.set()
 
