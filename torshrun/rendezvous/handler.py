@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Listing, Store
+from torsh_runtime.store.base import Listing
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
@@ -21,7 +19,7 @@ from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow, WaitRow
-from torshrun.rendezvous.settings import NodeFacts, Settings
+from torshrun.rendezvous.settings import NodeFacts
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
@@ -34,28 +32,24 @@ class NodeRendezvous(Rendezvous):
 
     def __init__(
         self,
-        store: Store,
-        settings: Settings,
+        asking: Asking,
         facts: NodeFacts,
         beats: Beats,
         *,
         listing: Listing | None = None,
         past: NodeRow | None = None,
         is_proven: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-        chance: random.Random | None = None,
     ) -> None:
-        """`store` signs what is written and reads only what is signed; `listing` is what all nodes
-        watch, read there. `past` is this node's row in the epoch before. `is_proven`: whether the
-        epoch surely is the present one. `clock` must be the one that the loop's timers follow.
+        """`asking` has a store that signs what is written and reads only what is signed, and the
+        clock that the loop's timers follow; `listing` is what all nodes watch, read there. `past`
+        is this node's row in the epoch before. `is_proven`: whether the epoch surely is the present
+        one.
         """
-        self._settings = settings
-        self._facts = facts
-        self._beats = beats
-        self._clock = clock
-        self._asking = Asking(store, settings, clock, chance or random.Random())
-        self._member = Member(settings, facts, past)
-        self._make_parts()
+        self._asking = asking
+        self._settings = asking.settings
+        self._clock = asking.clock
+        self._member = Member(asking.settings, facts, past)
+        self._make_parts(beats)
         self._first = listing
         self.is_proven = is_proven
         """Whether a leader who lives has answered for the epoch. Until then this node believes
@@ -77,13 +71,13 @@ class NodeRendezvous(Rendezvous):
         self._started = 0.0
         self._over = False
 
-    def _make_parts(self) -> None:
+    def _make_parts(self, beats: Beats) -> None:
         """What each does is told in its own module."""
         asking, member = self._asking, self._member
         self._registration = Registration(asking, member, self._lease_lost)
         self._control = Mirror(asking, rows.CONTROL, self._take_change, self._take_control)
         self._pulse = Pulse(
-            self._beats,
+            beats,
             asking,
             member,
             self._registration,
@@ -93,7 +87,7 @@ class NodeRendezvous(Rendezvous):
             post=lambda event: self._post(event),
         )
         self._election = Election(
-            asking, member, self._registration, self._pulse.answers, self._beats, self._spawn
+            asking, member, self._registration, self._pulse.answers, beats, self._spawn
         )
 
     # ---- the agent's side
@@ -101,8 +95,9 @@ class NodeRendezvous(Rendezvous):
     def start(self, post: Post) -> None:
         self._post = post
         self._started = self._clock()
-        if not rows.can_be_read(self._member.row):
-            what = f"address {self._facts.address!r}, endpoint {self._facts.endpoint!r}"
+        row = self._member.row
+        if not rows.can_be_read(row):
+            what = f"address {row.address!r}, endpoint {row.endpoint!r}"
             self._tell(self._member.give_up(f"other nodes could not reach this one: {what}"))
             return
         self._spawn(self._control.follow(self._first))
@@ -129,7 +124,7 @@ class NodeRendezvous(Rendezvous):
     async def close(self) -> None:
         self._over = True
         self._pulse.disarm()
-        self._beats.serve(None)
+        self._election.end()
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -342,7 +337,7 @@ class NodeRendezvous(Rendezvous):
     async def _read_place(self) -> None:
         header = self._member.header
         assert header is not None
-        key = self._asking.key(rows.PLACES + self._facts.node)
+        key = self._asking.key(rows.PLACES + self._member.row.node)
         entry = await self._asking.ask(self._asking.store.get(key))
         place = rows.decode(PlaceRow, entry.value) if entry else None
         self._tell(self._member.take_place(header.token, place))

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
@@ -51,11 +52,11 @@ class EpochRendezvous(Rendezvous):
     ) -> None:
         """`meet` finds the store. `secret` is this node's; b"" takes the job's from the store."""
         self._meet = meet
-        self._settings = settings
         self._secret = secret
         self._prepare = prepare
-        self._clock = clock
-        self._chance = chance or random.Random()
+        self._asking = partial(
+            Asking, settings=settings, clock=clock, chance=chance or random.Random()
+        )
         self._post: Post = lambda event: None
         self._task: asyncio.Task[None] | None = None
         self._node: NodeRendezvous | None = None
@@ -107,8 +108,7 @@ class EpochRendezvous(Rendezvous):
             self.end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
     async def _live(self, store: Store) -> None:
-        asking = Asking(store, self._settings, self._clock, self._chance)
-        entrance = Entrance(asking, self._secret, self.say)
+        entrance = Entrance(self._asking(store), self._secret, self.say)
         last, was_away, past = None, False, None
         while not self._over:
             epoch, listing = await entrance.enter(last, may_begin=not was_away)
@@ -129,15 +129,12 @@ class EpochRendezvous(Rendezvous):
         signed = SignedStore(store, epoch.records, *epoch.guards, on_older=self._on_older)
         facts, self._beats = await self._prepare(signed, epoch)
         return NodeRendezvous(
-            signed,
-            self._settings,
+            self._asking(signed),
             facts,
             self._beats,
             listing=signed.read(listing),
             past=past,
             is_proven=epoch.is_proven,
-            clock=self._clock,
-            chance=self._chance,
         )
 
     def _on_older(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from torsh_runtime.store.memory import MemoryStore
 from torshrun import exit_codes
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.handler import NodeRendezvous
@@ -46,12 +49,16 @@ class SameAnswer(Beats):
         pass
 
 
+def asking(store: MemoryStore) -> Asking:
+    return Asking(store, SETTINGS, time.monotonic, random.Random(1))
+
+
 async def first_event(leader: bytes, kinds: tuple[type[Any], ...]) -> RendezvousEvent:
     """The first one of these kinds if this stands for the leader."""
     store = MemoryStore()
     await store.put(rows.base("r") + rows.EPOCH, b"it stands")
     await store.put(rows.base("r") + rows.LEADER, leader)
-    node = NodeRendezvous(store, SETTINGS, FACTS, SameAnswer())
+    node = NodeRendezvous(asking(store), FACTS, SameAnswer())
     found: asyncio.Future[RendezvousEvent] = asyncio.get_running_loop().create_future()
 
     def take(event: RendezvousEvent) -> None:
@@ -99,7 +106,7 @@ def test_what_a_leader_answered_is_forgotten_with_the_lease() -> None:
         beats.answer = "granted"
         await store.put(rows.base("r") + rows.EPOCH, b"it stands")
         await store.put(rows.base("r") + rows.LEADER, rows.encode(LEADER))
-        node = NodeRendezvous(store, SETTINGS, FACTS, beats)
+        node = NodeRendezvous(asking(store), FACTS, beats)
         node.start(lambda event: None)
         async with asyncio.timeout(20):
             await until(lambda: node._pulse.answers)
