@@ -55,8 +55,8 @@ class Lead:
         """Seconds to wait for more news once there is some."""
         self._wait = ""
         """What is waited for, without figures."""
-        self._told_wait = True
-        self._waits_since = 0.0
+        self._tell_at = math.inf
+        """When people are told of it."""
         self._over = False
 
     async def run(self) -> None:
@@ -109,17 +109,13 @@ class Lead:
         """
         what = re.sub(r"\d+", "#", why)
         if what != self._wait:
-            self._wait, self._told_wait, self._waits_since = what, not why, now
-        if self._told_wait:
-            return math.inf
-        tell_at = self._waits_since + A_WHILE
-        if now < tell_at:
-            return tell_at
-        self._told_wait = True
-        asking, (leads, _) = self._asking, self._fences()
-        put = Put(asking.key(rows.WAIT), rows.encode(WaitRow(why=why)))
-        await asking.ask(asking.store.transact((leads,), (put,)))
-        return math.inf
+            self._wait, self._tell_at = what, now + A_WHILE if why else math.inf
+        if now >= self._tell_at:
+            self._tell_at = math.inf
+            asking, (leads, _) = self._asking, self._fences()
+            put = Put(asking.key(rows.WAIT), rows.encode(WaitRow(why=why)))
+            await asking.ask(asking.store.transact((leads,), (put,)))
+        return self._tell_at
 
     async def _list(self) -> bool:
         """Nobody enters a round that is closing: it is to be seen who has."""

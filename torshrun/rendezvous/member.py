@@ -90,17 +90,15 @@ class Member:
     def wants_place(self) -> bool:
         """Whether there is a round whose place row may be this node's."""
         header = self.header
-        free = self._rests and not self.row.leaving
-        if free and self._is_missed:
-            return True
-        known = self.place is not None and header is not None and self.place.token == header.token
-        ours = header is not None and self.row.token == header.token
-        return free and header is not None and header.phase == "open" and not known and not ours
+        if header is None or self.row.leaving or not self._rests:
+            return False
+        known = self.row.token, self.place and self.place.token
+        return self._is_missed or (header.phase == "open" and header.token not in known)
 
     @property
     def _is_missed(self) -> bool:
         header = self.header
-        is_told = header is not None and self._facts.node in header.missed
+        is_told = header is not None and self.row.node in header.missed
         return is_told and header is not None and header.token != self._answered
 
     @property
@@ -149,7 +147,7 @@ class Member:
         if self.over:
             return ()
         if header is not None and self._facts.node in header.drained:
-            self._depart("preempted", exit_codes.PREEMPTED, "drained")
+            self.leave("preempted", exit_codes.PREEMPTED, "drained")
         return self._follow_header()
 
     def _follow_header(self) -> Events:
@@ -297,9 +295,9 @@ class Member:
             self.status = "over"
             return ()
         if report.outcome == "noticed":
-            self._depart("preempted", exit_codes.PREEMPTED, "noticed that it is to go")
+            self.leave("preempted", exit_codes.PREEMPTED, "noticed that it is to go")
         elif report.outcome == "lost":
-            self._depart("lost", exit_codes.LOST, report.cause or "no workers can run here")
+            self.leave("lost", exit_codes.LOST, report.cause or "no workers can run here")
         unexpected = report.outcome == "stopped" and self.status == "inside"
         self.status = "reported"
         told = _fields(report, _OF_ITS_REPORT)
@@ -328,7 +326,12 @@ class Member:
 
     def leave(self, outcome: str, code: int, reason: str) -> Events:
         """This node goes. It is over when its row "left" has been written, see `left`."""
-        self._depart(outcome, code, reason)
+        if self.row.leaving or self.over:
+            return ()
+        if self.status == "entering":
+            self._wait()
+        state = "left" if self._rests else self.row.state
+        self._change_row(state=state, leaving=outcome, leaving_code=code, leaving_reason=reason)
         return ()
 
     def left(self) -> Events:
@@ -341,14 +344,6 @@ class Member:
     def give_up(self, reason: str) -> Events:
         """The store cannot be found."""
         return self._end("lost", exit_codes.RENDEZVOUS, reason)
-
-    def _depart(self, outcome: str, code: int, reason: str) -> None:
-        if self.row.leaving or self.over:
-            return
-        if self.status == "entering":
-            self._wait()
-        state = "left" if self._rests else self.row.state
-        self._change_row(state=state, leaving=outcome, leaving_code=code, leaving_reason=reason)
 
     def _end(
         self, outcome: Outcome, code: int, reason: str, sequel: Sequel | None = None
