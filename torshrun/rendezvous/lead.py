@@ -249,8 +249,13 @@ class Lead:
     # ---- the end
 
     async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
-        """Write the verdict; the run id is free when its lease has ended, and the epoch with it."""
+        """Write the verdict; the run id is free when its lease has ended, and the epoch with it.
+        Not by what a leader that was cut off from the store heard before.
+        """
         asking = self._asking
+        await self._nodes.refresh()
+        if decide(self.view, asking.clock()).action != conclude:
+            return True
         lease = await asking.ask(asking.store.grant(asking.settings.verdict_ttl))
         writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
         writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -16,6 +17,7 @@ from torsh_runtime.store.base import Compare, Event, Listing, Outcome, Put, Writ
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, SizeWanted
 from torshrun.rendezvous.settings import Settings
@@ -118,6 +120,39 @@ async def scale_down_unseen(loses: str) -> Header:
 def test_no_round_is_formed_while_nodes_are_inside_the_last_one(loses: str) -> None:
     header = asyncio.run(scale_down_unseen(loses))
     assert (header.number, header.phase) == (0, "closing")
+
+
+def test_no_job_ends_for_want_of_nodes_that_came_unseen() -> None:
+    async def scene() -> str:
+        store, rules = Lagging(), replace(SETTINGS, min_nodes=2, join_timeout=0.5)
+        leader = rows.encode(LeaderRow(node="a", endpoint="tcp:a:1", token="t"))
+        view = View(rules, "a", time.monotonic())
+        view.fence = await store.put(key(rows.LEADER), leader)
+        view.answer_beat(Beat("b", -1, "", 1, 0), time.monotonic(), math.inf)
+        lead = Lead(Asking(store, rules, time.monotonic, random.Random(1)), view, lambda: None)
+        came = {name: rows.encode(NodeRow(node=name, sequence=1, state="waiting")) for name in "ab"}
+        await store.put(key(rows.NODES + "a"), came["a"])
+        store.flows.clear()
+        task = asyncio.create_task(lead.run())
+        await lead._nodes.is_loaded.wait()
+        await store.put(key(rows.NODES + "b"), came["b"])
+        told = await first_of(store, rows.ROUND, rows.VERDICT)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+        return told
+
+    assert asyncio.run(scene()) == rows.ROUND
+
+
+async def first_of(store: MemoryStore, *names: str) -> str:
+    """Which of these is written first."""
+    async with asyncio.timeout(20), aclosing(store.watch(key(rows.CONTROL), 0)) as events:
+        async for event in events:
+            name = event.key.removeprefix(rows.base("r"))
+            if name in names:
+                return name
+    raise AssertionError("the watch ended")
 
 
 @pytest.mark.parametrize("change", [b'"nproc":0', b'"nproc":1048577', b'"nproc":1,"round":-2'])
