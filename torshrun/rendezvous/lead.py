@@ -170,7 +170,7 @@ class Lead:
         if view.header.fence == view.fence:
             return own
         if view.roster.unaccounted or view.roster.apart:  # it stays the other leader's
-            return replace(view.header, drained=own.drained)
+            return replace(view.header, drained=own.drained, missed=own.missed)
         return replace(own, leader_inside=view.accounts_for(view.node))
 
     def _closing(self, close: Close) -> Header:

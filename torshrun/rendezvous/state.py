@@ -198,7 +198,8 @@ def _keep_open(view: View, header: Header, now: float) -> Decision:
     if reason:
         return Decision(Close(reason))
     is_anothers = header.fence != view.fence
-    if view.untold or (is_anothers and not roster.unaccounted and not roster.apart):
+    is_adopted = is_anothers and not roster.unaccounted and not roster.apart
+    if view.untold or view.misses_untold or is_adopted:
         return Decision(Adopt())
     growth, wait = _growth(view, header, now), _wait(what, end, now) if what else Decision(None)
     return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
@@ -263,6 +264,8 @@ def _growth(view: View, header: Header, now: float) -> Decision:
 
 def _change(view: View, header: Header, now: float) -> Decision:
     roster = view.roster
+    if view.misses_untold:
+        return Decision(Adopt())
     waits = _unfenced(view, now)
     if waits:
         return waits

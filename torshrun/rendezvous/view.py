@@ -118,6 +118,14 @@ class View:
         told = self.header.drained if self.header else ()
         return any(node in self.rows and node not in told for node in self.wishes.drained)
 
+    @property
+    def misses_untold(self) -> bool:
+        """Whether a node is absent and the header does not say so: it waits to read that. Its row
+        may have come back since.
+        """
+        missed = self.header.missed if self.header else ()
+        return any(map(self.is_absent, self._absent.keys() - missed))
+
     def fenced_at(self, node: str) -> float:
         """When a node that is apart can run no workers any more."""
         last = self.told.get(node)
@@ -226,7 +234,8 @@ class View:
     def is_absent(self, node: str) -> bool:
         """Whether the node has been missed, and has said nothing since: it beats, perhaps, and
         cannot read its place."""
-        return self._absent.get(node) == self.rows[node].sequence
+        row = self.rows.get(node)
+        return row is not None and self._absent.get(node) == row.sequence
 
     # ---- signs of life
 

@@ -265,7 +265,7 @@ def test_who_never_entered_has_no_place_again_until_it_says_more() -> None:
     seen.put(inside("a", 0, sequence=2), 9)
     seen.put(inside("b", 1, sequence=2), 9)
     assert isinstance(act(seen, 21.0), Close)
-    close(seen, header(3, phase="closing"), 21.0)
+    close(seen, header(3, phase="closing", missed=("c",)), 21.0)
     assert act(seen, 21.0) is None
     seen.put(reported("a", 0, "stopped", sequence=3), 10)
     seen.put(reported("b", 1, "stopped", sequence=3), 10)
@@ -277,6 +277,26 @@ def test_who_never_entered_has_no_place_again_until_it_says_more() -> None:
     assert (node, "did not enter the round" in why) == ("c", True)
     seen.put(replace(seen.rows["c"], sequence=2), 11)
     assert [row.node for row in act(seen, 21.0).seating.nodes] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("phase", ["open", "closing"])
+def test_who_never_entered_is_told_so_when_it_comes_back_as_it_was(phase: str) -> None:
+    seen = formed("a", "b")
+    absent = seen.rows["b"]
+    seen.put(inside("a", 0, sequence=2), 9)
+    assert isinstance(act(seen, 21.0), Close)
+    seen.drop("b")
+    close(seen, header(2, phase="closing"), 21.0)
+    if phase == "open":
+        seen.put(reported("a", 0, "stopped", sequence=3), 10)
+        seen.take_header(header(1, number=1, token="u"), 22.0)
+        seen.put(inside("a", 0, sequence=4, round=1, token="u"), 11)
+    assert act(seen, 22.0) is None
+    seen.put(absent, 12)
+    assert act(seen, 22.0) == Adopt()
+    assert seen.header is not None
+    seen.take_header(replace(seen.header, missed=("b",)), 22.0)
+    assert act(seen, 22.0) is None
 
 
 # ---- rows
