@@ -105,9 +105,11 @@ class NodeRendezvous(Rendezvous):
             self._spawn(work())
 
     @property
-    def past(self) -> NodeRow | None:
-        """What the next epoch is to know of this node."""
-        return self._member.past if self.is_proven else None
+    def past(self) -> NodeRow:
+        """What the next epoch is to know of this node: of one that was not proven, what it had come
+        with.
+        """
+        return self._member.past
 
     def report(self, report: Report) -> None:
         self._tell(self._member.report(report))

@@ -29,13 +29,8 @@ LARGEST_NUMBER = 1e15
 LONGEST_DELAY = 3600.0
 """Seconds between two rounds."""
 
-EPOCH, LEADER, ROUND, VERDICT, WAIT = (
-    "ctl/epoch",
-    "ctl/leader",
-    "ctl/round",
-    "ctl/verdict",
-    "ctl/wait",
-)
+EPOCH, LEADER, ROUND = "ctl/epoch", "ctl/leader", "ctl/round"
+VERDICT, WAIT = "ctl/verdict", "ctl/wait"
 """Under CONTROL, which all agents watch."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""

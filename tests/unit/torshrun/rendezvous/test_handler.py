@@ -18,7 +18,7 @@ from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.handler import NodeRendezvous
-from torshrun.rendezvous.rows import LeaderRow
+from torshrun.rendezvous.rows import LeaderRow, NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 SETTINGS = Settings(run_id="r", min_nodes=1, max_nodes=1, ttl=4.0)
@@ -119,3 +119,20 @@ def test_what_a_leader_answered_is_forgotten_with_the_lease() -> None:
         await store.close()
 
     asyncio.run(scene())
+
+
+def test_who_was_answered_by_nobody_still_tells_of_the_round_before() -> None:
+    """Others may go on in that, and count on being waited for in the next epoch."""
+    before = NodeRow(
+        node="a", sequence=7, state="waiting", round=3, token="t", round_size=2, node_rank=1
+    )
+
+    async def scene() -> NodeRow | None:
+        node = NodeRendezvous(
+            asking(MemoryStore()), FACTS, SameAnswer(), past=before, is_proven=False
+        )
+        return node.past
+
+    told = asyncio.run(scene())
+    assert told is not None
+    assert (told.round, told.round_size, told.node_rank, told.sequence) == (3, 2, 1, 8)
