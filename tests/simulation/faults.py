@@ -99,7 +99,7 @@ class Faults:
         self._world.oracles.record.leavers.add(agent.name)
         self._world.server.put(
             rows.base(self._world.settings.run_id) + rows.WANT_DRAIN + agent.name,
-            rows.encode(rows.Wanted()),
+            rows.SET,
         )
         return f"{agent.name} is to be drained"
 

@@ -66,6 +66,8 @@ class StoreFaults:
     def _come_again(self, is_first: bool) -> None:
         """It serves a new store, and registers sooner or later than the others do."""
         world = self._world
+        if world.is_healed:  # the store is back as it was, and may hold what was asked of the job
+            return
         world.server.wipe()
         world.server.start()
         steps: list[Callable[[], object]] = [world.add]

@@ -106,8 +106,11 @@ class VirtualAgent:
             network = self._server.network
             return facts, VirtualBeats(network, self._oracles, self._ends, name, self._context)
 
+        async def meet() -> Store:
+            return VirtualStore(self._server, name)
+
         self.rendezvous: Rendezvous = EpochRendezvous(
-            VirtualStore(self._server, name),
+            meet,
             self._settings,
             SECRET,
             prepare,

@@ -48,14 +48,14 @@ class VirtualBeats(Beats):
         def settle(what: Answer, arrived: float) -> None:
             if answer.done():
                 return
-            if what != "gone":
+            if what != "silent":
                 self._oracles.on_answer(self._end, node, sent, arrived, what == "granted")
             answer.set_result(what)
 
         def arrive() -> None:
             other = self._ends.get(node)
             if other is None:
-                reply("gone", 0.0)
+                reply("silent", 0.0)
             else:
                 network.loop.call_soon(judge, other, context=other._context)
 

@@ -208,7 +208,7 @@ class Site:
             row = rows.decode(rows.NodeRow, verified(epoch.records, key, signed, lease))
             if row and row.address == host.ipv4:
                 want = _key(rows.WANT_DRAIN + row.node)
-                wish = base64.b64encode(sign(epoch.records, want, rows.encode(rows.Wanted()), 0))
+                wish = base64.b64encode(sign(epoch.records, want, rows.SET, 0))
                 self._post("kv/put", {"key": _base64(want), "value": wish.decode()})
 
     def _epoch(self) -> Epoch | None:

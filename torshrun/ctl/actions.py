@@ -60,7 +60,7 @@ class SteeredRun(Run):
             )
         if not force:
             check_drain(asked, before)
-        keys = {rows.WANT_DRAIN + row.node: rows.encode(rows.Wanted()) for row in asked}
+        keys = {rows.WANT_DRAIN + row.node: rows.SET for row in asked}
         await self.ask(keys, _DRAIN_KEPT)
         told = await self.wait(partial(drained, asked, before))
         if self.timeout is not None:
@@ -181,6 +181,6 @@ def ended(now: Picture) -> str:
 
 def _why_not_larger(now: Picture) -> str:
     if now.holds:
-        holding = ", ".join(sorted(now.holds))
+        holding = ", ".join(now.holds)
         return f"waiting for the next checkpoint, before which {holding} wants no node to be added"
     return f"waiting for the last call, after which {nodes(len(now.spares))} will be let in"

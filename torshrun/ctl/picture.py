@@ -35,8 +35,6 @@ class Picture:
     """What its leader waits for."""
     drains: frozenset[str] = frozenset()
     """Ids of nodes that were asked to go."""
-    holds: frozenset[str] = frozenset()
-    """Ids of nodes that asked that none be added just now."""
 
     @property
     def is_there(self) -> bool:
@@ -105,6 +103,11 @@ class Picture:
     def asked_to_go(self) -> frozenset[str]:
         return self.drains.union(self.header.drained if self.header else ())
 
+    @property
+    def holds(self) -> list[str]:
+        """Ids of nodes that want none to be added just now."""
+        return sorted(row.node for row in self.nodes if row.holds)
+
     def takes_part(self, row: rows.NodeRow) -> bool:
         return _is_of(row, self.header)
 
@@ -130,7 +133,6 @@ def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
         stop_wanted=_one(rows.WANT_STOP, rows.StopWanted, items),
         wait=_one(rows.WAIT, rows.WaitRow, items),
         drains=frozenset(_names(rows.WANT_DRAIN, items)),
-        holds=frozenset(_names(rows.WANT_HOLD, items)),
     )
 
 

@@ -36,7 +36,7 @@ def in_json(picture: Picture) -> str:
         "nodes": [_node_fields(picture, row) for row in picture.nodes],
         "waits": picture.wait.why if picture.wait else None,
         "stop_wanted": picture.stop_wanted.reason if picture.stop_wanted else None,
-        "holds": sorted(picture.holds),
+        "holds": picture.holds,
         "verdict": _fields(picture.verdict, _VERDICT),
     }
     return json.dumps(content) + "\n"
@@ -79,7 +79,7 @@ def _hints(picture: Picture, header: Header | None) -> Iterator[str]:
     if picture.stop_wanted:
         yield f"  somebody asked for its end: {picture.stop_wanted.reason}"
     if picture.holds:
-        yield f"  no node is added before the next checkpoint: {', '.join(sorted(picture.holds))}"
+        yield f"  no node is added before the next checkpoint: {', '.join(picture.holds)}"
     known = sum(map(picture.takes_part, picture.nodes))
     if header and header.phase == "open" and known < header.size:
         missing = header.size - known

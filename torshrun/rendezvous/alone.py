@@ -90,7 +90,6 @@ class Alone(Rendezvous):
             master_addr=self._config.master_addr,
             master_port=self._choose_port(self._config.master_port),
             jax_port=self._choose_port(0),
-            store_endpoint="",
         )
 
     def _after_failure(self, report: Report) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -20,18 +21,11 @@ REQUEST_TIMEOUT = 5.0
 RELIST = 60.0
 """Seconds after which what is watched is listed anew, in case a watch has silently died."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-"""Seconds between attempts; doubled from the first to the longest."""
-
-
-class Trouble:
-    """What the store last failed with, whichever of the node's tasks had asked."""
-
-    def __init__(self) -> None:
-        self.last = ""
+"""Seconds between attempts, at least and at most."""
 
 
 class Asking:
-    """A store, the run's keys in it, and the patience of one of the node's tasks."""
+    """A store, the run's keys in it, and the patience of all of the node's tasks."""
 
     def __init__(
         self,
@@ -39,19 +33,15 @@ class Asking:
         settings: Settings,
         clock: Callable[[], float],
         chance: random.Random,
-        trouble: Trouble | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
         self.clock = clock
         self.chance = chance
-        self.trouble = trouble or Trouble()
+        self.trouble = ""
+        """What the store last failed with, if it ever did."""
+        self._fails_since = math.inf
         self._base = rows.base(settings.run_id)
-        self._pause = FIRST_PAUSE
-
-    def another(self) -> Asking:
-        """The same for another task."""
-        return Asking(self.store, self.settings, self.clock, self.chance, self.trouble)
 
     def key(self, name: str) -> str:
         return self._base + name
@@ -62,21 +52,16 @@ class Asking:
     async def ask(self, request: Awaitable[T], timeout: float = REQUEST_TIMEOUT) -> T:
         """The answer. StoreError if there is none in time."""
         try:
-            answer = await self._in_time(request, timeout)
-        except StoreError as error:
-            self.trouble.last = str(error)
-            raise
-        self._pause = FIRST_PAUSE
-        return answer
-
-    async def _in_time(self, request: Awaitable[T], timeout: float) -> T:
-        try:
             async with asyncio.timeout(timeout):
-                return await request
-        except TimeoutError as error:
-            if isinstance(error, StoreTimeout):
-                raise
-            raise StoreTimeout(f"the store did not answer within {timeout:g} s") from None
+                answer = await request
+        except (StoreError, TimeoutError) as error:
+            late = StoreTimeout(f"the store did not answer within {timeout:g} s")
+            failure = error if isinstance(error, StoreError) else late
+            self.trouble = str(failure)
+            self._fails_since = min(self._fails_since, self.clock())
+            raise failure from error.__cause__
+        self._fails_since = math.inf
+        return answer
 
     async def watch(self, prefix: str, after: int, take: Callable[[Event], None]) -> None:
         """Take the changes under a prefix, for RELIST seconds. StoreError if the watch breaks."""
@@ -89,6 +74,7 @@ class Asking:
                     take(event)
 
     async def pause(self) -> None:
-        """Wait after a failed attempt, longer after each in a row."""
-        await asyncio.sleep(self._pause * self.chance.uniform(0.5, 1))
-        self._pause = min(self._pause * 2, LONGEST_PAUSE, self.settings.interval)
+        """Wait after a failed attempt, about as long as nobody's has succeeded."""
+        pause = max(self.clock() - self._fails_since, FIRST_PAUSE)
+        pause = min(pause, LONGEST_PAUSE, self.settings.interval)
+        await asyncio.sleep(pause * self.chance.uniform(0.5, 1))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torshrun.rendezvous.rows import NodeId, Token
+from torshrun.rendezvous.rows import NodeId, RoundNumber, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Beat:
 
     node: NodeId
     """The sender's node id."""
-    round: int
-    """The round whose workers it runs; -1 for none."""
+    round: RoundNumber
+    """The round whose workers it runs."""
     token: Token
     """That round's token, or ""."""
     number: int
@@ -26,9 +26,8 @@ class Beat:
     """The last of them that the sender saw an answer to; 0 for none."""
 
 
-Answer = Literal["granted", "refused", "silent", "gone"]
-"""granted, refused: by the leader. silent: no answer in time, or no way there. gone: the host is
-there, but nobody serves that endpoint any more (the connection was refused)."""
+Answer = Literal["granted", "refused", "silent"]
+"""granted, refused: by the leader. silent: no answer in time, or no way there."""
 Judge = Callable[[Beat], bool]
 """Whether to grant a beat; called in the loop's thread for each that comes in, and never waits."""
 

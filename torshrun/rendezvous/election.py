@@ -1,60 +1,70 @@
-"""Who leads, and when this node stands for it."""
+"""Who leads, when this node stands for it, and until when it may act as the leader."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from torsh_runtime.store.base import Compare, Delete, Put
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.grant import Hearing, Term
+from torshrun.rendezvous.beats import Beat, Beats
+from torshrun.rendezvous.grant import inherited_until, leader_until
+from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
-from torshrun.rendezvous.rows import LeaderRow
-from torshrun.rendezvous.settings import NodeFacts
+from torshrun.rendezvous.rows import Header, LeaderRow
+from torshrun.rendezvous.settings import GRANT
+from torshrun.rendezvous.view import View
 
 _NEVER = 0, -math.inf
 
 
 class Election:
-    """The row of the leader, as it stands and as this node wants it."""
+    """The row of the leader, as it stands and as this node wants it. While it is this node's, this
+    node leads, and answers beats.
+    """
 
     def __init__(
         self,
         asking: Asking,
-        facts: NodeFacts,
         member: Member,
         registration: Registration,
-        hearing: Hearing,
+        answers: Mapping[int, float],
+        beats: Beats,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
+        """`answers` says when the leader of each fence last answered this node. `spawn` starts a
+        task that ends with the node's part in the job at the latest.
+        """
         self._asking = asking
-        self._facts = facts
         self._member = member
         self._registration = registration
-        self._hearing = hearing
+        self._answers = answers
+        self._beats = beats
+        self._spawn = spawn
         self._revision = 0
         """That of what stands in the row's place, whatever it is."""
         self.leader: LeaderRow | None = None
         self.fence = 0
         """The revision of the leader's row; 0 while there is no leader."""
-        self.last_term: Term | None = None
-        """The term before, once another has begun, or it has ended."""
+        self._last_fence = 0
+        """That of the term before, once another has begun, or it has ended."""
         self._stood: dict[str, tuple[int, float]] = {}
         """Of each row of this node by its token: the lease that it was written on, and when."""
-        self.confirmed = -math.inf
+        self._confirmed = -math.inf
         """When it was last asked whether this node leads, and it did."""
         self.stands_at = math.inf
         """When this node is to stand for election."""
+        self._lead: Lead | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def is_won(self) -> bool:
         """Whether this node leads."""
-        return self.leader is not None and self.leader.node == self._facts.node
-
-    @property
-    def lease(self) -> int:
-        """The lease that the leader's row stands on, if it is this node's; else 0."""
-        return self._stood.get(self.leader.token, _NEVER)[0] if self.leader else 0
+        return self.leader is not None and self.leader.node == self._member.row.node
 
     @property
     def is_due(self) -> bool:
@@ -62,42 +72,42 @@ class Election:
         able = self._registration.written is not None and not self._member.row.leaving
         return able and not self.fence and self._asking.clock() >= self.stands_at
 
-    def take(self, leader: LeaderRow | None, revision: int) -> bool:
-        """The row as it stands; whether another term has begun, or one has ended."""
+    # ---- the leader's row
+
+    def take(self, leader: LeaderRow | None, revision: int) -> None:
+        """The row as it stands."""
         fence = revision if leader else 0
         is_new = fence != self.fence
-        if self.fence and is_new:
-            self.last_term = Term(self.fence, self.leader.node if self.leader else "")
-        self.leader, self.fence, self._revision = leader, fence, revision
         if is_new:
-            self.confirmed = self._stood.get(leader.token if leader else "", _NEVER)[1]
-        self.stands_at = math.inf
-        self.plan()
-        return is_new
+            self.end()
+            self._last_fence = self.fence or self._last_fence
+            self._confirmed = self._stood.get(leader.token if leader else "", _NEVER)[1]
+        self.leader, self.fence, self._revision = leader, fence, revision
+        self.stands_at = math.inf if fence else self._soon()
+        if self.is_won and not self._lead and not self._member.over:
+            self._begin()
 
-    def plan(self) -> None:
-        """If there is no leader stand soon; later if the last one is still heard, who knows most,
-        or if this node is not of the round, and knows nothing of when the last one ended.
+    def _soon(self) -> float:
+        """When to stand for election; later if the last leader is still heard, who knows most, or
+        if this node is not of the round, and knows nothing of when the last term ended.
         """
-        if self.fence or self.stands_at < math.inf:
-            return
-        last, header, now = self.last_term, self._member.header, self._asking.clock()
+        last, header, now = self._last_fence, self._member.header, self._asking.clock()
         interval = self._asking.settings.interval
-        heard = self._hearing.answers.get(last.fence, -math.inf) if last else -math.inf
+        heard = self._answers.get(last, -math.inf)
         soon = self._asking.chance.uniform(0, 0.02) if last else 0.0
         if now - heard < interval:
             soon += interval / 8
         elif heard == -math.inf and header and header.token != self._member.row.token:
             soon += interval
-        self.stands_at = now + soon
+        return now + soon
 
     async def stand(self) -> None:
         """Write this node's row if there is no leader; the watch tells who won."""
-        asking, facts, settings = self._asking, self._facts, self._asking.settings
+        asking, settings, row = self._asking, self._asking.settings, self._member.row
         self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
         leader = LeaderRow(
-            node=facts.node,
-            endpoint=facts.endpoint,
+            node=row.node,
+            endpoint=row.endpoint,
             token=f"{asking.chance.getrandbits(64):016x}",
             ttl=settings.ttl,
             outage_timeout=settings.outage_timeout,
@@ -117,7 +127,7 @@ class Election:
             key = self._asking.key(rows.LEADER)
             entry = await self._asking.ask(self._asking.store.get(key))
             if entry and entry.value and entry.revision == fence == self.fence:
-                self.confirmed = sent
+                self._confirmed = sent
 
     async def resign(self, timeout: float) -> None:
         """Let the others elect another leader at once. StoreError: they may have to wait."""
@@ -144,3 +154,57 @@ class Election:
             f"Look whether this node can reach it; if it is of an earlier job, torshctl forget "
             f"removes that"
         )
+
+    # ---- this node's term
+
+    def _begin(self) -> None:
+        view = View(self._asking.settings, self._member.row.node, self._asking.clock())
+        view.fence = self.fence
+        self._lead = Lead(self._asking, view, self._on_first_listing)
+        revision = self._member.header_revision
+        self._lead.take_header(self._member.header, revision, revision)
+        self._beats.serve(self._judge)
+        self._task = self._spawn(self._lead.run())
+
+    def end(self) -> None:
+        """It leads no more, or never did."""
+        self._beats.serve(None)
+        self._lead = None
+        if self._task:
+            self._task.cancel()
+            self._task = None
+
+    def take_header(self, header: Header | None, revision: int, as_of: int) -> None:
+        """The round as the store had it at that revision, `as_of`."""
+        if self._lead:
+            self._lead.take_header(header, revision, as_of)
+
+    def leads_until(self) -> float:
+        """Until when this node may act as the leader; -inf if it is none."""
+        if not self._lead or self._registration.lease != self._lease:
+            return -math.inf
+        known_until = self._confirmed + GRANT * self._asking.settings.ttl
+        lease_until = min(self._registration.lease_until, known_until)
+        return leader_until(self._lead.view, lease_until, self._asking.clock())
+
+    @property
+    def _lease(self) -> int:
+        """The lease that the leader's row stands on, if it is this node's; else 0."""
+        return self._stood.get(self.leader.token, _NEVER)[0] if self.leader else 0
+
+    def _on_first_listing(self) -> None:
+        """The leader knows now who is there, and so who is missing."""
+        if self._lead:
+            view, now = self._lead.view, self._asking.clock()
+            ends = inherited_until(view, self._answers, self._last_fence, now)
+            view.blind_until, view.inherited_until = ends
+
+    def _judge(self, beat: Beat) -> bool:
+        lead = self._lead
+        if lead is None:
+            return False
+        was_heard = lead.view.hears(beat.node)
+        is_granted = lead.view.answer_beat(beat, self._asking.clock(), self.leads_until())
+        if not was_heard:
+            lead.look_again()
+        return is_granted

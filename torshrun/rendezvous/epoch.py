@@ -9,7 +9,6 @@ anew, in another epoch that takes the place of the old one.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -85,9 +84,8 @@ def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
     except ValueError:
         return None
     epoch = Epoch(run_id, row.name, row.after, secret, row.past, entry.revision)
-    return (
-        epoch if secret and verified(epoch.records, entry.key, entry.value, entry.lease) else None
-    )
+    is_sound = secret and verified(epoch.records, entry.key, entry.value, entry.lease)
+    return epoch if is_sound else None
 
 
 class Entrance:
@@ -100,7 +98,8 @@ class Entrance:
         self._own = own
         self._say = say
         self._told = ""
-        self._entered = self._begins_at = 0.0
+        self._entered = 0.0
+        self._may_begin = True
         self._begun = ""
         """The name of the last epoch that this node set out to begin."""
         self._abandoned: set[str] = set()
@@ -118,7 +117,7 @@ class Entrance:
         """
         asking = self._asking
         began = self._entered = asking.clock()
-        self._begins_at = began if may_begin else math.inf
+        self._may_begin = may_begin
         if last is None:  # of many that come at once the first begins, and the others find it
             await asyncio.sleep(asking.chance.uniform(0, asking.settings.rush))
         while True:
@@ -150,18 +149,17 @@ class Entrance:
         found = {asking.name(item.key): item for item in listing.items}
         entry = found.get(rows.EPOCH)
         epoch = read_epoch(self._run_id, self._own, entry) if entry else None
-        is_away = asking.clock() < self._begins_at
         why = ""
         if entry and not epoch and not last:
             why = await self._wait_for_strangers(found)
-        elif epoch and self._may_be_next(epoch, last, is_away):
+        elif epoch and self._may_be_next(epoch, last):
             ended = self._verdict(epoch, found.get(rows.VERDICT))
             if not ended or (last and last.name == epoch.after):
-                is_next = last is not None and self._goes_on(epoch, last)
+                is_next = last is not None and last.name in epoch.past
                 is_proven = is_next or epoch.name == self._begun
                 return (replace(epoch, is_proven=is_proven), listing), ""
             why = self._wait_for_end(ended)
-        if is_away:
+        if not self._may_begin:
             why = why or "this node lost touch with the others: waiting for another to begin anew"
         if not why:
             await self._begin(found, epoch, last)
@@ -189,15 +187,12 @@ class Entrance:
             "ends that)"
         )
 
-    def _may_be_next(self, epoch: Epoch, last: Epoch | None, is_away: bool) -> bool:
-        is_alive = epoch.name not in self._abandoned
-        return is_alive and (is_away or last is None or self._goes_on(epoch, last))
-
-    def _goes_on(self, epoch: Epoch, last: Epoch) -> bool:
-        """Whether it comes later. Who was in an epoch takes none but one that says that it has
-        taken the place of that: others may be of the past, and put back.
+    def _may_be_next(self, epoch: Epoch, last: Epoch | None) -> bool:
+        """Who was in an epoch takes none but one that says that it has taken the place of that:
+        others may be of the past, and put back.
         """
-        return last.name in epoch.past
+        is_later = last is None or last.name in epoch.past
+        return epoch.name not in self._abandoned and (is_later or not self._may_begin)
 
     def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
         value = verified(epoch.records, *entry[:2], entry.lease) if entry else b""
@@ -233,7 +228,7 @@ class Entrance:
         self._begun, key, mark = name, asking.key(rows.EPOCH), asking.key(_mark(name))
         compare = Compare(key, entry.revision if entry else 0)
         writes: list[Write] = [Put(key, sign(epoch.records, key, row, 0))]
-        writes.append(Put(mark, sign(epoch.records, mark, b"1", 0)))
+        writes.append(Put(mark, sign(epoch.records, mark, rows.SET, 0)))
         marks = [other for other in found if other.startswith(_mark(""))]
         writes += [Delete(asking.key(other)) for other in marks[:_REMEMBERED]]
         await asking.ask(asking.store.transact((compare,), writes))

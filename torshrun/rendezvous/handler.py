@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Listing, Store
+from torsh_runtime.store.base import Listing
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
 from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.election import Election
-from torshrun.rendezvous.leadership import Leadership
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.mirror import Items, Mirror
 from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow, WaitRow
-from torshrun.rendezvous.settings import NodeFacts, Settings
+from torshrun.rendezvous.settings import NodeFacts
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
@@ -35,28 +32,24 @@ class NodeRendezvous(Rendezvous):
 
     def __init__(
         self,
-        store: Store,
-        settings: Settings,
+        asking: Asking,
         facts: NodeFacts,
         beats: Beats,
         *,
         listing: Listing | None = None,
         past: NodeRow | None = None,
         is_proven: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-        chance: random.Random | None = None,
     ) -> None:
-        """`store` signs what is written and reads only what is signed; `listing` is what all nodes
-        watch, read there. `past` is this node's row in the epoch before. `is_proven`: whether the
-        epoch surely is the present one. `clock` must be the one that the loop's timers follow.
+        """`asking` has a store that signs what is written and reads only what is signed, and the
+        clock that the loop's timers follow; `listing` is what all nodes watch, read there. `past`
+        is this node's row in the epoch before. `is_proven`: whether the epoch surely is the present
+        one.
         """
-        self._settings = settings
-        self._facts = facts
-        self._beats = beats
-        self._clock = clock
-        self._asking = Asking(store, settings, clock, chance or random.Random())
-        self._member = Member(settings, facts, past)
-        self._make_parts()
+        self._asking = asking
+        self._settings = asking.settings
+        self._clock = asking.clock
+        self._member = Member(asking.settings, facts, past)
+        self._make_parts(beats)
         self._first = listing
         self.is_proven = is_proven
         """Whether a leader who lives has answered for the epoch. Until then this node believes
@@ -78,38 +71,23 @@ class NodeRendezvous(Rendezvous):
         self._started = 0.0
         self._over = False
 
-    def _make_parts(self) -> None:
+    def _make_parts(self, beats: Beats) -> None:
         """What each does is told in its own module."""
-        self._registration = Registration(self._asking.another(), self._member, self._lease_lost)
-        self._control = Mirror(
-            self._asking.another(), rows.CONTROL, self._take_control, self._take_change
-        )
+        asking, member = self._asking, self._member
+        self._registration = Registration(asking, member, self._lease_lost)
+        self._control = Mirror(asking, rows.CONTROL, self._take_change, self._take_control)
         self._pulse = Pulse(
-            self._beats,
-            self._asking.another(),
-            self._member,
+            beats,
+            asking,
+            member,
             self._registration,
-            leads_until=lambda: self._leadership.until(),
+            leads_until=lambda: self._election.leads_until(),
             tell=self._tell,
             on_answer=self._prove,
             post=lambda event: self._post(event),
         )
         self._election = Election(
-            self._asking.another(),
-            self._facts,
-            self._member,
-            self._registration,
-            self._pulse.hearing,
-        )
-        self._leadership = Leadership(
-            self._asking,
-            self._facts,
-            self._member,
-            self._registration,
-            self._election,
-            self._pulse.hearing,
-            self._beats,
-            self._spawn,
+            asking, member, self._registration, self._pulse.answers, beats, self._spawn
         )
 
     # ---- the agent's side
@@ -117,8 +95,9 @@ class NodeRendezvous(Rendezvous):
     def start(self, post: Post) -> None:
         self._post = post
         self._started = self._clock()
-        if not rows.can_be_read(self._member.row):
-            what = f"address {self._facts.address!r}, endpoint {self._facts.endpoint!r}"
+        row = self._member.row
+        if not rows.can_be_read(row):
+            what = f"address {row.address!r}, endpoint {row.endpoint!r}"
             self._tell(self._member.give_up(f"other nodes could not reach this one: {what}"))
             return
         self._spawn(self._control.follow(self._first))
@@ -126,14 +105,20 @@ class NodeRendezvous(Rendezvous):
             self._spawn(work())
 
     @property
-    def past(self) -> NodeRow | None:
-        """What the next epoch is to know of this node."""
-        return self._member.past if self.is_proven else None
+    def past(self) -> NodeRow:
+        """What the next epoch is to know of this node: of one that was not proven, what it had come
+        with.
+        """
+        return self._member.past
 
     def report(self, report: Report) -> None:
         self._tell(self._member.report(report))
         self._pulse.disarm()
         self._note_lost()
+
+    def hold_growth(self, is_held: bool) -> None:
+        """Whether this node's workers want no node to be added to the job."""
+        self._tell(self._member.hold_growth(is_held))
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
@@ -141,7 +126,7 @@ class NodeRendezvous(Rendezvous):
     async def close(self) -> None:
         self._over = True
         self._pulse.disarm()
-        self._beats.serve(None)
+        self._election.end()
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -181,7 +166,7 @@ class NodeRendezvous(Rendezvous):
                 self._post(event)
         row = self._member.row
         if self._over and row.state == "left" and self._election.is_won:
-            self._leadership.end()
+            self._election.end()
             self._spawn(self._resign())
         if row.state == "left" and not self._over and row.leaving:
             loop = asyncio.get_running_loop()
@@ -256,7 +241,7 @@ class NodeRendezvous(Rendezvous):
         if self._over or self._is_lost:
             return
         self._is_lost, self._is_gone = True, is_gone
-        self._leadership.end()
+        self._election.end()
         for task in self._tasks:
             task.cancel()
         self._tell(self._member.lose_epoch())
@@ -279,17 +264,14 @@ class NodeRendezvous(Rendezvous):
                 self.lose()
                 return
             self._newest_header = age
-        self._leadership.take_header(header, revision, as_of)
+        self._election.take_header(header, revision, as_of)
         self._tell(self._member.take_header(header, revision))
 
     # ---- leadership
 
     def _take_leader(self, leader: LeaderRow | None, revision: int) -> None:
-        if self._election.take(leader, revision):
-            self._leadership.end()
+        self._election.take(leader, revision)
         self._check_fit()
-        if self._election.is_won and not self._over:
-            self._leadership.begin()
         self._pulse.follow(leader, self._election.fence)
         self._due.set()
 
@@ -357,7 +339,7 @@ class NodeRendezvous(Rendezvous):
     async def _read_place(self) -> None:
         header = self._member.header
         assert header is not None
-        key = self._asking.key(rows.PLACES + self._facts.node)
+        key = self._asking.key(rows.PLACES + self._member.row.node)
         entry = await self._asking.ask(self._asking.store.get(key))
         place = rows.decode(PlaceRow, entry.value) if entry else None
         self._tell(self._member.take_place(header.token, place))
@@ -379,7 +361,7 @@ class NodeRendezvous(Rendezvous):
 
     def _lease_lost(self) -> None:
         """The leases' end took the row with it: nobody counts on this node by the store now."""
-        self._pulse.hearing.answers.clear()
+        self._pulse.answers.clear()
         self._due.set()
 
     def _give_up_in_time(self) -> None:
@@ -390,6 +372,6 @@ class NodeRendezvous(Rendezvous):
         if silence > self._settings.join_timeout and not self._member.takes_part:
             why = (
                 f"the store has not answered for {silence:.0f} s. Look whether it runs, and "
-                f"whether this node can reach it. Last error: {self._asking.trouble.last or 'none'}"
+                f"whether this node can reach it. Last error: {self._asking.trouble or 'none'}"
             )
             self._tell(self._member.give_up(why))

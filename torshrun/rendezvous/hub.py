@@ -91,9 +91,9 @@ class Hub(Beats):
         try:
             leader = await self._reach(node, endpoint, fence, timeout)
             granted = await leader.put(_BEAT, rows.encode(beat))
-        except StoreError as error:
+        except StoreError:
             await self._hang_up()
-            return "gone" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
+            return "silent"
         return "granted" if granted else "refused"
 
     async def close(self) -> None:
@@ -124,7 +124,9 @@ class _HubStore(MemoryStore):
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         if key != _BEAT:
             return await super().put(key, value, lease)
-        beat = _decode(value)
+        beat = rows.decode(Beat, value[:_LONGEST_BEAT])
+        if beat is None:
+            raise StoreError("this is no sign of life")
         return int(self.judge is not None and self.judge(beat))
 
 
@@ -136,11 +138,3 @@ async def _empty(store: Store) -> None:
     with suppress(StoreError):  # it has gone with its epoch
         keys = [entry.key for entry in (await store.list("")).items]
         await store.transact((), [Delete(key) for key in keys])
-
-
-def _decode(value: bytes) -> Beat:
-    """StoreError when it is none."""
-    beat = rows.decode(Beat, value[:_LONGEST_BEAT])
-    if beat is None:
-        raise StoreError("this is no sign of life")
-    return beat

@@ -13,10 +13,10 @@ from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.mirror import Items, Mirror
+from torshrun.rendezvous.mirror import Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
-from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, decide
+from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, ListNodes, decide
 from torshrun.rendezvous.view import View
 
 BATCH = 100
@@ -42,26 +42,21 @@ class Lead:
         self,
         asking: Asking,
         view: View,
-        endpoint: str,
-        header_revision: int,
         on_first_listing: Callable[[], None],
     ) -> None:
-        """`endpoint` is where this leader takes beats."""
         self._asking = asking
-        self._view = view
+        self.view = view
         self._on_first_listing = on_first_listing
-        self._endpoint = endpoint
-        self._header_revision = self._header_as_of = header_revision
+        self._header_revision = self._header_as_of = 0
         self._news = asyncio.Event()
-        self._nodes = Mirror(asking.another(), rows.NODES, self._take_nodes, self._on_node)
-        self._wants = Mirror(asking.another(), rows.WANTS, self._take_wants, self._want)
+        self._nodes = Mirror(asking, rows.NODES, self._take_node)
+        self._wants = Mirror(asking, rows.WANTS, self._take_want)
         self._rest = 0.0
         """Seconds to wait for more news once there is some."""
         self._wait = ""
         """What is waited for, without figures."""
-        self._told_wait = True
-        self._waits_since = 0.0
-        self._loaded = False
+        self._tell_at = math.inf
+        """When people are told of it."""
         self._over = False
 
     async def run(self) -> None:
@@ -71,6 +66,9 @@ class Lead:
                 tasks.create_task(self._nodes.follow()),
                 tasks.create_task(self._wants.follow()),
             ]
+            await self._nodes.is_loaded.wait()
+            await self._wants.is_loaded.wait()
+            self._on_first_listing()
             while not self._over:
                 await self._decide()
             for watch in watches:
@@ -81,7 +79,7 @@ class Lead:
         if as_of < self._header_as_of:  # the watch lags behind what was written here
             return
         self._header_revision, self._header_as_of = revision, as_of
-        self._view.take_header(header, self._asking.clock())
+        self.view.take_header(header, self._asking.clock())
         self._news.set()
 
     def look_again(self) -> None:
@@ -92,14 +90,8 @@ class Lead:
 
     async def _decide(self) -> None:
         """One decision, carried out, or the wait for news."""
-        if not (self._nodes.is_loaded and self._wants.is_loaded):
-            await self._wait_for_news(None)
-            return
-        if self._must_list:
-            await self._list()
-            return
         now = self._asking.clock()
-        decision = decide(self._view, now)
+        decision = decide(self.view, now)
         self._rest = REST * (self._asking.clock() - now)
         try:
             if decision.action:
@@ -117,37 +109,24 @@ class Lead:
         """
         what = re.sub(r"\d+", "#", why)
         if what != self._wait:
-            self._wait, self._told_wait, self._waits_since = what, not why, now
-        if self._told_wait:
-            return math.inf
-        tell_at = self._waits_since + A_WHILE
-        if now < tell_at:
-            return tell_at
-        self._told_wait = True
-        asking, (leads, _) = self._asking, self._fences()
-        put = Put(asking.key(rows.WAIT), rows.encode(WaitRow(why=why)))
-        await asking.ask(asking.store.transact((leads,), (put,)))
-        return math.inf
+            self._wait, self._tell_at = what, now + A_WHILE if why else math.inf
+        if now >= self._tell_at:
+            self._tell_at = math.inf
+            asking, (leads, _) = self._asking, self._fences()
+            put = Put(asking.key(rows.WAIT), rows.encode(WaitRow(why=why)))
+            await asking.ask(asking.store.transact((leads,), (put,)))
+        return self._tell_at
 
-    @property
-    def _must_list(self) -> bool:
+    async def _list(self) -> bool:
         """Nobody enters a round that is closing: it is to be seen who has."""
-        view = self._view
-        is_closing = view.header is not None and view.header.phase == "closing"
-        return is_closing and not view.listed_since_close
-
-    async def _list(self) -> None:
-        try:
-            revision = await self._nodes.refresh()
-        except StoreError:
-            await self._asking.pause()
-            return
+        revision = await self._nodes.refresh()
         if revision >= self._header_revision:
-            self._view.listed_since_close = True
+            self.view.listed_since_close = True
         else:  # of a member that lags behind
             await self._asking.pause()
+        return True
 
-    async def _wait_for_news(self, seconds: float | None) -> None:
+    async def _wait_for_news(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -164,33 +143,34 @@ class Lead:
             done = await self._form(fences, action)
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
+        elif isinstance(action, ListNodes):
+            done = await self._list()
         else:
             done = await self._conclude(fences, action)
-        if not done:  # no leader any more, or the header has changed: the watch will tell
+        if not done:  # no leader any more, or the header has changed: a watch will tell
             await self._wait_for_news(self._asking.settings.interval / 16)
 
     # ---- headers
 
     def _own(self, header: Header) -> Header:
-        view = self._view
+        view = self.view
         drained = tuple(sorted(node for node in view.wishes.drained if node in view.rows))
         return replace(
             header,
             fence=view.fence,
             leader=view.node,
-            leader_endpoint=self._endpoint,
             drained=drained,
             missed=tuple(sorted(filter(view.is_absent, view.rows))),
         )
 
     def _adopted(self) -> Header:
-        view = self._view
+        view = self.view
         assert view.header is not None
         own = self._own(view.header)
         if view.header.fence == view.fence:
             return own
         if view.roster.unaccounted or view.roster.apart:  # it stays the other leader's
-            return replace(view.header, drained=own.drained)
+            return replace(view.header, drained=own.drained, missed=own.missed)
         return replace(own, leader_inside=view.accounts_for(view.node))
 
     def _closing(self, close: Close) -> Header:
@@ -200,7 +180,7 @@ class Lead:
         )
 
     def _pause_after_failure(self) -> float:
-        view, settings = self._view, self._asking.settings
+        view, settings = self.view, self._asking.settings
         cause = view.roster.reports[view.roster.failures[0]]
         history = following(view.history, cause.startup, cause.seconds)
         return pause(settings.restart_backoff, history, self._asking.chance.random())
@@ -209,7 +189,7 @@ class Lead:
         """This is still the leader, and the header is the one it decided by."""
         key = self._asking.key
         return (
-            Compare(key(rows.LEADER), self._view.fence),
+            Compare(key(rows.LEADER), self.view.fence),
             Compare(key(rows.ROUND), self._header_revision),
         )
 
@@ -227,24 +207,22 @@ class Lead:
     async def _form(self, fences: Fences, form: Form) -> bool:
         token = f"{self._asking.chance.getrandbits(64):016x}"
         nodes = form.seating.nodes
-        self._view.forming[token] = tuple(row.node for row in nodes)
-        store = self._asking.store
-        lease = await self._asking.ask(store.grant(PLACES_KEPT + self._asking.settings.ttl))
+        self.view.forming[token] = tuple(row.node for row in nodes)
+        asking, store = self._asking, self._asking.store
+        lease = await asking.ask(store.grant(PLACES_KEPT + asking.settings.ttl))
         places: list[Write] = [
-            self._put(place, node, lease) for node, place in _places(form, token)
+            Put(asking.key(rows.PLACES + node), rows.encode(place), lease)
+            for node, place in _places(form, token)
         ]
         *batches, last = [places[i : i + BATCH] for i in range(0, len(places), BATCH)]
         for batch in batches:
-            outcome = await self._asking.ask(store.transact(fences, batch))
+            outcome = await asking.ask(store.transact(fences, batch))
             if not outcome.succeeded:
                 return False
         return await self._write_header(fences, self._header(form, token), *last)
 
-    def _put(self, place: PlaceRow, node: str, lease: int) -> Put:
-        return Put(self._asking.key(rows.PLACES + node), rows.encode(place), lease)
-
     def _header(self, form: Form, token: str) -> Header:
-        view, first = self._view, form.seating.nodes[0]
+        view, first = self.view, form.seating.nodes[0]
         least, most = view.limits
         header = Header(
             number=form.number,
@@ -253,7 +231,7 @@ class Lead:
             fence=view.fence,
             leader_inside=view.node in view.forming[token],
             size=len(form.seating.nodes),
-            world_size=form.seating.world_size,
+            world_size=sum(row.nproc for row in form.seating.nodes),
             master_addr=first.address,
             master_port=first.master_port,
             jax_port=first.jax_port,
@@ -271,8 +249,13 @@ class Lead:
     # ---- the end
 
     async def _conclude(self, fences: Fences, conclude: Conclude) -> bool:
-        """Write the verdict; the run id is free when its lease has ended, and the epoch with it."""
+        """Write the verdict; the run id is free when its lease has ended, and the epoch with it.
+        Not by what a leader that was cut off from the store heard before.
+        """
         asking = self._asking
+        await self._nodes.refresh()
+        if decide(self.view, asking.clock()).action != conclude:
+            return True
         lease = await asking.ask(asking.store.grant(asking.settings.verdict_ttl))
         writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
         writes += [Delete(asking.key(wish)) for wish in (rows.WANT_SIZE, rows.WANT_STOP)]
@@ -287,52 +270,25 @@ class Lead:
 
     # ---- watching
 
-    def _take_nodes(self, items: Items) -> None:
-        self._view.replace(_node_rows(items))
-        if not self._loaded:
-            self._loaded = True
-            self._on_first_listing()
-        self._news.set()
-
-    def _on_node(self, name: str, value: bytes | None, revision: int) -> None:
-        if value is None:
-            self._view.drop(name)
+    def _take_node(self, name: str, value: bytes | None, revision: int) -> None:
+        """A row counts as none if it is not of the node that its key names."""
+        row = rows.decode(NodeRow, value) if value else None
+        if row is not None and row.node == name:
+            self.view.put(row, revision)
         else:
-            for row, written in _node_rows([(name, value, revision)]):
-                self._view.put(row, written)
+            self.view.drop(name)
         self._news.set()
 
-    def _take_wants(self, items: Items) -> None:
-        view = self._view
-        view.wishes.size, view.wishes.stop, view.wishes.holds = None, None, set()
-        for node in tuple(view.wishes.drained):
-            view.drain(node, wanted=False)
-        for name, value, revision in items:
-            self._want(name, value, revision)
-        self._news.set()
-
-    def _want(self, name: str, value: bytes | None, revision: int) -> None:
-        """A request, or (None) its end. Malformed ones count as none."""
-        view, key = self._view, rows.WANTS + name
-        value = value or None  # what is not signed
+    def _take_want(self, name: str, value: bytes | None, revision: int) -> None:
+        """A request, or its end. What is not signed, or malformed, counts as none."""
+        view, key = self.view, rows.WANTS + name
         if key == rows.WANT_SIZE:
             view.wishes.size = rows.decode(SizeWanted, value) if value else None
         elif key == rows.WANT_STOP:
             view.wishes.stop = rows.decode(StopWanted, value) if value else None
         elif key.startswith(rows.WANT_DRAIN):
-            view.drain(key.removeprefix(rows.WANT_DRAIN), value is not None)
-        elif key.startswith(rows.WANT_HOLD):
-            change = view.wishes.holds.discard if value is None else view.wishes.holds.add
-            change(key.removeprefix(rows.WANT_HOLD))
+            view.drain(key.removeprefix(rows.WANT_DRAIN), bool(value))
         self._news.set()
-
-
-def _node_rows(items: Items) -> Iterator[tuple[NodeRow, int]]:
-    """The rows that are rows, and of the nodes that their keys name."""
-    for name, value, revision in items:
-        row = rows.decode(NodeRow, value)
-        if row is not None and row.node == name:
-            yield row, revision
 
 
 def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
@@ -346,7 +302,7 @@ def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
                 round=form.number,
                 token=token,
                 node_rank=rank,
-                first_rank=form.seating.first_ranks[rank],
+                first_rank=before.total(),
                 role_first_rank=before[row.role],
                 role_world_size=role_sizes[row.role],
             ),

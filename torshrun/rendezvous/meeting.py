@@ -6,7 +6,8 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from torsh_runtime.errors import RendezvousTimeout, StoreError
@@ -38,26 +39,25 @@ _A_WHILE = 0.5
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
 class Meeting:
     """The store, for as long as this node needs it. Make it with `open`, and close it."""
 
-    def __init__(
-        self,
-        name: str,
-        store: Store,
-        undo: AsyncExitStack,
-        *,
-        is_host: bool = False,
-        is_mortal: bool = False,
-    ) -> None:
-        self.name = name
-        """What the store is called, for a person."""
-        self.store = store
-        self._undo = undo
-        self.is_host = is_host
-        """Whether it is served here: it ends with this agent."""
-        self.is_mortal = is_mortal
+    name: str
+    """What the store is called, for a person."""
+    store: Store
+    server: StoreServer | None = None
+    """What serves it here, if it ends with this agent."""
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is served here."""
+        return self.server is not None
+
+    @property
+    def is_mortal(self) -> bool:
         """Whether it ends with another agent."""
+        return isinstance(self.store, RemoteStore)
 
     @classmethod
     async def open(
@@ -83,7 +83,9 @@ class Meeting:
 
     async def close(self) -> None:
         """Let go of the store; if it is served here it ends."""
-        await self._undo.aclose()
+        if self.server:
+            await self.server.close()
+        await self.store.close()
 
 
 async def patiently(
@@ -153,10 +155,7 @@ async def _open_etcd(config: RendezvousConfig) -> Meeting:
         password=access.password or None,
         request_timeout=_request_timeout(config),
     )
-    store = EtcdStore(etcd)
-    undo = AsyncExitStack()
-    undo.push_async_callback(store.close)
-    return Meeting(f"etcd at {', '.join(etcd.endpoints)}", store, undo)
+    return Meeting(f"etcd at {', '.join(etcd.endpoints)}", EtcdStore(etcd))
 
 
 # ---- the store that an agent serves
@@ -230,10 +229,7 @@ async def _serve(endpoint: TcpEndpoint, key: bytes, on_refused: Say) -> Meeting:
     store = MemoryStore()
     server = StoreServer(store, key, on_refused=on_refused)
     await server.start(str(endpoint))
-    undo = AsyncExitStack()
-    undo.push_async_callback(store.close)
-    undo.push_async_callback(server.close)
-    return Meeting("the store of this agent", store, undo, is_host=True)
+    return Meeting("the store of this agent", store, server)
 
 
 async def _join(address: Address, key: bytes, timeout: float) -> Meeting:
@@ -243,6 +239,4 @@ async def _join(address: Address, key: bytes, timeout: float) -> Meeting:
     except BaseException:
         await store.close()
         raise
-    undo = AsyncExitStack()
-    undo.push_async_callback(store.close)
-    return Meeting(f"the store at {address}", store, undo, is_mortal=True)
+    return Meeting(f"the store at {address}", store)

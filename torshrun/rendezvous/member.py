@@ -7,6 +7,7 @@ the events that its agent is to be told.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any, Literal, cast
 
 from torshrun import exit_codes
@@ -22,7 +23,14 @@ from torshrun.rendezvous.base import (
     StandingBy,
     Verdict,
 )
-from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow
+from torshrun.rendezvous.rows import (
+    Header,
+    LeaderRow,
+    NodeRow,
+    NodeState,
+    PlaceRow,
+    VerdictRow,
+)
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Events = tuple[RendezvousEvent, ...]
@@ -30,12 +38,26 @@ Status = Literal["waiting", "entering", "inside", "stopping", "reported", "over"
 """inside: workers run, or may. stopping: the agent was told to stop them, and is to report."""
 
 _LOST_EPOCH = "what the store held of this job is gone, so its nodes meet anew"
+_OF_ITSELF = ("node", "host", "address", "endpoint", "nproc", "role", "fixed_rank")
+_RANKS = ("node_rank", "first_rank")
+_OF_ITS_ROUND = ("round", "token", "round_size", "round_leader", "restarts", *_RANKS)
+_OF_ITS_REPORT = ("outcome", "code", "signo", "startup", "seconds", "cause", "follows")
+"""What a row has from its node's facts, of the round that it was in, and from its report."""
 
 
-def _round_of(row: NodeRow) -> dict[str, Any]:
-    """What the row tells of the round that its node was in."""
-    names = ("round", "token", "round_size", "round_leader", "restarts", "node_rank", "first_rank")
-    return {name: getattr(row, name) for name in names}
+def _fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
+
+
+def _of_round(header: Header) -> dict[str, Any]:
+    """What the row of a node tells of this round, but for its ranks."""
+    return {
+        "round": header.number,
+        "token": header.token,
+        "round_size": header.size,
+        "round_leader": header.leader,
+        "restarts": header.restarts,
+    }
 
 
 class Member:
@@ -59,8 +81,8 @@ class Member:
         """Token of the last round that missed this node, which has shown since that it can read."""
         self._closed = ""
         """Token of the last round that its agent was told is closing."""
-        told = _round_of(past) if past else {}
-        self.row = self._fresh_row(past.sequence + 1 if past else 1, **told)
+        self._versions = count(past.sequence + 1 if past else 1)
+        self.row = self._fresh_row(**_fields(past, _OF_ITS_ROUND) if past else {})
         """What is to stand in the store. "inside" may be written only if the header still stands
         at `header_revision`, and before the agent is told."""
 
@@ -68,17 +90,15 @@ class Member:
     def wants_place(self) -> bool:
         """Whether there is a round whose place row may be this node's."""
         header = self.header
-        free = self.status in ("waiting", "reported") and not self.row.leaving
-        if free and self._is_missed:
-            return True
-        known = self.place is not None and header is not None and self.place.token == header.token
-        ours = header is not None and self.row.token == header.token
-        return free and header is not None and header.phase == "open" and not known and not ours
+        if header is None or self.row.leaving or not self._rests:
+            return False
+        known = self.row.token, self.place and self.place.token
+        return self._is_missed or (header.phase == "open" and header.token not in known)
 
     @property
     def _is_missed(self) -> bool:
         header = self.header
-        is_told = header is not None and self._facts.node in header.missed
+        is_told = header is not None and self.row.node in header.missed
         return is_told and header is not None and header.token != self._answered
 
     @property
@@ -87,53 +107,37 @@ class Member:
         header = self.header
         if header is None or header.number <= self.row.round:
             return self.row
-        return replace(
-            self.row,
-            round=header.number,
-            token=header.token,
-            round_size=header.size,
-            round_leader=header.leader,
-            restarts=header.restarts,
-            node_rank=-1,
-            first_rank=-1,
-        )
+        return replace(self.row, **_of_round(header), node_rank=-1, first_rank=-1)
 
     @property
     def takes_part(self) -> bool:
         """Whether workers may run here."""
         return self.status in ("inside", "stopping")
 
-    def _fresh_row(self, sequence: int, **changes: Any) -> NodeRow:
-        facts = self._facts
-        ports = (0, 0) if changes.get("leaving") else tuple(facts.ports())
-        return NodeRow(
-            node=facts.node,
-            sequence=sequence,
-            state="waiting",
-            host=facts.host,
-            address=facts.address,
-            endpoint=facts.endpoint,
-            nproc=facts.nproc,
-            role=facts.role,
-            fixed_rank=facts.fixed_rank,
-            master_port=ports[0],
-            jax_port=ports[1],
-            **changes,
-        )
+    @property
+    def _rests(self) -> bool:
+        return self.status in ("waiting", "reported")
+
+    def _fresh_row(self, state: NodeState = "waiting", **changes: Any) -> NodeRow:
+        changes |= _fields(self._facts, _OF_ITSELF) | self._ports()
+        return NodeRow(state=state, sequence=next(self._versions), **changes)
+
+    def _ports(self) -> dict[str, Any]:
+        master_port, jax_port = self._facts.ports()
+        return {"master_port": master_port, "jax_port": jax_port}
 
     def _change_row(self, **changes: Any) -> None:
-        self.row = replace(self.row, sequence=self.row.sequence + 1, **changes)
+        self.row = replace(self.row, sequence=next(self._versions), **changes)
 
-    def _wait(self, **changes: Any) -> None:
+    def _wait(self) -> None:
         """Ask for a place as a node that has none."""
         self.status = "waiting"
-        row = self.row
-        self.row = self._fresh_row(row.sequence + 1, round=row.round, **changes)
+        self.row = self._fresh_row(round=self.row.round)
 
     def _drop_out(self) -> None:
         """The same, and tell of which round nothing runs here any more."""
         self.status = "waiting"
-        self.row = self._fresh_row(self.row.sequence + 1, **_round_of(self.row))
+        self.row = self._fresh_row(**_fields(self.row, _OF_ITS_ROUND))
 
     # ---- what others wrote
 
@@ -142,9 +146,9 @@ class Member:
         self.header, self.header_revision = header, revision
         if self.over:
             return ()
-        drained = header is not None and self._facts.node in header.drained
-        before = self._depart("preempted", exit_codes.PREEMPTED, "drained") if drained else ()
-        return before + self._follow_header()
+        if header is not None and self._facts.node in header.drained:
+            self.leave("preempted", exit_codes.PREEMPTED, "drained")
+        return self._follow_header()
 
     def _follow_header(self) -> Events:
         header = self.header
@@ -224,17 +228,8 @@ class Member:
         if place.node_rank < 0:
             return self._stand_by(place.why or self._why(self.header))
         self.status = "entering"
-        self.row = self._fresh_row(
-            self.row.sequence + 1,
-            round=place.round,
-            token=token,
-            round_size=self.header.size,
-            round_leader=self.header.leader,
-            restarts=self.header.restarts,
-            node_rank=place.node_rank,
-            first_rank=place.first_rank,
-        )
-        self.row = replace(self.row, state="inside")
+        ranks = _fields(place, _RANKS)
+        self.row = self._fresh_row("inside", **_of_round(self.header), **ranks)
         return ()
 
     def entered(self) -> Events:
@@ -267,8 +262,7 @@ class Member:
     def take_wait(self, why: str) -> Events:
         """What the leader waits for, if it does."""
         self._job_waits = f"the job waits {why}" if why else ""
-        resting = self.status in ("waiting", "reported")
-        return self._stand_by(self._job_waits) if why and resting else ()
+        return self._stand_by(self._job_waits) if why and self._rests else ()
 
     def take_silence(self, is_storeless: bool) -> Events:
         """Whether the store has not answered for some time."""
@@ -300,35 +294,21 @@ class Member:
         if self.over:
             self.status = "over"
             return ()
-        before: Events = ()
         if report.outcome == "noticed":
-            before = self._depart("preempted", exit_codes.PREEMPTED, "noticed that it is to go")
+            self.leave("preempted", exit_codes.PREEMPTED, "noticed that it is to go")
         elif report.outcome == "lost":
-            before = self._depart(
-                "lost", exit_codes.LOST, report.cause or "no workers can run here"
-            )
+            self.leave("lost", exit_codes.LOST, report.cause or "no workers can run here")
         unexpected = report.outcome == "stopped" and self.status == "inside"
         self.status = "reported"
-        self._change_row(
-            state="left" if self.row.leaving else "reported",
-            outcome=report.outcome,
-            code=report.code,
-            signo=report.signo,
-            startup=report.startup,
-            seconds=report.seconds,
-            cause=report.cause,
-            follows=report.follows,
-        )
-        self._renew_ports()
+        told = _fields(report, _OF_ITS_REPORT)
+        if self.row.leaving:
+            self._change_row(state="left", **told)
+        else:
+            self._change_row(state="reported", **told, **self._ports())
         alone = self.header is None or self.header.token != self.row.token
         if not self.row.leaving and (self.dropped or alone or unexpected):
             self._drop_out()
-        return before + self._follow_header()
-
-    def _renew_ports(self) -> None:
-        if not self.row.leaving:
-            master_port, jax_port = self._facts.ports()
-            self.row = replace(self.row, master_port=master_port, jax_port=jax_port)
+        return self._follow_header()
 
     def grant_over(self, seconds: float) -> Events:
         """For so long neither the store nor the leader has granted anything."""
@@ -338,9 +318,21 @@ class Member:
         reason = f"this node could reach neither the store nor the leader for {seconds:.1f} s"
         return self._close(RoundClosing(round=self.row.round, reason=reason, failed=False))
 
+    def hold_growth(self, is_held: bool) -> Events:
+        """Whether the workers here want no node to be added."""
+        if self.takes_part and self.row.holds != is_held:
+            self._change_row(holds=is_held)
+        return ()
+
     def leave(self, outcome: str, code: int, reason: str) -> Events:
         """This node goes. It is over when its row "left" has been written, see `left`."""
-        return self._depart(outcome, code, reason)
+        if self.row.leaving or self.over:
+            return ()
+        if self.status == "entering":
+            self._wait()
+        state = "left" if self._rests else self.row.state
+        self._change_row(state=state, leaving=outcome, leaving_code=code, leaving_reason=reason)
+        return ()
 
     def left(self) -> Events:
         """The row that says so has been written, or could not be in time."""
@@ -352,18 +344,6 @@ class Member:
     def give_up(self, reason: str) -> Events:
         """The store cannot be found."""
         return self._end("lost", exit_codes.RENDEZVOUS, reason)
-
-    def _depart(self, outcome: str, code: int, reason: str) -> Events:
-        if self.row.leaving or self.over:
-            return ()
-        resting = self.status in ("waiting", "reported")
-        if self.status == "entering":
-            self._wait()
-            resting = True
-        self._change_row(leaving=outcome, leaving_code=code, leaving_reason=reason)
-        if resting:
-            self._change_row(state="left")
-        return ()
 
     def _end(
         self, outcome: Outcome, code: int, reason: str, sequel: Sequel | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from torsh_runtime.errors import StoreError
@@ -19,22 +20,23 @@ class Mirror:
         self,
         asking: Asking,
         prefix: str,
-        on_listing: Callable[[Items], None],
         on_change: Callable[[str, bytes | None, int], None],
+        on_listing: Callable[[Items], None] | None = None,
     ) -> None:
-        """`on_change` gets the value None for a key that is gone."""
+        """`on_change` gets the value None for a key that is gone. Without `on_listing`, which takes
+        each listing as a whole, it is also told of each key that is listed or no more.
+        """
         self._asking = asking
         self._prefix = asking.key(prefix)
-        self._on_listing = on_listing
         self._on_change = on_change
+        self._on_listing = on_listing or self._tell_each
+        self._names: set[str] = set()
+        """What was listed last, or has been put since."""
         self.listed = -1
         """The revision of the latest listing."""
+        self.is_loaded = asyncio.Event()
         self._meanwhile: dict[object, list[Event]] = {}
         """For each listing under way, what was heard since it was asked for."""
-
-    @property
-    def is_loaded(self) -> bool:
-        return self.listed >= 0
 
     async def follow(self, first: Listing | None = None) -> None:
         """List, then watch; again after each break, for ever. `first` is a listing at hand."""
@@ -65,6 +67,15 @@ class Mirror:
         self._on_listing([(item.key[size:], item.value, item.revision) for item in listing.items])
         for event in heard:  # the listing may be older than they are
             self._tell(event)
+        self.is_loaded.set()
+
+    def _tell_each(self, items: Items) -> None:
+        names = {name for name, _, _ in items}
+        for name in sorted(self._names - names):
+            self._on_change(name, None, self.listed)
+        self._names = names
+        for item in items:
+            self._on_change(*item)
 
     def _take(self, event: Event) -> None:
         for heard in self._meanwhile.values():
@@ -73,5 +84,8 @@ class Mirror:
 
     def _tell(self, event: Event) -> None:
         if event.revision > self.listed:
-            value = event.value if event.kind == "put" else None
-            self._on_change(event.key.removeprefix(self._prefix), value, event.revision)
+            name, value = event.key.removeprefix(self._prefix), None
+            if event.kind == "put":
+                value = event.value
+                self._names.add(name)
+            self._on_change(name, value, event.revision)

@@ -10,11 +10,14 @@ from contextlib import suppress
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import Granted, Post
 from torshrun.rendezvous.beats import Beat, Beats
-from torshrun.rendezvous.grant import WARNING, Hearing
+from torshrun.rendezvous.grant import WARNING
 from torshrun.rendezvous.member import Events, Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import LeaderRow
 from torshrun.rendezvous.settings import GRANT
+
+ANSWERS_KEPT = 4
+"""Of so many leaders, the latest."""
 
 
 class Pulse:
@@ -35,7 +38,8 @@ class Pulse:
         """`leads_until` says until when this node may act as the leader; -inf if it is none.
         `on_answer` is called when a leader has answered.
         """
-        self.hearing = Hearing()
+        self.answers: dict[int, float] = {}
+        """When the leader of each fence last answered a beat, while this node's lease lived on."""
         self._beats = beats
         self._settings = asking.settings
         self._clock = asking.clock
@@ -49,8 +53,14 @@ class Pulse:
         self._due = asyncio.Event()
         self._leader: LeaderRow | None = None
         self._fence = 0
-        self._granted = -math.inf
-        self._granted_token = ""
+        self._number = 0
+        """Counts the beats to this leader."""
+        self._confirmed = 0
+        """The last of them that was answered."""
+        self._token = ""
+        """That of the round that the grants are for."""
+        self._granted = self._heard_until = -math.inf
+        """Until when workers may run, and until when they may by what leaders answered."""
         self._warning: asyncio.TimerHandle | None = None
 
     # ---- beats
@@ -58,7 +68,7 @@ class Pulse:
     def follow(self, leader: LeaderRow | None, fence: int) -> None:
         """Beat to this leader from now on."""
         if fence != self._fence:
-            self.hearing.turn()
+            self._number = self._confirmed = 0
         self._leader, self._fence = leader, fence
         self.beat_soon()
 
@@ -82,30 +92,32 @@ class Pulse:
                 await asyncio.sleep(self._chance.uniform(0, self._settings.rush))
 
     async def _beat(self, leader: LeaderRow, fence: int) -> None:
-        hearing, row = self.hearing, self._member.row
+        row = self._member.row
         inside = self._member.status == "inside"
-        hearing.number += 1
+        self._number += 1
         beat = Beat(
             node=row.node,
             round=row.round if inside else -1,
             token=row.token if inside else "",
-            number=hearing.number,
-            confirmed=hearing.confirmed,
+            number=self._number,
+            confirmed=self._confirmed,
         )
-        sent = self._clock()
-        is_first = leader.node not in hearing.asked
-        hearing.asked.add(leader.node)
-        bound = self._settings.interval
+        sent, bound = self._clock(), self._settings.interval
         answer = await self._beats.beat(leader.node, leader.endpoint, fence, beat, bound)
-        if answer == "gone" and is_first:  # it never got there
-            hearing.asked.discard(leader.node)
-        if answer not in ("granted", "refused") or fence != self._fence:
+        if answer == "silent" or fence != self._fence:
             return
         self._on_answer()
         if self._registration.lease:
-            hearing.note(fence, beat.number, self._clock())
-        if answer == "granted" and inside:
-            hearing.grant(row.token, sent + GRANT * self._settings.ttl)
+            self._note_answer(fence, beat.number)
+        if answer == "granted" and inside and row.token == self._token:
+            self._heard_until = max(self._heard_until, sent + GRANT * self._settings.ttl)
+
+    def _note_answer(self, fence: int, number: int) -> None:
+        self._confirmed = number
+        self.answers.pop(fence, None)
+        self.answers[fence] = self._clock()
+        if len(self.answers) > ANSWERS_KEPT:
+            del self.answers[next(iter(self.answers))]
 
     # ---- the grant
 
@@ -114,13 +126,12 @@ class Pulse:
         member = self._member
         if not (member.takes_part or member.status == "entering"):
             return
-        token = member.row.token
-        if token != self._granted_token:
-            self._granted_token, self._granted = token, -math.inf
+        if member.row.token != self._token:
+            self._token, self._granted, self._heard_until = member.row.token, -math.inf, -math.inf
         if -math.inf < self._granted <= self._clock():  # this node stood still: too late
             self._run_out()
             return
-        until = max(self._registration.until, self.hearing.until(token))
+        until = max(self._registration.until, self._heard_until)
         if self._registration.until > -math.inf:
             until = max(until, self._leads_until())
         if until > self._granted:

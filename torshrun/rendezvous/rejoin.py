@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
@@ -36,12 +37,12 @@ beats are closed when that is over."""
 class EpochRendezvous(Rendezvous):
     """Takes part in the present epoch, and in the next one when that is lost.
 
-    The store stays the caller's to close, after close().
+    The store that it met others in stays the caller's to close, after close().
     """
 
     def __init__(
         self,
-        store: Store,
+        meet: Callable[[], Awaitable[Store]],
         settings: Settings,
         secret: bytes,
         prepare: Prepare,
@@ -49,16 +50,12 @@ class EpochRendezvous(Rendezvous):
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
-        """`secret` is what this node brings; b"" takes the job's from the store."""
-        self._store = store
-        self._settings = settings
+        """`meet` finds the store. `secret` is this node's; b"" takes the job's from the store."""
+        self._meet = meet
+        self._secret = secret
         self._prepare = prepare
-        self._clock = clock
-        self._chance = chance or random.Random()
-        self._entrance = Entrance(
-            Asking(store, settings, clock, self._chance),
-            secret,
-            lambda why: self._pass_on(StandingBy(why)),
+        self._asking = partial(
+            Asking, settings=settings, clock=clock, chance=chance or random.Random()
         )
         self._post: Post = lambda event: None
         self._task: asyncio.Task[None] | None = None
@@ -75,6 +72,11 @@ class EpochRendezvous(Rendezvous):
     def report(self, report: Report) -> None:
         if self._node:
             self._node.report(report)
+
+    def hold_growth(self, is_held: bool) -> None:
+        """Whether this node's workers want no node to be added to the job."""
+        if self._node:
+            self._node.hold_growth(is_held)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._leaving = JobOver(Verdict(outcome=outcome, code=code, reason=reason))
@@ -97,42 +99,42 @@ class EpochRendezvous(Rendezvous):
 
     async def _run(self) -> None:
         try:
-            await self._live()
+            await self._live(await self._meet())
         except JobUnknown as error:
-            self._end(exit_codes.LOST, str(error))
+            self.end(exit_codes.LOST, str(error))
         except (TorshError, OSError) as error:
-            self._end(exit_codes.RENDEZVOUS, f"cannot join the job: {error}")
+            self.end(exit_codes.RENDEZVOUS, f"cannot join the job: {error}")
         except Exception as error:
-            self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
+            self.end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
-    async def _live(self) -> None:
+    async def _live(self, store: Store) -> None:
+        entrance = Entrance(self._asking(store), self._secret, self.say)
         last, was_away, past = None, False, None
         while not self._over:
-            epoch, listing = await self._entrance.enter(last, may_begin=not was_away)
-            self._node = await self._join(epoch, listing, past)
+            epoch, listing = await entrance.enter(last, may_begin=not was_away)
+            self._node = await self._join(store, epoch, listing, past)
             self._node.start(self._pass_on)
             was_away = await self._node.lost
             past = self._node.past
             last = epoch if self._node.is_proven else None
             if not last:
-                self._entrance.abandon(epoch)
+                entrance.abandon(epoch)
             if self._leaving:
                 self._pass_on(self._leaving)
             await self._close_node()
 
-    async def _join(self, epoch: Epoch, listing: Listing, past: NodeRow | None) -> NodeRendezvous:
-        store = SignedStore(self._store, epoch.records, *epoch.guards, on_older=self._on_older)
-        facts, self._beats = await self._prepare(store, epoch)
+    async def _join(
+        self, store: Store, epoch: Epoch, listing: Listing, past: NodeRow | None
+    ) -> NodeRendezvous:
+        signed = SignedStore(store, epoch.records, *epoch.guards, on_older=self._on_older)
+        facts, self._beats = await self._prepare(signed, epoch)
         return NodeRendezvous(
-            store,
-            self._settings,
+            self._asking(signed),
             facts,
             self._beats,
-            listing=store.read(listing),
+            listing=signed.read(listing),
             past=past,
             is_proven=epoch.is_proven,
-            clock=self._clock,
-            chance=self._chance,
         )
 
     def _on_older(self) -> None:
@@ -147,5 +149,10 @@ class EpochRendezvous(Rendezvous):
         if beats:
             await beats.close()
 
-    def _end(self, code: int, reason: str) -> None:
+    def say(self, why: str) -> None:
+        """Why this node has no place yet, for a person."""
+        self._pass_on(StandingBy(why))
+
+    def end(self, code: int, reason: str) -> None:
+        """It cannot be learnt how the job ends."""
         self._pass_on(JobOver(Verdict(outcome="lost", code=code, reason=reason)))

@@ -10,41 +10,33 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torshrun.rendezvous.base import Outcome, Sequel
 
 T = TypeVar("T")
-VERSION = 2
+_Reader = Callable[[Any], Any]
 LONGEST_RECORD = 1 << 20
 """Bytes."""
 LONGEST_TEXT = 8192
 """Characters of one field."""
-MOST_ROUNDS = 2**53
-MOST_WORKERS = 2**20
-"""Of one node."""
+LARGEST_NUMBER = 1e15
+"""No number of seconds comes near it."""
 LONGEST_DELAY = 3600.0
 """Seconds between two rounds."""
 
-EPOCH, LEADER, ROUND, VERDICT, WAIT = (
-    "ctl/epoch",
-    "ctl/leader",
-    "ctl/round",
-    "ctl/verdict",
-    "ctl/wait",
-)
+EPOCH, LEADER, ROUND = "ctl/epoch", "ctl/leader", "ctl/round"
+VERDICT, WAIT = "ctl/verdict", "ctl/wait"
 """Under CONTROL, which all agents watch."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
-WANT_SIZE, WANT_STOP, WANT_DRAIN, WANT_HOLD = (
-    "want/size",
-    "want/stop",
-    "want/drain/",
-    "want/hold/",
-)
+WANT_SIZE, WANT_STOP, WANT_DRAIN = "want/size", "want/stop", "want/drain/"
+SET = b"1"
+"""Stands where a key says it all: in that of a node that is to go, or the mark of an epoch."""
 
 
 def base(run_id: str) -> str:
@@ -52,17 +44,34 @@ def base(run_id: str) -> str:
     return f"torsh/{quote(run_id, safe='')}/"
 
 
+def _like(pattern: str) -> Callable[[str], object]:
+    return re.compile(pattern, re.ASCII).fullmatch
+
+
+_is_host = _like(r"[\w.:%-]{0,255}")
+
+
+def _is_host_port(text: str) -> bool:
+    if not text:
+        return True
+    endpoint = parse_endpoint(text)  # ConfigError is a ValueError
+    return isinstance(endpoint, TcpEndpoint) and bool(_is_host(endpoint.host))
+
+
 NodeState = Literal["waiting", "inside", "reported", "left"]
-NodeId = Annotated[str, "NodeId"]
-"""What a node is known by: letters, digits, `.`, `_` and `-`."""
-Token = Annotated[str, "Token"]
-"""Random, of the same characters; "" is none."""
-Host = Annotated[str, "Host"]
+NodeId = Annotated[str, _like(r"[\w.-]{0,255}")]
+"""What a node is known by: letters, digits, `.`, `_` and `-`; "" is none."""
+Token = NodeId
+"""Random, of the same characters."""
+Host = Annotated[str, _is_host]
 """A host's name or address, IPv6 without brackets; "" is none."""
-HostPort = Annotated[str, "HostPort"]
+HostPort = Annotated[str, _is_host_port]
 """Where an agent listens, "tcp:host:port"; "" is nowhere."""
-Port = Annotated[int, "Port"]
+Port = Annotated[int, range(65536).__contains__]
 """Of TCP; 0 is none."""
+Count = Annotated[int, range(2**53).__contains__]
+RoundNumber = Annotated[int, range(-1, 2**53).__contains__]
+"""-1: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +95,7 @@ class NodeRow:
     """A node, as it describes itself under `nodes/<node id>`, on its lease."""
 
     node: NodeId
-    sequence: int
+    sequence: Count
     """Counts the row's versions, so that no two are equal."""
     state: NodeState
     """waiting: runs no worker of any round, and wants a place in the next. inside: in that round;
@@ -95,24 +104,26 @@ class NodeRow:
     host: str = ""
     address: Host = ""
     endpoint: HostPort = ""
-    nproc: int = 1
+    nproc: Annotated[int, range(2**20 + 1).__contains__] = 1
     role: str = ""
     fixed_rank: int = -1
     master_port: Port = 0
     jax_port: Port = 0
-    round: int = -1
-    """The round that it is in or was in last; -1: none."""
+    round: RoundNumber = -1
+    """The round that it is in or was in last."""
     token: Token = ""
     """That round's."""
     node_rank: int = -1
     """-1: it had no place in that round, and has heard of it."""
     first_rank: int = -1
-    round_size: int = 0
+    round_size: Count = 0
     """How many nodes that round had; 0: not told."""
     round_leader: NodeId = ""
     """The node id of the author of its header."""
-    restarts: int = 0
+    restarts: Count = 0
     """Of the whole job, as far as this node knows."""
+    holds: bool = False
+    """Whether its workers want no node to be added before their next checkpoint."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0
@@ -127,9 +138,7 @@ class NodeRow:
     follows: bool = False
 
     def __post_init__(self) -> None:
-        _check(bool(self.node) and -1 <= self.round < MOST_ROUNDS)
-        _check(1 <= self.nproc <= MOST_WORKERS)
-        _check(min(self.sequence, self.round_size, self.restarts) >= 0)
+        _check(bool(self.node) and self.nproc >= 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +161,7 @@ class LeaderRow:
 class Header:
     """The round, under `ctl/round`, on no lease."""
 
-    number: int
+    number: Count
     phase: Literal["open", "closing"]
     token: Token
     """Random: the same number may be used twice if the store loses its contents."""
@@ -162,8 +171,7 @@ class Header:
     """That leader's node id."""
     leader_inside: bool = False
     """Whether that node is in the round."""
-    leader_endpoint: HostPort = ""
-    size: int = 0
+    size: Count = 0
     """Number of nodes in the round."""
     world_size: int = 0
     master_addr: Host = ""
@@ -174,10 +182,10 @@ class Header:
     store_endpoint: HostPort = ""
     min_nodes: int = 1
     max_nodes: int = 1
-    max_restarts: int = 0
-    restarts: int = 0
+    max_restarts: Count = 0
+    restarts: Count = 0
     """Of the whole job; while closing, as it will be if this is a failure's restart."""
-    streak: int = 0
+    streak: Count = 0
     startup: str = ""
     failed: bool = False
     """Whether it is closing because of a failure of workers."""
@@ -192,10 +200,8 @@ class Header:
     shown that it can read: it looks for its place, and changes its own row."""
 
     def __post_init__(self) -> None:
-        _check(0 <= self.number <= MOST_ROUNDS and self.size >= 1)
+        _check(self.size >= 1 and 0 <= self.delay <= LONGEST_DELAY)
         _check(1 <= self.min_nodes <= self.max_nodes)
-        _check(min(self.restarts, self.max_restarts, self.streak) >= 0)
-        _check(0 <= self.delay <= LONGEST_DELAY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +226,7 @@ class VerdictRow:
     code: int
     """1 to 255, and 0 if it succeeded."""
     reason: str
-    sequel: Sequel | Literal[""] = ""
+    sequel: Literal[Sequel, ""] = ""
 
     def __post_init__(self) -> None:
         _check_code(self.code, succeeded=self.outcome == "succeeded")
@@ -250,11 +256,6 @@ class StopWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """`want/drain/<node>` and `want/hold/<node>`: the key says it all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitRow:
     """`ctl/wait`: what the leader waits for, in one line for people; "" is nothing."""
 
@@ -274,7 +275,7 @@ def _check_code(code: int, *, succeeded: bool) -> None:
 def encode(record: Any) -> bytes:
     """A record as it is stored."""
     content = {name: getattr(record, name) for name in _shape(type(record))}
-    return json.dumps({"v": VERSION, **content}, separators=(",", ":")).encode()
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def decode(kind: type[T], value: bytes) -> T | None:
@@ -286,7 +287,7 @@ def decode(kind: type[T], value: bytes) -> T | None:
         read = _shape(kind)
         known = {name: read[name](content[name]) for name in read.keys() & content.keys()}
         return kind(**known)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):  # a TypeError: a field is missing
         return None
 
 
@@ -295,103 +296,45 @@ def can_be_read(record: Any) -> bool:
     return bool(decode(type(record), encode(record)) == record)
 
 
-def _shape(kind: type[Any]) -> dict[str, Any]:
+def _shape(kind: type[Any]) -> dict[str, _Reader]:
     """How each field of a kind of record is read."""
     if kind not in _SHAPES:
         hints = get_type_hints(kind, include_extras=True)
-        _SHAPES[kind] = {field.name: _READERS[hints[field.name]] for field in fields(kind)}
+        _SHAPES[kind] = {field.name: _reader(hints[field.name]) for field in fields(kind)}
     return _SHAPES[kind]
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT or "\0" in value:
-        raise TypeError
-    if not value.isascii():
-        value.encode()  # UnicodeEncodeError, a ValueError, of a lone surrogate
-    return value
+def _reader(hint: Any) -> _Reader:
+    """What returns a value that can stand in such a field, and raises ValueError if it cannot."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _typed(parts[0], fits=parts[1])
+    if origin is Literal:
+        return _typed(str, fits=parts.__contains__)
+    if origin is tuple:
+        read_list, read = _typed(list), _reader(parts[0])
+        return lambda value: tuple(map(read, read_list(value)))
+    return _PLAIN[hint]
 
 
-def _like(pattern: str) -> Any:
-    matches = re.compile(pattern, re.ASCII).fullmatch
-
-    def read(value: Any) -> str:
-        if not matches(_text(value)):
+def _typed(*kinds: type[Any], fits: Callable[[Any], object] = lambda value: True) -> _Reader:
+    def read(value: Any) -> Any:
+        if type(value) not in kinds or not fits(value):
             raise ValueError
-        return str(value)
+        return value
 
     return read
 
 
-def _host_port(value: Any) -> str:
-    if _text(value):
-        endpoint = parse_endpoint(value)  # ConfigError is a ValueError
-        if not isinstance(endpoint, TcpEndpoint):
-            raise ValueError
-        _HOST(endpoint.host)
-    return str(value)
+def _is_sound(text: str) -> bool:
+    text.encode()  # UnicodeEncodeError, a ValueError, of a lone surrogate
+    return len(text) <= LONGEST_TEXT and "\0" not in text
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:
-        raise TypeError
-    return value
-
-
-def _port(value: Any) -> int:
-    if not 0 <= _whole(value) <= 65535:
-        raise ValueError
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST:
-        raise TypeError
-    return float(value)
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _each(read: Any) -> Any:
-    def read_all(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise TypeError
-        return tuple(map(read, value))
-
-    return read_all
-
-
-def _one_of(*allowed: str) -> Any:
-    def read(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError
-        return _text(value)
-
-    return read
-
-
-_LARGEST = 1e15
-"""No number of seconds comes near it."""
-_HOST = _like(r"[\w.:%-]{0,255}")
-_NAME = _like(r"[\w.-]{0,255}")
-_READERS: dict[Any, Any] = {
-    str: _text,
-    NodeId: _NAME,
-    Token: _NAME,
-    Host: _HOST,
-    HostPort: _host_port,
-    int: _whole,
-    Port: _port,
-    float: _number,
-    bool: _truth,
-    tuple[NodeId, ...]: _each(_NAME),
-    tuple[Token, ...]: _each(_NAME),
-    NodeState: _one_of(*get_args(NodeState)),
-    Literal["open", "closing"]: _one_of("open", "closing"),
-    Outcome: _one_of(*get_args(Outcome)),
-    Sequel | Literal[""]: _one_of(*get_args(Sequel), ""),
+_PLAIN: dict[Any, _Reader] = {
+    str: _typed(str, fits=_is_sound),
+    int: _typed(int, fits=range(-(2**63) + 1, 2**63).__contains__),
+    float: _typed(int, float, fits=lambda number: abs(number) <= LARGEST_NUMBER),
+    bool: _typed(bool),
 }
-_SHAPES: dict[type[Any], dict[str, Any]] = {}
+_SHAPES: dict[type[Any], dict[str, _Reader]] = {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
-from torshrun.rendezvous.ranks import assign
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.view import View
 
@@ -21,9 +20,6 @@ class Seating:
 
     nodes: tuple[NodeRow, ...]
     """By node rank."""
-    first_ranks: tuple[int, ...]
-    """Of each node's first worker."""
-    world_size: int
     waiting: tuple[tuple[str, str], ...]
     """Nodes without a place, and why."""
     wake: float
@@ -68,9 +64,7 @@ def seat(view: View, now: float) -> Seating:
     among = candidates(view, rows, now, view.limits[0])
     rows = sorted(among.ready, key=lambda row: _seniority(view, row))
     chosen, waiting = (_chosen_by_rank if view.settings.fixed_ranks else _chosen)(view, rows)
-    firsts = [0, *accumulate(row.nproc for row in chosen)]
-    waiting += among.held.items()
-    return Seating(tuple(chosen), tuple(firsts[:-1]), firsts[-1], tuple(waiting), among.wake)
+    return Seating(tuple(chosen), (*waiting, *among.held.items()), among.wake)
 
 
 def _seniority(view: View, row: NodeRow) -> tuple[bool, int, int, str]:
@@ -87,6 +81,26 @@ def _chosen(view: View, rows: list[NodeRow]) -> tuple[list[NodeRow], list[tuple[
     order = assign(survivors, [node for node in taken if node not in survivors])
     why = f"the job has its maximum of {most} node(s); this one waits in case another is lost"
     return [taken[node] for node in order], [(row.node, why) for row in spare]
+
+
+def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
+    """The nodes by their new ranks, which are dense; as few survivors move as possible.
+
+    `survivors` have a rank already. The highest of them fill holes that newcomers do not, and the
+    hole at rank 0 in any case: who has been there before has what newcomers ask rank 0 for.
+    """
+    size = len(survivors) + len(newcomers)
+    seats: dict[int, str] = {}
+    movers = []
+    for node, rank in sorted(survivors.items(), key=lambda item: item[1]):
+        if 0 <= rank < size and rank not in seats:
+            seats[rank] = node
+        else:
+            movers.append(node)
+    if seats and 0 not in seats and not movers:
+        movers = [seats.pop(max(seats))]
+    waiting = iter([*reversed(movers), *newcomers])
+    return [seats[rank] if rank in seats else next(waiting) for rank in range(size)]
 
 
 def _chosen_by_rank(view: View, rows: list[NodeRow]) -> tuple[list[NodeRow], list[tuple[str, str]]]:

@@ -32,7 +32,6 @@ ON_PURPOSE = ("preempted", "stopped")
 class Close:
     """Write that the round is closing."""
 
-    number: int
     reason: str
     failed: bool = False
 
@@ -52,13 +51,18 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class ListNodes:
+    """Find out who has entered the round that is closing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conclude:
     """Write how the job ended."""
 
     verdict: VerdictRow
 
 
-Action = Close | Form | Adopt | Conclude
+Action = Close | Form | Adopt | ListNodes | Conclude
 
 
 class Decision(NamedTuple):
@@ -80,6 +84,8 @@ def decide(view: View, now: float) -> Decision:
         return _gather(view, now)
     if len(view.roster.succeeded) == header.size:
         return _conclude("succeeded", 0, "all workers succeeded")
+    if header.phase == "closing" and not view.listed_since_close:
+        return Decision(ListNodes())
     _blame(view, header, now)
     return (_keep_open if header.phase == "open" else _change)(view, header, now)
 
@@ -119,11 +125,16 @@ def _gather(view: View, now: float) -> Decision:
     if not isinstance(formed.action, Form):
         view.enough_since = math.inf
         return formed
-    view.enough_since = min(view.enough_since, now)
-    last_call = view.enough_since + view.settings.last_call_timeout
+    last_call = _last_call(view, now)
     if len(formed.action.seating.nodes) < view.limits[1] and now < last_call:
         return _wait("the last call of nodes", last_call, now)
     return formed
+
+
+def _last_call(view: View, now: float) -> float:
+    """Until when more nodes are waited for, now that there are enough."""
+    view.enough_since = min(view.enough_since, now)
+    return view.enough_since + view.settings.last_call_timeout
 
 
 def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
@@ -179,15 +190,16 @@ def _conclude(
 def _keep_open(view: View, header: Header, now: float) -> Decision:
     roster = view.roster
     if roster.failures:
-        return Decision(Close(header.number, _describe(view, _root_cause(view)), failed=True))
+        return Decision(Close(_describe(view, _root_cause(view)), failed=True))
     end, what, in_vain = min(_awaited(view), default=(math.inf, "", ""))
     reason = _departure(view) or (in_vain if end <= now else "")
     if not reason and header.size > view.limits[1]:
         reason = f"the job was scaled to {view.limits[1]} nodes"
     if reason:
-        return Decision(Close(header.number, reason))
+        return Decision(Close(reason))
     is_anothers = header.fence != view.fence
-    if view.untold or (is_anothers and not roster.unaccounted and not roster.apart):
+    is_adopted = is_anothers and not roster.unaccounted and not roster.apart
+    if view.untold or view.misses_untold or is_adopted:
         return Decision(Adopt())
     growth, wait = _growth(view, header, now), _wait(what, end, now) if what else Decision(None)
     return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
@@ -233,19 +245,18 @@ def _growth(view: View, header: Header, now: float) -> Decision:
     rows = [view.rows[node] for node in roster.newcomers]
     among = candidates(view, rows, now, least - header.size)
     if not among.ready or room <= 0 or roster.unaccounted or view.settings.fixed_ranks:
-        view.grows_since = math.inf
+        view.enough_since = math.inf
         why = next((f"for {view.name(node)}: {why}" for node, why in among.held.items()), "")
         return Decision(None, among.wake, why) if room > 0 else Decision(None)
-    view.grows_since = min(view.grows_since, now)
-    last_call = view.grows_since + view.settings.last_call_timeout
-    if view.wishes.holds:
+    last_call = _last_call(view, now)
+    if any(row.holds for row in view.rows.values()):
         return Decision(None, why="for the job's next checkpoint, to let nodes in")
     if len(among.ready) < room and now < last_call:
         return _wait("the last call of nodes", last_call, now)
     view.invited = frozenset(row.node for row in among.ready)
     count = min(room, len(among.ready))
     names = view.name(min(view.invited)) if count == 1 else f"{count} nodes"
-    return Decision(Close(header.number, f"{names} joined"))
+    return Decision(Close(f"{names} joined"))
 
 
 # ---- a round is closing
@@ -253,6 +264,8 @@ def _growth(view: View, header: Header, now: float) -> Decision:
 
 def _change(view: View, header: Header, now: float) -> Decision:
     roster = view.roster
+    if view.misses_untold:
+        return Decision(Adopt())
     waits = _unfenced(view, now)
     if waits:
         return waits
@@ -265,8 +278,6 @@ def _change(view: View, header: Header, now: float) -> Decision:
 def _unfenced(view: View, now: float) -> Decision | None:
     """What is waited for as long as workers of the round may run, as far as is known."""
     roster = view.roster
-    if not view.listed_since_close:
-        return Decision(None, why="for the store to list who entered the round")
     if roster.inside:
         return _wait_to_stop(view, roster.inside)
     end, node = max(((view.fenced_at(node), node) for node in roster.apart), default=(now, ""))

@@ -7,11 +7,11 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Literal, Protocol
 
-from torsh_runtime.errors import StoreError, TorshError
+from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Store
 from torshrun import exit_codes
 from torshrun.config.job import RendezvousConfig
@@ -24,8 +24,6 @@ from torshrun.rendezvous.base import (
     Rendezvous,
     RendezvousEvent,
     Report,
-    StandingBy,
-    Verdict,
 )
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
@@ -70,37 +68,29 @@ class Together(Rendezvous):
         self._role = role
         self._ports = ports
         self._post: Post = lambda event: None
-        self._beginning: asyncio.Task[None] | None = None
         self._meeting: Meeting | None = None
         self._hub: Hub | None = None
-        self._growth: Growth | None = None
         self._store: Store | None = None
         """The one where nodes meet, as one epoch's nodes write and read there."""
         self._node = f"{re.sub(r'[^a-zA-Z0-9.-]', '_', os.uname().nodename)}-{secrets.token_hex(4)}"
-        self._inner: Rendezvous | None = None
+        secret = config.secret.encode()
+        self._part = EpochRendezvous(self._meet, settings, secret, self._prepare)
+        self._growth = Growth(self._part.hold_growth)
         self._watching: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._undo = AsyncExitStack()
 
     def start(self, post: Post) -> None:
         self._post = post
         detach()
-        self._beginning = asyncio.get_running_loop().create_task(self._begin())
+        self._part.start(self._pass_on)
 
     def report(self, report: Report) -> None:
-        if self._growth:
-            self._growth.unfollow()
-        if self._inner:
-            self._inner.report(report)
+        self._growth.unfollow()
+        self._part.report(report)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
-        if self._inner:
-            self._end_for_all(code, reason)
-            self._inner.leave(outcome, code, reason)
-            return
-        if self._beginning:
-            self._beginning.cancel()
-        self._post(JobOver(Verdict(outcome=outcome, code=code, reason=reason)))
+        self._end_for_all(code, reason)
+        self._part.leave(outcome, code, reason)
 
     def _pass_on(self, event: RendezvousEvent) -> None:
         """Tell the agent. A node that was drained, and serves the store, takes the others along."""
@@ -123,70 +113,60 @@ class Together(Rendezvous):
             await store.put(key, rows.encode(wanted))
 
     async def close(self) -> None:
-        tasks = [task for task in (self._beginning, self._watching) if task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._growth:
-            await self._growth.close()
-        if self._inner:
-            await self._inner.close()
-        if self._meeting and self._store:
-            await self._meeting.linger(self._store, self._settings.run_id)
-        await self._undo.aclose()
+        if self._watching:
+            self._watching.cancel()
+        self._growth.unfollow()
+        await self._part.close()
+        if self._meeting:
+            if self._store:
+                await self._meeting.linger(self._store, self._settings.run_id)
+            await self._meeting.close()
         self._ports.release()
 
     async def serve_store(self, place: Place) -> ServedStore:
         """The round's store for this node's workers. StoreError when it cannot be served."""
         assert self._hub is not None  # it is there before any place is
         self._ports.release()
-        if place.node_rank == 0 and self._growth:
+        if place.node_rank == 0:
             self._growth.follow(self._hub.round_store(place.round))
             return await self._hub.serve_round(place.round)
         return await self._hub.forward_round(place.round, place.store_node, place.store_endpoint)
 
-    async def _begin(self) -> None:
-        try:
-            meeting = await self._meet()
-        except (TorshError, OSError) as error:
-            self._end(exit_codes.RENDEZVOUS, f"cannot join the job: {error}")
-        except Exception as error:
-            self._end(exit_codes.LOST, f"internal error; please report this: {error!r}")
-        else:
-            secret = self._config.secret.encode()
-            self._inner = EpochRendezvous(meeting.store, self._settings, secret, self._prepare)
-            self._inner.start(self._pass_on)
-            if meeting.is_mortal:
-                watching = self._watch_host(meeting)
-                self._watching = asyncio.get_running_loop().create_task(watching)
-
-    async def _meet(self) -> Meeting:
+    async def _meet(self) -> Store:
         """The store, once it answers."""
-        config = self._config
+        config, say = self._config, self._part.say
         if config.access.password and not config.access.tls:
-            self._say(_IN_CLEAR)
-        meeting = self._meeting = await Meeting.open(config, self._say, self._on_refused)
-        self._undo.push_async_callback(meeting.close)
+            say(_IN_CLEAR)
+        meeting = self._meeting = await Meeting.open(config, say, self._on_refused)
         key = rows.base(self._settings.run_id) + rows.EPOCH
         ask = partial(meeting.store.get, key)
-        await patiently(meeting.name, ask, config.join_timeout, self._say)
+        await patiently(meeting.name, ask, config.join_timeout, say)
         for remark in remarks(config, meeting):
-            self._say(remark)
-        return meeting
+            say(remark)
+        if meeting.is_mortal:
+            watching = self._watch_host(meeting)
+            self._watching = asyncio.get_running_loop().create_task(watching)
+        return meeting.store
 
     async def _prepare(self, store: Store, epoch: Epoch) -> tuple[NodeFacts, Hub]:
         """What this node is reached by in an epoch, in which `store` signs."""
         config = self._config
-        if self._growth:
-            await self._growth.close()
-        key = rows.base(self._settings.run_id) + rows.WANT_HOLD + self._node
-        self._growth = Growth(store, key, self._settings.ttl)
         private = not config.secret  # then a store at localhost is for this host alone
         find = partial(routable, config.endpoints, may_be_private=private)
         address = config.local_addr or await asyncio.to_thread(find)
         self._store = store
         self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
-        return self._facts(address, self._hub), self._hub
+        facts = NodeFacts(
+            node=self._node,
+            host=os.uname().nodename,
+            address=address,
+            endpoint=self._hub.endpoint,
+            nproc=self._nproc,
+            role=self._role,
+            fixed_rank=-1 if config.node_rank is None else config.node_rank,
+            ports=self._ports.take,
+        )
+        return facts, self._hub
 
     async def _watch_host(self, meeting: Meeting) -> None:
         """A store that an agent serves does not come back, so nobody waits for it when its host
@@ -201,32 +181,14 @@ class Together(Rendezvous):
             except StoreError as error:
                 refused = isinstance(error.__cause__, ConnectionRefusedError)
                 refusals = refusals + 1 if refused else 0
-        self._end(
+        self._part.end(
             exit_codes.LOST,
             f"{meeting.name} is gone: the agent that served it has ended, and how the job ends "
             f"cannot be known. With --rdzv-backend etcd no node is needed that much.",
         )
 
-    def _end(self, code: int, reason: str) -> None:
-        self._post(JobOver(Verdict(outcome="lost", code=code, reason=reason)))
-
-    def _facts(self, address: str, hub: Hub) -> NodeFacts:
-        return NodeFacts(
-            node=self._node,
-            host=os.uname().nodename,
-            address=address,
-            endpoint=hub.endpoint,
-            nproc=self._nproc,
-            role=self._role,
-            fixed_rank=-1 if self._config.node_rank is None else self._config.node_rank,
-            ports=self._ports.take,
-        )
-
-    def _say(self, text: str) -> None:
-        self._post(StandingBy(text))
-
     def _on_refused(self, why: str) -> None:
-        self._say(f"turned somebody away: {why}")
+        self._part.say(f"turned somebody away: {why}")
 
 
 def remarks(config: RendezvousConfig, meeting: Meeting) -> Iterator[str]:

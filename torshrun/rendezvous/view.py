@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torshrun.rendezvous.beats import Beat
@@ -25,8 +24,6 @@ class Wishes:
     stop: StopWanted | None = None
     drained: set[str] = field(default_factory=set)
     """Nodes that are to go."""
-    holds: set[str] = field(default_factory=set)
-    """Nodes that asked for no growth just now."""
 
 
 class View:
@@ -76,7 +73,7 @@ class View:
         """When rounds of an earlier epoch, by token, and their leaders were first told of."""
         self.wishes = Wishes()
         self.enough_since = math.inf
-        self.grows_since = math.inf
+        """Since when the next round could begin, or be larger than this one."""
         self._token: str | None = None
         """The round's, also while there is no header any more."""
         self.latest: dict[str, NodeRow] = {}
@@ -121,6 +118,14 @@ class View:
         told = self.header.drained if self.header else ()
         return any(node in self.rows and node not in told for node in self.wishes.drained)
 
+    @property
+    def misses_untold(self) -> bool:
+        """Whether a node is absent and the header does not say so: it waits to read that. Its row
+        may have come back since.
+        """
+        missed = self.header.missed if self.header else ()
+        return any(map(self.is_absent, self._absent.keys() - missed))
+
     def fenced_at(self, node: str) -> float:
         """When a node that is apart can run no workers any more."""
         last = self.told.get(node)
@@ -159,7 +164,8 @@ class View:
         old, self.header = self.header, header
         self._changed()
         if header is None:
-            self.idle_since = now if old else self.idle_since
+            if old:
+                self.idle_since, self.enough_since = now, math.inf
             return
         self.claimed = max(self.claimed, header.number)
         if header.phase == "closing" and (not old or old.phase == "open"):
@@ -171,7 +177,7 @@ class View:
 
     def _begin_round(self, now: float) -> None:
         self.opened_at = self.blind_until = self.inherited_until = now
-        self.enough_since = self.grows_since = math.inf
+        self.enough_since = math.inf
         self.seated = frozenset(self.forming.pop(self._token or "", ()))
         self.told, self.granted, self.invited = {}, {}, frozenset()
         known = self.rows.keys() | self.seated
@@ -208,14 +214,6 @@ class View:
             known.pop(node, None)
         self._changed()
 
-    def replace(self, rows: Iterable[tuple[NodeRow, int]]) -> None:
-        """All rows, as listed anew."""
-        listed = {row.node: (row, revision) for row, revision in rows}
-        for node in self.rows.keys() - listed.keys():
-            self.drop(node)
-        for row, revision in listed.values():
-            self.put(row, revision)
-
     def drain(self, node: str, wanted: bool) -> None:
         """Whether somebody asked this node to go."""
         (self.wishes.drained.add if wanted else self.wishes.drained.discard)(node)
@@ -236,16 +234,10 @@ class View:
     def is_absent(self, node: str) -> bool:
         """Whether the node has been missed, and has said nothing since: it beats, perhaps, and
         cannot read its place."""
-        return self._absent.get(node) == self.rows[node].sequence
+        row = self.rows.get(node)
+        return row is not None and self._absent.get(node) == row.sequence
 
     # ---- signs of life
-
-    def remember(self, before: View) -> None:
-        """What this node heard in an earlier term of its own."""
-        self._sure, self._last = before._sure, before._last
-        self._count_again = -math.inf
-        if before.header and self.header and before.header.token == self.header.token:
-            self.granted = before.granted
 
     def answer_beat(self, beat: Beat, now: float, grant_until: float) -> bool:
         """Whether to grant a beat, while the leader's own grant lasts until `grant_until`."""

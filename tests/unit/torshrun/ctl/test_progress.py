@@ -55,13 +55,7 @@ def test_spares_are_let_in_first() -> None:
 
 
 def test_a_held_job_grows_at_its_checkpoint() -> None:
-    now = read(
-        "job",
-        {
-            **keys(header(), node("a", 0), node("b", state="waiting")),
-            rows.WANT_HOLD + "a": rows.encode(rows.Wanted()),
-        },
-    )
+    now = picture(header(), node("a", 0, holds=True), node("b", state="waiting"))
     assert "next checkpoint, before which a" in scaled(TWO, 2, now).text
 
 

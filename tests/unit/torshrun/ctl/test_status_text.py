@@ -71,9 +71,8 @@ def test_a_run_that_has_ended() -> None:
 def test_what_is_asked_of_it() -> None:
     stop = rows.encode(StopWanted(code=130, reason="enough"))
     items = {
-        **keys(header(), node("a", 0)),
-        rows.WANT_DRAIN + "a": rows.encode(rows.Wanted()),
-        rows.WANT_HOLD + "a": rows.encode(rows.Wanted()),
+        **keys(header(), node("a", 0, holds=True)),
+        rows.WANT_DRAIN + "a": rows.SET,
         rows.WANT_STOP: stop,
         rows.WAIT: rows.encode(rows.WaitRow(why="for node b to enter the round")),
     }

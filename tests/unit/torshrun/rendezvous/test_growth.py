@@ -1,9 +1,9 @@
-"""How what workers tell of their checkpoints becomes a key that holds the job's growth."""
+"""How what workers tell of their checkpoints holds the job's growth."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,8 +12,6 @@ import pytest
 from torsh_runtime.contract import CHECKPOINT_KEY
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous.growth import Growth
-
-KEY = "torsh/job/want/hold/a"
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
@@ -24,59 +22,65 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(guarded())
 
 
+class Job:
+    """Is told whether its growth is held, and remembers each change."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+        self._changed = asyncio.Event()
+
+    def hold(self, is_held: bool) -> None:
+        if self.told[-1:] != [is_held]:
+            self.told.append(is_held)
+            self._changed.set()
+
+    async def until(self, *told: bool) -> None:
+        while self.told != [*told]:
+            self._changed.clear()
+            await self._changed.wait()
+
+
 @asynccontextmanager
-async def opened(
-    ttl: float = 20.0,
-) -> AsyncGenerator[tuple[MemoryStore, MemoryStore, Growth], None]:
-    """The store where nodes meet, the round's, and what follows that."""
-    meeting, in_round = MemoryStore(), MemoryStore()
-    growth = Growth(meeting, KEY, ttl)
+async def opened() -> AsyncGenerator[tuple[Job, MemoryStore, Growth], None]:
+    """The job, the round's store, and what follows that."""
+    job, in_round = Job(), MemoryStore()
+    growth = Growth(job.hold)
     growth.follow(in_round)
-    yield meeting, in_round, growth
-    await growth.close()
-    await meeting.close()
+    yield job, in_round, growth
+    growth.unfollow()
     await in_round.close()
-
-
-async def until_gone(store: MemoryStore) -> None:
-    listing = await store.list(KEY)
-    if listing.items:
-        async for event in store.watch(KEY, listing.revision):
-            if event.kind == "delete":
-                return
 
 
 def test_a_round_that_tells_nothing_holds_nothing() -> None:
     async def scene() -> None:
-        async with opened() as (meeting, _, _):
+        async with opened() as (job, _, _):
             await asyncio.sleep(0.05)
-            assert (await meeting.list("")).revision == 0
+            assert job.told == []
 
     play(scene())
 
 
 def test_growth_is_held_but_for_the_time_after_a_checkpoint() -> None:
     async def scene() -> None:
-        async with opened() as (meeting, in_round, _):
+        async with opened() as (job, in_round, _):
             await in_round.put(CHECKPOINT_KEY, b"0.01")
-            (entry,) = (await meeting.wait([KEY], 20)).values()
-            assert entry.lease
+            await job.until(False, True)
             await in_round.put(CHECKPOINT_KEY, b"600")
-            await until_gone(meeting)
+            await job.until(False, True, False)
 
     play(scene())
 
 
-@pytest.mark.parametrize("end", [Growth.unfollow, Growth.close])
-def test_the_rounds_end_lets_go(end: Callable[[Growth], Any]) -> None:
+def test_the_rounds_end_lets_go() -> None:
     async def scene() -> None:
-        async with opened() as (meeting, in_round, growth):
+        async with opened() as (job, in_round, growth):
             await in_round.put(CHECKPOINT_KEY, b"0")
-            await meeting.wait([KEY], 20)
-            ending = end(growth)
-            if ending is not None:
-                await ending
-            await until_gone(meeting)
+            await job.until(False, True)
+            growth.unfollow()
+            assert job.told == [False, True, False]
+            await in_round.put(CHECKPOINT_KEY, b"0")
+            await asyncio.sleep(0.05)
+            assert job.told == [False, True, False]
 
     play(scene())
 
@@ -84,21 +88,9 @@ def test_the_rounds_end_lets_go(end: Callable[[Growth], Any]) -> None:
 @pytest.mark.parametrize("value", [b"", b"soon", b"-1", b"nan", b"inf", b"\xff"])
 def test_what_is_no_time_is_not_for_us(value: bytes) -> None:
     async def scene() -> None:
-        async with opened() as (meeting, in_round, _):
+        async with opened() as (job, in_round, _):
             await in_round.put(CHECKPOINT_KEY, value)
             await asyncio.sleep(0.05)
-            assert (await meeting.list("")).revision == 0
-
-    play(scene())
-
-
-def test_a_key_that_was_lost_is_written_again() -> None:
-    async def scene() -> None:
-        async with opened(ttl=0.4) as (meeting, in_round, _):
-            await in_round.put(CHECKPOINT_KEY, b"0")
-            (entry,) = (await meeting.wait([KEY], 20)).values()
-            await meeting.revoke(entry.lease)
-            (again,) = (await meeting.wait([KEY], 20)).values()
-            assert again.lease != entry.lease
+            assert job.told == []
 
     play(scene())

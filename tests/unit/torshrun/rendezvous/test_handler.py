@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 from torsh_runtime.store.memory import MemoryStore
 from torshrun import exit_codes
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.handler import NodeRendezvous
-from torshrun.rendezvous.rows import LeaderRow
+from torshrun.rendezvous.rows import LeaderRow, NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 SETTINGS = Settings(run_id="r", min_nodes=1, max_nodes=1, ttl=4.0)
@@ -32,7 +35,7 @@ LEADER = LeaderRow(
 class SameAnswer(Beats):
     """What every beat gets; unless it is set, no other node is there."""
 
-    answer: Answer = "gone"
+    answer: Answer = "silent"
 
     async def beat(
         self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
@@ -46,12 +49,16 @@ class SameAnswer(Beats):
         pass
 
 
+def asking(store: MemoryStore) -> Asking:
+    return Asking(store, SETTINGS, time.monotonic, random.Random(1))
+
+
 async def first_event(leader: bytes, kinds: tuple[type[Any], ...]) -> RendezvousEvent:
     """The first one of these kinds if this stands for the leader."""
     store = MemoryStore()
     await store.put(rows.base("r") + rows.EPOCH, b"it stands")
     await store.put(rows.base("r") + rows.LEADER, leader)
-    node = NodeRendezvous(store, SETTINGS, FACTS, SameAnswer())
+    node = NodeRendezvous(asking(store), FACTS, SameAnswer())
     found: asyncio.Future[RendezvousEvent] = asyncio.get_running_loop().create_future()
 
     def take(event: RendezvousEvent) -> None:
@@ -99,16 +106,33 @@ def test_what_a_leader_answered_is_forgotten_with_the_lease() -> None:
         beats.answer = "granted"
         await store.put(rows.base("r") + rows.EPOCH, b"it stands")
         await store.put(rows.base("r") + rows.LEADER, rows.encode(LEADER))
-        node = NodeRendezvous(store, SETTINGS, FACTS, beats)
+        node = NodeRendezvous(asking(store), FACTS, beats)
         node.start(lambda event: None)
         async with asyncio.timeout(20):
-            await until(lambda: node._pulse.hearing.answers)
-            beats.answer = "gone"
+            await until(lambda: node._pulse.answers)
+            beats.answer = "silent"
             lease = node._registration.lease
             await store.revoke(lease)
             await until(lambda: node._registration.lease not in (0, lease))
-        assert not node._pulse.hearing.answers
+        assert not node._pulse.answers
         await node.close()
         await store.close()
 
     asyncio.run(scene())
+
+
+def test_who_was_answered_by_nobody_still_tells_of_the_round_before() -> None:
+    """Others may go on in that, and count on being waited for in the next epoch."""
+    before = NodeRow(
+        node="a", sequence=7, state="waiting", round=3, token="t", round_size=2, node_rank=1
+    )
+
+    async def scene() -> NodeRow | None:
+        node = NodeRendezvous(
+            asking(MemoryStore()), FACTS, SameAnswer(), past=before, is_proven=False
+        )
+        return node.past
+
+    told = asyncio.run(scene())
+    assert told is not None
+    assert (told.round, told.round_size, told.node_rank, told.sequence) == (3, 2, 1, 8)

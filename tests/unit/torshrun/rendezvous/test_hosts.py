@@ -93,7 +93,7 @@ def test_a_round_is_not_closed_for_a_node_whose_host_is_held_back() -> None:
     waits = decide(seen, 211.0)
     assert waits[:2] == (None, 200.0 + TTL + TTL / 2)
     assert waits.why.startswith("for node b: the host was lost 3 times in a row")
-    assert act(seen, 215.0) == Close(9, "node b joined")
+    assert act(seen, 215.0) == Close("node b joined")
 
 
 def test_losses_count_only_if_the_round_had_not_lasted() -> None:
@@ -214,4 +214,4 @@ def test_of_a_job_with_too_few_nodes_a_round_is_closed_even_for_a_refused_host()
     seen.take_header(header(1, number=9, token="t9", max_nodes=2), 500.0)
     seen.put(inside("a", 0, token="t9", round=9, sequence=90), 9)
     seen.put(node("b", sequence=99), 10)
-    assert act(seen, 500.0) == Close(9, "node b joined")
+    assert act(seen, 500.0) == Close("node b joined")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -16,6 +17,7 @@ from torsh_runtime.store.base import Compare, Event, Listing, Outcome, Put, Writ
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, SizeWanted
 from torshrun.rendezvous.settings import Settings
@@ -90,7 +92,7 @@ async def scale_down_unseen(loses: str) -> Header:
     view = View(SETTINGS, "a", time.monotonic())
     view.fence = fence
     asking = Asking(store, SETTINGS, time.monotonic, random.Random(1))
-    lead = Lead(asking, view, "tcp:a:1", 0, lambda: None)
+    lead = Lead(asking, view, lambda: None)
     tasks = [asyncio.create_task(lead.run()), asyncio.create_task(follow_header(store, lead))]
     opened = await until_phase(store, "open")
     store.flows.clear()
@@ -120,6 +122,39 @@ def test_no_round_is_formed_while_nodes_are_inside_the_last_one(loses: str) -> N
     assert (header.number, header.phase) == (0, "closing")
 
 
+def test_no_job_ends_for_want_of_nodes_that_came_unseen() -> None:
+    async def scene() -> str:
+        store, rules = Lagging(), replace(SETTINGS, min_nodes=2, join_timeout=0.5)
+        leader = rows.encode(LeaderRow(node="a", endpoint="tcp:a:1", token="t"))
+        view = View(rules, "a", time.monotonic())
+        view.fence = await store.put(key(rows.LEADER), leader)
+        view.answer_beat(Beat("b", -1, "", 1, 0), time.monotonic(), math.inf)
+        lead = Lead(Asking(store, rules, time.monotonic, random.Random(1)), view, lambda: None)
+        came = {name: rows.encode(NodeRow(node=name, sequence=1, state="waiting")) for name in "ab"}
+        await store.put(key(rows.NODES + "a"), came["a"])
+        store.flows.clear()
+        task = asyncio.create_task(lead.run())
+        await lead._nodes.is_loaded.wait()
+        await store.put(key(rows.NODES + "b"), came["b"])
+        told = await first_of(store, rows.ROUND, rows.VERDICT)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+        return told
+
+    assert asyncio.run(scene()) == rows.ROUND
+
+
+async def first_of(store: MemoryStore, *names: str) -> str:
+    """Which of these is written first."""
+    async with asyncio.timeout(20), aclosing(store.watch(key(rows.CONTROL), 0)) as events:
+        async for event in events:
+            name = event.key.removeprefix(rows.base("r"))
+            if name in names:
+                return name
+    raise AssertionError("the watch ended")
+
+
 @pytest.mark.parametrize("change", [b'"nproc":0', b'"nproc":1048577', b'"nproc":1,"round":-2'])
 def test_a_row_of_impossible_facts_counts_as_none(change: bytes) -> None:
     row = NodeRow(node="b", sequence=1, state="waiting", nproc=7)
@@ -127,15 +162,16 @@ def test_a_row_of_impossible_facts_counts_as_none(change: bytes) -> None:
     sound = rows.encode(NodeRow(node="a", sequence=1, state="waiting"))
     view = View(SETTINGS, "a", 0.0)
     asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))
-    lead = Lead(asking, view, "tcp:a:1", 0, lambda: None)
-    lead._take_nodes([("a", sound, 1), ("b", odd, 2)])
+    lead = Lead(asking, view, lambda: None)
+    lead._take_node("a", sound, 1)
+    lead._take_node("b", odd, 2)
     assert view.rows.keys() == {"a"}
 
 
 def test_what_a_leader_wrote_is_not_undone_by_a_watch_that_lags() -> None:
     view = View(SETTINGS, "a", time.monotonic())
     asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))
-    lead = Lead(asking, view, "tcp:a:1", 0, lambda: None)
+    lead = Lead(asking, view, lambda: None)
     opened = Header(number=1, token="t", phase="open", fence=1, leader="a", size=1, world_size=1)
     lead.take_header(replace(opened, phase="closing"), 9, 9)
     for header, revision, as_of in ((opened, 8, 8), (None, 0, 7)):

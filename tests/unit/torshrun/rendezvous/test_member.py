@@ -67,6 +67,24 @@ def test_a_round_that_closes_before_it_is_entered_is_none_of_ours() -> None:
     assert (member.row.state, member.row.token, member.entered()) == ("waiting", "", ())
 
 
+def test_growth_is_held_while_workers_run() -> None:
+    member = entering()
+    member.hold_growth(True)
+    assert not member.row.holds
+    member.entered()
+    before = member.row
+    member.hold_growth(True)
+    assert (member.row.holds, member.row.sequence) == (True, before.sequence + 1)
+    member.hold_growth(True)
+    assert member.row.sequence == before.sequence + 1
+    member.hold_growth(False)
+    assert not member.row.holds
+    member.hold_growth(True)
+    member.take_header(NEXT, 8)
+    member.report(report("stopped"))
+    assert (member.row.state, member.row.holds) == ("waiting", False)
+
+
 def test_who_was_missed_says_more_when_it_can_read_again() -> None:
     member = waiting()
     row = member.row

@@ -22,7 +22,7 @@ def test_a_failure_closes_the_round_and_is_restarted() -> None:
     failed = reported("b", 1, "failed", code=3, cause="boom")
     seen = view(inside("a", 0), failed, header=header(max_restarts=1))
     closing = act(seen)
-    assert closing == Close(0, "node b: boom", failed=True)
+    assert closing == Close("node b: boom", failed=True)
     close(seen, header(phase="closing", failed=True, max_restarts=1), 1.0)
     assert act(seen, 1.0) is None
     seen.put(reported("a", 0, "stopped"), 12)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.base import Granted, RendezvousEvent, RoundClosing
+from torshrun.rendezvous.base import Granted, RendezvousEvent, Report, RoundClosing
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.pulse import Pulse
@@ -101,6 +102,7 @@ class Node:
         self.member.take_place("t", place)
         await self.registration.open_lease()
         assert await self.registration.write()
+        self.pulse.extend()
         self.events.extend(self.member.entered())
 
     def grants(self) -> list[float]:
@@ -130,7 +132,7 @@ def test_a_beat_counts_from_when_it_was_sent(node: Node) -> None:
         await node.enter()
         sent = node.clock.now
         await node.pulse._beat(LEADER, 0)
-        assert node.pulse.hearing.until("t") == sent + GRANT * RULES.ttl
+        assert node.pulse._heard_until == sent + GRANT * RULES.ttl
         await node.store.close()
 
     asyncio.run(scene())
@@ -139,7 +141,6 @@ def test_a_beat_counts_from_when_it_was_sent(node: Node) -> None:
 def test_a_node_that_stood_still_for_longer_than_its_grant_stops(node: Node) -> None:
     async def scene() -> None:
         await node.enter()
-        node.pulse.extend()
         (until,) = node.grants()
         node.clock.now = until
         assert await node.registration.renew()  # the lease lives for a while yet
@@ -156,11 +157,11 @@ def test_answers_tell_nothing_of_a_leader_who_may_have_forgotten_this_node(node:
     async def scene() -> None:
         await node.enter()
         await node.pulse._beat(LEADER, 0)
-        assert [*node.pulse.hearing.answers] == [0]
-        node.pulse.hearing.answers.clear()
+        assert [*node.pulse.answers] == [0]
+        node.pulse.answers.clear()
         node.registration.lease = 0
         await node.pulse._beat(LEADER, 0)
-        assert not node.pulse.hearing.answers
+        assert not node.pulse.answers
         await node.store.close()
 
     asyncio.run(scene())
@@ -171,9 +172,52 @@ def test_an_answer_of_a_leader_who_has_been_replaced_counts_for_nothing(node: No
         await node.enter()
         node.beats.meanwhile = lambda: node.pulse.follow(None, 9)
         await node.pulse._beat(LEADER, 0)
-        assert node.pulse.hearing.confirmed == 0
-        assert not node.pulse.hearing.answers
-        assert node.pulse.hearing.until("t") == -math.inf
+        assert node.pulse._confirmed == 0
+        assert not node.pulse.answers
+        assert node.pulse._heard_until == -math.inf
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_a_grant_is_for_one_round(node: Node) -> None:
+    async def scene() -> None:
+        await node.enter()
+        await node.pulse._beat(LEADER, 0)
+        node.member.take_header(replace(HEADER, number=1, token="u"), 9)
+        node.member.report(Report(round=0, outcome="stopped"))
+        node.member.take_place("u", PlaceRow(round=1, token="u", node_rank=1, first_rank=1))
+        node.pulse.extend()
+        assert node.pulse._heard_until == -math.inf
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_a_beat_of_the_round_before_grants_nothing(node: Node) -> None:
+    def go_on() -> None:
+        node.member.take_header(replace(HEADER, number=1, token="u"), 9)
+        node.member.report(Report(round=0, outcome="stopped"))
+        node.member.take_place("u", PlaceRow(round=1, token="u", node_rank=1, first_rank=1))
+        node.pulse.extend()
+
+    async def scene() -> None:
+        await node.enter()
+        node.beats.meanwhile = go_on
+        await node.pulse._beat(LEADER, 0)
+        assert node.pulse._heard_until == -math.inf
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_only_four_answers_are_kept(node: Node) -> None:
+    async def scene() -> None:
+        await node.enter()
+        for fence in range(6):
+            node.pulse.follow(LEADER, fence)
+            await node.pulse._beat(LEADER, fence)
+        assert [*node.pulse.answers] == [2, 3, 4, 5]
         await node.store.close()
 
     asyncio.run(scene())

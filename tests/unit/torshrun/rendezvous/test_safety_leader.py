@@ -41,7 +41,7 @@ def test_only_a_listing_since_the_round_is_closing_tells_who_entered_it(
         store.revision = revision
         view = View(RULES, "a", time.monotonic())
         asking = Asking(store, RULES, time.monotonic, random.Random(1))
-        lead = Lead(asking, view, "e", 0, lambda: None)
+        lead = Lead(asking, view, lambda: None)
         lead.take_header(CLOSING, 9, 9)
         await lead._list()
         await store.close()

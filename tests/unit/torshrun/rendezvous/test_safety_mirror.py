@@ -12,7 +12,7 @@ from torsh_runtime.store.base import Event, Listing
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.mirror import Items, Mirror
+from torshrun.rendezvous.mirror import Mirror
 from torshrun.rendezvous.settings import Settings
 
 RULES = Settings(run_id="r", min_nodes=1, max_nodes=2, ttl=4)
@@ -47,11 +47,7 @@ class Follower:
         asking = Asking(store, RULES, time.monotonic, random.Random(1))
         self.told: list[bytes | None] = []
         self._heard = asyncio.Event()
-        self.mirror = Mirror(asking, rows.NODES, self._list, self._change)
-
-    def _list(self, items: Items) -> None:
-        self.told.append(items[0][1] if items else None)
-        self._heard.set()
+        self.mirror = Mirror(asking, rows.NODES, self._change)
 
     def _change(self, name: str, value: bytes | None, revision: int) -> None:
         self.told.append(value)
@@ -103,6 +99,22 @@ def test_what_is_heard_while_it_lists_is_newer_than_the_list() -> None:
         store.list_gate.set()
         await listing
         assert follower.told[-1] == b"3"
+        await stop(task, store)
+
+    asyncio.run(scene())
+
+
+def test_what_a_listing_lacks_is_gone() -> None:
+    async def scene() -> None:
+        store = Gated()
+        follower = Follower(store)
+        await store.put(KEY, b"1")
+        task = asyncio.create_task(follower.mirror.follow())
+        await follower.until(b"1")
+        store.watch_gate.clear()
+        await store.delete(KEY)
+        await follower.mirror.refresh()
+        assert follower.told == [b"1", None]
         await stop(task, store)
 
     asyncio.run(scene())

@@ -23,7 +23,7 @@ from torshrun import exit_codes
 from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.rows import Header, SizeWanted, StopWanted
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, decide
+from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, ListNodes, decide
 
 
 def test_the_first_round_waits_for_all_or_for_the_last_call() -> None:
@@ -55,7 +55,7 @@ def test_the_next_round_waits_until_all_were_listed_who_entered_this_one() -> No
     """What is heard of the nodes may lag behind what is heard of the header."""
     seen = formed("a", "b")
     seen.take_header(header(phase="closing"), 1.0)
-    assert decide(seen, 1.0)[:2] == (None, math.inf)
+    assert act(seen, 1.0) == ListNodes()
     seen.listed_since_close = True
     assert isinstance(act(seen, 1.0), Form)
 
@@ -111,11 +111,11 @@ def test_nobody_is_granted_a_round_that_is_closing() -> None:
 
 def test_newcomers_are_let_in_at_once_if_they_fill_the_job() -> None:
     seen = view(inside("a", 0), inside("b", 1), node("c"), header=header())
-    assert act(seen) == Close(0, "node c joined")
+    assert act(seen) == Close("node c joined")
     roomy = view(inside("a", 0), inside("b", 1), node("c"), header=header(max_nodes=4))
     assert decide(roomy, 1.0)[:2] == (None, 6.0)
     assert isinstance(act(roomy, 6.0), Close)
-    roomy.wishes.holds.add("a")
+    roomy.put(inside("a", 0, holds=True), 9)
     assert act(roomy, 99.0) is None
 
 
@@ -173,7 +173,7 @@ def test_impossible_ranks_are_told_of_when_too_few_nodes_came() -> None:
 def test_a_round_larger_than_what_is_wanted_is_closed() -> None:
     seen = view(inside("a", 0), inside("b", 1), inside("c", 2), header=header(3))
     seen.wishes.size = SizeWanted(min_nodes=1, max_nodes=2)
-    assert act(seen) == Close(0, "the job was scaled to 2 nodes")
+    assert act(seen) == Close("the job was scaled to 2 nodes")
 
 
 def test_a_node_that_is_to_go_is_told_so_by_the_header() -> None:
@@ -253,7 +253,7 @@ def test_who_was_given_a_place_and_does_not_enter_is_not_waited_for() -> None:
     bound = 1.0 + 2 * TTL + 0.02
     assert waits[:2] == (None, bound)
     assert waits.why == "for node b to enter the round, at most 21 s more"
-    assert act(seen, bound) == Close(0, "node b did not enter it")
+    assert act(seen, bound) == Close("node b did not enter it")
     late = formed("a", "b", now=1.0)
     late.put(inside("a", 0, sequence=2), 9)
     late.put(inside("b", 1, sequence=2), 9)
@@ -265,7 +265,7 @@ def test_who_never_entered_has_no_place_again_until_it_says_more() -> None:
     seen.put(inside("a", 0, sequence=2), 9)
     seen.put(inside("b", 1, sequence=2), 9)
     assert isinstance(act(seen, 21.0), Close)
-    close(seen, header(3, phase="closing"), 21.0)
+    close(seen, header(3, phase="closing", missed=("c",)), 21.0)
     assert act(seen, 21.0) is None
     seen.put(reported("a", 0, "stopped", sequence=3), 10)
     seen.put(reported("b", 1, "stopped", sequence=3), 10)
@@ -277,6 +277,26 @@ def test_who_never_entered_has_no_place_again_until_it_says_more() -> None:
     assert (node, "did not enter the round" in why) == ("c", True)
     seen.put(replace(seen.rows["c"], sequence=2), 11)
     assert [row.node for row in act(seen, 21.0).seating.nodes] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("phase", ["open", "closing"])
+def test_who_never_entered_is_told_so_when_it_comes_back_as_it_was(phase: str) -> None:
+    seen = formed("a", "b")
+    absent = seen.rows["b"]
+    seen.put(inside("a", 0, sequence=2), 9)
+    assert isinstance(act(seen, 21.0), Close)
+    seen.drop("b")
+    close(seen, header(2, phase="closing"), 21.0)
+    if phase == "open":
+        seen.put(reported("a", 0, "stopped", sequence=3), 10)
+        seen.take_header(header(1, number=1, token="u"), 22.0)
+        seen.put(inside("a", 0, sequence=4, round=1, token="u"), 11)
+    assert act(seen, 22.0) is None
+    seen.put(absent, 12)
+    assert act(seen, 22.0) == Adopt()
+    assert seen.header is not None
+    seen.take_header(replace(seen.header, missed=("b",)), 22.0)
+    assert act(seen, 22.0) is None
 
 
 # ---- rows
@@ -338,5 +358,5 @@ def test_every_wait_says_for_what() -> None:
     assert decide(seen, 1.0).why == "for the last call of nodes, at most 5 s more"
     held = view(inside("a", 0), inside("b", 1), node("c"), header=header())
     assert decide(view(inside("a", 0), inside("b", 1), header=header()), 1.0).why == ""
-    held.wishes.holds.add("a")
+    held.put(inside("a", 0, holds=True), 9)
     assert decide(held, 1.0).why == "for the job's next checkpoint, to let nodes in"

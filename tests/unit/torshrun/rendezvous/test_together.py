@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ def test_asking_others_to_stop_may_come_too_late() -> None:
         store = MemoryStore()
         await store.close()
         together = _together()
-        together._meeting = Meeting("the store", store, AsyncExitStack(), is_host=True)
+        together._meeting = Meeting("the store", store, StoreServer(store, b"key"))
         together._store = store
         together._pass_on(JobOver(Verdict(outcome="preempted", code=143, reason="")))
         assert together._stopping is not None

@@ -146,17 +146,6 @@ def test_who_is_to_enter_the_round_is_to_beat_too() -> None:
     assert seen.heard_all_since(1.5) == 1.0
 
 
-def test_a_leader_remembers_what_it_heard_in_an_earlier_term() -> None:
-    before = view(row("a", "inside", "t"), row("b", "inside", "t"))
-    before.answer_beat(beat("b"), 1.0, 9.0)
-    again = view(row("a", "inside", "t"), row("b", "inside", "t"))
-    again.remember(before)
-    assert (again.granted, again.heard_all_since(2.0)) == ({"b": 1.0}, 1.0)
-    other = view(header=replace(HEADER, token="u"))
-    other.remember(before)
-    assert other.granted == {}
-
-
 def test_a_node_whose_beats_do_not_arrive_has_no_place() -> None:
     seen = View(RULES, "a", 0.0)
     for revision, name in enumerate("ab"):
