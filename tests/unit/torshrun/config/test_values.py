@@ -162,7 +162,7 @@ def test_any_text_is_a_value_or_a_configuration_error(option: Any, text: str) ->
         option.kind.parse(text)
 
 
-@pytest.mark.parametrize("text", ["a..b", "a" * 64, "a" * 64 + ".org", "\u00e9" * 64, "a b", ""])
+@pytest.mark.parametrize("text", ["a..b", "a" * 64, "a" * 64 + ".org", "\u00e9" * 64, "a b"])
 def test_what_no_resolver_takes_is_no_host(text: str) -> None:
     with pytest.raises(ConfigError, match="not a host's name or address"):
         values.host(text)
