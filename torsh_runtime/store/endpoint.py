@@ -51,6 +51,20 @@ def parse_endpoint(text: str) -> Endpoint:
     raise _wrong(text, "it begins with neither unix: nor tcp:")
 
 
+def can_be_looked_up(host: str) -> bool:
+    """Whether the resolver takes it for a name or an address. For what it does not take Python
+    raises other errors than for names that are unknown.
+    """
+    if host.isascii():
+        labels = host.removesuffix(".").split(".")
+        return host.isprintable() and all(0 < len(label) < 64 for label in labels)
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 def _parse_unix(text: str, path: str) -> UnixEndpoint:
     if path in ("", "@") or "\0" in path:
         raise _wrong(text, "the socket has no name")
@@ -69,6 +83,8 @@ def _parse_tcp(text: str, rest: str) -> TcpEndpoint:
         raise _wrong(text, "an IPv6 host must stand in brackets")
     if not host or "[" in host or "]" in host:
         raise _wrong(text, "there is no host")
+    if not can_be_looked_up(host):
+        raise _wrong(text, "no host can have that name")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         raise _wrong(text, f"{port!r} is not a port (0 to 65535)")
     return TcpEndpoint(host, int(port))

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.store.endpoint import can_be_looked_up
 from torshrun.config.job import StreamRule, Streams
 from torshrun.text import parse_ranges
 
@@ -160,7 +161,7 @@ def host(text: str) -> str:
     name = words(text).strip()
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
-    if not re.fullmatch(r"[\w.:%-]+", name):
+    if not re.fullmatch(r"[\w.:%-]+", name) or not can_be_looked_up(name):
         raise ConfigError(f"{text!r} is not a host's name or address")
     return name
 

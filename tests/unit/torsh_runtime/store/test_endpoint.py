@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from torsh_runtime.errors import ConfigError
@@ -40,6 +42,21 @@ def test_endpoints_are_read_and_written(text: str, endpoint: object) -> None:
 def test_wrong_endpoints_say_what_to_write(text: str) -> None:
     with pytest.raises(ConfigError, match="tcp:host:port"):
         parse_endpoint(text)
+
+
+@pytest.mark.parametrize(
+    "host", ["a" * 64, "a" * 64 + ".org", "a..b", ".a", "\u00e9" * 64, "a\ud800b", "."]
+)
+def test_what_no_resolver_takes_is_no_host(host: str) -> None:
+    with pytest.raises(UnicodeError):
+        socket.getaddrinfo(host, 1)
+    with pytest.raises(ConfigError, match="no host can have that name"):
+        parse_endpoint(f"tcp:{host}:1")
+
+
+@pytest.mark.parametrize("host", ["a" * 63, "a.b.", "\u00e9", "10.0.0.1", "fe80::1%eth0"])
+def test_what_a_resolver_takes_is_one(host: str) -> None:
+    assert parse_endpoint(str(TcpEndpoint(host, 1))) == TcpEndpoint(host, 1)
 
 
 def test_abstract_names_begin_with_nul() -> None:

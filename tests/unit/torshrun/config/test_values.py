@@ -170,3 +170,9 @@ def test_streams_for_all_by_local_rank_and_by_rank() -> None:
 def test_any_text_is_a_value_or_a_configuration_error(option: Any, text: str) -> None:
     with contextlib.suppress(ConfigError):
         option.kind.parse(text)
+
+
+@pytest.mark.parametrize("text", ["a..b", "a" * 64, "a" * 64 + ".org", "\u00e9" * 64, "a b"])
+def test_what_no_resolver_takes_is_no_host(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a host's name or address"):
+        values.host(text)

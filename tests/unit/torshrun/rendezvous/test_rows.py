@@ -101,6 +101,8 @@ def test_garbage_is_no_record_and_no_error(value: bytes) -> None:
         {"min_nodes": 5, "max_nodes": 4},
         {"restarts": -1},
         {"delay": 1e9},
+        {"leader_endpoint": f"tcp:{'a' * 64}:1"},
+        {"leader_endpoint": "tcp:a..b:1"},
     ],
 )
 def test_no_round_is_believed_that_cannot_be(change: dict[str, Any]) -> None:
