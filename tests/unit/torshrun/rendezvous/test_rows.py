@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from torshrun.rendezvous.rows import (
     Header,
+    LeaderRow,
     NodeRow,
     PlaceRow,
     StopWanted,
@@ -101,10 +102,17 @@ def test_garbage_is_no_record_and_no_error(value: bytes) -> None:
         {"min_nodes": 5, "max_nodes": 4},
         {"restarts": -1},
         {"delay": 1e9},
-        {"leader_endpoint": f"tcp:{'a' * 64}:1"},
-        {"leader_endpoint": "tcp:a..b:1"},
     ],
 )
 def test_no_round_is_believed_that_cannot_be(change: dict[str, Any]) -> None:
     content = json.loads(encode(HEADER)) | change
     assert decode(Header, json.dumps(content).encode()) is None
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "a b", ""])
+def test_no_leader_is_sought_at_a_name_that_is_none(host: str) -> None:
+    def led(endpoint: str) -> LeaderRow:
+        return LeaderRow(node="n", endpoint=endpoint, token="t")
+
+    assert decode(LeaderRow, encode(led("tcp:node-0:1"))) is not None
+    assert decode(LeaderRow, encode(led(f"tcp:{host}:1"))) is None
