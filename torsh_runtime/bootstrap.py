@@ -31,6 +31,7 @@ from torsh_runtime.errors import (
     StoreError,
     StoreTimeout,
 )
+from torsh_runtime.launchers import completed, meeting_point
 from torsh_runtime.status import own_page
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.keys import KEY_BYTES, derive
@@ -67,9 +68,9 @@ def init_process_group(
     backend: "native", "nccl", "mpi", "gloo" or "single"; None is single with one rank, else
         native, or where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is
         logged under "torsh_runtime".
-    init_method: None or "env://" reads what torshrun set, or RANK, WORLD_SIZE, MASTER_ADDR and
-        MASTER_PORT set by hand; "tcp://host:port" needs rank and world_size given here. Without
-        torshrun rank 0 serves the store on that address.
+    init_method: None or "env://" reads what torshrun set, or torchrun or mpiexec on one node, or
+        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand; "tcp://host:port" needs rank and
+        world_size given here. Without torshrun rank 0 serves the store.
     timeout: seconds (or a timedelta) for each operation and for meeting the others; default 1800.
 
     Raises ConfigError for bad arguments or environment, or backends that differ from rank to rank,
@@ -154,7 +155,7 @@ class _Job:
         key = derive(secret, "hand", "worker store", env.run_id)
         address = env.master_addr.strip("[]")
         host = f"[{address}]" if ":" in address else address
-        endpoint = f"tcp:{host}:{env.master_port}"
+        endpoint = env.served_at or f"tcp:{host}:{env.master_port}"
         hosted = _host(endpoint, key) if env.rank == 0 else None
         deadline = time.monotonic() + timeout
         try:
@@ -340,7 +341,8 @@ def _worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
     overrides = {name: value for name, value in given.items() if value != -1}
     if init_method.startswith("env://"):
         names = {name.upper(): str(value) for name, value in overrides.items()}
-        return WorkerEnv.from_environ({**os.environ, **names})
+        environ = {**completed(os.environ), **names}
+        return replace(WorkerEnv.from_environ(environ), served_at=meeting_point(os.environ))
     host, port = _host_and_port(init_method)
     if len(overrides) != len(given):
         raise ConfigError(f"init_method {init_method!r} needs rank and world_size")

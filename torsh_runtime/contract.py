@@ -63,6 +63,8 @@ class WorkerEnv:
     """A directory that is removed when the job is over, however it ends; "" is none."""
     status_file: str = ""
     """File with a page for each local rank, in which the worker notes how far it is; "" is none."""
+    served_at: str = ""
+    """Where rank 0 serves the store if no agent does; "" is master_addr and master_port."""
     jax_coordinator_port: int = 0
     """TCP port on master_addr for rank 0's JAX coordinator; 0 is none."""
 

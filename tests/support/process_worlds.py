@@ -56,10 +56,17 @@ def run_cases(name: str, cases: Sequence[str], results: Path) -> dict[str, str]:
     hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", secret)
     arguments = [str(world.ranks), hosted.endpoint, secret.hex(), str(results), *cases]
     try:
-        said = _start_and_wait(world, python, arguments)
+        said = _start_and_wait(name, python, arguments)
     finally:
         hosted.close()
     return {case: _account(case, world.ranks, results, said) for case in cases}
+
+
+def mpiexec(name: str) -> list[str]:
+    """The words before the program of this world's ranks."""
+    world = WORLDS[name]
+    launcher = _python(name, world).with_name("mpiexec")
+    return [str(launcher), "-n", str(world.ranks), *world.launcher]
 
 
 def _python(name: str, world: World) -> Path:
@@ -90,16 +97,16 @@ def _install(home: Path, requirements: Sequence[str]) -> None:
         raise NotHereError(f"PyPI gave no {' '.join(requirements)}: {last}") from None
 
 
-def _start_and_wait(world: World, python: Path, arguments: Sequence[str]) -> str:
+def _start_and_wait(name: str, python: Path, arguments: Sequence[str]) -> str:
+    world = WORLDS[name]
     program = [str(python), str(_TESTS / "support" / "rank_main.py"), world.kind]
     if world.requirements:
-        launch = [str(python.with_name("mpiexec")), "-n", str(world.ranks), *world.launcher]
-        commands = [[*launch, *program, "mpi", *arguments]]
+        commands = [[*mpiexec(name), *program, "mpi", *arguments]]
     else:
         commands = [[*program, str(rank), *arguments] for rank in range(world.ranks)]
     started = [
         subprocess.Popen(
-            command, env=_environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         for command in commands
     ]
@@ -115,7 +122,8 @@ def _output(process: subprocess.Popen[str]) -> str:
             return f"still running after {_RUN_SECONDS:g} s: {process.communicate()[0]}"
 
 
-def _environ() -> dict[str, str]:
+def environ() -> dict[str, str]:
+    """For processes that a launcher of these worlds starts."""
     ours = [str(Path(torsh_runtime.__file__).parents[1]), str(_TESTS)]
     return {
         "HOME": str(_CACHE),  # Open MPI does not start for a user who has none

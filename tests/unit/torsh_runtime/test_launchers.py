@@ -1,0 +1,71 @@
+"""What torchrun and mpiexec say of a process, as torshrun would have said it."""
+
+from __future__ import annotations
+
+import pytest
+
+from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.launchers import completed, meeting_point
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29555",
+    "GROUP_WORLD_SIZE": "1",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29555"}
+
+
+def test_mpiexecs_ranks_have_a_place() -> None:
+    env = WorkerEnv.from_environ(completed(MPICH))
+    assert (env.rank, env.world_size, env.local_rank, env.local_world_size) == (1, 2, 1, 2)
+    assert env.num_nodes == 1
+    env = WorkerEnv.from_environ(completed(OPEN_MPI))
+    assert (env.rank, env.world_size, env.local_rank, env.local_world_size) == (3, 4, 1, 2)
+    assert env.num_nodes > 1
+
+
+@pytest.mark.parametrize("environ", [{}, {"PMI_RANK": "0"}, BY_HAND, {**MPICH, **BY_HAND}])
+def test_a_place_that_is_given_or_none_is_left_alone(environ: dict[str, str]) -> None:
+    assert completed(environ) == environ
+    assert meeting_point(environ) == ""
+
+
+def test_ranks_of_one_node_meet_on_their_host() -> None:
+    assert meeting_point(MPICH).startswith("unix:@torsh-")
+    assert meeting_point(MPICH) == meeting_point({**MPICH, "PMI_RANK": "0"})
+    assert meeting_point(TORCHRUN) == meeting_point({**TORCHRUN, "RANK": "1"})
+
+
+@pytest.mark.parametrize("name", ["MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"])
+def test_jobs_of_torchrun_and_their_restarts_meet_apart(name: str) -> None:
+    assert meeting_point(TORCHRUN) != meeting_point({**TORCHRUN, name: "7"})
+
+
+def test_an_address_that_is_given_counts() -> None:
+    assert meeting_point({**OPEN_MPI, "MASTER_ADDR": "a", "MASTER_PORT": "1"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "remedy"),
+    [
+        (OPEN_MPI, "MASTER_ADDR"),
+        ({**MPICH, "MPI_LOCALNRANKS": "1"}, "MASTER_ADDR"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MASTER_ADDR"),
+        ({**TORCHRUN, "GROUP_WORLD_SIZE": "2"}, "init_method"),
+    ],
+)
+def test_who_cannot_meet_is_told_what_to_do(environ: dict[str, str], remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        meeting_point(environ)

@@ -1,0 +1,105 @@
+"""Places that other launchers than torshrun give: torchrun, and the mpiexec of MPI libraries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torsh_runtime.errors import ConfigError
+
+Environ = Mapping[str, str]
+
+
+class _Variables(NamedTuple):
+    """In which a launcher says where a process stands."""
+
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+
+
+_MPIEXEC = (
+    _Variables(
+        *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    ),
+    _Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""Open MPI's; MPICH's and those that are made of it, such as Intel MPI's."""
+
+
+def completed(environ: Environ) -> Environ:
+    """The same, with RANK and what belongs to it as mpiexec says, where nobody has set RANK."""
+    names = _mpiexec(environ)
+    if names is None:
+        return environ
+    world_size, local = environ[names.world_size], environ.get(names.local_world_size, "")
+    place = {
+        "RANK": environ[names.rank],
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": environ.get(names.local_rank, "0"),
+        "LOCAL_WORLD_SIZE": local or "1",
+        "GROUP_WORLD_SIZE": "1"
+        if local == world_size
+        else "2",  # several: it does not say how many
+    }
+    return {**environ, **place}
+
+
+def meeting_point(environ: Environ) -> str:
+    """Where rank 0 is to serve the job's store for ranks that can meet on this host only; "" is
+    MASTER_ADDR and MASTER_PORT. ConfigError if a launcher has left them no place to meet.
+    """
+    one_node = completed(environ).get("GROUP_WORLD_SIZE", "1") == "1"
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if one_node:
+            port, restarts = environ["MASTER_PORT"], environ["TORCHELASTIC_RESTART_COUNT"]
+            return _here(f"torchrun-{port}-{restarts}")
+        raise ConfigError(
+            "torchrun keeps MASTER_PORT for a store of its own. On several nodes start the job "
+            "with torshrun, or give init_method='tcp://HOST:PORT': a free port of rank 0's host"
+        )
+    names = _mpiexec(environ)
+    if names is None or "MASTER_ADDR" in environ:
+        return ""
+    if one_node:
+        return _here(f"mpiexec-{_launcher_process(names.rank)}")
+    raise ConfigError(
+        "mpiexec has started ranks on several hosts and does not say where they can meet: set "
+        "MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, for all ranks "
+        "(mpiexec -x NAME=VALUE, or -genv NAME VALUE)"
+    )
+
+
+def _mpiexec(environ: Environ) -> _Variables | None:
+    """What mpiexec has said, if that counts."""
+    given = (names for names in _MPIEXEC if names.rank in environ and names.world_size in environ)
+    return None if "RANK" in environ else next(given, None)
+
+
+def _here(name: str) -> str:
+    return f"unix:@torsh-{os.getuid()}-{name}"
+
+
+def _launcher_process(variable: str) -> str:
+    """The nearest ancestor for which the variable is not set, and since when it runs: the same for
+    all ranks of this host, also if each of them was started through a script.
+    """
+    pid = os.getppid()
+    while f"\0{variable}=" in "\0" + _read(pid, "environ"):
+        pid = int(_status(pid)[1])
+    return "-".join([str(pid), *_status(pid)[19:20]])
+
+
+def _status(pid: int) -> list[str]:
+    """What /proc/<pid>/stat has after the name: the state, the parent and so on."""
+    return _read(pid, "stat").rpartition(")")[2].split()
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:  # another user's, or it has ended
+        return ""
