@@ -92,6 +92,7 @@ def an_operation_under_way_ends_with_the_group(backend: Backend) -> None:
     work = backend.recv(
         np.zeros(3), (backend.rank + 1) % backend.world_size, 0, LONG, async_op=True
     )
+    backend.barrier(LONG)
     if backend.rank == 0:
         backend.abort()
     with pytest.raises(CommAborted, match="rank 0 aborted"):
