@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from support.gates import Gate
 from support.hosts import Host, needs_hosts, plugged, run_on_hosts
+from support.processes import soon
 from support.worlds import free_address, run_processes
 
 import torsh_runtime as tr
@@ -217,6 +219,70 @@ def test_a_thread_that_waits_notices_that_another_leaves(world: World) -> None:
         return type(found[0]).__name__ if found else "hangs"
 
     assert set(world(2, body)) <= {"CommAborted", "PeerLost"}
+
+
+def test_threads_of_the_library_take_no_signals(world: World) -> None:
+    def tasks() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
+
+    def takes_interrupts(task: str) -> bool:
+        file = Path(f"/proc/self/task/{task}/status")
+        assert soon(lambda: "S (sleeping)" in file.read_text(), PATIENCE)  # it has begun
+        status = file.read_text()
+        blocked = int(re.findall(r"SigBlk:\s*(\w+)", status)[0], 16)
+        return not blocked & 1 << (signal.SIGINT - 1)
+
+    def body(rank: int) -> list[bool]:
+        before = tasks()
+        reduced = tr.all_reduce(np.zeros(3), async_op=True)
+        got = tr.irecv(np.zeros(3), 1 - rank)
+        found = [takes_interrupts(task) for task in tasks() - before]
+        tr.barrier()
+        tr.send(np.zeros(3), 1 - rank)
+        assert reduced is not None
+        reduced.wait()
+        got.wait()
+        return found
+
+    assert world(2, body) == [[False, False]] * 2
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Within the block no thread can be started."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before, is_over = resource.getrlimit(resource.RLIMIT_AS), threading.Event()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), before[1]))
+    with suppress(RuntimeError):  # until the stacks that are left from others are used up
+        while True:
+            threading.Thread(target=is_over.wait).start()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        is_over.set()
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: tr.all_reduce(np.zeros(3), async_op=True),
+        lambda: tr.irecv(np.zeros(3), 0),
+    ],
+)
+def test_a_rank_that_gets_no_thread_ends_the_group(
+    world: World, begin: Callable[[], object]
+) -> None:
+    def body(rank: int) -> str:
+        tr.barrier()
+        if rank == 1:
+            with without_threads(), pytest.raises(RuntimeError, match="temporarily unavailable"):
+                begin()
+        with pytest.raises(tr.CommAborted, match="rank 1 aborted"):
+            tr.all_reduce(np.zeros(3))
+        return "told"
+
+    assert world(2, body) == ["told"] * 2
 
 
 def test_forks_do_not_disturb_the_ranks(world: World) -> None:

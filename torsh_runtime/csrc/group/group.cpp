@@ -139,7 +139,7 @@ bool Group::wait_for(const TransferPtr& transfer, double until) {
 }
 
 void Group::go_on(const TransferPtr& transfer, double deadline, double timeout) {
-  messages_->progress_in_background({&transfer, 1}, deadline, timeout);
+  guarded([&] { messages_->progress_in_background({&transfer, 1}, deadline, timeout); });
 }
 
 bool Group::wait_for(const JobPtr& job, double until) {

@@ -60,7 +60,9 @@ class Group {
   template <class Operation>
   JobPtr start(const Call& call, const Operation& operation, double timeout) {
     channel_.check_fork();
-    return queue_.submit([this, call, operation, timeout] { execute(call, operation, timeout, true); });
+    JobPtr job;
+    guarded([&] { job = queue_.submit([this, call, operation, timeout] { execute(call, operation, timeout, true); }); });
+    return job;
   }
 
   // Makes memory that all ranks of the node have mapped known to the collectives, as long as the
@@ -106,7 +108,7 @@ class Group {
       // must not begin before.
       channel_.check_abort();
       channel_.fail(judge(failure));
-    } catch (...) {  // interrupted, or out of memory
+    } catch (...) {  // interrupted, or out of memory or threads
       channel_.abort();
       messages_->fail(channel_.failure(FailureKind::aborted, channel_.rank()));
       throw;

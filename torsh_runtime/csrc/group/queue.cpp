@@ -1,11 +1,10 @@
 #include "group/queue.hpp"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 
 #include "common/clock.hpp"
+#include "common/threads.hpp"
 
 namespace torsh {
 
@@ -41,7 +40,7 @@ JobPtr Queue::submit(std::function<void()> body) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!closing_) {
-      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+      if (!thread_.joinable()) thread_ = start_thread([this] { work(); });
       ++pending_;
       jobs_.push_back(job);
       changed_.notify_one();
@@ -65,9 +64,6 @@ void Queue::close() {
 }
 
 void Queue::work() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for the program's own threads
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "common/clock.hpp"
+#include "common/threads.hpp"
 #include "messages/turn.hpp"
 
 namespace torsh {
@@ -162,7 +163,7 @@ void Engine::progress_in_background(Transfers transfers, double deadline, double
   demand_alive(lock);
   if (is_done(transfers)) return;
   for (const TransferPtr& transfer : transfers) unattended_.push_back({transfer, deadline, timeout});
-  if (!thread_.joinable()) thread_ = std::thread([this] { background(); });
+  if (!thread_.joinable()) thread_ = start_thread([this] { background(); });
   work_.notify_one();
 }
 
