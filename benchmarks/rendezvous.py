@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,30 +117,40 @@ async def form(count: int, open_store: Open, run_id: str) -> tuple[float, int, i
     settings = Settings(run_id=run_id, min_nodes=count, max_nodes=count, ttl=15.0)
     counted = [Counted(open_store()) for _ in range(count)]
     ends: dict[str, Judge | None] = {}
-    done, placed = asyncio.Event(), 0
+    done, placed = asyncio.get_running_loop().create_future(), 0
 
     def post(event: RendezvousEvent) -> None:
         nonlocal placed
-        assert not isinstance(event, JobOver), event
         placed += isinstance(event, RoundFormed)
-        if placed == count:
-            done.set()
+        if done.done():
+            return
+        if isinstance(event, JobOver):
+            done.set_exception(RuntimeError(f"an agent ended: {event.verdict.reason}"))
+        elif placed == count:
+            done.set_result(None)
 
     agents = [
-        EpochRendezvous(store, settings, SECRET, _preparing(_facts(i), ends))
+        EpochRendezvous(_meeting(store), settings, SECRET, _preparing(_facts(i), ends))
         for i, store in enumerate(counted)
     ]
     begun = time.perf_counter()
     for agent in agents:
         agent.start(post)
     async with asyncio.timeout(DEADLINE):
-        await done.wait()
+        await done
     seconds = time.perf_counter() - begun
     requests = [store.requests for store in counted]
     await asyncio.gather(*(agent.close() for agent in agents))
     for store in counted:
         await store.close()
     return seconds, max(requests), sum(requests)
+
+
+def _meeting(store: Store) -> Callable[[], Awaitable[Store]]:
+    async def meet() -> Store:
+        return store
+
+    return meet
 
 
 def _preparing(facts: NodeFacts, ends: dict[str, Judge | None]) -> Prepare:
