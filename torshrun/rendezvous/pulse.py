@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
-from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.asking import FIRST_PAUSE, Asking
 from torshrun.rendezvous.base import Granted, Post
 from torshrun.rendezvous.beats import Beat, Beats
 from torshrun.rendezvous.grant import WARNING
@@ -57,6 +57,8 @@ class Pulse:
         """Counts the beats to this leader."""
         self._confirmed = 0
         """The last of them that was answered."""
+        self._refused = 0
+        """How many in a row it has refused while this node waited."""
         self._token = ""
         """That of the round that the grants are for."""
         self._granted = self._heard_until = -math.inf
@@ -68,7 +70,7 @@ class Pulse:
     def follow(self, leader: LeaderRow | None, fence: int) -> None:
         """Beat to this leader from now on."""
         if fence != self._fence:
-            self._number = self._confirmed = 0
+            self._number = self._confirmed = self._refused = 0
         self._leader, self._fence = leader, fence
         self.beat_soon()
 
@@ -78,7 +80,6 @@ class Pulse:
 
     async def run(self) -> None:
         """Beat at every interval, until the job is over here and its workers have ended."""
-        interval = self._settings.interval
         while self._member.status != "over":
             self._due.clear()
             leader, node = self._leader, self._member.row.node
@@ -87,9 +88,17 @@ class Pulse:
                 await self._beat(leader, self._fence)
             self.extend()
             with suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(self._pause()):
                     await self._due.wait()
                 await asyncio.sleep(self._chance.uniform(0, self._settings.rush))
+
+    def _pause(self) -> float:
+        """Until the next beat. A leader that has been elected just now may not know it yet, and
+        gives no place to nodes that it does not hear."""
+        interval = self._settings.interval
+        if not self._refused:
+            return interval
+        return min(interval, FIRST_PAUSE * 2.0 ** min(self._refused, 10))
 
     async def _beat(self, leader: LeaderRow, fence: int) -> None:
         row = self._member.row
@@ -107,6 +116,7 @@ class Pulse:
         if answer == "silent" or fence != self._fence:
             return
         self._on_answer()
+        self._refused = self._refused + 1 if answer == "refused" and not inside else 0
         if self._registration.lease:
             self._note_answer(fence, beat.number)
         if answer == "granted" and inside and row.token == self._token:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -76,13 +77,13 @@ class SlowBeats(Beats):
 class Node:
     """One that is inside a round, as far as `enter` has been called."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Settings = RULES, beats: Any = SlowBeats) -> None:
         self.clock = Clock()
         self.store = SlowStore(self.clock)
-        self.beats = SlowBeats(self.clock)
+        self.beats = beats(self.clock)
         self.events: list[RendezvousEvent] = []
-        asking = Asking(self.store, RULES, self.clock, random.Random(1))
-        self.member = Member(RULES, FACTS)
+        asking = Asking(self.store, rules, self.clock, random.Random(1))
+        self.member = Member(rules, FACTS)
         self.registration = Registration(asking, self.member, lambda: None)
         self.pulse = Pulse(
             self.beats,
@@ -107,6 +108,23 @@ class Node:
 
     def grants(self) -> list[float]:
         return [event.until for event in self.events if isinstance(event, Granted)]
+
+
+class LateBeats(SlowBeats):
+    """The leader does not know at first that it is one."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.answered = asyncio.Event()
+        self._answers: list[Answer] = ["refused", "refused", "granted"]
+
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
+    ) -> Answer:
+        answer = self._answers.pop(0)
+        if not self._answers:
+            self.answered.set()
+        return answer
 
 
 @pytest.fixture
@@ -218,6 +236,19 @@ def test_only_four_answers_are_kept(node: Node) -> None:
             node.pulse.follow(LEADER, fence)
             await node.pulse._beat(LEADER, fence)
         assert [*node.pulse.answers] == [2, 3, 4, 5]
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_who_waits_is_heard_soon_by_a_leader_that_was_elected_just_now() -> None:
+    async def scene() -> None:
+        node = Node(replace(RULES, ttl=4000.0), LateBeats)
+        await node.registration.open_lease()
+        node.pulse.follow(LEADER, 7)
+        beating = asyncio.create_task(node.pulse.run())
+        await asyncio.wait_for(node.beats.answered.wait(), 60.0)  # much less than an interval
+        beating.cancel()
         await node.store.close()
 
     asyncio.run(scene())
