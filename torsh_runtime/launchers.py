@@ -35,15 +35,13 @@ def completed(environ: Environ) -> Environ:
     names = _mpiexec(environ)
     if names is None:
         return environ
-    world_size, local = environ[names.world_size], environ.get(names.local_world_size, "")
+    world_size, local = environ[names.world_size], environ.get(names.local_world_size, "1")
     place = {
         "RANK": environ[names.rank],
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": environ.get(names.local_rank, "0"),
-        "LOCAL_WORLD_SIZE": local or "1",
-        "GROUP_WORLD_SIZE": "1"
-        if local == world_size
-        else "2",  # several: it does not say how many
+        "LOCAL_WORLD_SIZE": local,
+        "GROUP_WORLD_SIZE": "1" if local == world_size else "2",  # or more: it does not say
     }
     return {**environ, **place}
 
@@ -55,8 +53,8 @@ def meeting_point(environ: Environ) -> str:
     one_node = completed(environ).get("GROUP_WORLD_SIZE", "1") == "1"
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         if one_node:
-            port, restarts = environ["MASTER_PORT"], environ["TORCHELASTIC_RESTART_COUNT"]
-            return _here(f"torchrun-{port}-{restarts}")
+            restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            return _here(f"torchrun-{environ.get('MASTER_PORT')}-{restarts}")
         raise ConfigError(
             "torchrun keeps MASTER_PORT for a store of its own. On several nodes start the job "
             "with torshrun, or give init_method='tcp://HOST:PORT': a free port of rank 0's host"

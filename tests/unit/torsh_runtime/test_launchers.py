@@ -53,6 +53,13 @@ def test_jobs_of_torchrun_and_their_restarts_meet_apart(name: str) -> None:
     assert meeting_point(TORCHRUN) != meeting_point({**TORCHRUN, name: "7"})
 
 
+@pytest.mark.parametrize("names", [("PMI_RANK", "PMI_SIZE"), tuple(OPEN_MPI)[:2]])
+def test_one_rank_alone_needs_nobody_to_say_where(names: tuple[str, str]) -> None:
+    alone = dict(zip(names, ("0", "1"), strict=True))
+    assert WorkerEnv.from_environ(completed(alone)).num_nodes == 1
+    assert meeting_point(alone).startswith("unix:@torsh-")
+
+
 def test_an_address_that_is_given_counts() -> None:
     assert meeting_point({**OPEN_MPI, "MASTER_ADDR": "a", "MASTER_PORT": "1"}) == ""
 
