@@ -14,7 +14,8 @@ from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
 from torshrun.health.pages import StatusPages
-from torshrun.live.snapshot import JobState, Snapshot, render
+from torshrun.live.snapshot import JobState, Snapshot
+from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.logs.lines import is_coloured

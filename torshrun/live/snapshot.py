@@ -1,21 +1,13 @@
-"""How a job stands on this node at one moment, and the line that says so. Pure."""
+"""How a job stands on this node at one moment."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple
-
-from torshrun.text import printable
+from typing import Literal
 
 JobState = Literal["starting", "running", "stopping", "restarting", "finished"]
-QUIET_SECONDS = 1.0
-"""A job that is younger shows no status line; most that are short never do."""
-_GAP = "  "
-_SHORTEST_FAILURE = 16
-"""Columns: the failure that stands at the end may be cut short, but not to less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,60 +52,3 @@ class Snapshot:
     def step(self) -> int | None:
         """The step of the worker that is least far; None if no worker reported any."""
         return min((step for step in self.steps if step is not None), default=None)
-
-
-class Part(NamedTuple):
-    text: str
-    style: str
-    """The parameters of its colour's escape sequence; "" is none."""
-    weight: int
-    """Parts of a higher weight are dropped first where space is scarce; 0 stays."""
-
-
-def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
-    """The line for a terminal with so many columns, with ANSI codes if it is to be coloured; "" for
-    a young job.
-
-    `now` is in seconds of time.monotonic(). What there is no room for is left out, the least
-    important first.
-    """
-    if now - snapshot.started < QUIET_SECONDS:
-        return ""
-    room, said = max(width, 1), parts(snapshot, now)
-    while len(said) > 1 and _columns(said) > room:
-        said.remove(max(said, key=lambda part: part.weight))
-    failure = printable(snapshot.last_failure).encode("ascii", "replace").decode()
-    left = room - _columns(said) - len(_GAP)
-    if failure and left >= min(_SHORTEST_FAILURE, len(failure)):
-        said.append(Part(failure, "31", 0))
-    over = _columns(said) - room
-    if over > 0:  # by the last part alone
-        said[-1] = said[-1]._replace(text=said[-1].text[: -over - 1] + "…")
-    styled = (f"\x1b[{part.style}m{part.text}\x1b[0m" if part.style else part.text for part in said)
-    return _GAP.join(styled if color else (part.text for part in said))
-
-
-def parts(snapshot: Snapshot, now: float) -> list[Part]:
-    """What there is to say but for a failure, in its order; a column for each character."""
-    short, again = snapshot.alive < snapshot.workers, snapshot.restarts
-    said = [
-        Part("torshrun", "1;36", 5),
-        Part("" if snapshot.state == "running" else snapshot.state, "33", 1),
-        Part(f"{snapshot.alive}/{snapshot.workers} workers", "33" if short else "32", 0),
-        Part("" if snapshot.step is None else f"step {snapshot.step:,}", "", 3),
-        Part(f"round {snapshot.round}", "", 6),
-        Part(f"{snapshot.num_nodes} nodes" if snapshot.num_nodes > 1 else "", "", 7),
-        Part(f"{again} restart{'s' if again > 1 else ''}" if again else "", "33", 4),
-        Part(elapsed(now - snapshot.started), "2", 2),
-    ]
-    return [part for part in said if part.text]
-
-
-def _columns(said: Sequence[Part]) -> int:
-    return len(_GAP.join(part.text for part in said))
-
-
-def elapsed(seconds: float) -> str:
-    """As in "00:12:31", with days before it if there are any."""
-    days, rest = divmod(max(0, int(seconds)), 86400)
-    return (f"{days}d " if days else "") + time.strftime("%H:%M:%S", time.gmtime(rest))

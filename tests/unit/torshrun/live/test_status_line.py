@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.live.snapshot import Snapshot, elapsed, render
+from torshrun.live.snapshot import Snapshot
+from torshrun.live.status_line import elapsed, render
 
 NOW = 1000.0
 
