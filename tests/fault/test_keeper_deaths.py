@@ -216,3 +216,36 @@ def test_an_agent_that_is_killed_while_its_keeper_starts(
         agent.kill()
         agent.communicate(timeout=10)
         assert soon(lambda: not marked(mark)), marked(mark)
+
+
+FILES = 20_000
+FILLS_THE_SCRATCH_DIRECTORY = f"""
+import os
+place = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
+for number in range({FILES}):
+    os.close(os.open(f"{{place}}/{{number}}", os.O_CREAT | os.O_WRONLY))
+print(place)
+"""
+
+
+def test_a_keeper_that_dies_while_it_removes_the_scratch_directory(tmp_path: Path) -> None:
+    (tmp_path / "fill.py").write_text(FILLS_THE_SCRATCH_DIRECTORY)
+    mark = os.urandom(8).hex()
+    agent = subprocess.Popen(
+        [sys.executable, "-P", "-m", "torshrun", str(tmp_path / "fill.py")],
+        env={**os.environ, "MARK": mark, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert agent.stdout
+        place = agent.stdout.readline().split()[-1]
+        assert soon(lambda: len(os.listdir(place)) < FILES)
+        [keeper] = [pid for pid, parent in marked(mark).items() if parent == agent.pid]
+        os.kill(keeper, signal.SIGKILL)
+        assert os.path.exists(place), "the keeper was faster"
+        assert agent.wait(60) == 0
+        assert not os.path.exists(place)
+    finally:
+        agent.kill()
+        agent.communicate()

@@ -290,7 +290,8 @@ class Agent:
         await self._close_round()
         self._dead_man.stop()
         self._group.close()
-        if not self.keeper.close(KEEPER_BOUND):
+        has_ended = self.keeper.close(KEEPER_BOUND)
+        if not has_ended or os.path.lexists(self.scratch):  # killed, perhaps, before it removed it
             self._clean_up()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RENDEZVOUS_BOUND):
