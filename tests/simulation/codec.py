@@ -42,10 +42,14 @@ class Codec:
         """The key within the run; "" if it is of no run, or of another."""
         return key.removeprefix(self.base) if key.startswith(self.base) else ""
 
+    def plain(self, seen: Entry | Event | Put) -> bytes:
+        """The value, or b"" if it is not signed in the epoch that stands."""
+        signed = seen.key, seen.value, seen.lease
+        return verified(self.epoch.records, *signed) if self.epoch else b""
+
     def read(self, kind: type[T], seen: Entry | Event | Put) -> T | None:
         """The row, or None if it counts as none."""
-        signed = seen.key, seen.value, seen.lease
-        plain = verified(self.epoch.records, *signed) if self.epoch else b""
+        plain = self.plain(seen)
         if (kind, plain) not in self._read:
             self._read[kind, plain] = rows.decode(kind, plain)
         row: T | None = self._read[kind, plain]

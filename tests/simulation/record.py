@@ -128,8 +128,8 @@ class Record:
 
     def _take_want(self, name: str, event: Event, there: bool) -> None:
         if name.startswith(rows.WANT_DRAIN):
-            node = name.removeprefix(rows.WANT_DRAIN)
-            (self.drained.add if there else self.drained.discard)(node)
+            node, is_asked = name.removeprefix(rows.WANT_DRAIN), bool(self.codec.plain(event))
+            (self.drained.add if there and is_asked else self.drained.discard)(node)
         elif there and name == rows.WANT_SIZE:
             if wanted := self.codec.read(SizeWanted, event):
                 self.limits.add((wanted.min_nodes, wanted.max_nodes))
