@@ -26,7 +26,7 @@ from benchmarks import bars, machine, session
 from benchmarks.bars import Check
 from benchmarks.processes import INTERRUPTED
 from benchmarks.table import render
-from torsh_runtime.backends.library import _native
+from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.status import DTYPES, REDUCTIONS
 
 OPERATIONS = ("SUM", "AVG", "MAX", "PRODUCT")

@@ -1,8 +1,9 @@
 """Training steps of torch on our backend beside Gloo: `python benchmarks/torch_steps.py --help`.
 
-Ordinary DistributedDataParallel and FSDP2 scripts, in which only the backend's name differs, two
-ranks with one thread each. As users find the backends: torsh tunes glibc's allocator by itself,
-Gloo does not; and with both tuned. Beside them the bare model, which does not communicate.
+Ordinary DistributedDataParallel and FSDP2 scripts, in which only the backend's name differs, or
+("unedited") nothing at all, as under `torshrun --torch-backend torsh`; two ranks with one thread
+each. As users find the backends: torsh tunes glibc's allocator by itself, Gloo does not; and with
+both tuned. Beside them the bare model, which does not communicate.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ TUNED = {
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
 """Freed memory stays with the process, as torsh sets it up by mallopt."""
-TORSH, BARE, AS_FOUND = "torsh", "bare", "gloo"
-_RATIOS = {"torsh/gloo": AS_FOUND, "torsh/gloo tuned": f"{AS_FOUND} tuned"}
+TORSH, UNEDITED, BARE, AS_FOUND = "torsh", "unedited", "bare", "gloo"
+_RATIOS = {
+    "torsh/gloo": (TORSH, AS_FOUND),
+    "unedited/gloo": (UNEDITED, AS_FOUND),
+    "torsh/gloo tuned": (TORSH, f"{AS_FOUND} tuned"),
+}
+_BARS = ("torsh/gloo", "unedited/gloo")
 _WORKER = HERE / "torch_worker.py"
 _ITERATIONS = (3, 200)
 _NEAR_ENOUGH = 1e-4
@@ -79,9 +85,10 @@ def contenders(here: bool) -> list[Peer]:
     """torsh, Gloo and no communication, each as it is found and the last two tuned as well."""
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     torsh = replace(base, name=TORSH)
+    unedited = replace(base, name=UNEDITED, env={**base.env, "TORSH_TORCH_BACKEND": "torsh"})
     others = [replace(base, name=name) for name in (AS_FOUND, BARE)]
     tuned = [replace(peer, name=f"{peer.name} tuned", env={**peer.env, **TUNED}) for peer in others]
-    return [torsh, *others, *tuned]
+    return [torsh, unedited, *others, *tuned]
 
 
 def work(names: Sequence[str], ranks: int) -> session.Work:
@@ -117,15 +124,18 @@ def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str])
 def _line(row: Row, names: Sequence[str]) -> list[str]:
     cells = [row.cells.get(name) for name in names]
     times = [f"{cell.median_us / 1e3:.1f}" if cell else MISSING for cell in cells]
-    ratios = [ratio(row.ratio(TORSH, base)) for base in _RATIOS.values()]
+    ratios = [ratio(row.ratio(*pair)) for pair in _RATIOS.values()]
     runs = "/".join(str(cell.runs) if cell else "0" for cell in cells)
     return [row.case.operation, *times, *ratios, row.state, runs]
 
 
 def checks(row: Row) -> list[Check]:
-    """The bar of this row: as users find both."""
-    value, limit = row.ratio(TORSH, AS_FOUND), MODELS[row.case.operation].limit
-    return [of_row(row.case.operation, row, "torsh/gloo", value, limit, at_most=True)]
+    """The bars of this row: as users find both."""
+    name = row.case.operation
+    return [
+        of_row(name, row, bar, row.ratio(*_RATIOS[bar]), MODELS[name].limit, at_most=True)
+        for bar in _BARS
+    ]
 
 
 def compare_losses(samples: Sequence[Sample]) -> None:

@@ -1,7 +1,8 @@
 """One rank of a run of torch training steps: `torch_worker.py PLAN.json`, started by spawn.py.
 
-The script is an ordinary one; only the backend's name differs. The plan names it: "torsh", "gloo"
-or "bare", which trains on each rank by itself, without communication. Each rank leaves its figures
+The script is an ordinary one; only the backend's name differs. The plan names it: "torsh", "gloo",
+"unedited", which asks for gloo and has torsh in its stead, or "bare", which trains on each rank by
+itself, without communication. Each rank leaves its figures
 in `rank-<n>.json` beside the plan.
 """
 
@@ -28,10 +29,11 @@ _TIMEOUT = timedelta(seconds=120)
 def join(plan: dict[str, Any]) -> str:
     """Make the default group; what the plan calls the contender's first word."""
     library: str = plan["library"].split()[0]
-    if library == "torsh":
+    if library in ("torsh", "unedited"):
         site.addsitedir(plan["site"])  # where torsh_runtime is, after torch's own environment
         import torsh_runtime.integrations.torch  # noqa: F401  (registers the backend)
     dist.init_process_group("torsh" if library == "torsh" else "gloo", timeout=_TIMEOUT)
+    assert hasattr(dist.group.WORLD, "is_torsh") == (library in ("torsh", "unedited"))
     return library
 
 

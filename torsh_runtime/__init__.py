@@ -9,13 +9,53 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torsh_runtime.backends.base import BackendType, PremulSum, ReduceOp
-    from torsh_runtime.backends.work import Work
-    from torsh_runtime.bootstrap import destroy_process_group, init_process_group
-    from torsh_runtime.comm.coalescing import coalesce
+    from torsh_runtime.backends.base import (
+        BackendType,
+        Envelope,
+        PremulSum,
+        ReduceOp,
+    )
+    from torsh_runtime.backends.future import (
+        Future,
+    )
+    from torsh_runtime.backends.work import (
+        Work,
+    )
+    from torsh_runtime.bootstrap import (
+        destroy_process_group,
+        get_store,
+        init_process_group,
+        shrink_group,
+    )
+    from torsh_runtime.comm.apart import (
+        all_reduce_into,
+        exscan,
+        exscan_into,
+        reduce_into,
+        scan,
+        scan_into,
+    )
+    from torsh_runtime.comm.choosing import (
+        get_default_backend_for_device,
+        is_backend_available,
+        supports_complex,
+    )
+    from torsh_runtime.comm.coalescing import (
+        all_gather_coalesced,
+        all_reduce_coalesced,
+        coalesce,
+    )
+    from torsh_runtime.comm.default import (
+        GroupMember,
+        group,
+    )
+    from torsh_runtime.comm.exchanging import (
+        sendrecv,
+    )
     from torsh_runtime.comm.functional import (
         all_gather,
         all_gather_into_tensor,
+        all_gather_single,
         all_reduce,
         all_to_all,
         all_to_all_single,
@@ -26,14 +66,19 @@ if TYPE_CHECKING:
         premul_sum,
         reduce,
         reduce_scatter,
+        reduce_scatter_single,
         reduce_scatter_tensor,
         scatter,
     )
-    from torsh_runtime.comm.group import ProcessGroup
+    from torsh_runtime.comm.group import (
+        ProcessGroup,
+    )
     from torsh_runtime.comm.groups import (
         get_backend,
+        get_backend_config,
         get_global_rank,
         get_group_rank,
+        get_pg_count,
         get_process_group_ranks,
         get_rank,
         get_world_size,
@@ -41,10 +86,25 @@ if TYPE_CHECKING:
         is_initialized,
         is_mpi_available,
         is_nccl_available,
+        is_ucc_available,
+        is_xccl_available,
         new_group,
         split,
     )
-    from torsh_runtime.comm.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
+    from torsh_runtime.comm.launched import (
+        get_node_local_rank,
+        is_torchelastic_launched,
+    )
+    from torsh_runtime.comm.messages import (
+        P2POp,
+        batch_isend_irecv,
+        iprobe,
+        irecv,
+        isend,
+        probe,
+        recv,
+        send,
+    )
     from torsh_runtime.comm.objects import (
         all_gather_object,
         broadcast_object_list,
@@ -53,8 +113,29 @@ if TYPE_CHECKING:
         scatter_object_list,
         send_object_list,
     )
-    from torsh_runtime.comm.shared import empty_shared
-    from torsh_runtime.error_file import record
+    from torsh_runtime.comm.persistent import (
+        Persistent,
+        persistent,
+        start_all,
+    )
+    from torsh_runtime.comm.shared import (
+        empty_shared,
+    )
+    from torsh_runtime.comm.splitting import (
+        parts,
+    )
+    from torsh_runtime.comm.subgroups import (
+        new_subgroups,
+        new_subgroups_by_enumeration,
+        split_group,
+    )
+    from torsh_runtime.comm.waiting import (
+        waitall,
+        waitany,
+    )
+    from torsh_runtime.error_file import (
+        record,
+    )
     from torsh_runtime.errors import (
         BackendUnavailable,
         CheckpointError,
@@ -68,23 +149,61 @@ if TYPE_CHECKING:
         StoreTimeout,
         TorshError,
     )
-    from torsh_runtime.status import report_step
+    from torsh_runtime.mesh.mesh import (
+        DeviceMesh,
+        init_device_mesh,
+    )
+    from torsh_runtime.status import (
+        report_step,
+    )
+    from torsh_runtime.store.user import (
+        PrefixStore,
+        Store,
+        StoreWatch,
+    )
 
 _HOMES = {
     "torsh_runtime.backends.base": (
         "BackendType",
+        "Envelope",
         "PremulSum",
         "ReduceOp",
     ),
+    "torsh_runtime.backends.future": ("Future",),
     "torsh_runtime.backends.work": ("Work",),
     "torsh_runtime.bootstrap": (
         "destroy_process_group",
+        "get_store",
         "init_process_group",
+        "shrink_group",
     ),
-    "torsh_runtime.comm.coalescing": ("coalesce",),
+    "torsh_runtime.comm.apart": (
+        "all_reduce_into",
+        "exscan",
+        "exscan_into",
+        "reduce_into",
+        "scan",
+        "scan_into",
+    ),
+    "torsh_runtime.comm.choosing": (
+        "get_default_backend_for_device",
+        "is_backend_available",
+        "supports_complex",
+    ),
+    "torsh_runtime.comm.coalescing": (
+        "all_gather_coalesced",
+        "all_reduce_coalesced",
+        "coalesce",
+    ),
+    "torsh_runtime.comm.default": (
+        "GroupMember",
+        "group",
+    ),
+    "torsh_runtime.comm.exchanging": ("sendrecv",),
     "torsh_runtime.comm.functional": (
         "all_gather",
         "all_gather_into_tensor",
+        "all_gather_single",
         "all_reduce",
         "all_to_all",
         "all_to_all_single",
@@ -95,14 +214,17 @@ _HOMES = {
         "premul_sum",
         "reduce",
         "reduce_scatter",
+        "reduce_scatter_single",
         "reduce_scatter_tensor",
         "scatter",
     ),
     "torsh_runtime.comm.group": ("ProcessGroup",),
     "torsh_runtime.comm.groups": (
         "get_backend",
+        "get_backend_config",
         "get_global_rank",
         "get_group_rank",
+        "get_pg_count",
         "get_process_group_ranks",
         "get_rank",
         "get_world_size",
@@ -110,14 +232,22 @@ _HOMES = {
         "is_initialized",
         "is_mpi_available",
         "is_nccl_available",
+        "is_ucc_available",
+        "is_xccl_available",
         "new_group",
         "split",
+    ),
+    "torsh_runtime.comm.launched": (
+        "get_node_local_rank",
+        "is_torchelastic_launched",
     ),
     "torsh_runtime.comm.messages": (
         "P2POp",
         "batch_isend_irecv",
+        "iprobe",
         "irecv",
         "isend",
+        "probe",
         "recv",
         "send",
     ),
@@ -129,7 +259,22 @@ _HOMES = {
         "scatter_object_list",
         "send_object_list",
     ),
+    "torsh_runtime.comm.persistent": (
+        "Persistent",
+        "persistent",
+        "start_all",
+    ),
     "torsh_runtime.comm.shared": ("empty_shared",),
+    "torsh_runtime.comm.splitting": ("parts",),
+    "torsh_runtime.comm.subgroups": (
+        "new_subgroups",
+        "new_subgroups_by_enumeration",
+        "split_group",
+    ),
+    "torsh_runtime.comm.waiting": (
+        "waitall",
+        "waitany",
+    ),
     "torsh_runtime.error_file": ("record",),
     "torsh_runtime.errors": (
         "BackendUnavailable",
@@ -144,7 +289,16 @@ _HOMES = {
         "StoreTimeout",
         "TorshError",
     ),
+    "torsh_runtime.mesh.mesh": (
+        "DeviceMesh",
+        "init_device_mesh",
+    ),
     "torsh_runtime.status": ("report_step",),
+    "torsh_runtime.store.user": (
+        "PrefixStore",
+        "Store",
+        "StoreWatch",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -99,12 +99,17 @@ class CommTimeout(CommError, TimeoutError):
     def __init__(
         self, op: str, sequence: int, seconds: float, missing: Sequence[int], detail: str = ""
     ) -> None:
-        ranks = ", ".join(map(str, missing)) or "none"
-        super().__init__(
-            f"{named_operation(op, sequence)} timed out after {seconds:g} s waiting for "
-            f"rank(s) {ranks}{detail}. Either they never called it, or they are slow: raise the "
-            f"group's timeout if they are."
-        )
+        text = f"{named_operation(op, sequence)} timed out after {seconds:g} s"
+        if missing:
+            ranks = ", ".join(map(str, missing))
+            text += (
+                f" waiting for rank(s) {ranks}{detail}. Either they never called it, or they are "
+                f"slow: raise the group's timeout if they are."
+            )
+        else:
+            text += detail or ", and it is not known whom it waited for. Make a new process group"
+            text += "."
+        super().__init__(text)
         self.op = op
         self.sequence = sequence
         self.seconds = seconds

@@ -6,23 +6,21 @@ import secrets
 import sys
 import threading
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 
-from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.backends.gloo import GlooBackend
-from torsh_runtime.backends.mpi import MpiBackend
-from torsh_runtime.backends.nccl import NcclBackend
+from torsh_runtime.backends.base import BackendType, ReduceOp
+from torsh_runtime.backends.library.gloo import GlooBackend
+from torsh_runtime.backends.library.mpi import MpiBackend
+from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.registry import is_available
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
-
-NAMES = ("single", "mpi", "gloo", "nccl")
 
 
 @pytest.fixture
@@ -33,18 +31,18 @@ def store() -> Iterator[StoreClient]:
     hosted.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_asking_whether_a_backend_is_there_never_raises(name: str) -> None:
-    assert import_module(f"torsh_runtime.backends.{name}").is_available() in (True, False)
+@pytest.mark.parametrize("kind", BackendType)
+def test_asking_whether_a_backend_is_there_never_raises(kind: BackendType) -> None:
+    assert is_available(kind) in (True, False)
 
 
-@pytest.mark.parametrize("name", ["mpi", "gloo", "nccl"])
+@pytest.mark.parametrize("kind", [BackendType.MPI, BackendType.GLOO, BackendType.NCCL])
 def test_a_library_that_cannot_even_be_looked_for_is_not_there(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    kind: BackendType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("mpi4py", "torch", "nccl"):
         monkeypatch.setitem(sys.modules, package, None)
-    assert not import_module(f"torsh_runtime.backends.{name}").is_available()
+    assert not is_available(kind)
 
 
 @pytest.mark.parametrize(

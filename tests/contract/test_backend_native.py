@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torsh_runtime.backends.base import Backend, ReduceOp
-from torsh_runtime.errors import CommAborted, CommMismatch, CommTimeout
+from torsh_runtime.backends.base import Backend, Envelope, ReduceOp
+from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import CommAborted, CommError, CommMismatch, CommTimeout, PeerLost
 
 DTYPES = ("float32", "float64", "int32", "int64")
 REDUCTIONS = [
@@ -24,6 +27,7 @@ REDUCTIONS = [
 # Around the limits of the paths: 48 bytes, 4 KiB, 512 KiB; nothing; odd counts.
 SIZES = (0, 1, 5, 6, 7, 12, 13, 511, 512, 513, 1024, 1025, 65_537, 131_072, 131_073, 300_001)
 LONG = 60.0
+SUM = ReduceOp.SUM
 UFUNCS = {
     ReduceOp.PRODUCT: np.multiply,
     ReduceOp.MIN: np.minimum,
@@ -280,3 +284,251 @@ def test_closing_ends_the_operation_of_another_thread(thread_world: Any) -> None
 
     for result in thread_world(2, body):
         assert isinstance(result.error, CommAborted)
+
+
+def test_a_probe_finds_a_message_and_leaves_it_there(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        if backend.rank == 0:
+            backend.barrier(LONG)
+            backend.send(np.arange(5), 1, 77, LONG)
+            return None
+        nothing = backend.probe(0, 77, LONG, wait=False)
+        backend.barrier(LONG)
+        found = backend.probe(None, None, LONG)
+        assert found is not None
+        again = backend.probe(0, 77, LONG, wait=False)
+        other = backend.probe(0, 78, LONG, wait=False)
+        array = np.empty(found.num_bytes // 8, np.int64)
+        work = backend.recv(array, found.source, None, LONG)
+        left = backend.probe(None, None, LONG, wait=False)
+        return nothing, found, again, other, array.tolist(), work.source, left
+
+    _, seen = thread_world(2, body)
+    envelope = Envelope(source=0, tag=77, num_bytes=40)
+    assert seen == (None, envelope, envelope, None, [0, 1, 2, 3, 4], 0, None)
+
+
+def test_a_probe_that_waits_does_not_take_the_message_of_a_receive(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        if backend.rank == 0:
+            backend.recv(np.zeros(1), 1, 0, LONG)
+            for number in range(2):
+                backend.send(np.array([number]), 1, 3, LONG)
+            return None
+        array = np.zeros(1, np.int64)
+        posted = backend.recv(array, 0, 3, LONG, async_op=True)
+        backend.send(np.zeros(1), 0, 0, LONG)
+        found = backend.probe(0, 3, LONG)
+        posted.wait()
+        second = np.zeros(1, np.int64)
+        backend.recv(second, 0, 3, LONG)
+        return found, array[0], second[0]
+
+    assert thread_world(2, body)[1] == (Envelope(0, 3, 8), 0, 1)
+
+
+def test_a_probe_waits_until_its_deadline_and_names_who_sent_nothing(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        if backend.rank == 0:
+            with pytest.raises(CommTimeout) as caught:
+                backend.probe(1, 0, 0.2)
+            return caught.value.missing
+        with pytest.raises((CommTimeout, CommAborted)):
+            backend.recv(np.zeros(1), 0, 0, LONG)
+        return None
+
+    assert thread_world(2, body)[0] == (1,)
+
+
+def test_a_message_of_any_tag_says_which_it_had(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        if backend.rank == 0:
+            for tag in (5, -3):
+                backend.send(np.array([tag]), 1, tag, LONG)
+            return None
+        come = []
+        for _ in range(2):
+            array = np.zeros(1, np.int64)
+            work = backend.recv(array, None, None, LONG, async_op=True)
+            work.wait()
+            come.append((int(array[0]), work.tag))
+        return come
+
+    assert thread_world(2, body)[1] == [(5, 5), (-3, -3)]
+
+
+def test_threads_that_receive_objects_get_one_each(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        peer = 1 - backend.rank
+        got: list[Any] = []
+
+        def talk() -> None:
+            for number in range(50):
+                backend.send_object(np.full(number * 300, number % 256, np.uint8), peer, 0, LONG)
+                got.append(backend.recv_object(None, 0, LONG).content)
+
+        threads = [threading.Thread(target=talk) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all((content == content.size // 300 % 256).all() for content in got)
+        return sorted(content.size for content in got)
+
+    expected = sorted(number * 300 for number in range(50) for _ in range(4))
+    assert thread_world(2, body) == [expected, expected]
+
+
+def test_callbacks_of_many_operations_have_one_thread(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        peer, number = 1 - backend.rank, 300
+        seen: list[int | None] = []
+        threads: set[int] = set()
+        all_over = threading.Event()
+
+        def callback(work: Work) -> None:
+            threads.add(threading.get_ident())
+            seen.append(work.tag)
+            if len(seen) == number:
+                all_over.set()
+
+        for tag in range(number):
+            backend.recv(np.zeros(1), peer, tag, LONG, async_op=True).add_done_callback(callback)
+        backend.barrier(LONG)
+        for tag in range(number):
+            backend.send(np.zeros(1), peer, tag, LONG)
+        assert all_over.wait(LONG)
+        assert threading.get_ident() not in threads
+        return len(threads), sorted(tag for tag in seen if tag is not None)
+
+    assert thread_world(2, body) == [(1, list(range(300)))] * 2
+
+
+def test_a_callback_that_fails_is_logged_and_leaves_the_others_alone(
+    thread_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    logger = logging.getLogger("torsh_runtime")
+    monkeypatch.setattr(logger, "handle", lambda record: logged.append(record.getMessage()))
+
+    def body(backend: Backend) -> Any:
+        called = threading.Event()
+        works = [backend.recv(np.zeros(1), 1 - backend.rank, tag, LONG, True) for tag in (0, 1)]
+        works[0].add_done_callback(lambda work: {}[work])  # type: ignore[misc]
+        works[1].add_done_callback(lambda work: called.set())
+        backend.barrier(LONG)
+        for tag in (0, 1):
+            backend.send(np.zeros(1), 1 - backend.rank, tag, LONG)
+        return called.wait(LONG)
+
+    assert thread_world(2, body) == [True, True]
+    assert logged == ["a callback of an asynchronous operation has failed"] * 2
+
+
+def test_callbacks_are_called_when_the_group_is_aborted(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        failed: list[type] = []
+        called = threading.Event()
+
+        def callback(work: Work) -> None:
+            failed.append(type(work.exception()))
+            called.set()
+
+        work = backend.recv(np.zeros(1), 1 - backend.rank, 0, LONG, async_op=True)
+        work.add_done_callback(callback)
+        backend.barrier(LONG)
+        if backend.rank == 0:
+            backend.abort()
+        assert called.wait(LONG)
+        return failed
+
+    assert thread_world(2, body) == [[CommAborted], [CommAborted]]
+
+
+@pytest.mark.parametrize("kind", ["message", "collective"])
+def test_every_callback_is_called_and_finds_the_result(thread_world: Any, kind: str) -> None:
+    def body(backend: Backend) -> Any:
+        peer, grid = 1 - backend.rank, np.zeros((50, 4))
+        column = grid[:, 1]  # not contiguous: the result is copied home
+        seen: list[float] = []
+        called = threading.Semaphore(0)
+
+        def callback(work: Work) -> None:
+            seen.append(float(column.sum()))
+            called.release()
+
+        if kind == "message":
+            work = backend.recv(column, peer, 5, LONG, async_op=True)
+        else:
+            column[:] = 1
+            if backend.rank == 0:  # so that the other rank's is still under way
+                backend.recv(np.zeros(1), 1, 0, LONG)
+            work = backend.all_reduce(column, ReduceOp.SUM, LONG, async_op=True)
+        works = [work.get_future().then(lambda done: done.value()) for _ in range(2)]
+        for _ in range(3):
+            work.add_done_callback(callback)
+        if kind == "message":
+            backend.barrier(LONG)
+            backend.send(np.full(50, 2.0), peer, 5, LONG)
+        elif backend.rank == 1:
+            backend.send(np.zeros(1), 0, 0, LONG)
+        for _ in range(3):
+            assert called.acquire(timeout=LONG)
+        for future in works:
+            future.wait(LONG)
+        return seen
+
+    assert thread_world(2, body) == [[100.0] * 3] * 2
+
+
+def test_a_callback_that_exits_leaves_the_others_alone(
+    thread_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torsh_runtime"), "handle", lambda record: None)
+
+    def body(backend: Backend) -> Any:
+        called = threading.Event()
+        works = [backend.recv(np.zeros(1), 1 - backend.rank, tag, LONG, True) for tag in (0, 1)]
+        works[0].add_done_callback(lambda work: sys.exit(3))
+        works[1].add_done_callback(lambda work: called.set())
+        backend.barrier(LONG)
+        for tag in (0, 1):
+            backend.send(np.zeros(1), 1 - backend.rank, tag, LONG)
+        return called.wait(LONG)
+
+    assert thread_world(2, body) == [True, True]
+
+
+def test_who_probes_again_and_again_hears_that_the_peer_has_left(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        if backend.rank == 1:
+            backend.close()
+            return None
+        until = time.monotonic() + LONG
+
+        def look() -> None:
+            while time.monotonic() < until:
+                assert backend.probe(1, 0, LONG, wait=False) is None
+
+        with pytest.raises(PeerLost) as caught:
+            look()
+        return caught.value.rank
+
+    assert thread_world(2, body)[0] == 1
+
+
+def test_a_group_is_not_left_from_within_its_own_operation(thread_world: Any) -> None:
+    def body(backend: Backend) -> Any:
+        errors: list[str] = []
+
+        def leave() -> None:
+            for act in (backend.close, backend.all_reduce(np.ones(1), SUM, LONG, True).wait):
+                with pytest.raises(CommError) as caught:
+                    act()
+                errors.append(type(caught.value).__name__)
+
+        backend.in_order(leave, async_op=True).wait(LONG)
+        backend.barrier(LONG)
+        return len(errors)
+
+    assert thread_world(2, body) == [2, 2]

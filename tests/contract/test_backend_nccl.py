@@ -1,4 +1,4 @@
-"""NCCL on one GPU: a group of one, and what happens on which stream."""
+"""NCCL: the suite over several ranks with fake GPUs, a group of one where there is a real one."""
 
 from __future__ import annotations
 
@@ -7,18 +7,55 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from support import fake_cupy
+from support.fake_gpus import OnDevice, Ranks
+from support.suite import CASES, reducing
+from support.suite.references import reductions
 
-from torsh_runtime.backends import nccl
-from torsh_runtime.backends.base import PremulSum, ReduceOp
-from torsh_runtime.backends.nccl import NcclBackend
+from torsh_runtime.backends.base import BackendType, PremulSum, Reduce, ReduceOp
+from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.registry import is_available
 from torsh_runtime.errors import BackendUnavailable, CommAborted
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
 LONG = 60.0
+_IN_TURN = "a message is over when it was received, and what comes after it waits: see coalescing"
+_NO_TAGS = "NCCL has no tags"
+_HOST = "arrays in the processor's memory"
+NOT_FOR_NCCL = {
+    "a_ring_of_messages": _NO_TAGS,
+    "large_messages_both_ways": _IN_TURN,
+    "tags_keep_messages_apart": _NO_TAGS,
+    "messages_with_one_tag_arrive_in_order": _NO_TAGS,
+    "messages_from_anyone_say_who_sent_them": "NCCL cannot receive from anyone",
+    "unmatched_messages_of_64_kib_do_not_block": _NO_TAGS,
+    "a_sent_array_may_be_changed_at_once": _IN_TURN,
+    "strided_messages": _IN_TURN,
+    "messages_pass_collectives": _NO_TAGS,
+    "the_future_of_what_fails_fails": "it receives with a tag",
+    "a_wait_that_ends_early_leaves_the_operation_alone": _IN_TURN,
+    "an_operation_under_way_ends_with_the_group": _IN_TURN,
+    "several_collectives_are_one_operation": "two operations use one array, which is staged twice",
+    "narrow_floats_are_summed_in_float32": "they are rounded at every addition",
+    "nan_wins_in_min_and_max": "NCCL may lose NaN",
+    "other_buffers": _HOST,
+    "torch_tensors": _HOST,
+    "any_dtype_is_moved": "what NCCL has no name for is refused",
+    "what_is_only_moved_is_not_reduced": "what NCCL has no name for is refused",
+    "what_cannot_be_sent_is_refused_before_it_starts": "no array of a GPU is read-only",
+}
+"""Cases that an NCCL group does not fulfil, by the beginnings of their names, and why; besides
+those about objects, which it does not carry."""
+REFUSED = [
+    name
+    for name, case in CASES.items()
+    if NOT_FOR_NCCL.get(name) == _NO_TAGS or "object" in name or "from_anyone" in name
+]
 WITHOUT = "needs an NVIDIA GPU, its driver and nccl4py"
-needs_gpu = pytest.mark.skipif(not nccl.is_available(), reason=WITHOUT)
+needs_gpu = pytest.mark.skipif(not is_available(BackendType.NCCL), reason=WITHOUT)
 
 
 @pytest.fixture
@@ -50,10 +87,82 @@ def ones(library: Any, *shape: int, dtype: str = "float32") -> Any:
     return library.ones(shape, dtype=getattr(library, dtype), **place)
 
 
-@pytest.mark.skipif(nccl.is_available(), reason="there may be a GPU here")
+@pytest.mark.skipif(is_available(BackendType.NCCL), reason="there may be a GPU here")
 def test_without_cuda_it_is_unavailable(store: StoreClient) -> None:
     with pytest.raises(BackendUnavailable, match=r"pip install torshrun\[cuda12\]"):
         NcclBackend.connect(store, 0, 1, 5)
+
+
+def _pairs(*worlds: int) -> list[Any]:
+    unfit = tuple(NOT_FOR_NCCL)
+    return [
+        pytest.param(world, name, id=f"fake-{world}-{name}")
+        for world in worlds
+        for name, case in CASES.items()
+        if world >= case.ranks and not case.processes
+        if not name.startswith(unfit) and "object" not in name
+    ]
+
+
+def _reductions_of_nccl(dtype: str) -> list[Reduce]:
+    """The suite's, without those that NCCL has not; that these raise TypeError is a case, too."""
+    refused = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR} if "int" in dtype else set()
+    if dtype.startswith("complex"):
+        refused = {ReduceOp.PRODUCT}
+    return [op for op in reductions(dtype) if op not in refused]
+
+
+@pytest.fixture(scope="module")
+def fake_ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize(("world", "name"), _pairs(2, 3))
+def test_the_suite(
+    fake_ranks: Ranks, world: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducing, "reductions", _reductions_of_nccl)
+    fake_ranks.run(world, lambda backend: CASES[name].body(OnDevice(backend)))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_nccl_has_not_is_refused_before_it_starts(fake_ranks: Ranks, name: str) -> None:
+    def body(backend: NcclBackend) -> None:
+        with pytest.raises(ValueError, match=r"no tags|from anyone|cannot (send|receive) objects"):
+            CASES[name].body(OnDevice(backend))
+        backend.barrier(LONG)
+
+    fake_ranks.run(2, body)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_that_cannot_be_reduced_are_refused(fake_ranks: Ranks, dtype: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    def body(backend: NcclBackend) -> None:
+        with pytest.raises(TypeError, match=dtype):
+            backend.broadcast(fake_cupy.zeros(4, getattr(ml_dtypes, dtype)), 0, LONG)
+        with pytest.raises(TypeError, match=r"numpy\.ndarray; use backend 'native'"):
+            backend.broadcast(np.zeros(4), 0, LONG)
+        backend.barrier(LONG)
+
+    fake_ranks.run(2, body)
+
+
+def test_an_operation_that_nobody_joins_ends_with_the_group(fake_ranks: Ranks) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        if backend.rank:
+            work = backend.all_reduce(fake_cupy.zeros(4), ReduceOp.SUM, LONG, async_op=True)
+            with pytest.raises(CommAborted, match="rank 0 aborted"):
+                work.wait(LONG)
+            assert isinstance(work.exception(), CommAborted)
+        else:
+            backend.abort()
+
+    fake_ranks.run(2, body)
 
 
 @pytest.mark.gpu

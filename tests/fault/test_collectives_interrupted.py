@@ -22,7 +22,7 @@ from support.processes import soon
 from support.worlds import free_address, run_processes
 
 import torsh_runtime as tr
-from torsh_runtime import bootstrap
+from torsh_runtime import job
 from torsh_runtime.comm.default import default_group
 
 PATIENCE = 30.0
@@ -37,7 +37,7 @@ World = Callable[[int, Callable[[int], Any]], list[Any]]
 )
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """run(ranks, body): in processes of one host, or of two."""
-    monkeypatch.setattr(bootstrap, "_FAREWELL", 0.1)  # few here take leave as they should
+    monkeypatch.setattr(job, "_FAREWELL", 0.1)  # few here take leave as they should
     if request.param == "node":
         yield lambda ranks, body: run_processes(ranks, body, PATIENCE)
         return

@@ -10,7 +10,7 @@ import pytest
 from support.hosts import needs_hosts, plugged, run_on_hosts
 
 import torsh_runtime as tr
-from torsh_runtime.backends.settings import STRATEGIES, STRATEGY_VARIABLE
+from torsh_runtime.backends.native.settings import STRATEGIES, STRATEGY_VARIABLE
 from torsh_runtime.comm.group import ProcessGroup
 
 RANKS = 3

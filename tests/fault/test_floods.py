@@ -18,8 +18,8 @@ from support.launcher import Launcher
 from support.nodes import Job, Node, free_port
 from support.other_users import Stranger, needs_root, stranger
 
-from torsh_runtime.backends.links import Doors, Keys, connect_all
-from torsh_runtime.backends.network import Network
+from torsh_runtime.backends.native.links import Doors, Keys, connect_all
+from torsh_runtime.backends.native.network import Network
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 

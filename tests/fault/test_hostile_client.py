@@ -42,10 +42,10 @@ from support.hostile import (
 from support.led_nodes import formed
 from support.raw_clients import RawClient
 
-from torsh_runtime.backends import segment
-from torsh_runtime.backends.links import ANSWER, GREETING, Doors, Keys, connect_all
-from torsh_runtime.backends.network import Network
-from torsh_runtime.backends.place import Place, Terms
+from torsh_runtime.backends.native import segment
+from torsh_runtime.backends.native.links import ANSWER, GREETING, Doors, Keys, connect_all
+from torsh_runtime.backends.native.network import Network
+from torsh_runtime.backends.native.place import Place, Terms
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.client import StoreClient

@@ -21,10 +21,10 @@ from support.raw_clients import RawClient
 from support.worlds import Raised, free_address, run_processes
 
 import torsh_runtime as tr
-from torsh_runtime.backends import links, native, segment  # noqa: F401  (for the strangers)
-from torsh_runtime.backends.links import Contact, Doors, Keys
-from torsh_runtime.backends.network import Network
-from torsh_runtime.backends.place import Place, Terms
+from torsh_runtime.backends.native import links, segment
+from torsh_runtime.backends.native.links import Contact, Doors, Keys
+from torsh_runtime.backends.native.network import Network
+from torsh_runtime.backends.native.place import Place, Terms
 from torsh_runtime.errors import CommError, StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.client import StoreClient

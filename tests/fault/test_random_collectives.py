@@ -17,7 +17,7 @@ from support.hosts import Host, cut_off, needs_hosts, plug_in_again, plugged, ru
 from support.strikes import PROGRAMS, Strike, Verdict, World, in_ever_new_groups, run_struck
 from support.worlds import run_processes
 
-from torsh_runtime.backends.settings import HEARTBEAT_VARIABLE, STRATEGIES, STRATEGY_VARIABLE
+from torsh_runtime.backends.native.settings import HEARTBEAT_VARIABLE, STRATEGIES, STRATEGY_VARIABLE
 
 ROUNDS, ROUNDS_IN_FULL = 1, 36
 """Of each of the fifteen tests."""

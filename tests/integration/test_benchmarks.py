@@ -88,6 +88,7 @@ def test_torch_steps() -> None:
     pytest.importorskip("torch")
     printed = run("torch_steps.py", "--here", "--models", "DDP")
     assert "torsh/gloo" in printed
+    assert "unedited/gloo" in printed
 
 
 def test_rendezvous() -> None:
@@ -115,7 +116,7 @@ def test_tune_writes_a_file_that_the_backend_reads(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
     run("tune.py", "--ranks", "2", "--output", str(path))
     assert set(json.loads(path.read_text())["shm"]["2"]) == {"whole_limit", "block_bytes"}
-    from torsh_runtime.backends.tuning import TuningFile
+    from torsh_runtime.backends.native.tuning import TuningFile
 
     TuningFile.read({"TORSH_TUNING": str(path)}).tuning(2)
 

@@ -11,7 +11,7 @@ from support.hosts import Host, needs_hosts, plugged, run_on_hosts
 from support.random_steps import STEPS, take_steps
 
 import torsh_runtime as tr
-from torsh_runtime.backends.settings import STRATEGIES, STRATEGY_VARIABLE
+from torsh_runtime.backends.native.settings import STRATEGIES, STRATEGY_VARIABLE
 from torsh_runtime.comm.default import default_group
 
 pytestmark = [needs_hosts, pytest.mark.netns]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -141,6 +142,87 @@ def objects(rank: int) -> None:
         tr.send_object_list([rank, None], 0)
 
 
+def asynchronous_objects(rank: int) -> None:
+    n = tr.get_world_size()
+    array = np.full(1000, value(rank))
+    found: list[Any] = [None] * n
+    gathered: list[Any] | None = [None] * n if rank == 0 else None
+    pair = [1, {"two": 2}] if rank == n - 1 else [None, None]
+    part: list[Any] = [None]
+    mine = {"rank": rank}
+    works = [
+        tr.all_reduce(array, async_op=True),
+        tr.all_gather_object(found, mine, async_op=True),
+        tr.gather_object((rank,), gathered, 0, async_op=True),
+        tr.broadcast_object_list(pair, n - 1, async_op=True),
+        tr.scatter_object_list(part, list(range(n)) if rank == 0 else None, async_op=True),
+        tr.all_reduce(array, async_op=True),
+    ]
+    mine["rank"] = -1  # what was given was taken at the call
+    for work in works:
+        assert work is not None
+        assert work.wait()
+    assert (array == total(n) * n).all()
+    assert found == [{"rank": peer} for peer in range(n)]
+    assert gathered is None or gathered == [(peer,) for peer in range(n)]
+    assert pair == [1, {"two": 2}]
+    assert part == [rank]
+    wrong = tr.broadcast_object_list([None] * (1 + (rank > 0)), 0, async_op=True)
+    assert wrong is not None
+    if rank > 0:
+        with pytest.raises(ValueError, match="make it as long"):
+            wrong.wait()
+    else:
+        wrong.wait()
+
+
+def objects_by_threads(rank: int) -> None:
+    """Those of several threads and the messages of another do not get in each other's way."""
+    n = tr.get_world_size()
+    right, left = (rank + 1) % n, (rank - 1) % n
+    wrong: list[Any] = []
+
+    def talk(number: int) -> None:
+        for count in range(20):
+            tr.send_object_list([number, "x" * 700 * count], right)
+            got: list[Any] = [None, None]
+            source = tr.recv_object_list(got, left if number % 2 else None)
+            if source != left or len(got[1]) % 700:
+                wrong.append((source, got))
+
+    def count_up() -> None:
+        array = np.zeros(1, np.int64)
+        for count in range(60):
+            tr.send(np.array([count]), right)
+            tr.recv(array, left)
+            if array[0] != count:
+                wrong.append(array[0])
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(3)]
+    threads.append(threading.Thread(target=count_up))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def probes(rank: int) -> None:
+    n = tr.get_world_size()
+    assert tr.iprobe(tag=None) is None
+    tr.barrier()
+    if rank == 0:
+        for _ in range(1, n):
+            found = tr.probe(tag=None)
+            array = np.empty(found.num_bytes // 8, np.int64)
+            assert tr.recv(array, found.source, tag=found.tag) == found.source
+            assert array.tolist() == [found.source] * (found.tag + 1)
+        assert tr.iprobe(tag=None) is None
+    else:
+        tr.send(np.full(rank + 1, rank), 0, tag=rank)
+    tr.barrier()
+
+
 def asynchronous(rank: int) -> None:
     n = tr.get_world_size()
     arrays = [np.full(1 << power, value(rank)) for power in range(15)]
@@ -205,7 +287,17 @@ def sub_groups(rank: int) -> None:
     tr.barrier()
 
 
-BODIES = [every_operation, exchanges, messages, objects, asynchronous, sub_groups]
+BODIES = [
+    every_operation,
+    exchanges,
+    messages,
+    objects,
+    asynchronous_objects,
+    objects_by_threads,
+    probes,
+    asynchronous,
+    sub_groups,
+]
 
 
 def names(body: Callable[[int], None]) -> str:
@@ -385,14 +477,15 @@ import inspect
 import torch.distributed as dist
 import torsh_runtime as tr
 
-without = {"new_group": 6}  # device_id and sort_ranks are not here
 for name in tr.__all__:
     theirs = getattr(dist, name, None)
     if name == "init_process_group" or not inspect.isfunction(theirs):
         continue
     ours = list(inspect.signature(getattr(tr, name)).parameters.values())
-    them = list(inspect.signature(theirs).parameters.values())[: without.get(name)]
-    assert [each.name for each in ours] == [each.name for each in them], name
+    them = list(inspect.signature(theirs).parameters.values())
+    more = [each.name for each in ours[len(them):]]
+    assert more in ([], ["async_op"]), (name, more)
+    assert [each.name for each in ours[:len(them)]] == [each.name for each in them], name
     for our, their in zip(ours, them):
         if their.name != "op":
             same = our.default in (their.default, None)

@@ -18,10 +18,10 @@ import pytest
 from support.hosts import INTERFACE, Host, needs_hosts, plugged
 from support.processes import soon
 
-from torsh_runtime.backends import links
-from torsh_runtime.backends.links import ANSWER, GREETING, Doors, Keys, connect_all
-from torsh_runtime.backends.network import Network
-from torsh_runtime.backends.place import TOKEN_BYTES, Place, Terms
+from torsh_runtime.backends.native import links
+from torsh_runtime.backends.native.links import ANSWER, GREETING, Doors, Keys, connect_all
+from torsh_runtime.backends.native.network import Network
+from torsh_runtime.backends.native.place import TOKEN_BYTES, Place, Terms
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
 from torsh_runtime.store import talks
 from torsh_runtime.store.client import StoreClient

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.hosts import needs_hosts, plugged
 from support.process_worlds import NotHereError, environ, mpiexec
 
 SCRIPT = """
@@ -79,3 +81,33 @@ def test_two_worlds_at_once(script: Path) -> None:
     for process in both:
         assert process.communicate(timeout=120)[0].count("sum 3, ranks [0, 1, 2]") == 3
         assert process.returncode == 0
+
+
+@needs_hosts
+@pytest.mark.parametrize(("own", "family"), [("127.0.1.1", "ipv4"), ("::1", "ipv6")])
+def test_by_hand_where_the_first_host_takes_its_own_name_for_a_loopback_address(
+    own: str, family: str, script: Path, tmp_path: Path
+) -> None:
+    """As Debian's installer writes /etc/hosts; the other hosts know an address that they reach."""
+    with plugged(2) as hosts:
+        running = []
+        secret, apart = secrets.token_hex(16), ("unshare", "--mount", "--uts")
+        for rank, (host, known) in enumerate(
+            zip(hosts, (own, getattr(hosts[0], family)), strict=True)
+        ):
+            names = tmp_path / f"hosts{rank}"
+            names.write_text(f"127.0.0.1 localhost\n{known} first\n")
+            mounted = f"mount --bind {names} /etc/hosts && exec '{sys.executable}' '{script}'"
+            named = f"echo {'first' if rank == 0 else 'second'} >/proc/sys/kernel/hostname"
+            place = {"RANK": str(rank), "WORLD_SIZE": "2", "TORSH_SECRET": secret}
+            meeting = {"MASTER_ADDR": "first", "MASTER_PORT": "29500"}
+            running.append(
+                subprocess.Popen(
+                    [*host.command, *apart, "sh", "-c", f"{named} && {mounted}"],
+                    env={**environ(), "GLOO_SOCKET_IFNAME": "", **place, **meeting},
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        said = [process.communicate(timeout=120)[0] for process in running]
+    assert said == ["sum 2, ranks [0, 1]\n"] * 2

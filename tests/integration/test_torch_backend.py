@@ -26,8 +26,11 @@ OPERATIONS = (
     "messages",
     "objects",
     "asynchronous",
+    "in_backward_passes",
     "sparse",
     "subgroups",
+    "splits",
+    "observed",
     "facts",
 )
 

@@ -17,6 +17,9 @@ TRAININGS = (
     "ddp",
     "ddp_views",
     "ddp_hook",
+    "ddp_builtin_hook",
+    "ddp_compiled",
+    "compiled_collectives",
     "ddp_unused",
     "ddp_sparse",
     "ddp_uneven",
@@ -50,7 +53,7 @@ def test_two_ranks_get_the_same_bits_as_on_gloo(name: str) -> None:
             assert torch.equal(value, theirs[key]), key
 
 
-@pytest.mark.parametrize("name", ["ddp", "ddp_views", "ddp_hook"])
+@pytest.mark.parametrize("name", ["ddp", "ddp_views", "ddp_hook", "ddp_builtin_hook"])
 def test_operations_that_overlap_with_the_backward_pass_change_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = sorted(Path(__file__).parent.glob("*.toml"))
-COMPILED = ("torsh_runtime/backends/*.so", "torshrun/keeper/torsh-keeper")
+COMPILED = ("torsh_runtime/backends/native/*.so", "torshrun/keeper/torsh-keeper")
 LIMIT = 900.0
 """Seconds for one run of tests."""
 NOTICED = 1

@@ -12,9 +12,9 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from torsh_runtime.backends.meeting import Meeting, meet
-from torsh_runtime.backends.network import Network
-from torsh_runtime.backends.place import Terms
+from torsh_runtime.backends.native.meeting import Meeting, meet
+from torsh_runtime.backends.native.network import Network
+from torsh_runtime.backends.native.place import Terms
 from torsh_runtime.errors import TorshError
 from torsh_runtime.store.base import Entry
 from torsh_runtime.store.client import StoreClient

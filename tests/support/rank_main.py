@@ -45,10 +45,10 @@ def _run(kind: str, store: StoreClient, rank: int, ranks: int, name: str) -> str
 
 def _backend(kind: str) -> type[Backend]:
     if kind == "gloo":
-        from torsh_runtime.backends.gloo import GlooBackend
+        from torsh_runtime.backends.library.gloo import GlooBackend
 
         return GlooBackend
-    from torsh_runtime.backends.mpi import MpiBackend
+    from torsh_runtime.backends.library.mpi import MpiBackend
 
     return MpiBackend
 

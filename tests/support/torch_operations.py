@@ -319,6 +319,51 @@ def asynchronous(rank: int, ranks: int) -> None:
     same(tensor, total(ranks, torch.float32))
 
 
+class _Within(torch.autograd.Function):
+    """Does something in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, act: Any) -> torch.Tensor:  # type: ignore[override]
+        ctx.act = act
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.act()
+        return gradients[0], None
+
+
+def in_backward_passes(rank: int, ranks: int) -> None:
+    """What is legal elsewhere is so in a backward pass, where operations may run at once."""
+    groups = [dist.new_group(), dist.new_group()]
+    if rank % 2:
+        groups.reverse()
+
+    def crossed() -> None:
+        tensors = [own(rank, torch.float32) for _ in groups]
+        works = [
+            dist.all_reduce(tensor, group=group, async_op=True)
+            for tensor, group in zip(tensors, groups, strict=True)
+        ]
+        for work, tensor in zip(works, tensors, strict=True):
+            work.wait()
+            same(tensor, total(ranks, torch.float32))
+
+    def beside_a_message() -> None:
+        tensor, room = own(rank, torch.float32), torch.empty(1)
+        if rank:
+            dist.recv(room, 0)
+        work = dist.all_reduce(tensor, async_op=True)
+        if rank == 0:
+            for peer in range(1, ranks):
+                dist.send(torch.ones(1), peer)
+        work.wait()
+        same(tensor, total(ranks, torch.float32))
+
+    for act in (crossed, beside_a_message) * 3:
+        _Within.apply(torch.ones(3, requires_grad=True), act).sum().backward()
+
+
 def sparse(rank: int, ranks: int) -> None:
     tensor = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (ranks,), check_invariants=True)
     dist.all_reduce(tensor)
@@ -341,6 +386,68 @@ def subgroups(rank: int, ranks: int) -> None:
         assert tensor.item() == 1
 
 
+def splits(rank: int, ranks: int) -> None:
+    group, half = dist.group.WORLD, ranks // 2
+    mine = group.split_group([*range(half)] if rank < half else [*range(ranks - 1, half - 1, -1)])
+    assert (mine.rank(), mine.size()) == (rank % half, half)
+    dist.all_reduce(tensor := torch.tensor([float(rank)]), group=mine)
+    assert tensor.item() == sum(range(half)) + (half * half if rank >= half else 0)
+    limit = timedelta(seconds=7)
+    named = group.split_group([0], limit, group_name="first", group_desc="one")
+    assert (named is None) == (rank > 0)
+    if named:
+        assert (named.group_name, named.group_desc) == ("first", "one")
+        assert named.options._timeout == limit
+    for wrong in ([], [0, 0], [0, ranks], [-1]):
+        with pytest.raises(ValueError, match="distinct ranks"):
+            group.split_group(wrong)
+    dist.barrier()
+
+
+def each_once(rank: int, ranks: int) -> list[torch.Tensor]:
+    """Collectives, and what they gave."""
+    following, before = (rank + 1) % ranks, (rank - 1) % ranks
+    reduced, shared, got = own(rank, torch.float32), own(rank, torch.float32), torch.empty(6)
+    dist.all_reduce(reduced)
+    dist.broadcast(shared, 0)
+    parts = [torch.empty(6) for _ in range(ranks)]
+    dist.all_gather(parts, own(rank, torch.float32))
+    everyone = torch.empty(ranks, 6)
+    everyone[rank] = rank
+    dist.all_gather_single(everyone, everyone[rank])
+    output = torch.empty(6)
+    dist.reduce_scatter(output, parts)
+    dist.all_to_all_single(torch.empty(ranks), torch.ones(ranks))
+    works = [dist.isend(reduced, following), dist.irecv(got, before)]
+    for work in works:
+        work.wait()
+    dist.barrier()
+    return [reduced, shared, *parts, everyone, output, got]
+
+
+def observed(rank: int, ranks: int) -> None:
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.profiler import ProfilerActivity, profile
+
+    plain = each_once(rank, ranks)
+    with CommDebugMode() as mode:
+        debugged = each_once(rank, ranks)
+    counts = {str(name): count for name, count in mode.get_comm_counts().items()}
+    names = "allreduce_ broadcast_ allgather_ _allgather_base_ reduce_scatter_ alltoall_base_"
+    wanted = {f"c10d.{name}": 1 for name in names.split()}
+    assert counts == wanted, counts
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        profiles = each_once(rank, ranks)
+    events = {event.key: event.count for event in profiled.key_averages()}
+    for name in ("c10d::allreduce_", "torsh:allreduce", "torsh:barrier", "torsh:send"):
+        assert events[name] == 1
+    for results in (debugged, profiles):
+        for result, wanted in zip(results, plain, strict=True):
+            same(result, wanted)
+    with CommDebugMode() as mode:
+        sparse(rank, ranks)
+
+
 def facts(rank: int, ranks: int) -> None:
     group = dist.group.WORLD
     assert dist.get_backend() == "torsh"
@@ -349,3 +456,12 @@ def facts(rank: int, ranks: int) -> None:
     assert group.group_name
     assert group.group_desc == "default_pg"
     group.monitored_barrier(timedelta(seconds=9))
+    dist.monitored_barrier(timeout=timedelta(seconds=9))
+    dist.monitored_barrier(group, wait_all_ranks=True)
+    group._set_sequence_number_for_group()
+    dist.barrier()
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    assert group._get_sequence_number_for_group() == 2
+    limit = timedelta(seconds=5)
+    dist.distributed_c10d._set_pg_timeout(limit)
+    assert group.options._timeout == limit

@@ -4,7 +4,7 @@
 
 gloo    gloo itself: the baseline
 torsh   torsh as a user meets it; tests that ask for gloo by name skip themselves
-stead   torsh in gloo's stead, under its name, so that those tests run on it too
+stead   torsh in gloo's stead, as by --torch-backend torsh, so that those tests run on it too
 
 and fails unless every test that passed on gloo passes on torsh, by its own name or in gloo's
 stead, and none fails by its own name.
@@ -85,45 +85,15 @@ def _prepare(mode: str) -> None:
     """Make the backend known, and known to torch's tests as one that can do what gloo can."""
     if mode == "gloo":
         return
-    import torch.distributed.distributed_c10d as c10d
     from torch.testing._internal.common_distributed import DistTestCases
-
-    import torsh_runtime.integrations.torch  # noqa: F401
-
-    if mode == "stead":
-        _take_the_place_of_gloo(c10d)
-    for feature in ("ddp", "subgroup"):
-        DistTestCases.backend_feature[feature].add("torsh")
-
-
-def _take_the_place_of_gloo(c10d: Any) -> None:
     from torch.testing._internal.distributed import distributed_test
 
-    c10d.ProcessGroupGloo = _stand_in(c10d)
-    # Operations leave no asynchronous events in profiles, as "torsh" is not expected to.
-    distributed_test.PROFILING_SUPPORTED_BACKENDS.remove("gloo")
-    distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.remove("gloo")
-
-
-def _stand_in(c10d: Any) -> Any:
-    """A class that is made as ProcessGroupGloo is, and makes our group."""
-    from torsh_runtime.integrations.torch.creation import create
-    from torsh_runtime.integrations.torch.group import TorshProcessGroup
-
-    class Meta(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, TorshProcessGroup)
-
-    class StandIn(metaclass=Meta):
-        def __new__(cls, store: Any, rank: int, size: int, timeout: Any) -> Any:
-            given = c10d._DistributedBackendOptions()
-            given.store, given.group_rank, given.group_size = store, rank, size
-            given.timeout, given.group_id = timeout, ""
-            group = create(given, None)
-            group._set_sequence_number_for_group = lambda: None
-            return group
-
-    return StandIn
+    if mode == "stead":
+        # Operations leave no asynchronous events of gloo's in profiles.
+        distributed_test.PROFILING_SUPPORTED_BACKENDS.remove("gloo")
+        distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.remove("gloo")
+    for feature in ("ddp", "subgroup"):
+        DistTestCases.backend_feature[feature].add("torsh")
 
 
 def _test_case() -> Any:
@@ -148,6 +118,7 @@ def _run_mode(mode: str, ranks: int, patterns: list[str], report: Path) -> Outco
             **os.environ,
             "BACKEND": "torsh" if mode == "torsh" else "gloo",
             "TORSH_SUITE_MODE": mode,
+            "TORSH_TORCH_BACKEND": "torsh" if mode == "stead" else "",
             "WORLD_SIZE": str(ranks),
             "TEMP_DIR": folder,
             "INIT_METHOD": f"file://{folder}/init_dir/shared",

@@ -72,6 +72,36 @@ def ddp_hook(rank: int) -> State:
     return state_of(model)
 
 
+def ddp_builtin_hook(rank: int) -> State:
+    model = DistributedDataParallel(Net())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    train(model, rank)
+    return state_of(model)
+
+
+def ddp_compiled(rank: int) -> State:
+    model = DistributedDataParallel(Net())
+    train(torch.compile(model, backend="aot_eager"), rank)
+    return state_of(model)
+
+
+def compiled_collectives(rank: int) -> State:
+    """Before and after a point at which torch.compile has to leave the graph."""
+
+    @torch.compile(backend="aot_eager")
+    def step(inputs: torch.Tensor) -> list[torch.Tensor]:
+        whole = inputs * 2
+        dist.all_reduce(whole)
+        torch._dynamo.graph_break()
+        dist.all_reduce(whole, async_op=True).wait()
+        dist.broadcast(whole, 0)
+        parts = [torch.empty_like(whole) for _ in range(2)]
+        dist.all_gather(parts, whole + rank)
+        return [whole, *parts]
+
+    return dict(zip("abc", step(torch.ones(3) * rank), strict=True))
+
+
 def ddp_unused(rank: int) -> State:
     """The last layer serves in every other step only."""
 

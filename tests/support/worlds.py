@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torsh_runtime as tr
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.native import NativeBackend
+from torsh_runtime.backends.native.backend import NativeBackend
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 

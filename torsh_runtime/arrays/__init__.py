@@ -1,5 +1,5 @@
-"""Arrays as the backends want them: C-contiguous, native byte order, of a supported dtype."""
+"""Arrays as the backends want them: C-contiguous and aligned."""
 
-from torsh_runtime.arrays.host import stage, staged
+from torsh_runtime.arrays.host import is_known, stage, staged
 
-__all__ = ["stage", "staged"]
+__all__ = ["is_known", "stage", "staged"]

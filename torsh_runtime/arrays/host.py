@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +21,14 @@ def stage(array: object, writable: bool) -> tuple[NDArray[Any], Finish | None]:
     """A contiguous, aligned array of the same elements, and what copies it back to `array`.
 
     Where the array itself is contiguous it is looked at in place and there is nothing to copy
-    back; nor is there unless `writable`. Raises TypeError for a type or dtype that collectives do
-    not take, ValueError for a read-only array where a writable one is needed.
+    back; nor is there unless `writable`. Its dtype may be one that can only be moved (is_known).
+    Raises TypeError for a type or dtype that collectives do not take, ValueError for a read-only
+    array where a writable one is needed.
     """
     source = _host_view(array)
     _check(source, writable)
+    if source.flags.c_contiguous and source.flags.aligned:
+        return source, None
     copy = np.require(source, requirements=_REQUIRED)
     if not writable or np.may_share_memory(copy, source):
         return copy, None
@@ -57,12 +61,17 @@ def _host_view(array: object) -> NDArray[Any]:
         ) from None
 
 
+@lru_cache(maxsize=256)
+def is_known(dtype: np.dtype[Any]) -> bool:
+    """Whether its elements are numbers that can be reduced; others are moved as bytes."""
+    return dtype.isnative and dtype.name in DTYPES
+
+
 def _check(view: NDArray[Any], writable: bool) -> None:
-    if view.dtype.name not in DTYPES or not view.dtype.isnative:
-        order = "" if view.dtype.isnative else " in foreign byte order"
+    if view.dtype.hasobject or not view.dtype.itemsize:
         raise TypeError(
-            f"dtype {view.dtype.name}{order} is not supported; use one of {', '.join(DTYPES)} "
-            f"(array.astype(...) converts)"
+            f"arrays of dtype {view.dtype} have no contents of their own that could be moved; use "
+            f"numbers or another dtype of fixed size, or the functions for Python objects"
         )
     if writable and not view.flags.writeable:
         raise ValueError("the array is read-only, and the result is written into it; pass a copy")

@@ -34,13 +34,24 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
         return plain.view(torch.int16).numpy().view(_bfloat16())
     try:
         return plain.numpy()
-    except TypeError as error:
-        raise TypeError(f"{tensor.dtype} is not supported: {error}") from None
+    except TypeError:
+        return _opaque(plain)
     except RuntimeError:
         raise TypeError(
             f"a {type(tensor).__name__} has no memory of its own; pass the tensor that it stands "
             f"for (of a DTensor: to_local())"
         ) from None
+
+
+def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor of a dtype that numpy has not, such as float8, whose name its elements then have."""
+    name, width = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    try:
+        values = tensor.view(integers[width]).numpy()
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise TypeError(f"{tensor.dtype} is not supported: {error}") from None
+    return values.view(np.dtype([(name, values.dtype)]))
 
 
 def _bfloat16() -> np.dtype[Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum, StrEnum
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from torsh_runtime.backends.work import Work
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.backends.work import COMPLETED, Work
 
 
 class ReduceOp(IntEnum):
@@ -31,7 +34,14 @@ class ReduceOp(IntEnum):
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
-    """Each rank's values times its own factor, summed: see PremulSum. Floating point only."""
+    """Each rank's values times its own factor, summed: ReduceOp.PREMUL_SUM(factor). Floating point
+    only."""
+
+    def __call__(self, factor: float) -> PremulSum:
+        """The reduction PREMUL_SUM with this rank's factor; TypeError of the others."""
+        if self is not ReduceOp.PREMUL_SUM:
+            raise TypeError(f"ReduceOp.{self.name} takes no factor; PREMUL_SUM does")
+        return PremulSum(factor)
 
 
 class PremulSum(NamedTuple):
@@ -41,6 +51,15 @@ class PremulSum(NamedTuple):
 
 
 Reduce = ReduceOp | PremulSum
+
+
+class Envelope(NamedTuple):
+    """A message that has come, and that nobody has received."""
+
+    source: int
+    """The rank it comes from."""
+    tag: int
+    num_bytes: int
 
 
 class BackendType(StrEnum):
@@ -61,7 +80,8 @@ class BackendType(StrEnum):
 class Backend(ABC):
     """One rank's end of a group. Ranks and roots are the group's own, from 0.
 
-    Arrays are of a dtype of `status.DTYPES` and of any strides; contiguous ones are used in place.
+    Arrays are of a dtype of `status.DTYPES`, or, on CPUs and where they are only moved, of any
+    other of fixed size, and of any strides; contiguous ones are used in place.
     On CPUs they are numpy arrays (bfloat16 by ml_dtypes), other buffers, or torch CPU tensors; on
     GPUs cupy arrays or torch CUDA tensors. An input may be, exactly, this rank's part of the
     output or the other way round; any other overlap is undefined. Every rank must make the same
@@ -75,7 +95,7 @@ class Backend(ABC):
     arrays are undefined after that.
     """
 
-    type: ClassVar[BackendType]
+    type: BackendType
 
     @property
     @abstractmethod
@@ -118,6 +138,13 @@ class Backend(ABC):
         self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
     ) -> Work:
         """Copy rank r's array into outputs[r], for each r; sizes may differ from rank to rank."""
+
+    def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
+        """Everyone's numbers, which lie in the processor's memory whatever arrays the backend
+        takes: a row for each rank. It blocks."""
+        everyone = np.empty((self.world_size, own.size), np.int64)
+        self.all_gather(everyone, own, timeout)
+        return everyone
 
     @abstractmethod
     def gather(
@@ -181,13 +208,54 @@ class Backend(ABC):
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
     ) -> Work:
         """Send to one rank; complete when the array may be changed again. Messages with the same
-        tag arrive in order. Unreceived ones up to 64 KiB for each pair of ranks never block."""
+        tag arrive in order. Unreceived ones up to 64 KiB for each pair of ranks never block; in a
+        node of more than 32 ranks it is less, 16 KiB with 64."""
 
     @abstractmethod
     def recv(
-        self, array: object, src: int | None, tag: int, timeout: float, async_op: bool = False
+        self,
+        array: object,
+        src: int | None,
+        tag: int | None,
+        timeout: float,
+        async_op: bool = False,
     ) -> Work:
-        """Receive from one rank, or from any (None): Work.source is the rank it came from."""
+        """Receive from one rank, or from any (None): Work.source is the rank it came from. So with
+        tags; backends other than native know no receiving of any tag: ValueError."""
+
+    def probe(
+        self, src: int | None, tag: int | None, timeout: float, wait: bool = True
+    ) -> Envelope | None:
+        """A message that recv would get now, or without `wait` None if none has come. It stays
+        where it is, and another thread may be faster in receiving it."""
+        raise ValueError(f"the {self.type} backend cannot look for messages: receive them")
+
+    def send_object(
+        self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        """Send bytes, an array of uint8, for recv_object. They and the messages of `send` never
+        meet. tag: from 0 to 2**64 - 1."""
+        raise ValueError(f"the {self.type} backend cannot send objects")
+
+    def recv_object(
+        self, src: int | None, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        """Receive bytes, however many: Work.content, and Work.source."""
+        raise ValueError(f"the {self.type} backend cannot receive objects")
+
+    def all_come(self) -> bool:
+        """Whether all ranks are about to call the next operation, so that a caller who must not be
+        held up by them need not leave it to another thread. Waits for them for 20 ms at most, and
+        seldom if that is in vain. To be called right before the operation. Where ranks do not see
+        that of each other it is False.
+        """
+        return False
+
+    def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
+        """Call what makes several collectives. With `async_op` perhaps on a thread of the group's,
+        in the order of the operations that were begun; what it raises, Work.wait raises."""
+        call()
+        return COMPLETED
 
     @abstractmethod
     def barrier(self, timeout: float, async_op: bool = False) -> Work:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-from torsh_runtime.backends.base import Backend, BackendType, Reduce, ReduceOp
-from torsh_runtime.backends.operands import (
+from torsh_runtime.arrays import stage
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
+from torsh_runtime.backends.library.operands import (
     Array,
     check_dtype,
     check_rank,
@@ -14,7 +14,7 @@ from torsh_runtime.backends.operands import (
     flat,
     flat_list,
 )
-from torsh_runtime.backends.reductions import check_reducible, combine
+from torsh_runtime.backends.library.reductions import combine, reduction_of
 from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.client import StoreClient
@@ -23,18 +23,16 @@ _NO_PEER = "messages go to other ranks, and this group has one rank only"
 _SAME = "as the other array's: there is one rank"
 
 
-def is_available() -> bool:
-    """Always."""
-    return True
-
-
 class SingleBackend(Backend):
     """A group of one. Every operation is complete when its call returns."""
 
-    type: ClassVar[BackendType] = BackendType.SINGLE
+    type: BackendType = BackendType.SINGLE
 
-    def __init__(self) -> None:
+    def __init__(self, stands_for: BackendType | None = None) -> None:
+        """`stands_for`: the backend that was asked for, whose name the group then has."""
         self._end = ""
+        if stands_for is not None:
+            self.type = stands_for
 
     @classmethod
     def connect(
@@ -59,8 +57,11 @@ class SingleBackend(Backend):
 
     def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
         self._check_open()
-        with flat(array, writable=True) as values:
-            _reduce(values, values, op)
+        values, finish = stage(array, writable=True)
+        if reduction_of(values.dtype, op) is ReduceOp.PREMUL_SUM:
+            values[...] = combine([values], op, 1).reshape(values.shape)
+            if finish is not None:
+                finish()
         return COMPLETED
 
     def reduce(
@@ -151,10 +152,31 @@ class SingleBackend(Backend):
         raise ValueError(_NO_PEER)
 
     def recv(
-        self, array: object, src: int | None, tag: int, timeout: float, async_op: bool = False
+        self,
+        array: object,
+        src: int | None,
+        tag: int | None,
+        timeout: float,
+        async_op: bool = False,
     ) -> Work:
         self._check_open()
         raise ValueError(_NO_PEER)
+
+    def probe(
+        self, src: int | None, tag: int | None, timeout: float, wait: bool = True
+    ) -> Envelope | None:
+        self._check_open()
+        raise ValueError(_NO_PEER)
+
+    def send_object(
+        self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self.send(content, dst, tag, timeout)
+
+    def recv_object(
+        self, src: int | None, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self.recv(None, src, tag, timeout)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
         self._check_open()
@@ -184,7 +206,5 @@ def _check_alike(target: Array, source: Array) -> None:
 
 
 def _reduce(target: Array, source: Array, op: Reduce) -> None:
-    if check_reducible(source.dtype.name, op) is ReduceOp.PREMUL_SUM:
-        source = combine([source], op, 1)
-    if target is not source:
-        target[...] = source
+    is_scaled = reduction_of(source.dtype, op) is ReduceOp.PREMUL_SUM
+    target[...] = combine([source], op, 1) if is_scaled else source

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
+
+from torsh_runtime.backends.future import Future, WorkFuture
 
 
 class Work(ABC):
-    """A collective that was started; `wait` before using its buffers."""
+    """A collective that was started; `wait` before using its buffers. It has the methods of
+    torch.distributed's, too.
+    """
+
+    _outputs: Sequence[object] = ()
 
     @abstractmethod
     def wait(self, timeout: float | timedelta | None = None) -> bool:
@@ -36,12 +43,66 @@ class Work(ABC):
         """The rank a received message came from; None of other operations, and before it came."""
         return None
 
+    @property
+    def tag(self) -> int | None:
+        """The tag of a received message, where the backend tells; else None."""
+        return None
+
+    @property
+    def content(self) -> Any:
+        """The bytes that recv_object received, uint8 of shape (bytes,); None of other operations,
+        and before they came."""
+        return None
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
+        return self.done()
+
+    def is_success(self) -> bool:
+        """Whether it is over and went well."""
+        return self.done() and self.exception() is None
+
+    def result(self) -> list[object]:
+        """The arrays that hold the result; none of operations without one. Raises what the
+        operation ended with, and RuntimeError while it is under way.
+        """
+        if not self.done():
+            raise RuntimeError("the operation is still under way: wait() for it first")
+        self.wait()
+        return list(self._outputs)
+
+    def get_future(self) -> Future:
+        """A future of `result()`. No thread waits for it unless a callback is added."""
+        return WorkFuture(self)
+
+    def synchronize(self) -> None:
+        """The same as wait()."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Let the current stream wait for it; on CPUs, where there is none, the caller."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """`source`, and -1 for None."""
+        return -1 if self.source is None else self.source
+
+    def giving(self, outputs: Sequence[object]) -> Work:
+        """The same work, whose result these arrays hold."""
+        self._outputs = outputs
+        return self
+
 
 class CompletedWork(Work):
     """Work that was over when the call returned."""
 
     def __init__(self, source: int | None = None) -> None:
         self._source = source
+
+    def giving(self, outputs: Sequence[object]) -> CompletedWork:
+        work = CompletedWork(self._source)  # this one may be everybody's
+        work._outputs = outputs
+        return work
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         return True

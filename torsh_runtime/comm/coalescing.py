@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
-from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
 from torsh_runtime.backends.work import Work, in_seconds
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
@@ -41,6 +41,46 @@ def coalesce(group: ProcessGroup | None = None, async_op: bool = False) -> Itera
         batch.launch()
     if not async_op:
         batch.wait()
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[object],
+    op: Reduce = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce each of the arrays in place over all ranks."""
+    group = group or default_group()
+    with coalesce(group, async_op) as work:
+        for tensor in tensors:
+            group.all_reduce(tensor, op)
+    return work.giving(tensors) if async_op else None
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[object]],
+    input_tensor_list: Sequence[object],
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Copy rank r's i-th input into output_tensor_lists[r][i], for each r and i.
+
+    ValueError unless there is a list for each rank, each as long as input_tensor_list.
+    """
+    group = group or default_group()
+    lengths = {len(outputs) for outputs in output_tensor_lists}
+    if lengths != {len(input_tensor_list)} or len(output_tensor_lists) != group.world_size:
+        raise ValueError(
+            f"output_tensor_lists must be {group.world_size} lists, one per rank, of "
+            f"{len(input_tensor_list)} arrays, as many as input_tensor_list has"
+        )
+    with coalesce(group, async_op) as work:
+        for outputs, tensor in zip(
+            zip(*output_tensor_lists, strict=True), input_tensor_list, strict=True
+        ):
+            group.all_gather(outputs, tensor)
+    everything = [output for outputs in output_tensor_lists for output in outputs]
+    return work.giving(everything) if async_op else None
 
 
 class _Recorder:
@@ -79,6 +119,10 @@ class _Batch(Work):
             for operation, arguments in self._calls
         ]
         self._calls.clear()
+
+    def giving(self, outputs: Sequence[object]) -> Work:
+        # Within the block, what one of the operations gives.
+        return self if self._works is None else super().giving(outputs)
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         seconds = in_seconds(timeout)

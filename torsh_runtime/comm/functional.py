@@ -33,7 +33,7 @@ def all_reduce(
 ) -> Work | None:
     """Reduce `tensor` in place over all ranks; every rank gets identical bits."""
     work = (group or default_group()).all_reduce(tensor, op, async_op)
-    return work if async_op else None
+    return work.giving((tensor,)) if async_op else None
 
 
 def reduce(
@@ -47,7 +47,7 @@ def reduce(
     """Reduce over all ranks into rank dst's `tensor`; the others' keep their contents."""
     group = group or default_group()
     work = group.reduce(tensor, root_rank(group, dst, group_dst, "dst"), op, async_op)
-    return work if async_op else None
+    return work.giving((tensor,)) if async_op else None
 
 
 def broadcast(
@@ -64,7 +64,7 @@ def broadcast(
     else:
         root = root_rank(group, src, group_src, "src")
     work = group.broadcast(tensor, root, async_op)
-    return work if async_op else None
+    return work.giving((tensor,)) if async_op else None
 
 
 def all_gather(
@@ -75,7 +75,7 @@ def all_gather(
 ) -> Work | None:
     """Copy rank r's `tensor` into tensor_list[r], for each r; sizes may differ with r."""
     work = (group or default_group()).all_gather(tensor_list, tensor, async_op)
-    return work if async_op else None
+    return work.giving(tensor_list) if async_op else None
 
 
 def all_gather_into_tensor(
@@ -86,7 +86,10 @@ def all_gather_into_tensor(
 ) -> Work | None:
     """Gather everyone's input, in order of rank, into output (world_size × its elements)."""
     work = (group or default_group()).all_gather_into_tensor(output_tensor, input_tensor, async_op)
-    return work if async_op else None
+    return work.giving((output_tensor,)) if async_op else None
+
+
+all_gather_single = all_gather_into_tensor
 
 
 def gather(
@@ -103,7 +106,7 @@ def gather(
     """
     group = group or default_group()
     work = group.gather(tensor, gather_list, root_rank(group, dst, group_dst, "dst", 0), async_op)
-    return work if async_op else None
+    return work.giving(gather_list or ()) if async_op else None
 
 
 def scatter(
@@ -121,7 +124,7 @@ def scatter(
     group = group or default_group()
     root = root_rank(group, src, group_src, "src", 0)
     work = group.scatter(tensor, scatter_list, root, async_op)
-    return work if async_op else None
+    return work.giving((tensor,)) if async_op else None
 
 
 def reduce_scatter(
@@ -133,7 +136,7 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce everyone's input_list[r] into rank r's `output`; sizes may differ with r."""
     work = (group or default_group()).reduce_scatter(output, input_list, op, async_op)
-    return work if async_op else None
+    return work.giving((output,)) if async_op else None
 
 
 def reduce_scatter_tensor(
@@ -145,7 +148,10 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce everyone's `input` (world_size × output's elements); rank r gets part r."""
     work = (group or default_group()).reduce_scatter_tensor(output, input, op, async_op)
-    return work if async_op else None
+    return work.giving((output,)) if async_op else None
+
+
+reduce_scatter_single = reduce_scatter_tensor
 
 
 def all_to_all(
@@ -157,7 +163,7 @@ def all_to_all(
     """Send input_tensor_list[r] to rank r, and put what it sent into output_tensor_list[r]."""
     group = group or default_group()
     work = group.all_to_all(output_tensor_list, input_tensor_list, async_op)
-    return work if async_op else None
+    return work.giving(output_tensor_list) if async_op else None
 
 
 def all_to_all_single(
@@ -180,7 +186,7 @@ def all_to_all_single(
         outputs = cut("output", output, output_split_sizes, group.world_size)
         inputs = cut("input", input, input_split_sizes, group.world_size)
         work = group.all_to_all(outputs, inputs, async_op)
-    return work if async_op else None
+    return work.giving((output,)) if async_op else None
 
 
 def barrier(

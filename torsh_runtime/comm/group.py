@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from torsh_runtime.backends.base import Backend, BackendType, Reduce, ReduceOp
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
 from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from torsh_runtime.comm.session import Session
 
 
@@ -194,11 +197,37 @@ class ProcessGroup:
         return self._backend.send(tensor, self._other(dst, "dst"), tag, self._timeout, async_op)
 
     def recv(
-        self, tensor: object, src: int | None = None, tag: int = 0, async_op: bool = False
+        self, tensor: object, src: int | None = None, tag: int | None = 0, async_op: bool = False
     ) -> Work:
-        """Receive from rank src, or from any rank (None): Work.source tells which it was."""
-        peer = None if src is None else self._other(src, "src")
-        return self._backend.recv(tensor, peer, tag, self._timeout, async_op)
+        """Receive from rank src, or from any rank (None): Work.source tells which it was. With tag
+        None a message of any tag: Work.tag."""
+        work = self._backend.recv(tensor, self._source(src), tag, self._timeout, async_op)
+        return work.giving((tensor,)) if async_op else work
+
+    def probe(
+        self, src: int | None = None, tag: int | None = 0, wait: bool = True
+    ) -> Envelope | None:
+        """The message that recv would get, which stays: when there is one, or without `wait` now,
+        None if there is none. Another thread may be faster in receiving it.
+        """
+        return self._backend.probe(self._source(src), tag, self._timeout, wait)
+
+    def send_object(self, content: object, dst: int, tag: int, async_op: bool = False) -> Work:
+        """Send bytes for recv_object; they never meet messages of `send`."""
+        peer = self._other(dst, "dst")
+        return self._backend.send_object(content, peer, tag, self._timeout, async_op)
+
+    def recv_object(self, src: int | None, tag: int, async_op: bool = False) -> Work:
+        """Receive bytes, however many, from rank src or from any (None): Work.content."""
+        return self._backend.recv_object(self._source(src), tag, self._timeout, async_op)
+
+    def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
+        """Call what makes several collectives, in the order of those that were begun."""
+        return self._backend.in_order(call, async_op)
+
+    def all_gather_numbers(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Everyone's numbers, a row for each rank, with any backend. It blocks."""
+        return self._backend.all_gather_numbers(own, self._timeout)
 
     def barrier(self, async_op: bool = False, timeout: float | None = None) -> Work:
         """Return when every rank has called it. `timeout`: seconds; None: the group's."""
@@ -255,6 +284,9 @@ class ProcessGroup:
             raise ValueError(f"{what} is this process's own rank; copy the array instead")
         return self._member(rank)
 
+    def _source(self, src: int | None) -> int | None:
+        return None if src is None else self._other(src, "src")
+
     def _check_one_per_rank(self, name: str, arrays: Sequence[object]) -> None:
         if len(arrays) != self.world_size:
             raise ValueError(
@@ -288,10 +320,20 @@ class NonMember(ProcessGroup):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(self._words)
 
-    _member = _other = _check_one_per_rank = _check_only_at = _refuse
+    _member = _other = _source = _check_one_per_rank = _check_only_at = _refuse
 
     def close(self) -> None:
         """Nothing to leave."""
+
+
+class NotAMember:
+    """What every NonMember is equal to, as in torch.distributed: GroupMember.NON_GROUP_MEMBER."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NonMember | NotAMember)
+
+    def __hash__(self) -> int:
+        return hash(NotAMember)
 
 
 class _NoBackend:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 
 import numpy as np
 
 from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.registry import is_available
+from torsh_runtime.comm.choosing import backend_type, check_no_options, device_of, use_device
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.timeouts import Timeout, seconds
-from torsh_runtime.errors import BackendUnavailable, ConfigError
 
 
 def is_initialized() -> bool:
@@ -49,6 +49,17 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     return group.global_rank(group_rank)
 
 
+def get_backend_config(group: ProcessGroup | None = None) -> str:
+    """Which backend serves which kind of device in the group, such as "cpu:native"."""
+    kind = backend_type(get_backend(group))
+    return f"{device_of(kind)}:{kind.value}"
+
+
+def get_pg_count() -> int:
+    """Number of groups that this process is in; 0 without a default group."""
+    return 1 + default_group().session.count if has_default_group() else 0
+
+
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Timeout = None,
@@ -56,24 +67,32 @@ def new_group(
     pg_options: None = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
+    device_id: object = None,
+    sort_ranks: bool = True,
 ) -> ProcessGroup:
-    """A group of some ranks of the default group, sorted; None: of all.
+    """A group of some ranks of the default group; None: of all.
 
     A process that is not in it gets a group with rank -1, on which every operation raises
     ConfigError. It need not call this: only the members meet, so use_local_synchronization makes
     no difference. Members that make several groups of the same ranks make them in the same order.
 
     timeout: as in init_process_group; None is the default group's. backend: a name; None is the
-    default group's. pg_options must be None; group_desc makes no difference.
+    default group's. pg_options must be None; group_desc makes no difference. device_id: as in
+    init_process_group. sort_ranks: False numbers the group's ranks in the order of `ranks`.
 
     Raises ConfigError, BackendUnavailable, and CommTimeout naming members that did not come.
     """
-    if pg_options is not None:
-        raise ConfigError("no backend here has pg_options: give none")
+    check_no_options(pg_options)
     parent = default_group()
-    members = sorted(parent.ranks if ranks is None else ranks)
+    members = list(parent.ranks if ranks is None else ranks)
     kind = backend_type(parent.backend if backend is None else backend)
-    return parent.session.group(parent.name, members, kind, seconds(timeout, parent.timeout))
+    use_device(device_id, kind)
+    return parent.session.group(
+        parent.name,
+        sorted(members) if sort_ranks else members,
+        kind,
+        seconds(timeout, parent.timeout),
+    )
 
 
 def split(
@@ -91,8 +110,7 @@ def split(
     parent = group or default_group()
     parent.check_not_held_back("split()")
     own = np.array([color is not None, color or 0, key], np.int64)
-    everyone = np.empty((parent.world_size, len(own)), np.int64)
-    parent.all_gather_into_tensor(everyone, own)
+    everyone = parent.all_gather_numbers(own)
     if color is None:
         return None
     alike = [rank for rank, row in enumerate(everyone) if row[0] and row[1] == color]
@@ -102,30 +120,26 @@ def split(
     return parent.session.group(parent.name, members, kind, seconds(timeout, parent.timeout))
 
 
-def backend_type(name: str | BackendType) -> BackendType:
-    """The backend of this name. BackendUnavailable if there is none."""
-    try:
-        return BackendType(name)
-    except ValueError:
-        known = ", ".join(BackendType)
-        raise BackendUnavailable(f"backend {name!r}", f"Known backends: {known}.") from None
-
-
 def is_nccl_available() -> bool:
     """Whether this process could make groups with the nccl backend."""
-    return _is_available("nccl")
+    return is_available(BackendType.NCCL)
 
 
 def is_mpi_available() -> bool:
     """Whether this process could make groups with the mpi backend."""
-    return _is_available("mpi")
+    return is_available(BackendType.MPI)
+
+
+def is_ucc_available() -> bool:
+    """False: there is no such backend here."""
+    return False
+
+
+def is_xccl_available() -> bool:
+    """False: there is no such backend here."""
+    return False
 
 
 def is_gloo_available() -> bool:
     """Whether this process could make groups with the gloo backend."""
-    return _is_available("gloo")
-
-
-def _is_available(name: str) -> bool:
-    available: bool = import_module(f"torsh_runtime.backends.{name}").is_available()
-    return available
+    return is_available(BackendType.GLOO)

@@ -1,8 +1,8 @@
 """Messages from one rank to another, as in torch.distributed.
 
 `src` and `dst` are ranks of the default group, `group_src` and `group_dst` the group's own.
-Messages between two ranks with the same tag arrive in order. Up to 64 KiB of them need nobody who
-receives them yet; beyond that send waits for its receiver.
+Messages between two ranks with the same tag arrive in order. Up to 64 KiB of them (less in a node
+of more than 32 ranks) need nobody who receives them yet; beyond that send waits for its receiver.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torsh_runtime.backends.base import Envelope
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
@@ -32,11 +33,11 @@ def recv(
     tensor: object,
     src: int | None = None,
     group: ProcessGroup | None = None,
-    tag: int = 0,
+    tag: int | None = 0,
     group_src: int | None = None,
 ) -> int:
     """Receive from one rank, or without src and group_src from any; the rank it came from, as one
-    of the default group.
+    of the default group. tag: None is any.
     """
     group = group or default_group()
     work = group.recv(tensor, _source(group, src, group_src), tag)
@@ -59,12 +60,49 @@ def irecv(
     tensor: object,
     src: int | None = None,
     group: ProcessGroup | None = None,
-    tag: int = 0,
+    tag: int | None = 0,
     group_src: int | None = None,
 ) -> Work:
-    """Begin to receive; Work.source is then the rank it came from, as one of the group's own."""
+    """Begin to receive; Work.source is then the rank it came from, as one of the group's own.
+    tag: None is any, and Work.tag tells which it was.
+    """
     group = group or default_group()
     return group.recv(tensor, _source(group, src, group_src), tag, async_op=True)
+
+
+def probe(
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int | None = 0,
+    group_src: int | None = None,
+) -> Envelope:
+    """Wait for a message that recv with the same arguments would get, and leave it there: its
+    source, as a rank of the default group, its tag and its size in bytes.
+
+    Another thread may be faster in receiving it. ValueError with backends other than native and
+    mpi, and with mpi if tag is None.
+    """
+    found = _probe(src, group, tag, group_src, wait=True)
+    assert found is not None, "what was waited for is there"
+    return found
+
+
+def iprobe(
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int | None = 0,
+    group_src: int | None = None,
+) -> Envelope | None:
+    """As probe, but None if no such message has come by now."""
+    return _probe(src, group, tag, group_src, wait=False)
+
+
+def _probe(
+    src: int | None, group: ProcessGroup | None, tag: int | None, group_src: int | None, wait: bool
+) -> Envelope | None:
+    group = group or default_group()
+    found = group.probe(_source(group, src, group_src), tag, wait)
+    return found and found._replace(source=group.global_rank(found.source))
 
 
 @dataclass(frozen=True, slots=True)

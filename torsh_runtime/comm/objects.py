@@ -2,36 +2,43 @@
 
 Nothing is unpickled that no rank of this job has sent (see seal.py), and in a job of several
 machines without a secret these raise ConfigError. `src`, `dst`, `group_src` and `group_dst` are as
-in functional.py. All of them block, and raise RuntimeError within coalesce(). What goes over the
-nccl backend must be on a GPU, so there they raise ConfigError too: make a group with
+in functional.py. Objects are pickled when the call is made. Without `async_op` a call returns when
+its objects are there; with it, on the native backend, they are when the Work that it returns is
+done, and other backends may block all the same. Within coalesce() all raise RuntimeError. What goes
+over the nccl backend must be on a GPU, so there they raise ConfigError: make a group with
 new_group(backend="native") for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.comm.messages import recv, send
 from torsh_runtime.comm.roots import root_rank
 from torsh_runtime.comm.seal import ALL, Bytes, Letter
 from torsh_runtime.errors import ConfigError
 
 
 def all_gather_object(
-    object_list: list[Any], obj: object, group: ProcessGroup | None = None
-) -> None:
+    object_list: list[Any], obj: object, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
     """Put rank r's `obj` into object_list[r], for each r; one element for each rank."""
     group = _for_objects(group)
     _check_length("object_list", object_list, group.world_size)
     letters = [Letter(group.name, "all_gather_object", r, ALL) for r in range(group.world_size)]
     packed = group.session.seal.pack(obj, letters[group.rank])
-    parts = _room(_all_sizes(group, packed))
-    group.all_gather(parts, packed)
-    object_list[:] = group.session.seal.unpack_all(parts, letters)
+
+    def exchange() -> None:
+        parts = _room(_all_sizes(group, packed))
+        group.all_gather(parts, packed)
+        object_list[:] = group.session.seal.unpack_all(parts, letters)
+
+    return _in_order(group, exchange, async_op)
 
 
 def gather_object(
@@ -40,7 +47,8 @@ def gather_object(
     dst: int | None = None,
     group: ProcessGroup | None = None,
     group_dst: int | None = None,
-) -> None:
+    async_op: bool = False,
+) -> Work | None:
     """Put rank r's `obj` into rank dst's object_gather_list[r], for each r.
 
     object_gather_list: None on the other ranks. Without dst and group_dst, dst is 0.
@@ -51,11 +59,15 @@ def gather_object(
         _check_length("object_gather_list", object_gather_list, group.world_size)
     letters = [Letter(group.name, "gather_object", r, root) for r in range(group.world_size)]
     packed = group.session.seal.pack(obj, letters[group.rank])
-    sizes = _all_sizes(group, packed)
-    parts = _room(sizes) if group.rank == root else None
-    group.gather(packed, parts, root)
-    if parts is not None and object_gather_list is not None:
-        object_gather_list[:] = group.session.seal.unpack_all(parts, letters)
+
+    def exchange() -> None:
+        sizes = _all_sizes(group, packed)
+        parts = _room(sizes) if group.rank == root else None
+        group.gather(packed, parts, root)
+        if parts is not None and object_gather_list is not None:
+            object_gather_list[:] = group.session.seal.unpack_all(parts, letters)
+
+    return _in_order(group, exchange, async_op)
 
 
 def broadcast_object_list(
@@ -64,7 +76,8 @@ def broadcast_object_list(
     group: ProcessGroup | None = None,
     device: object = None,
     group_src: int | None = None,
-) -> None:
+    async_op: bool = False,
+) -> Work | None:
     """Put rank src's objects into everyone's object_list, which is as long on all ranks.
 
     Without src and group_src, src is 0. device: for programs written for torch; makes no
@@ -74,12 +87,16 @@ def broadcast_object_list(
     root = root_rank(group, src, group_src, "src", 0)
     letter = Letter(group.name, "broadcast_object_list", root, ALL)
     packed = group.session.seal.pack(object_list, letter) if group.rank == root else None
-    size = np.array([0 if packed is None else packed.size], np.int64)
-    group.broadcast(size, root)
-    content = np.empty(size[0], np.uint8) if packed is None else packed
-    group.broadcast(content, root)
-    if packed is None:
-        _fill(object_list, group.session.seal.unpack(content, letter))
+
+    def exchange() -> None:
+        size = np.array([0 if packed is None else packed.size], np.int64)
+        group.broadcast(size, root)
+        content = np.empty(size[0], np.uint8) if packed is None else packed
+        group.broadcast(content, root)
+        if packed is None:
+            _fill(object_list, group.session.seal.unpack(content, letter))
+
+    return _in_order(group, exchange, async_op)
 
 
 def scatter_object_list(
@@ -88,7 +105,8 @@ def scatter_object_list(
     src: int | None = None,
     group: ProcessGroup | None = None,
     group_src: int | None = None,
-) -> None:
+    async_op: bool = False,
+) -> Work | None:
     """Put rank src's scatter_object_input_list[r] into rank r's scatter_object_output_list[0].
 
     scatter_object_input_list: None on the other ranks. Without src and group_src, src is 0.
@@ -104,13 +122,17 @@ def scatter_object_list(
             group.session.seal.pack(each, _scattered(group, root, rank))
             for rank, each in enumerate(scatter_object_input_list or ())
         ]
-    size = np.empty(1, np.int64)
-    sizes = None if parts is None else [np.array([part.size], np.int64) for part in parts]
-    group.scatter(size, sizes, root)
-    content = np.empty(size[0], np.uint8)
-    group.scatter(content, parts, root)
-    letter = _scattered(group, root, group.rank)
-    scatter_object_output_list[0] = group.session.seal.unpack(content, letter)
+
+    def exchange() -> None:
+        size = np.empty(1, np.int64)
+        sizes = None if parts is None else [np.array([part.size], np.int64) for part in parts]
+        group.scatter(size, sizes, root)
+        content = np.empty(size[0], np.uint8)
+        group.scatter(content, parts, root)
+        letter = _scattered(group, root, group.rank)
+        scatter_object_output_list[0] = group.session.seal.unpack(content, letter)
+
+    return _in_order(group, exchange, async_op)
 
 
 def send_object_list(
@@ -121,14 +143,14 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send the objects to one rank. device, use_batch: for programs written for torch; they make
-    no difference.
+    """Send the objects to one rank. They never meet the messages of `send`, whatever their tags.
+
+    device, use_batch: for programs written for torch; they make no difference.
     """
     group = _for_objects(group)
     receiver = root_rank(group, dst, group_dst, "dst")
     packed = group.session.seal.pack(object_list, _message(group, group.rank, receiver))
-    send(np.array([packed.size], np.int64), group=group, group_dst=receiver)
-    send(packed, group=group, group_dst=receiver)
+    group.send_object(packed, receiver, _LISTS)
 
 
 def recv_object_list(
@@ -143,13 +165,18 @@ def recv_object_list(
     sender's; the rank they came from, as one of the default group. Otherwise as send_object_list.
     """
     group = _for_objects(group)
-    size = np.empty(1, np.int64)
-    source = recv(size, src, group, group_src=group_src)
-    content = np.empty(size[0], np.uint8)
-    recv(content, source, group)
-    letter = _message(group, group.group_rank(source), group.rank)
-    _fill(object_list, group.session.seal.unpack(content, letter))
-    return source
+    anyone = src is None and group_src is None
+    sender = None if anyone else root_rank(group, src, group_src, "src")
+    work = group.recv_object(sender, _LISTS)
+    source = work.source
+    assert source is not None, "what was received came from somewhere"
+    letter = _message(group, source, group.rank)
+    _fill(object_list, group.session.seal.unpack(work.content, letter))
+    return group.global_rank(source)
+
+
+_LISTS = 0
+"""The tag of the messages of send_object_list."""
 
 
 def _for_objects(group: ProcessGroup | None) -> ProcessGroup:
@@ -162,6 +189,11 @@ def _for_objects(group: ProcessGroup | None) -> ProcessGroup:
             "a group for them with new_group(backend='native')"
         )
     return group
+
+
+def _in_order(group: ProcessGroup, exchange: Callable[[], None], async_op: bool) -> Work | None:
+    work = group.in_order(exchange, async_op)
+    return work if async_op else None
 
 
 def _scattered(group: ProcessGroup, root: int, rank: int) -> Letter:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hmac
 import pickle
+import struct
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ Bytes = NDArray[np.uint8]
 
 ALL = -1
 """As a receiver: all ranks of the group."""
-_DIGEST_BYTES = 32
+_NUMBER = struct.Struct("<Q")
+_HEAD = _NUMBER.size + 32
+"""Bytes in front of a pickle: its number and the proof."""
 
 
 class Letter(NamedTuple):
@@ -41,6 +44,24 @@ class Letter(NamedTuple):
     """The group's rank, or ALL."""
 
 
+class _Numbers:
+    """Those that have come, of numbers that mostly come in order."""
+
+    def __init__(self) -> None:
+        self._below = 0
+        self._beyond: set[int] = set()
+
+    def take(self, number: int) -> bool:
+        """Whether it had not come yet."""
+        if number < self._below or number in self._beyond:
+            return False
+        self._beyond.add(number)
+        while self._below in self._beyond:
+            self._beyond.discard(self._below)
+            self._below += 1
+        return True
+
+
 class Seal:
     """One rank's, for the life of its job."""
 
@@ -49,7 +70,7 @@ class Seal:
         self._key = derive(secret, "objects")
         self._lock = threading.Lock()
         self._sent: Counter[Letter] = Counter()
-        self._received: Counter[Letter] = Counter()
+        self._received: defaultdict[Letter, _Numbers] = defaultdict(_Numbers)
 
     def check(self) -> None:
         """Raise ConfigError in a job that can prove nothing."""
@@ -65,8 +86,11 @@ class Seal:
         """The pickled value with the proof; shape (bytes,). ConfigError as `check`."""
         self.check()
         body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        digest = self._digest(body, letter, self._next(self._sent, letter))
-        return np.frombuffer(bytearray(digest + body), np.uint8)
+        with self._lock:
+            number = self._sent[letter]
+            self._sent[letter] += 1
+        digest = self._digest(body, letter, number)
+        return np.frombuffer(bytearray(_NUMBER.pack(number) + digest + body), np.uint8)
 
     def unpack(self, packed: Bytes, letter: Letter) -> Any:
         """The counterpart of pack. CommError when the proof is wrong."""
@@ -78,11 +102,19 @@ class Seal:
         bodies = [self._open(*each) for each in zip(packed, letters, strict=True)]
         return [pickle.loads(body) for body in bodies]  # noqa: S301  (of ranks, as they proved)
 
+    def forget(self, group: str) -> None:
+        """No pickle of the group of this name will be packed or unpacked any more."""
+        with self._lock:
+            for known in (self._sent, self._received):
+                for letter in [letter for letter in known if letter.group == group]:
+                    del known[letter]
+
     def _open(self, packed: Bytes, letter: Letter) -> memoryview:
         data = packed.data
-        body = data[_DIGEST_BYTES:]
-        digest = self._digest(body, letter, self._next(self._received, letter))
-        if not hmac.compare_digest(data[:_DIGEST_BYTES], digest):
+        number = _NUMBER.unpack(data[: _NUMBER.size])[0] if data.nbytes > _HEAD else 0
+        digest, body = data[_NUMBER.size : _HEAD], data[_HEAD:]
+        is_right = hmac.compare_digest(digest, self._digest(body, letter, number))
+        if not (is_right and self._take(letter, number)):
             raise CommError(
                 f"a Python object was received in {letter.call} that rank {letter.sender} of this "
                 f"job has not sent there and then, and was thrown away unread. Somebody has got at "
@@ -90,10 +122,10 @@ class Seal:
             )
         return body
 
-    def _next(self, counter: Counter[Letter], letter: Letter) -> int:
+    def _take(self, letter: Letter, number: int) -> bool:
+        """Whether this is the first of the number: threads may open them in any order."""
         with self._lock:
-            counter[letter] += 1
-            return counter[letter]
+            return self._received[letter].take(number)
 
     def _digest(self, body: bytes | memoryview, letter: Letter, number: int) -> bytes:
         words = (letter.call, str(letter.sender), str(letter.receiver), str(number))

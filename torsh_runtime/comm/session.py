@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from torsh_runtime.backends.base import Backend, BackendType
 from torsh_runtime.comm.group import NonMember, ProcessGroup
 from torsh_runtime.comm.seal import Seal
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.errors import CommAborted, ConfigError
 
 Connect = Callable[[BackendType, str, int, Sequence[int], float], Backend]
 """(kind, name, rank in the group, members, timeout) -> this rank's end of a new group."""
@@ -19,15 +19,26 @@ Connect = Callable[[BackendType, str, int, Sequence[int], float], Backend]
 class Session:
     """Makes groups out of the ranks of the default group, and closes them with it."""
 
-    def __init__(self, rank: int, world_size: int, connect: Connect, seal: Seal) -> None:
-        """`rank`: this process's in the default group, of `world_size` ranks."""
+    def __init__(
+        self, rank: int, world_size: int, connect: Connect, seal: Seal, local_world_size: int = 1
+    ) -> None:
+        """`rank`: this process's in the default group, of `world_size` ranks, of which
+        `local_world_size` are on its node.
+        """
         self.rank = rank
         self.world_size = world_size
+        self.local_world_size = local_world_size
         self.seal = seal
         self._connect = connect
         self._lock = threading.Lock()
         self._made: Counter[str] = Counter()
         self._open: list[ProcessGroup] = []
+        self._is_closed = False
+
+    @property
+    def count(self) -> int:
+        """Number of groups that were made and not left."""
+        return len(self._open)
 
     def group(
         self, parent: str, ranks: Sequence[int], kind: BackendType, timeout: float
@@ -35,11 +46,16 @@ class Session:
         """A new group of these ranks of the default group; a NonMember if this one is not in it.
 
         Only its members need to call it, and each of them as often as the others with the same
-        `parent` and ranks. Raises ConfigError for ranks that make no group, and whatever
-        connecting the backend raises.
+        `parent` and ranks. Raises ConfigError for ranks that make no group, CommAborted after
+        close(), and whatever connecting the backend raises.
         """
+        if self._is_closed:
+            raise CommAborted(
+                "the default group that this one belongs to is closed: make another with "
+                "init_process_group(), and then what is made of it"
+            )
         self._check(ranks)
-        name = self._name(parent, ranks)
+        name = self.name(parent, ranks)
         if self.rank not in ranks:
             return NonMember(self.rank, ranks, timeout, name)
         backend = self._connect(kind, name, ranks.index(self.rank), ranks, timeout)
@@ -48,17 +64,19 @@ class Session:
         return group
 
     def close(self) -> None:
-        """Leave all groups that were made, the youngest first."""
+        """Leave all groups that were made, the youngest first; no more can be made."""
+        self._is_closed = True
         while self._open:
             self._open.pop().close()
 
     def forget(self, group: ProcessGroup) -> None:
-        """A group was left."""
+        """A group was left. None will have its name again."""
+        self.seal.forget(group.name)
         if group in self._open:
             self._open.remove(group)
 
-    def _name(self, parent: str, ranks: Sequence[int]) -> str:
-        """The same on all members, whatever other groups each of them has made."""
+    def name(self, parent: str, ranks: Sequence[int]) -> str:
+        """A new group's; the same on all members, whatever other groups each of them has made."""
         members = ",".join(map(str, ranks))
         digest = hashlib.sha256(members.encode()).hexdigest()[:16]
         with self._lock:

@@ -7,13 +7,37 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 
+def parts(
+    array: object, counts: Sequence[int], displacements: Sequence[int] | None = None
+) -> list[object]:
+    """Views of the array along dim 0, each of so many rows and beginning at so many rows from the
+    start; None: one behind the other. What collectives take that have a list of arrays:
+
+        all_gather(parts(table, counts, displacements), own)
+
+    Rows between the parts stay as they are. ValueError for parts that are not within the array,
+    TypeError for what is no array.
+    """
+    view = _sliceable(array)
+    rows = view.shape[0] if len(view.shape) else 0
+    if displacements is None:
+        displacements = [0, *accumulate(counts)][: len(counts)]
+    bounds = [(at, at + count) for at, count in zip(displacements, counts, strict=True)]
+    if any(not 0 <= begin <= end <= rows for begin, end in bounds):
+        raise ValueError(
+            f"counts {list(counts)} at displacements {list(displacements)} are not within the "
+            f"{rows} rows of the array"
+        )
+    return [view[begin:end] for begin, end in bounds]
+
+
 def cut(name: str, array: object, sizes: Sequence[int] | None, count: int) -> list[object]:
     """Views of `count` parts with so many rows each; None: of equal size.
 
     Raises ValueError when the sizes do not add up to the array's rows, or these cannot be divided
     equally, and TypeError for what is no array.
     """
-    view: Any = array if hasattr(array, "shape") else memoryview(array)  # type: ignore[arg-type]
+    view = _sliceable(array)
     rows = view.shape[0] if len(view.shape) else 0
     if sizes is None:
         if rows % count:
@@ -28,3 +52,7 @@ def cut(name: str, array: object, sizes: Sequence[int] | None, count: int) -> li
             f"that add up to the {rows} rows of {name}"
         )
     return [view[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
+
+
+def _sliceable(array: object) -> Any:
+    return array if hasattr(array, "shape") else memoryview(array)  # type: ignore[arg-type]

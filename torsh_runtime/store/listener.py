@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError, StoreError
@@ -40,7 +41,21 @@ async def _resolve(endpoint: TcpEndpoint) -> tuple[int, tuple[object, ...]]:
             f"cannot listen on {endpoint}: the host {endpoint.host!r} is unknown here ({error}). "
             f"Name an address of this machine."
         ) from None
+    if _is_known_elsewhere(endpoint.host, [each[4] for each in found]):
+        if any(each[0] == socket.AF_INET6 for each in found):
+            return socket.AF_INET6, ("::", endpoint.port)
+        return socket.AF_INET, ("0.0.0.0", endpoint.port)
     return found[0][0], found[0][4]
+
+
+def _is_known_elsewhere(host: str, addresses: list[tuple[object, ...]]) -> bool:
+    """Whether it is this machine's own name, which only this machine takes for a loopback address.
+
+    Debian gives it 127.0.1.1 (/etc/hosts); for the others it has another.
+    """
+    own, asked = (name.lower().partition(".")[0] for name in (socket.gethostname(), host))
+    is_own = asked == own and own != "localhost"
+    return is_own and all(ip_address(str(each[0])).is_loopback for each in addresses)
 
 
 def _bound(endpoint: Endpoint, family: int, bind: Callable[[socket.socket], None]) -> socket.socket:

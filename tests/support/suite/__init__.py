@@ -5,12 +5,12 @@ They are no tests of pytest's, so that the ranks may also be processes of mpiexe
 
 from __future__ import annotations
 
-from support.suite import asynchronous, ending, messages, moving, reducing
+from support.suite import asynchronous, ending, messages, moving, objects, reducing
 from support.suite.cases import Case
 
 CASES: dict[str, Case] = {
     case.name: case
-    for module in (reducing, moving, messages, asynchronous, ending)
+    for module in (reducing, moving, messages, objects, asynchronous, ending)
     for case in module.SUITE.cases
 }
 """Every case by name."""

@@ -11,7 +11,7 @@ from support.suite.cases import LONG, Suite
 
 from torsh_runtime.backends.base import Backend, ReduceOp
 from torsh_runtime.backends.work import Work
-from torsh_runtime.errors import CommTimeout
+from torsh_runtime.errors import CommError, CommTimeout
 
 SUITE = Suite()
 
@@ -116,3 +116,29 @@ def done_tells_without_waiting(backend: Backend) -> None:
         assert time.monotonic() < limit
         time.sleep(0.001)
     assert (array == backend.world_size).all()
+
+
+@SUITE.case(ranks=2)
+def work_has_the_methods_of_torch(backend: Backend) -> None:
+    array = np.ones(100_000)
+    work = backend.all_reduce(array, ReduceOp.SUM, LONG, async_op=True).giving((array,))
+    doubled = work.get_future().then(lambda future: 2 * future.value()[0][0])
+    work.synchronize()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.result()[0] is array
+    assert work.source_rank() == -1
+    assert work.get_future().wait(LONG)[0] is array
+    assert doubled.wait(LONG) == 2 * backend.world_size
+
+
+@SUITE.case(ranks=2)
+def the_future_of_what_fails_fails(backend: Backend) -> None:
+    work = backend.all_reduce(np.ones(9), ReduceOp.SUM, LONG, async_op=True)
+    work.wait()
+    backend.barrier(LONG)
+    if backend.rank == 0:
+        backend.abort()
+    with pytest.raises(CommError):  # noqa: PT012  (which of the two raises depends on the moment)
+        late = backend.recv(np.ones(9), (backend.rank + 1) % backend.world_size, 5, LONG, True)
+        late.get_future().wait()

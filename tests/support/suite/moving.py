@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
-from support.suite.cases import DTYPES, LONG, Suite, check_equal, empty, uneven, values
+from support.suite.cases import DTYPES, LONG, Array, Suite, check_equal, empty, uneven, values
 
 from torsh_runtime.backends.base import Backend, ReduceOp
 
@@ -186,6 +188,7 @@ def what_cannot_be_sent_is_refused_before_it_starts(backend: Backend) -> None:
         ([1.0, 2.0], TypeError),
         (np.zeros(3, ">f4"), TypeError),
         (np.zeros(3, "datetime64[s]"), TypeError),
+        (np.zeros(3, object), TypeError),
         (read_only, ValueError),
         (None, TypeError),
     ):
@@ -235,3 +238,113 @@ def torch_tensors(backend: Backend) -> None:
     parameter = torch.nn.Parameter(torch.full((4,), float(backend.rank)))
     backend.broadcast(parameter, ranks - 1, LONG)
     assert (parameter == ranks - 1).all()
+
+
+OPAQUE: dict[str, Any] = {
+    "structured": [("index", "i4"), ("weights", "f8", (3,))],
+    "datetime64": "datetime64[s]",
+    "timedelta64": "timedelta64[ns]",
+    "longdouble": np.longdouble,
+    "clongdouble": np.clongdouble,
+    "foreign": ">f4",
+    "text": "U3",
+    "bytes": "S5",
+}
+
+
+def opaque_dtypes() -> dict[str, np.dtype[Any]]:
+    """Those that can only be moved, by name."""
+    found = {name: np.dtype(kind) for name, kind in OPAQUE.items()}
+    if find_spec("ml_dtypes"):
+        import ml_dtypes
+
+        found["float8"] = np.dtype(ml_dtypes.float8_e4m3fn)
+    return found
+
+
+def raw(rank: int, size: int, dtype: np.dtype[Any], seed: int = 0) -> Array:
+    """Elements whose bytes are letters, which are good in every dtype."""
+    letters = np.random.default_rng((seed, rank, size)).integers(65, 91, size * dtype.itemsize)
+    if dtype.kind == "U":
+        return letters[: 3 * size].astype(np.uint32).view(dtype)
+    return letters.astype(np.uint8).view(dtype)
+
+
+def joined(arrays: list[Array]) -> Array:
+    """np.concatenate turns bytes into this machine's order."""
+    return np.frombuffer(b"".join(array.tobytes() for array in arrays), arrays[0].dtype)
+
+
+@SUITE.each([*OPAQUE, "float8"])
+def any_dtype_is_moved(backend: Backend, name: str) -> None:
+    dtype = opaque_dtypes().get(name)
+    if dtype is None:
+        return
+    n, rank = backend.world_size, backend.rank
+    for size in (1, 1003):
+        parts = [raw(r, size, dtype) for r in range(n)]
+        own = parts[rank].copy()
+        backend.broadcast(own, n - 1, LONG)
+        check_equal(own, parts[-1])
+        table = np.zeros((n, size), dtype)
+        backend.all_gather(table, parts[rank], LONG)
+        check_equal(table, joined(parts))
+        room = [np.zeros(size, dtype) for _ in range(n)] if rank == 0 else None
+        backend.gather(room, parts[rank], 0, LONG)
+        if room is not None:
+            check_equal(joined(room), table)
+        backend.scatter(own, parts if rank == 0 else None, 0, LONG)
+        check_equal(own, parts[rank])
+        backend.all_to_all(table, joined([raw(rank, size, dtype, r) for r in range(n)]), LONG)
+        check_equal(table, joined([raw(r, size, dtype, rank) for r in range(n)]))
+    uneven_parts = [np.zeros(uneven(r), dtype) for r in range(n)]
+    backend.all_gather_list(uneven_parts, raw(rank, uneven(rank), dtype), LONG)
+    for r, part in enumerate(uneven_parts):
+        check_equal(part, raw(r, uneven(r), dtype))
+    strided = np.zeros((4, 6), dtype)
+    backend.broadcast(strided[:, ::2] if rank else raw(0, 12, dtype).reshape(4, 3), 0, LONG)
+    assert rank == 0 or strided[:, ::2].tobytes() == raw(0, 12, dtype).tobytes()
+    if n > 1:
+        sent = backend.send(raw(rank, 9, dtype), (rank + 1) % n, 3, LONG, True)
+        got = np.zeros(9, dtype)
+        backend.recv(got, (rank - 1) % n, 3, LONG)
+        sent.wait()
+        check_equal(got, raw((rank - 1) % n, 9, dtype))
+
+
+@SUITE.each([*OPAQUE, "float8"])
+def what_is_only_moved_is_not_reduced(backend: Backend, name: str) -> None:
+    dtype = opaque_dtypes().get(name)
+    if dtype is None:
+        return
+    array, n = np.zeros(4, dtype), backend.world_size
+    words = re.escape(str(dtype))
+    with pytest.raises(TypeError, match=words):
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+    with pytest.raises(TypeError, match=words):
+        backend.reduce(array, 0, ReduceOp.MAX, LONG)
+    with pytest.raises(TypeError, match=words):
+        backend.reduce_scatter(array, np.zeros(4 * n, dtype), ReduceOp.SUM, LONG)
+    with pytest.raises(ValueError, match="dtype"):
+        backend.all_gather(np.zeros((n, 4), f"V{dtype.itemsize}"), array, LONG)
+    backend.barrier(LONG)  # the group lives
+
+
+@SUITE.case()
+def torch_tensors_that_are_only_moved(backend: Backend) -> None:
+    if not find_spec("torch"):
+        return
+    import torch
+
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32):
+        whole = torch.zeros(2, 6, dtype=dtype)
+        mine = torch.full((2, 3), float(backend.rank + 1)).to(dtype)
+        backend.broadcast(mine if backend.rank == 0 else whole[:, ::2], 0, LONG)
+        if backend.rank:
+            assert (whole[:, ::2].to(torch.complex64) == 1).all()
+        parts = [torch.zeros(2, 3, dtype=dtype) for _ in range(backend.world_size)]
+        backend.all_gather_list(parts, mine, LONG)
+        for rank, part in enumerate(parts):
+            assert (part.to(torch.complex64) == rank + 1).all()
+        with pytest.raises(TypeError, match=str(dtype).removeprefix("torch.")):
+            backend.all_reduce(mine, ReduceOp.SUM, LONG)

@@ -1,6 +1,6 @@
 import pytest
 
-pytest.importorskip("torsh_runtime.backends._native")
+pytest.importorskip("torsh_runtime.backends.native._native")
 from benchmarks.kernels import MOST_MEMCPYS, Figure, checks, parse
 from torsh_runtime.status import DTYPES
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torsh_runtime.backends._native")
+pytest.importorskip("torsh_runtime.backends.native._native")
 from benchmarks.tune import merged, parse, write
 from benchmarks.tuning_trials import crossover, fastest
 

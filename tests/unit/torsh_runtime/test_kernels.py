@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torsh_runtime.backends.library import _native
+from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.status import DTYPES, REDUCTIONS
 
 Array = np.ndarray[Any, Any]

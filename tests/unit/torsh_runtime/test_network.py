@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from torsh_runtime.backends.network import Network, is_loopback, listen
+from torsh_runtime.backends.native.network import Network, is_loopback, listen
 from torsh_runtime.errors import ConfigError
 
 

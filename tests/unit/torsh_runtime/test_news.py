@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torsh_runtime.backends.news import Call, Cause, News
+from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.errors import CommAborted, CommTimeout, PeerLost
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
@@ -97,7 +97,7 @@ def test_looks_of_two_messages_are_not_two_in_a_row(pair: tuple[News, News]) -> 
 
 def test_a_process_that_ended_is_lost(store: StoreClient, call: Call) -> None:
     program = (
-        "import sys; from torsh_runtime.backends.news import News; "
+        "import sys; from torsh_runtime.backends.library.news import News; "
         "from torsh_runtime.store.client import StoreClient; "
         "News(StoreClient.connect(sys.argv[1], b'', 30), 1, 2).meet(30)"
     )

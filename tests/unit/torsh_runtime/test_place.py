@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from torsh_runtime.backends.place import TOKEN_BYTES, Place, Terms, check_terms, layout
+from torsh_runtime.backends.native.place import TOKEN_BYTES, Place, Terms, check_terms, layout
 from torsh_runtime.errors import CommError, ConfigError
 
 HERE = Place(

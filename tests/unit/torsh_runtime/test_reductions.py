@@ -12,7 +12,7 @@ from support.suite.cases import DTYPES, check_equal, dtype_of, values
 from support.suite.references import check_reduced, reductions
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
-from torsh_runtime.backends.reductions import (
+from torsh_runtime.backends.library.reductions import (
     Encoding,
     check_reducible,
     combine,

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from torsh_runtime import status
-from torsh_runtime.backends import _native
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.backends.failures import comm_error
-from torsh_runtime.backends.native import stage_native
-from torsh_runtime.backends.tuning import TuningFile
+from torsh_runtime.backends.native import _native
+from torsh_runtime.backends.native.backend import stage_native
+from torsh_runtime.backends.native.failures import comm_error
+from torsh_runtime.backends.native.tuning import TuningFile
 from torsh_runtime.errors import CommTimeout
 from torshrun.health.pages import Collective, StatusPages, WorkerStatus
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torsh_runtime.backends._native")
-from torsh_runtime.backends.tuning import TuningFile
+pytest.importorskip("torsh_runtime.backends.native._native")
+from torsh_runtime.backends.native.tuning import TuningFile
 from torsh_runtime.errors import ConfigError
 
 

@@ -1,6 +1,7 @@
 // The module as Python sees it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -15,6 +16,7 @@ namespace nb = nanobind;
 using torsh::DType;
 using torsh::GroupSetup;
 using torsh::ReduceOp;
+using torsh::python::Completions;
 using torsh::python::Pending;
 using torsh::python::Rank;
 using torsh::python::Typed;
@@ -123,8 +125,13 @@ void bind_group(nb::module_& m) {
       .def("all_to_all", &Rank::all_to_all)
       .def("all_to_all_list", &Rank::all_to_all_list)
       .def("send", &Rank::send)
-      .def("recv", &Rank::recv)
+      .def("recv", &Rank::recv, "array"_a, "src"_a, "tag"_a.none(), "timeout"_a, "async_op"_a)
+      .def("send_object", &Rank::send_object)
+      .def("take_object", &Rank::take_object)
+      .def("probe", &Rank::probe, "src"_a, "tag"_a.none(), "timeout"_a, "only_now"_a)
       .def("barrier", &Rank::barrier)
+      .def("all_come", &Rank::all_come)
+      .def("run", &Rank::run)
       .def("add_region", &Rank::add_region)
       .def("abort", &Rank::abort)
       .def("close", &Rank::close);
@@ -140,17 +147,24 @@ NB_MODULE(_native, m) {
   m.def("segment_bytes", [](int ranks, const Tuning& tuning) {
     return torsh::shm::Segment::bytes_for(ranks, torsh::shm::slot_bytes(tuning));
   });
+  m.def("abandon", &torsh::shm::Segment::abandon);
   m.def("is_reducible", [](int dtype, int op) { return torsh::is_reducible(dtype_of(dtype), op_of(op)); });
   m.def("reduce", &reduce);
 
   nb::class_<Typed>(m, "Typed")
       .def("__init__",
-           [](Typed* self, nb::object buffer, int dtype) { new (self) Typed{std::move(buffer), dtype_of(dtype)}; });
+           [](Typed* self, nb::object buffer, int dtype, nb::object name) {
+             if (!name.is_none() && !PyUnicode_Check(name.ptr())) throw nb::type_error("the name must be a str");
+             new (self) Typed{std::move(buffer), dtype_of(dtype), std::move(name)};
+           }, "buffer"_a, "dtype"_a, "name"_a.none() = nb::none());
   bind_tuning(m);
   nb::class_<Pending>(m, "Pending")
       .def("wait", &Pending::wait, "timeout"_a.none())
       .def("done", &Pending::done)
       .def("check", &Pending::check)
-      .def("source", &Pending::source);
+      .def("source", &Pending::source)
+      .def("message", &Pending::message)
+      .def("when_over", &Pending::when_over);
+  nb::class_<Completions>(m, "Completions").def(nb::init<>()).def("wait", &Completions::wait);
   bind_group(m);
 }

@@ -53,4 +53,13 @@ bool look_at_ndarray(PyObject* object, bool writable, Ndarray& found) {
   return true;
 }
 
+nb::object as_array(std::unique_ptr<std::byte[]> memory, std::size_t bytes) {
+  npy_intp shape[] = {static_cast<npy_intp>(bytes)};
+  nb::capsule owner(memory.get(), [](void* owned) noexcept { delete[] static_cast<std::byte*>(owned); });
+  nb::object array = nb::steal(PyArray_SimpleNewFromData(1, shape, NPY_UBYTE, memory.release()));
+  if (!array.is_valid()) throw nb::python_error();
+  if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner.release().ptr()) != 0) throw nb::python_error();
+  return array;
+}
+
 }  // namespace torsh::python

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
 #include "common/clock.hpp"
 
@@ -85,6 +86,19 @@ void Pending::settle() {
 int Pending::source() {
   if (!transfer_ || transfer_->sending() || !done() || failure_) return any_source;
   return transfer_->peer();
+}
+
+void Pending::when_over(std::shared_ptr<Completions> completions, std::uint64_t number) {
+  const auto add = [completions = std::move(completions), number] { completions->add(number); };
+  const WithoutGil unlocked;
+  job_ ? job_->when_over(add) : rank_.group().when_over(transfer_, add);
+}
+
+nb::object Pending::message() {
+  if (source() == any_source) return nb::none();
+  const Header& header = transfer_->header();
+  if (std::unique_ptr<std::byte[]> taken = transfer_->content()) content_ = as_array(std::move(taken), header.bytes);
+  return nb::make_tuple(transfer_->peer(), header.tag, header.bytes, content_);
 }
 
 }  // namespace torsh::python

@@ -7,6 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "bindings/completions.hpp"
 #include "group/group.hpp"
 
 namespace torsh::python {
@@ -41,6 +42,11 @@ class Pending {
   void check();
   // The rank a message came from; -1 of other operations, and before it has come.
   int source();
+  // Adds the number to the completions once it is over.
+  void when_over(std::shared_ptr<Completions> completions, std::uint64_t number);
+  // Of a message that has come, or was found: (source, tag, bytes, content), the content as an array of
+  // bytes if it was taken, else None. None of other operations, and before.
+  nb::object message();
 
  private:
   bool is_over() const;
@@ -52,6 +58,7 @@ class Pending {
   JobPtr job_;
   TransferPtr transfer_;
   std::shared_ptr<Kept> kept_;
+  nb::object content_ = nb::none();  // of a message that was taken
   bool settling_ = false;
   std::exception_ptr failure_;  // the Python error is made anew each time: it would keep its frames, and they this
   double timeout_ = 0, deadline_ = 0;

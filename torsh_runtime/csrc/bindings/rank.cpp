@@ -22,7 +22,25 @@ struct KeptViews final : Kept {
   std::tuple<Views...> views;
 };
 
-across::ReduceSpec reduction(nb::handle op, DType dtype) {
+struct KeptCall final : Kept {
+  explicit KeptCall(nb::object given) : call(std::move(given)) {}
+  void finish() override {}
+
+  const nb::object call;
+};
+
+// From a thread that Python may know nothing of.
+void call_python(PyObject* function) {
+  const WithGil locked;
+  const nb::object result = nb::steal(PyObject_CallNoArgs(function));
+  if (!result.is_valid()) PyErr_WriteUnraisable(function);
+}
+
+across::ReduceSpec reduction(nb::handle op, Elements dtype) {
+  if (dtype.opaque()) {
+    PyErr_Format(PyExc_TypeError, "arrays of %U can be moved, but no reduction is defined for them", dtype.name);
+    throw nb::python_error();
+  }
   across::ReduceSpec spec{.type = dtype, .op = ReduceOp::premul_sum, .factor = 1.0};
   if (PyLong_Check(op.ptr()) && !PyBool_Check(op.ptr())) {
     const long number = PyLong_AsLong(op.ptr());
@@ -89,9 +107,10 @@ Rank::Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object fai
         return std::make_unique<Group>(std::move(setup));
       }()) {}
 
-// The threads of the rank's process do not exist in a fork of it: there is nothing to be ended.
+// The threads of the rank's process do not exist in a fork of it: there is nothing to be ended. And a
+// thread cannot be ended by what runs on it.
 Rank::~Rank() {
-  if (group_->is_fork()) {
+  if (group_->is_fork() || group_->is_within_run()) {
     (void)group_.release();
   } else {
     close();
@@ -235,7 +254,7 @@ nb::object Rank::all_to_all(nb::handle output, nb::handle array, double timeout,
 
 nb::object Rank::all_to_all_list(nb::handle outputs, nb::handle inputs, double timeout, bool async_op) {
   std::vector<View> to = views(outputs, true, stage_), from = views(inputs, false, stage_);
-  const DType dtype = to.empty() ? DType::uint8 : to.front().dtype();
+  const Elements dtype = to.empty() ? Elements{DType::uint8, nullptr} : to.front().dtype();
   check_list("outputs", to, dtype);
   check_list("inputs", from, dtype);
   const auto own = static_cast<std::size_t>(group_->rank());
@@ -251,25 +270,46 @@ nb::object Rank::barrier(double timeout, bool async_op) {
 }
 
 nb::object Rank::send(nb::handle array, int dst, std::uint64_t tag, double timeout, bool async_op) {
+  return begin_send(array, dst, Purpose::user, tag, timeout, async_op);
+}
+
+nb::object Rank::send_object(nb::handle bytes, int dst, std::uint64_t tag, double timeout, bool async_op) {
+  return begin_send(bytes, dst, Purpose::object, tag, timeout, async_op);
+}
+
+nb::object Rank::begin_send(nb::handle array, int dst, Purpose purpose, std::uint64_t tag, double timeout, bool async_op) {
   check_rank("dst", dst);
   if (dst == group_->rank()) throw nb::value_error("dst is this rank itself");
   View view(array, false, stage_);
-  const Call call = view.call(OpKind::send);
-  TransferPtr transfer = guarded([&] { return group_->send(dst, tag, call, view.piece()); });
-  return message(std::move(transfer), std::move(view), timeout, async_op);
+  const Label label{.purpose = purpose, .tag = tag, .call = view.call(OpKind::send)};
+  TransferPtr transfer = guarded([&] { return group_->send(dst, label, view.piece()); });
+  return message(std::move(transfer), timeout, async_op, std::move(view));
 }
 
-nb::object Rank::recv(nb::handle array, int src, std::uint64_t tag, double timeout, bool async_op) {
-  if (src != any_source) check_rank("src", src);
-  if (src == group_->rank()) throw nb::value_error("src is this rank itself");
+nb::object Rank::recv(nb::handle array, int src, std::optional<std::uint64_t> tag, double timeout, bool async_op) {
+  check_source(src);
   View view(array, true, stage_);
-  const Call call = view.call(OpKind::recv);
-  TransferPtr transfer = guarded([&] { return group_->receive(src, tag, call, view.piece()); });
-  return message(std::move(transfer), std::move(view), timeout, async_op);
+  const Label label{.tag = tag.value_or(0), .call = view.call(OpKind::recv), .any_tag = !tag};
+  TransferPtr transfer = guarded([&] { return group_->receive(src, label, view.piece()); });
+  return message(std::move(transfer), timeout, async_op, std::move(view));
 }
 
-nb::object Rank::message(TransferPtr transfer, View view, double timeout, bool async_op) {
-  auto kept = std::make_shared<KeptViews<View>>(std::move(view));
+nb::object Rank::take_object(int src, std::uint64_t tag, double timeout, bool async_op) {
+  check_source(src);
+  const Label label{.purpose = Purpose::object, .tag = tag, .call = {.kind = OpKind::recv}};
+  return message(guarded([&] { return group_->take(src, label); }), timeout, async_op);
+}
+
+nb::object Rank::probe(int src, std::optional<std::uint64_t> tag, double timeout, bool only_now) {
+  check_source(src);
+  const Label label{.tag = tag.value_or(0), .call = {.kind = OpKind::recv}, .any_tag = !tag};
+  TransferPtr found = guarded([&] { return group_->probe(src, label, only_now); });
+  return found ? message(std::move(found), timeout, false) : nb::none();
+}
+
+template <class... Views>
+nb::object Rank::message(TransferPtr transfer, double timeout, bool async_op, Views&&... views) {
+  auto kept = std::make_shared<KeptViews<Views...>>(std::move(views)...);
   Pending pending(*this, transfer, kept, timeout);
   if (!async_op) {
     pending.wait(std::nullopt);
@@ -277,6 +317,22 @@ nb::object Rank::message(TransferPtr transfer, View view, double timeout, bool a
     pending.go_on();
   }
   return nb::cast(std::move(pending));
+}
+
+void Rank::check_source(int src) const {
+  if (src != any_source) check_rank("src", src);
+  if (src == group_->rank()) throw nb::value_error("src is this rank itself");
+}
+
+bool Rank::all_come() {
+  return guarded([&] { return group_->all_come(); });
+}
+
+nb::object Rank::run(nb::object call) {
+  PyObject* const function = call.ptr();
+  auto kept = std::make_shared<KeptCall>(std::move(call));
+  const JobPtr job = guarded([&] { return group_->run([function] { call_python(function); }); });
+  return nb::cast(Pending(*this, job, std::move(kept)));
 }
 
 void Rank::add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout) {
@@ -289,8 +345,7 @@ void Rank::add_region(nb::handle memory, std::size_t stride, std::size_t bytes, 
 }
 
 void Rank::close() {
-  const WithoutGil unlocked;
-  group_->close();
+  guarded([&] { group_->close(); });
 }
 
 void Rank::check_rank(const char* name, int rank) const {
@@ -311,7 +366,7 @@ void Rank::check_own(const char* name, const std::vector<View>& list, int root, 
   throw nb::value_error((std::string(name) + "[rank] must be of the size of this rank's array").c_str());
 }
 
-void Rank::check_list(const char* name, const std::vector<View>& list, DType dtype) const {
+void Rank::check_list(const char* name, const std::vector<View>& list, Elements dtype) const {
   if (list.size() != static_cast<std::size_t>(group_->ranks())) {
     throw nb::value_error((std::string(name) + " must hold one array for each rank").c_str());
   }

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "bindings/gil.hpp"
 #include "bindings/pending.hpp"
@@ -55,7 +56,19 @@ class Rank {
   nb::object barrier(double timeout, bool async_op);
   // Both return a Pending, which has been waited for unless async_op.
   nb::object send(nb::handle array, int dst, std::uint64_t tag, double timeout, bool async_op);
-  nb::object recv(nb::handle array, int src, std::uint64_t tag, double timeout, bool async_op);
+  nb::object recv(nb::handle array, int src, std::optional<std::uint64_t> tag, double timeout, bool async_op);
+  // The same of bytes that are an object's, which the user's messages never meet, and of whatever size.
+  nb::object send_object(nb::handle bytes, int dst, std::uint64_t tag, double timeout, bool async_op);
+  nb::object take_object(int src, std::uint64_t tag, double timeout, bool async_op);
+  // A Pending of a message of the user's that could be received: when there is one, or None if there is
+  // none now.
+  nb::object probe(int src, std::optional<std::uint64_t> tag, double timeout, bool only_now);
+
+  // As Group has it.
+  bool all_come();
+  // Calls it on the group's thread, in the order of the operations that were begun: those that it makes
+  // are carried out at once. It must not raise. A Pending.
+  nb::object run(nb::object call);
 
   // `memory`: a writable buffer of `stride` bytes for each rank of the node, of which `bytes` count.
   void add_region(nb::handle memory, std::size_t stride, std::size_t bytes, double timeout);
@@ -83,11 +96,14 @@ class Rank {
   [[noreturn]] void raise(const Failure& failure) const;
   template <class Operation, class... Views>
   nb::object perform(const Call& call, Operation operation, double timeout, bool async_op, Views&&... views);
-  nb::object message(TransferPtr transfer, View view, double timeout, bool async_op);
+  nb::object begin_send(nb::handle array, int dst, Purpose purpose, std::uint64_t tag, double timeout, bool async_op);
+  template <class... Views>
+  nb::object message(TransferPtr transfer, double timeout, bool async_op, Views&&... views);
+  void check_source(int src) const;
   void check_rank(const char* name, int rank) const;
   void check_parts(const View& all, const View& part) const;
   void check_own(const char* name, const std::vector<View>& list, int root, const View& own) const;
-  void check_list(const char* name, const std::vector<View>& list, DType dtype) const;
+  void check_list(const char* name, const std::vector<View>& list, Elements dtype) const;
 
   const Record record_;
   const nb::object stage_, failure_;

@@ -119,6 +119,7 @@ View::View(View&& other) noexcept
     : buffer_(std::exchange(other.buffer_, {})),
       kept_(std::move(other.kept_)),
       finish_(std::move(other.finish_)),
+      name_(std::move(other.name_)),
       data_(other.data_),
       count_(other.count_),
       dims_(other.dims_),
@@ -136,6 +137,7 @@ bool View::take(nb::handle object, bool writable) {
     const Typed& typed = nb::cast<const Typed&>(object);
     if (!take_buffer(typed.buffer.ptr(), writable) || size_of(dtype_) != size_of(typed.dtype)) return false;
     dtype_ = typed.dtype;
+    if (!typed.name.is_none()) name_ = typed.name;
     return true;
   }
   return take_tensor(object);

@@ -11,10 +11,26 @@ namespace torsh::python {
 
 namespace nb = nanobind;
 
-// A buffer whose elements are of another dtype than it says, such as bfloat16 as uint16.
+// A buffer whose elements are of another dtype than it says, such as bfloat16 as uint16. Of a dtype that
+// is not in DType it holds the bytes, and has its name.
 struct Typed {
   nb::object buffer;
   DType dtype;
+  nb::object name;
+};
+
+// What the elements of an array are. The name, if there is one, is the view's.
+struct Elements {
+  DType dtype;
+  PyObject* name;
+
+  operator DType() const { return dtype; }
+  // They are only moved, as bytes.
+  bool opaque() const { return name != nullptr; }
+  bool operator==(const Elements& other) const {
+    if (dtype != other.dtype || opaque() != other.opaque()) return false;
+    return !opaque() || PyUnicode_Compare(name, other.name) == 0;
+  }
 };
 
 // A borrowed look at an array in place: numpy's, other objects with the buffer protocol, CPU tensors with DLPack's
@@ -33,7 +49,7 @@ class View {
   std::uint64_t count() const { return count_; }
   std::size_t bytes() const { return count_ * size_of(dtype_); }
   Piece piece() const { return {data_, bytes()}; }
-  DType dtype() const { return dtype_; }
+  Elements dtype() const { return {dtype_, name_.ptr()}; }
   Call call(OpKind kind, ReduceOp op = ReduceOp::sum, int root = -1) const;
 
   // Copies the result back to where it belongs, once the operation went well.
@@ -49,7 +65,7 @@ class View {
   void release();
 
   Py_buffer buffer_{};
-  nb::object kept_, finish_;
+  nb::object kept_, finish_, name_;
   std::byte* data_ = nullptr;
   std::uint64_t count_ = 0;
   std::uint8_t dims_ = 0;

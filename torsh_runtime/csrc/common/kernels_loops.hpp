@@ -290,7 +290,7 @@ struct Copy {
       to += step_bytes;
       from += step_bytes;
     }
-    std::memcpy(to, from, bytes);
+    if (bytes != 0) std::memcpy(to, from, bytes);
   }
 };
 

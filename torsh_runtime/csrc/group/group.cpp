@@ -11,6 +11,8 @@ namespace torsh {
 namespace {
 
 constexpr double nap = 0.05;        // seconds between two looks at signals
+constexpr double patience = 0.02;   // seconds to wait for ranks that may be about to call
+constexpr unsigned most_vain = 8;
 constexpr double roll_call = 0.25;  // seconds within which ranks of other nodes answer
 
 bool contains(const std::vector<int>& ranks, int rank) {
@@ -53,7 +55,8 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
     const int peer = layout_.local()[static_cast<std::size_t>(index)];
     if (peer == layout_.rank) continue;
     made.streams[static_cast<std::size_t>(peer)].push_back(std::make_unique<shm::RingStream>(
-        segment.ring(channel_.rank(), index), segment.ring(index, channel_.rank()), *made.bell, segment.area(index).bell));
+        segment.ring(channel_.rank(), index), segment.ring(index, channel_.rank()), segment.ring_capacity(), *made.bell,
+        segment.area(index).bell));
   }
   for (std::size_t peer = 0; peer < setup.links.size(); ++peer) {
     for (std::size_t lane = 1; lane < setup.links[peer].size(); ++lane) {
@@ -110,20 +113,47 @@ void Group::add_region(std::byte* base, std::size_t stride, std::size_t bytes, d
   perform(call, add, timeout);
 }
 
+bool Group::all_come() {
+  channel_.check_fork();
+  if (!in_node() || !queue_.idle()) return false;
+  const bool is_patient = impatient_ == 0;
+  if (!is_patient) --impatient_;
+  const bool came = channel_.all_come(is_patient ? patience : 0);
+  if (is_patient) {
+    vain_ = came ? 0 : std::min(vain_.load() + 1, most_vain);
+    impatient_ = came ? 0 : 1u << vain_;
+  }
+  return came;
+}
+
 // A rank that only ever finds its messages there looks around nowhere else.
 void Group::check_message() {
   channel_.check_fork();
   guarded([&] { channel_.check_abort(); });
 }
 
-TransferPtr Group::send(int peer, std::uint64_t tag, const Call& call, Piece data) {
+TransferPtr Group::send(int peer, const Label& label, Piece data) {
   check_message();
-  return messages_->send(peer, {Purpose::user, tag, call}, {data.data, data.bytes});
+  return messages_->send(peer, label, {data.data, data.bytes});
 }
 
-TransferPtr Group::receive(int peer, std::uint64_t tag, const Call& call, Piece room) {
+TransferPtr Group::receive(int peer, const Label& label, Piece room) {
   check_message();
-  return messages_->receive(peer, {Purpose::user, tag, call}, {room.data, room.bytes});
+  return messages_->receive(peer, label, {room.data, room.bytes});
+}
+
+TransferPtr Group::take(int peer, const Label& label) {
+  check_message();
+  return messages_->take(peer, label);
+}
+
+TransferPtr Group::probe(int peer, const Label& label, bool only_now) {
+  check_message();
+  return only_now ? messages_->probe_now(peer, label) : messages_->probe(peer, label);
+}
+
+void Group::when_over(const TransferPtr& transfer, std::function<void()> then) {
+  messages_->when_over(transfer, std::move(then));
 }
 
 void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
@@ -144,6 +174,7 @@ void Group::go_on(const TransferPtr& transfer, double deadline, double timeout) 
 
 bool Group::wait_for(const JobPtr& job, double until) {
   channel_.check_fork();
+  if (queue_.is_here() && !job->over()) throw bare(FailureKind::nested);
   while (!job->wait_until(std::min(until, now() + nap))) {
     if (interrupted_()) throw Interrupted();
     if (now() >= until) return false;
@@ -235,11 +266,19 @@ void Group::abort() {
   messages_->fail(channel_.failure(FailureKind::aborted, channel_.rank()));
 }
 
+// Of a dead group the ranks of other nodes hear why before they hear that this one goes: whoever found
+// out may not have told all of them yet.
+void Group::take_leave() {
+  if (const std::optional<Failure> cause = channel_.cause()) control_->announce(*cause);
+  control_->goodbye();
+}
+
 void Group::close() {
   if (is_fork()) return;
+  if (queue_.is_here()) throw bare(FailureKind::nested);
   if (!queue_.idle()) abort();
   queue_.close();
-  if (control_) control_->goodbye();  // before the sockets end, so that the peers know why
+  if (control_) take_leave();  // before the sockets end, so that the peers know why
   messages_->close();
   channel_.close();
 }

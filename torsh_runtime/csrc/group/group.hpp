@@ -1,11 +1,12 @@
 // One rank's end of a group: the ranks of its node by shared memory, the others by TCP.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "collectives/across.hpp"
+#include "collectives/across/across.hpp"
 #include "collectives/layout.hpp"
 #include "group/queue.hpp"
 #include "messages/messenger.hpp"
@@ -53,16 +54,27 @@ class Group {
   template <class Operation>
   void perform(const Call& call, const Operation& operation, double timeout) {
     if (queue_.idle()) return execute(call, operation, timeout, false);
+    if (queue_.is_here()) return execute(call, operation, timeout, true);  // of what run() was given
     finish(start(call, operation, timeout));
+  }
+
+  // Whether the next operation can be performed at once though the caller must not be held up by
+  // other ranks: all of them are about to call it too. Waits for them for a short while, unless that was
+  // in vain before. Of a group of several nodes false.
+  bool all_come();
+
+  // Runs what makes several operations, in the order of those that were begun, and does not wait for it.
+  JobPtr run(std::function<void()> body) {
+    channel_.check_fork();
+    JobPtr job;
+    guarded([&] { job = queue_.submit(std::move(body)); });
+    return job;
   }
 
   // Begins the operation and does not wait for it.
   template <class Operation>
   JobPtr start(const Call& call, const Operation& operation, double timeout) {
-    channel_.check_fork();
-    JobPtr job;
-    guarded([&] { job = queue_.submit([this, call, operation, timeout] { execute(call, operation, timeout, true); }); });
-    return job;
+    return run([this, call, operation, timeout] { execute(call, operation, timeout, true); });
   }
 
   // Makes memory that all ranks of the node have mapped known to the collectives, as long as the
@@ -70,9 +82,12 @@ class Group {
   // same time.
   void add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout);
 
-  // A message to or from one rank (from any: any_source); tag is the user's.
-  TransferPtr send(int peer, std::uint64_t tag, const Call& call, Piece data);
-  TransferPtr receive(int peer, std::uint64_t tag, const Call& call, Piece room);
+  // Messages to or from one rank (from any: any_source): as Messenger has them.
+  TransferPtr send(int peer, const Label& label, Piece data);
+  TransferPtr receive(int peer, const Label& label, Piece room);
+  TransferPtr take(int peer, const Label& label);
+  TransferPtr probe(int peer, const Label& label, bool only_now);
+  void when_over(const TransferPtr& transfer, std::function<void()> then);
   // Until it is done; the timeout, in seconds, ends at the deadline.
   void wait(const TransferPtr& transfer, double deadline, double timeout);
   // Whether it was over in time; one that was not goes on. Throws Interrupted.
@@ -83,8 +98,10 @@ class Group {
 
   // Ends every rank's pending and later operations and messages with FailureKind::aborted. Any thread.
   void abort();
-  // Leaves the group; what is still under way is aborted.
+  // Leaves the group; what is still under way is aborted. Throws Failure if it is called by that.
   void close();
+  // Whether this is called by what run() was given.
+  bool is_within_run() const { return queue_.is_here(); }
 
  private:
   template <class Operation>
@@ -123,6 +140,7 @@ class Group {
   void finish(const JobPtr& job);
   void let_end(const JobPtr& job);
   void take_news();
+  void take_leave();
   void check();
   void check_neighbours();
   Standing standing(int peer);
@@ -140,6 +158,7 @@ class Group {
   across::Team team_;
   const Call* call_ = nullptr;
   std::uint64_t regions_ = 0;  // ever added
+  std::atomic<unsigned> vain_{0}, impatient_{0};  // waits in a row for who did not come; calls to wait in no more
   Queue queue_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "common/copy.hpp"
 #include "common/prefetch.hpp"
 #include "group/group.hpp"
 
@@ -42,7 +43,7 @@ void Reduce::operator()(Group& group) const {
   const Scratch::Loan copy = group.scratch().take(bytes);
   multiply(spec, copy.data(), data, bytes);
   in_node::reduce(group.channel(), complete(without_factor(spec), group.ranks()), copy.data(), count, root);
-  if (group.rank() == root) std::memcpy(data, copy.data(), bytes);
+  if (group.rank() == root) copy_bytes(data, copy.data(), bytes);
 }
 
 void Broadcast::operator()(Group& group) const {

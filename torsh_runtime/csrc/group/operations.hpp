@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/across.hpp"
+#include "collectives/across/across.hpp"
 #include "common/per_rank.hpp"
 
 namespace torsh {

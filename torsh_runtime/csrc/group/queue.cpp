@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "common/clock.hpp"
 #include "common/threads.hpp"
@@ -28,11 +29,25 @@ void Job::run() {
 }
 
 void Job::finish() {
+  std::vector<std::function<void()>> then;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     over_.store(true, std::memory_order_release);
+    then = std::exchange(then_, {});
   }
   changed_.notify_all();
+  for (const auto& call : then) call();
+}
+
+void Job::when_over(std::function<void()> then) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!over()) {
+      then_.push_back(std::move(then));
+      return;
+    }
+  }
+  then();
 }
 
 JobPtr Queue::submit(std::function<void()> body) {
@@ -64,6 +79,7 @@ void Queue::close() {
 }
 
 void Queue::work() {
+  worker_ = std::this_thread::get_id();
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });

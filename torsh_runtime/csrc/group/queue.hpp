@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace torsh {
 
@@ -18,6 +19,8 @@ class Job {
   bool over() const { return over_.load(std::memory_order_acquire); }
   // Waits until it is over, or the time has come (as of now()); whether it is over.
   bool wait_until(double until);
+  // Calls it once when that is over, perhaps now, on any thread.
+  void when_over(std::function<void()> then);
   // Throws what it ended with, if it ended badly. Only when it is over.
   void result() const;
 
@@ -28,6 +31,7 @@ class Job {
   void finish();
 
   std::function<void()> body_;
+  std::vector<std::function<void()>> then_;
   std::exception_ptr error_;
   std::atomic<bool> over_{false};
   std::mutex mutex_;
@@ -44,6 +48,8 @@ class Queue {
 
   // Whether nothing is under way or waiting.
   bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
+  // Whether this is the thread that carries the jobs out.
+  bool is_here() const { return worker_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   // The thread starts with the first job. After close() the job is carried out at once, by the caller.
   JobPtr submit(std::function<void()> body);
   // Returns when everything submitted is over and the thread has ended.
@@ -57,6 +63,7 @@ class Queue {
   std::condition_variable changed_;
   std::deque<JobPtr> jobs_;
   std::thread thread_;
+  std::atomic<std::thread::id> worker_{};
   bool closing_ = false;
 };
 

@@ -93,6 +93,8 @@ bool Engine::sleep(Lock& lock, Turn& turn, double until) {
 }
 
 void Engine::arm() {
+  watch_.set(setup_.bell->descriptor(), tcp::Watch::readable);
+  if (setup_.alarm >= 0) watch_.set(setup_.alarm, tcp::Watch::readable);
   for (const Link& link : links_) {
     const bool eager = eager_ || box_.wants(link.peer());
     for (std::size_t lane = 0; lane < link.lanes(); ++lane) {

@@ -28,8 +28,6 @@ Engine::Engine(MessengerSetup setup)
     }
     links_.emplace_back(static_cast<int>(peer), std::move(setup_.streams[peer]));
   }
-  watch_.set(setup_.bell->descriptor(), tcp::Watch::readable);
-  if (setup_.alarm >= 0) watch_.set(setup_.alarm, tcp::Watch::readable);
 }
 
 // A fork of the rank's process has none of its threads, and leaves the rank's affairs alone.
@@ -66,19 +64,55 @@ TransferPtr Engine::send(int peer, const Label& label, std::span<const std::byte
 }
 
 TransferPtr Engine::receive(int peer, const Label& label, std::span<std::byte> room) {
-  const auto transfer = std::make_shared<Transfer>(peer, label, room);
+  return posted(std::make_shared<Transfer>(peer, label, room));
+}
+
+TransferPtr Engine::await(int peer, const Label& label, Transfer::Kind kind) {
+  return posted(std::make_shared<Transfer>(peer, label, kind));
+}
+
+TransferPtr Engine::posted(TransferPtr receive) {
   Lock lock = access();
+  post(lock, receive);
+  return receive;
+}
+
+TransferPtr Engine::probe_now(int peer, const Label& label) {
+  const auto transfer = std::make_shared<Transfer>(peer, label, Transfer::Kind::probe);
+  Lock lock = access();
+  post(lock, transfer);
+  while (!transfer->over() && poll()) settle();
+  if (!transfer->over() && now() >= probed_ + nap) {  // who probes again and again is told of what it waits for
+    probed_ = now();
+    look_around(lock);
+  }
   demand_alive(lock);
-  if (peer != any_source) link_to(peer);
+  if (transfer->over()) return transfer;
+  box_.withdraw(transfer);
+  return nullptr;
+}
+
+void Engine::post(Lock& lock, const TransferPtr& receive) {
+  demand_alive(lock);
+  if (receive->peer() != any_source) link_to(receive->peer());
   try {
-    box_.post(transfer);
+    box_.post(receive);
   } catch (const Failure& found) {
     die(found);
     demand_alive(lock);
+  } catch (...) {  // no memory for what comes
+    die(failure(FailureKind::aborted, rank_, receive.get()));
+    tell(lock);
+    throw;
   }
-  if (transfer->peer() != any_source) note(link_to(transfer->peer()));
+  if (receive->peer() != any_source) note(link_to(receive->peer()));
   settle();
-  return transfer;
+}
+
+void Engine::when_over(const TransferPtr& transfer, std::function<void()> then) {
+  const Lock lock = access();
+  if (transfer->over()) return then();
+  transfer->then_.push_back(std::move(then));
 }
 
 void Engine::wait(Transfers transfers, double deadline, double timeout) {

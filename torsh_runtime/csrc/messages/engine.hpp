@@ -26,6 +26,9 @@ class Engine {
   void begin(const Label& label);
   TransferPtr send(int peer, const Label& label, std::span<const std::byte> data);
   TransferPtr receive(int peer, const Label& label, std::span<std::byte> room);
+  TransferPtr await(int peer, const Label& label, Transfer::Kind kind);
+  TransferPtr probe_now(int peer, const Label& label);
+  void when_over(const TransferPtr& transfer, std::function<void()> then);
   void wait(Transfers transfers, double deadline, double timeout);
   bool wait_until(Transfers transfers, double until);
   void progress_in_background(Transfers transfers, double deadline, double timeout);
@@ -66,6 +69,8 @@ class Engine {
   // engine.cpp
   Lock access();
   Link& link_to(int peer);
+  TransferPtr posted(TransferPtr receive);
+  void post(Lock& lock, const TransferPtr& receive);
   void demand_alive(Lock& lock);
   void rest(Lock& lock, double until);
   void settle();
@@ -107,6 +112,7 @@ class Engine {
   int asleep_ = 0;   // threads in the kernel, to be rung
   int resting_ = 0;  // threads that leave the work to the driver
   int crowded_in_row_ = 0;
+  double probed_ = 0;  // when a probe last looked around
   double moved_ = 0;  // when a driver last went to another processor
   std::vector<std::thread::id> inside_;
   std::condition_variable changed_;  // a transfer is over, or the driver or somebody inside has left

@@ -12,8 +12,8 @@
 
 namespace torsh {
 
-// Messages of the user and of the collectives never meet.
-enum class Purpose : std::uint8_t { user, collective };
+// Messages of the user, of the collectives and of Python objects never meet.
+enum class Purpose : std::uint8_t { user, collective, object };
 
 // In the byte order of the machine: a rank of another order is told by the magic number.
 struct Header {
@@ -31,7 +31,7 @@ struct Header {
 
   // Whether a rank of this library can have sent it over a link of so many lanes.
   bool is_valid(std::size_t link_lanes) const {
-    if (magic != valid_magic || purpose > Purpose::collective || bytes > max_bytes) return false;
+    if (magic != valid_magic || purpose > Purpose::object || bytes > max_bytes) return false;
     if (lanes != 1 && lanes != link_lanes) return false;
     if (call.kind > OpKind::recv || static_cast<std::size_t>(call.dtype) >= num_dtypes) return false;
     if (static_cast<std::size_t>(call.op) >= num_reduce_ops) return false;

@@ -83,14 +83,26 @@ bool Link::push(Lane& lane) {
   return total != 0;
 }
 
+// The first lane's end is not yet that of what was sent on the others before it.
+bool Link::pull_first(Postbox& box, bool eager) {
+  try {
+    return ending_.empty() && pull_frames(box, eager);
+  } catch (const StreamEnded& ended) {
+    ending_ = ended.what();
+    if (is_open(lanes_.front())) end_ = ending_;
+    return true;
+  }
+}
+
 bool Link::pull(Postbox& box, bool eager) {
   if (!end_.empty()) return false;
-  bool moved = guarded([&] { return pull_frames(box, eager); });
+  bool moved = pull_first(box, eager);
   for (std::size_t i = 1; i < lanes_.size(); ++i) {
     if (!end_.empty() || !is_open(lanes_[i])) continue;
     std::size_t budget = turn_bytes;
     moved |= guarded([&] { return pull_part(lanes_[i], box, budget); });
   }
+  if (end_.empty() && !is_reading()) end_ = ending_;
   return moved;
 }
 
@@ -182,7 +194,7 @@ bool Link::is_receiving() const {
 unsigned Link::events(std::size_t lane, bool eager) const {
   if (!end_.empty()) return 0;
   const Lane& at = lanes_[lane];
-  const bool may_begin = lane == 0 && at.in.empty() && eager;
+  const bool may_begin = lane == 0 && at.in.empty() && eager && ending_.empty();
   return (is_open(at) || may_begin ? tcp::Watch::readable : 0u) | (at.out.empty() ? 0u : tcp::Watch::writable);
 }
 

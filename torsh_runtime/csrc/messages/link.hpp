@@ -64,6 +64,7 @@ class Link {
   bool guarded(Step step);
   void queue(std::size_t lane, const Outgoing& piece);
   bool push(Lane& lane);
+  bool pull_first(Postbox& box, bool eager);
   bool pull_frames(Postbox& box, bool eager);
   bool pull_part(Lane& lane, Postbox& box, std::size_t& budget);
   bool read_header(Postbox& box);
@@ -74,6 +75,7 @@ class Link {
   const int peer_;
   std::vector<Lane> lanes_;
   std::string end_;
+  std::string ending_;  // why the first lane has ended, as long as others still hold what was sent
   // Lane 0 is read ahead, so that a small message takes one read.
   std::vector<std::byte> ahead_;
   std::size_t ahead_from_ = 0, ahead_to_ = 0;

@@ -1,5 +1,7 @@
 #include "messages/messenger.hpp"
 
+#include <utility>
+
 #include "messages/engine.hpp"
 
 namespace torsh {
@@ -16,6 +18,16 @@ TransferPtr Messenger::send(int peer, const Label& label, std::span<const std::b
 
 TransferPtr Messenger::receive(int peer, const Label& label, std::span<std::byte> room) {
   return engine_->receive(peer, label, room);
+}
+
+TransferPtr Messenger::take(int peer, const Label& label) { return engine_->await(peer, label, Transfer::Kind::take); }
+
+TransferPtr Messenger::probe(int peer, const Label& label) { return engine_->await(peer, label, Transfer::Kind::probe); }
+
+TransferPtr Messenger::probe_now(int peer, const Label& label) { return engine_->probe_now(peer, label); }
+
+void Messenger::when_over(const TransferPtr& transfer, std::function<void()> then) {
+  engine_->when_over(transfer, std::move(then));
 }
 
 void Messenger::wait(std::span<const TransferPtr> transfers, double deadline, double timeout) {

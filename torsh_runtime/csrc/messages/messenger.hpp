@@ -58,6 +58,12 @@ class Messenger {
   // Throw Failure, and std::invalid_argument if there is no such peer.
   TransferPtr send(int peer, const Label& label, std::span<const std::byte> data);
   TransferPtr receive(int peer, const Label& label, std::span<std::byte> room);
+  // The same of whatever size, and of whatever dtype; the room is made when it comes.
+  TransferPtr take(int peer, const Label& label);
+  // Finds a message that nobody has received yet, and leaves it there: now (null if there is none), or
+  // when one comes. Another thread may be faster in receiving it.
+  TransferPtr probe(int peer, const Label& label);
+  TransferPtr probe_now(int peer, const Label& label);
 
   // Until all of them are done. Throws Failure (peer_lost, mismatch, timeout, aborted …) or
   // Interrupted; the group is dead then. `deadline` as of now().
@@ -65,6 +71,8 @@ class Messenger {
   // Whether all of them are done, at `until` at the latest; false leaves them under way. Throws as
   // wait() does for other reasons than the time.
   bool wait_until(std::span<const TransferPtr> transfers, double until);
+  // Calls it once when that is over, perhaps now: on any thread, with locks held, so it must be quick.
+  void when_over(const TransferPtr& transfer, std::function<void()> then);
   // Sees to it that they get done though nobody waits; fails the group if not by the deadline.
   void progress_in_background(std::span<const TransferPtr> transfers, double deadline, double timeout);
 

@@ -1,7 +1,6 @@
 #include "messages/postbox.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 
 namespace torsh {
@@ -12,18 +11,19 @@ constexpr std::size_t buffered_limit = 16 << 20;  // bytes of one sender that no
 // Collectives run in the same order everywhere, so their messages match in order, whatever they say:
 // one of another operation shows that the ranks disagree.
 bool matches(const Transfer& receive, const Header& header) {
-  if (receive.label().purpose != header.purpose) return false;
-  return header.purpose == Purpose::collective || receive.label().tag == header.tag;
+  const Label& label = receive.label();
+  if (label.purpose != header.purpose) return false;
+  return header.purpose == Purpose::collective || label.any_tag || label.tag == header.tag;
 }
 
 auto find(std::deque<TransferPtr>& posted, const Header& header) {
-  const auto fits = [&](const TransferPtr& receive) { return matches(*receive, header); };
+  const auto fits = [&](const TransferPtr& receive) { return !receive->probing() && matches(*receive, header); };
   return std::find_if(posted.begin(), posted.end(), fits);
 }
 
 bool is_same_call(const Transfer& receive, const Header& header) {
   const Call& own = receive.label().call;
-  if (header.purpose == Purpose::user) return own.dtype == header.call.dtype;
+  if (header.purpose != Purpose::collective) return own.dtype == header.call.dtype;
   return receive.label().tag == header.tag && own.fingerprint() == header.call.fingerprint();
 }
 
@@ -44,7 +44,11 @@ void Postbox::begin(const Label& label) {
 
 void Postbox::post(const TransferPtr& receive) {
   receive->order_ = ++posts_;
-  if (const ArrivalPtr arrival = take_arrival(*receive)) return join(receive, *arrival);
+  if (const ArrivalPtr arrival = first_arrival(*receive)) {
+    if (receive->probing()) return receive->find(arrival->peer, arrival->header);
+    box(arrival->peer).unexpected.remove(arrival);
+    return join(receive, *arrival);
+  }
   demand_coming(*receive);
   const int peer = receive->peer();
   (peer == any_source ? any_ : box(peer).posted).push_back(receive);
@@ -58,7 +62,22 @@ void Postbox::arrive(const ArrivalPtr& arrival) {
   if (const TransferPtr receive = take_receiver(*arrival)) return join(receive, *arrival);
   Box& from = box(arrival->peer);
   from.unexpected.push_back(arrival);
+  tell_probes(*arrival);
   let_in(from);
+}
+
+void Postbox::tell_probes(const Arrival& arrival) {
+  const auto finds = [&](const TransferPtr& each) {
+    if (!each->probing() || !matches(*each, arrival.header)) return false;
+    each->find(arrival.peer, arrival.header);
+    return true;
+  };
+  std::erase_if(box(arrival.peer).posted, finds);
+  std::erase_if(any_, finds);
+}
+
+void Postbox::withdraw(const TransferPtr& receive) {
+  std::erase(receive->peer() == any_source ? any_ : box(receive->peer()).posted, receive);
 }
 
 // The one that was posted first, of those that wait for this peer and of those for any.
@@ -75,7 +94,7 @@ TransferPtr Postbox::take_receiver(const Arrival& arrival) {
   return receive;
 }
 
-ArrivalPtr Postbox::take_arrival(const Transfer& receive) {
+ArrivalPtr Postbox::first_arrival(const Transfer& receive) const {
   ArrivalPtr first;
   const auto look = [&](const Box& from) {
     for (const ArrivalPtr& arrival : from.unexpected) {
@@ -89,18 +108,19 @@ ArrivalPtr Postbox::take_arrival(const Transfer& receive) {
   } else {
     std::for_each(boxes_.begin(), boxes_.end(), look);
   }
-  if (first) box(first->peer).unexpected.remove(first);
   return first;
 }
 
 void Postbox::join(const TransferPtr& receive, Arrival& arrival) {
-  if (!is_same_call(*receive, arrival.header) || receive->room_.size() != arrival.header.bytes) {
+  const bool fits = is_same_call(*receive, arrival.header) && receive->room_.size() == arrival.header.bytes;
+  if (!receive->taking() && !fits) {
     receive->finish(Transfer::State::failed);
     throw mismatch(*receive, arrival);
   }
+  receive->header_ = arrival.header;
   receive->peer_.store(arrival.peer, std::memory_order_release);
   arrival.receiver = receive;
-  if (arrival.target == nullptr) arrival.target = receive->room_.data();
+  if (arrival.target == nullptr) arrival.target = receive->room_for(arrival.header.bytes);
   if (arrival.parts == 0) deliver(arrival);
 }
 
@@ -111,8 +131,7 @@ void Postbox::complete(Arrival& arrival) {
 void Postbox::deliver(Arrival& arrival) {
   Box& from = box(arrival.peer);
   if (arrival.buffer) {
-    std::memcpy(arrival.receiver->room_.data(), arrival.buffer.get(), arrival.header.bytes);
-    arrival.buffer.reset();
+    arrival.receiver->put(std::move(arrival.buffer));
     from.buffered -= arrival.header.bytes;
     let_in(from);
   }

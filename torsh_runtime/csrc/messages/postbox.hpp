@@ -35,8 +35,10 @@ class Postbox {
 
   // This rank is in a collective from now on: messages of this number must be of the same call.
   void begin(const Label& label);
-  // A receive: it takes a message that is there, or waits for one.
+  // A receive or a take: it takes a message that is there, or waits for one. A probe: finds one, or waits.
   void post(const TransferPtr& receive);
+  // It waits no more, if it did.
+  void withdraw(const TransferPtr& receive);
   // A message whose header was read: gives it a target, or not yet.
   void arrive(const ArrivalPtr& arrival);
   // All its bytes are where they go.
@@ -67,7 +69,8 @@ class Postbox {
   const Box& box(int peer) const { return boxes_[static_cast<std::size_t>(peer)]; }
   Box& box(int peer) { return boxes_[static_cast<std::size_t>(peer)]; }
   TransferPtr take_receiver(const Arrival& arrival);
-  ArrivalPtr take_arrival(const Transfer& receive);
+  ArrivalPtr first_arrival(const Transfer& receive) const;
+  void tell_probes(const Arrival& arrival);
   void join(const TransferPtr& receive, Arrival& arrival);
   void let_in(Box& box);
   void deliver(Arrival& arrival);

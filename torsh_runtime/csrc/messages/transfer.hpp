@@ -4,9 +4,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
+#include "common/copy.hpp"
 #include "messages/frame.hpp"
 
 namespace torsh {
@@ -18,6 +22,7 @@ struct Label {
   Purpose purpose{};
   std::uint64_t tag = 0;  // the user's; a collective's sequence number
   Call call{};
+  bool any_tag = false;  // of a receiver, whom messages of all tags suit
 
   // Of the group's operations; 0 for a message of the user.
   std::uint64_t sequence() const { return purpose == Purpose::collective ? tag : 0; }
@@ -26,18 +31,32 @@ struct Label {
 // One message on its way; its buffer must stay until it is over. Made by a Messenger.
 class Transfer {
  public:
+  enum class Kind : std::uint8_t {
+    send,
+    receive,
+    take,   // a receive of whatever size: the room is made when the message comes
+    probe,  // done when there is a message that a take would get, which it leaves there
+  };
+
   Transfer(int peer, const Label& label, std::span<const std::byte> data)
-      : label_(label), data_(data), peer_(peer), sending_(true) {}
+      : kind_(Kind::send), label_(label), data_(data), peer_(peer) {}
   Transfer(int peer, const Label& label, std::span<std::byte> room)
-      : label_(label), room_(room), peer_(peer), sending_(false) {}
+      : kind_(Kind::receive), label_(label), room_(room), peer_(peer) {}
+  Transfer(int peer, const Label& label, Kind kind) : kind_(kind), label_(label), peer_(peer) {}
 
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
   // Done or failed; Messenger::wait throws what it failed with.
   bool over() const { return state_.load(std::memory_order_acquire) != State::pending; }
   // The rank at the other end; of a receive from any source that rank once it is done.
   int peer() const { return peer_.load(std::memory_order_acquire); }
-  bool sending() const { return sending_; }
+  bool sending() const { return kind_ == Kind::send; }
+  bool taking() const { return kind_ == Kind::take; }
+  bool probing() const { return kind_ == Kind::probe; }
   const Label& label() const { return label_; }
+  // Of a receive, a take or a probe that is done: of the message that came.
+  const Header& header() const { return header_; }
+  // Of a take that is done: what came, once.
+  std::unique_ptr<std::byte[]> content() { return std::move(content_); }
 
  private:
   enum class State : std::uint8_t { pending, done, failed };
@@ -45,17 +64,43 @@ class Transfer {
   friend class Postbox;
   friend class Engine;
 
-  void finish(State state) { state_.store(state, std::memory_order_release); }
+  // Where the message is to go. Throws std::bad_alloc.
+  std::byte* room_for(std::size_t bytes) {
+    if (!taking()) return room_.data();
+    content_.reset(new std::byte[bytes]);  // not filled with zeros: the pages are taken as the bytes come
+    return content_.get();
+  }
+  // The message, which has come into a buffer.
+  void put(std::unique_ptr<std::byte[]> buffer) {
+    if (taking()) {
+      content_ = std::move(buffer);
+    } else {
+      copy_bytes(room_.data(), buffer.get(), header_.bytes);
+    }
+  }
+  // What a probe looked for is there.
+  void find(int peer, const Header& header) {
+    header_ = header;
+    peer_.store(peer, std::memory_order_release);
+    finish(State::done);
+  }
+  void finish(State state) {
+    if (over()) return;
+    state_.store(state, std::memory_order_release);
+    for (const auto& call : std::exchange(then_, {})) call();
+  }
 
+  const Kind kind_;
   const Label label_;
   const std::span<const std::byte> data_;  // of a send
   const std::span<std::byte> room_;        // of a receive
+  std::unique_ptr<std::byte[]> content_;   // of a take
   std::atomic<int> peer_;
-  const bool sending_;
   std::atomic<State> state_{State::pending};
   std::uint64_t order_ = 0;  // of a receive among all that were posted
   unsigned parts_ = 0;       // of a send, that are not yet written
   Header header_{};
+  std::vector<std::function<void()>> then_;  // called once when it is over, with the engine's lock held
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.contract import WorkerEnv
@@ -13,8 +17,11 @@ from torsh_runtime.integrations.torch.group import TorshProcessGroup
 from torsh_runtime.integrations.torch.store import TorchStore
 from torsh_runtime.status import own_page
 
+c10d: Any = _distributed_c10d
+Group = TypeVar("Group", bound=TorshProcessGroup)
 
-def create(given: Any, options: object) -> TorshProcessGroup:
+
+def create(given: Any, options: object, kind: type[Group] = TorshProcessGroup) -> Group:
     """The process group that torch describes (its _DistributedBackendOptions).
 
     Raises CommTimeout naming the ranks that did not come within the group's timeout, StoreError
@@ -30,7 +37,25 @@ def create(given: Any, options: object) -> TorshProcessGroup:
     page = own_page()
     if page is not None:
         page.note_initialised()
-    return TorshProcessGroup(given.store, backend, seconds, overlap_backward=_on_several_nodes())
+    return kind(given.store, backend, seconds, overlap_backward=_on_several_nodes())
+
+
+def split(
+    parent: TorshProcessGroup, ranks: Sequence[int], timeout: timedelta, name: str, desc: str
+) -> TorshProcessGroup | None:
+    """As TorshProcessGroup.split_group."""
+    if len({*ranks}) != len(ranks) or not ranks or not {*ranks} <= {*range(parent.size())}:
+        raise ValueError(f"{ranks} are not distinct ranks of a group of {parent.size()}")
+    if parent.rank() not in ranks:
+        return None
+    given = c10d._DistributedBackendOptions()
+    given.store = c10d.PrefixStore(f"{name}/", parent.get_group_store())
+    given.group_rank, given.group_size = ranks.index(parent.rank()), len(ranks)
+    given.timeout, given.group_id = timeout, name
+    group = create(given, None, type(parent))
+    group.setGroupName(name)
+    group.setGroupDesc(desc)
+    return group
 
 
 def _on_several_nodes() -> bool:
@@ -46,7 +71,7 @@ def _connect(given: Any, seconds: float) -> Backend:
         from torsh_runtime.backends.single import SingleBackend
 
         return SingleBackend()
-    from torsh_runtime.backends.native import NativeBackend
+    from torsh_runtime.backends.native.backend import NativeBackend
 
     store = TorchStore(given.store)
     # Every rank counts its own calls, so that a group made again has keys of its own.

@@ -11,17 +11,19 @@ from torch._C import _current_graph_task_id, _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.work import Work
-from torsh_runtime.integrations.torch import sparse
+from torsh_runtime.integrations.torch import NAME, sparse
+from torsh_runtime.integrations.torch.compiling import not_compiled
+from torsh_runtime.integrations.torch.observing import shown
 from torsh_runtime.integrations.torch.options import asynchronous, reduction, seconds, spellings
 from torsh_runtime.integrations.torch.tensors import movable, only
 from torsh_runtime.integrations.torch.work import DONE, TorshWork
 
-NAME = "torsh"
 _CPU = torch.device("cpu")
 c10d: Any = _distributed_c10d  # its stubs lack much of it
 Tensors = Sequence[torch.Tensor]
 
 
+@not_compiled
 class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """torch's ProcessGroup over a Backend; ranks are the group's own.
 
@@ -36,9 +38,8 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     ) -> None:
         """timeout: seconds that an operation may take which says nothing else.
         overlap_backward: whether asynchronous operations of a backward pass, where DDP's reducer
-            is the caller, go on beside it. Otherwise they are complete when their calls return:
-            the pass needs the processors, and all ranks make the same calls in the same order, so
-            that nobody waits in vain.
+            is the caller, go on beside it in any case. Otherwise those that all ranks call at about
+            the same time are complete when their calls return: the pass needs the processors.
         """
         super().__init__(backend.rank, backend.world_size)
         self._overlap_backward = overlap_backward
@@ -46,11 +47,13 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._torsh = backend
         self._timeout = timeout
         self._name = self._desc = ""
+        self._collectives = self._splits = 0
 
     @spellings(c10d.AllreduceOptions, "op", "timeout")
     def allreduce(self, tensors: Tensors, opts: Any) -> TorshWork:
         """Reduce in place. Sparse tensors are summed, and complete when this returns."""
         # Written out, for the shortest operations are as long as what is around them.
+        self._collectives += 1
         tensor, op, limit = only(tensors), reduction(opts), seconds(opts, self._timeout)
         if tensor.layout is not torch.strided:
             sparse.all_reduce(self._torsh, tensor, op, limit)
@@ -191,16 +194,19 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         limit = self._timeout if timeout is None else timeout.total_seconds()
         self._torsh.barrier(limit)
 
+    @shown
     def send(self, tensors: Tensors, dst: int, tag: int) -> TorshWork:
         """Send to one rank; complete when the tensor may be changed."""
         tensor = movable(only(tensors))
         return TorshWork((self._torsh.send(tensor, dst, tag, self._timeout, True),), tensors)
 
+    @shown
     def recv(self, tensors: Tensors, src: int, tag: int) -> TorshWork:
         """Receive from one rank."""
         tensor = movable(only(tensors))
         return TorshWork((self._torsh.recv(tensor, src, tag, self._timeout, True),), tensors)
 
+    @shown
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorshWork:
         """Receive from whichever rank sends first; the Work's source_rank() says which."""
         tensor = movable(only(tensors))
@@ -227,12 +233,42 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     _set_default_timeout = set_timeout
 
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> TorshProcessGroup | None:
+        """A group of the `ranks` of this one, in their order here; None if this rank is not one of
+        them. All ranks call it at the same time; some may ask for other groups than others.
+
+        timeout: of its operations; without it as in this group. group_name: unique, and the same on
+        its ranks. ValueError for ranks that are none or not distinct.
+        """
+        from torsh_runtime.integrations.torch.creation import split
+
+        self._splits += 1
+        given = group_name or f"{self._name}:split:{self._splits}:{min(ranks, default=0)}"
+        return split(self, sorted(ranks), timeout or self.options._timeout, given, group_desc or "")
+
     # What torch asks a backend or a group about itself
 
-    supports_splitting = False
+    is_torsh = True
+    supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives this rank has begun."""
+        return self._collectives
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Count from 0; every rank does."""
+        self._collectives = 0
 
     @property
     def options(self) -> Any:
@@ -273,6 +309,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _begin(
         self, opts: Any, outputs: Tensors, operation: Callable[..., Work], *arguments: object
     ) -> TorshWork:
+        self._collectives += 1
         asked = asynchronous(opts)
         limit = seconds(opts, self._timeout)
         work = operation(*arguments, limit, asked and self._may_overlap())
@@ -285,13 +322,16 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         operation: Callable[..., Work],
         calls: Iterable[tuple[object, ...]],
     ) -> TorshWork:
+        self._collectives += 1
         asked = asynchronous(opts)
         limit, background = seconds(opts, self._timeout), asked and self._may_overlap()
         works = [operation(*arguments, limit, background) for arguments in calls]
         return TorshWork(works, outputs) if asked else DONE
 
     def _may_overlap(self) -> bool:
-        return self._overlap_backward or bool(_current_graph_task_id() == -1)
+        if self._overlap_backward or _current_graph_task_id() == -1:
+            return True
+        return not self._torsh.all_come()
 
     def _of_root(self, lists: Sequence[Tensors], root: int) -> Tensors | None:
         """The root's list of tensors; None on the other ranks, which may have none."""

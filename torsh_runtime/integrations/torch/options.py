@@ -12,6 +12,7 @@ import torch
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
+from torsh_runtime.integrations.torch.observing import observed, show
 
 c10d: Any = _distributed_c10d
 _REDUCTIONS = tuple(ReduceOp)  # torch numbers them alike
@@ -61,14 +62,20 @@ def spellings(
     """
 
     def decorate(method: Method) -> Method:
-        @functools.wraps(method)
-        def call(self: Any, *given: Any, **named: Any) -> Any:
+        def spelt_out(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
             if len(given) > tensors and isinstance(given[tensors], options):
-                return method(self, *given)
+                return given
             arguments = given[:tensors]
             if wrapped and any(isinstance(argument, torch.Tensor) for argument in arguments):
                 arguments = tuple([argument] for argument in arguments)
-            return method(self, *arguments, _options(options, fields, given[tensors:], named))
+            return (*arguments, _options(options, fields, given[tensors:], named))
+
+        @functools.wraps(method)
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            if not observed():
+                return method(self, *spelt_out(given, named))
+            with show(self, method.__name__, given, named):
+                return method(self, *spelt_out(given, named))
 
         return cast(Method, call)
 

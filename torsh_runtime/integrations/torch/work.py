@@ -11,11 +11,14 @@ import torch
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.work import COMPLETED, Work
+from torsh_runtime.integrations.torch import futures
+from torsh_runtime.integrations.torch.compiling import not_compiled
 
 c10d: Any = _distributed_c10d
 _NO_TIMEOUT = timedelta(0)
 
 
+@not_compiled
 class TorshWork(c10d.Work):  # type: ignore[misc]
     """One or several operations under way, and the tensors they write.
 
@@ -68,19 +71,13 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of `result()`. It fails with a RuntimeError that quotes the CommError."""
-        over: torch.futures.Future[Any] = torch.futures.Future()
         if self.is_success():
-            over.set_result(self.result())
-            return over
-
+            return futures.completed(self._outputs)
+        over: torch.futures.Future[Any] = torch.futures.Future()
         # Only what a callback raises becomes an error that C++, such as DDP's reducer, sees.
-        def finish(_: object) -> list[torch.Tensor]:
-            self.wait()
-            return self.result()
-
-        future = over.then(finish)
+        finished = over.then(lambda _: self.wait())
         _when_done(list(self._works), over)
-        return future
+        return futures.after(finished, self._outputs)
 
 
 def _when_done(works: list[Work], over: torch.futures.Future[Any]) -> None:

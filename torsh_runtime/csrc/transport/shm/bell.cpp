@@ -25,17 +25,24 @@ std::size_t bind_anywhere(int descriptor, sockaddr_un& address) {
 
 }  // namespace
 
-Bell::Bell(BellSign& sign) : sign_(sign), socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
-  if (descriptor() < 0) {
+void Bell::make() {
+  Descriptor made(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (made.number() < 0) {
     throw std::system_error(errno, std::generic_category(), "cannot make a Unix socket to be woken by");
   }
   sockaddr_un address{};
-  const std::size_t length = bind_anywhere(descriptor(), address);
-  if (length == 0 || length > sizeof sign.name) {
+  const std::size_t length = bind_anywhere(made.number(), address);
+  if (length == 0 || length > sizeof sign_.name) {
     throw std::system_error(errno, std::generic_category(), "cannot name the Unix socket to be woken by");
   }
-  std::memcpy(sign.name, address.sun_path, length);
-  sign.length = static_cast<std::uint32_t>(length);  // seen by whoever sees a sleeper
+  std::memcpy(sign_.name, address.sun_path, length);
+  sign_.length = static_cast<std::uint32_t>(length);  // seen by whoever sees a sleeper
+  socket_ = std::move(made);
+}
+
+int Bell::descriptor() {
+  if (socket_.number() < 0) make();
+  return socket_.number();
 }
 
 void Bell::silence() {
@@ -44,8 +51,14 @@ void Bell::silence() {
   }
 }
 
-// A full queue is as good as one ring more: the sleeper has not looked yet.
-void Bell::wake(const BellSign& peer) const {
+// A full queue is as good as one ring more: the sleeper has not looked yet. If this rank cannot have a
+// socket the peer sleeps to the end of its nap.
+void Bell::wake(const BellSign& peer) {
+  try {
+    descriptor();
+  } catch (const std::system_error&) {
+    return;
+  }
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::size_t length = std::min<std::size_t>(peer.length, sizeof peer.name);

@@ -3,8 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 
 #include "common/clock.hpp"
 #include "common/kernels.hpp"
@@ -22,6 +24,7 @@ constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
 constexpr std::size_t least_share = 128;  // bytes of a block for each rank
+constexpr double short_nap = 50e-6;
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
 }  // namespace
@@ -108,6 +111,28 @@ void Channel::begin(const Call& call, double timeout) {
   progress_->enter(sequence, call, group_, world_);
 }
 
+bool Channel::all_come(double patience) {
+  const std::uint64_t next = sequence() + 1;
+  segment_.area(rank_).own.coming.store(next, std::memory_order_release);
+  const auto has_come = [&](int peer) {
+    const auto& own = segment_.area(peer).own;
+    return own.coming.load(std::memory_order_acquire) >= next || own.sequence.load(std::memory_order_acquire) >= next;
+  };
+  const double began = now();
+  for (int peer = 0; peer < ranks_; ++peer) {
+    while (peer != rank_ && !has_come(peer)) {
+      const double lasted = now() - began;
+      if (lasted >= patience || segment_.header().aborted_by.load(std::memory_order_relaxed) != 0) return false;
+      if (lasted < yield_limit_seconds) {
+        sched_yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::duration<double>(short_nap));
+      }
+    }
+  }
+  return true;
+}
+
 double Channel::deadline() {
   if (deadline_ == 0) deadline_ = now() + timeout_;
   return deadline_;
@@ -132,6 +157,7 @@ void Channel::tell(const void* payload, std::size_t bytes) {
 }
 
 void Channel::tell_at_length(const std::byte* data, std::size_t bytes) {
+  segment_.prepare_to_tell(rank_);
   note_unchecked();
   begin_round();
   copy_shared(segment_.told(rank_, round_), data, bytes);

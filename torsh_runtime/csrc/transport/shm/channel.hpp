@@ -75,6 +75,10 @@ class Channel {
   double deadline();
   double timeout() const { return timeout_; }
 
+  // Says that this rank is about to call the next operation. Whether all the others have said so, or
+  // begun it, within so many seconds: then it needs no more of anybody's program.
+  bool all_come(double patience);
+
   // One collective call: holds the channel from construction to destruction.
   class Operation {
    public:
@@ -138,7 +142,9 @@ class Channel {
   void adopt(const Failure& failure);
   // Whether the group is dead. Any thread.
   bool failed();
-  // Throws what the group has died of.
+  // What the group has died of; none if it lives. Not after close().
+  std::optional<Failure> cause();
+  // Throws that.
   void check_abort();
 
   // Whether this process was forked off from the rank's; if so, the second throws Failure.

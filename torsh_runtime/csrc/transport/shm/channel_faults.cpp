@@ -170,10 +170,9 @@ void Channel::wake(int peer) {
   for (Flag& flag : segment_.area(peer).flags) futex_wake(flag.round);
 }
 
-void Channel::check_abort() {
+std::optional<Failure> Channel::cause() {
   const std::uint32_t by = segment_.header().aborted_by.load(std::memory_order_acquire);
-  if (by == 0 && closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
-  if (by == 0) return;
+  if (by == 0) return std::nullopt;
   const AbortRecord& account = segment_.area(static_cast<int>(by) - 1).abort;
   Failure found;
   found.kind = account.kind;
@@ -185,7 +184,12 @@ void Channel::check_abort() {
   found.own = account.own;
   found.other = account.other;
   found.missing.assign(account.missing, account.missing + account.num_missing);
-  throw found;
+  return found;
+}
+
+void Channel::check_abort() {
+  if (segment_.header().aborted_by.load(std::memory_order_acquire) != 0) throw *cause();
+  if (closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
 }
 
 }  // namespace torsh::shm

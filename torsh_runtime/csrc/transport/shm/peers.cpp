@@ -6,30 +6,60 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <mutex>
 #include <string>
 #include <system_error>
 
 namespace torsh::shm {
+namespace {
+
+using Process = std::shared_ptr<const Descriptor>;
+
+bool has_ended(const Descriptor& process) {
+  pollfd entry{process.number(), POLLIN, 0};
+  return poll(&entry, 1, 0) > 0;
+}
+
+// Null if there is no such process.
+Process open_process(int pid) {
+  Descriptor opened(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (opened.number() >= 0) return std::make_shared<const Descriptor>(std::move(opened));
+  if (errno == ESRCH) return nullptr;
+  throw std::system_error(errno, std::generic_category(), errno == ENOSYS ? "pidfd_open needs Linux 5.3" : "pidfd_open");
+}
+
+// The processes that groups of this one watch, by pid. Never destroyed: groups may outlive statics.
+struct Registry {
+  std::mutex mutex;
+  std::map<int, std::weak_ptr<const Descriptor>> processes;
+};
+
+// One that has ended may have left its number to another.
+Process find_process(int pid) {
+  static Registry& registry = *new Registry;
+  const std::lock_guard<std::mutex> alone(registry.mutex);
+  std::erase_if(registry.processes, [](const auto& each) { return each.second.expired(); });
+  Process known = registry.processes[pid].lock();
+  if (known && !has_ended(*known)) return known;
+  known = open_process(pid);
+  registry.processes[pid] = known;
+  return known;
+}
+
+}  // namespace
 
 Peers::Peers(const std::vector<int>& pids) : pids_(pids) {
   for (std::size_t rank = 0; rank < pids.size(); ++rank) {
     if (pids[rank] <= 0 || pids[rank] == getpid()) continue;
-    const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, pids[rank], 0));
-    if (descriptor >= 0) {
-      descriptors_.push_back({descriptor, POLLIN, 0});
+    if (const Process process = find_process(pids[rank])) {
+      watched_.push_back(process);
+      descriptors_.push_back({process->number(), POLLIN, 0});
       ranks_.push_back(static_cast<int>(rank));
-    } else if (errno == ESRCH) {
-      dead_from_start_.push_back(static_cast<int>(rank));
     } else {
-      const int error = errno;
-      for (const pollfd& opened : descriptors_) close(opened.fd);
-      throw std::system_error(error, std::generic_category(), error == ENOSYS ? "pidfd_open needs Linux 5.3" : "pidfd_open");
+      dead_from_start_.push_back(static_cast<int>(rank));
     }
   }
-}
-
-Peers::~Peers() {
-  for (const pollfd& entry : descriptors_) close(entry.fd);
 }
 
 // The state stands behind the name, which is in parentheses and may hold any others.

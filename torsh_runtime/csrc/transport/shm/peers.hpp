@@ -3,15 +3,18 @@
 
 #include <poll.h>
 
+#include <memory>
 #include <vector>
+
+#include "transport/descriptor.hpp"
 
 namespace torsh::shm {
 
 class Peers {
  public:
   // pids[r] is rank r's process; one's own, and values <= 0, are never reported as dead.
+  // A process has one descriptor for each other that it watches, in however many groups.
   explicit Peers(const std::vector<int>& pids);
-  ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
@@ -22,7 +25,8 @@ class Peers {
 
  private:
   const std::vector<int> pids_;
-  std::vector<pollfd> descriptors_;  // a pidfd for each watched rank
+  std::vector<std::shared_ptr<const Descriptor>> watched_;
+  std::vector<pollfd> descriptors_;  // their pidfds, one for each watched rank
   std::vector<int> ranks_;
   std::vector<int> dead_from_start_;
 };

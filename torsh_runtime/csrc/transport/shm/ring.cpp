@@ -8,19 +8,18 @@
 namespace torsh::shm {
 namespace {
 
-constexpr std::size_t capacity = RingMemory::capacity;
 // Longer copies are shown to the other side in such steps, so that both sides copy at a time.
 constexpr std::size_t step = 32 << 10;
 
-void copy_in(std::byte* ring, std::uint64_t position, const std::byte* from, std::size_t bytes) {
-  const std::size_t at = position % capacity;
+void copy_in(std::byte* ring, std::size_t capacity, std::uint64_t position, const std::byte* from, std::size_t bytes) {
+  const std::size_t at = position & (capacity - 1);
   const std::size_t straight = std::min(bytes, capacity - at);
   std::memcpy(ring + at, from, straight);
   std::memcpy(ring, from + straight, bytes - straight);
 }
 
-void copy_out(std::byte* to, const std::byte* ring, std::uint64_t position, std::size_t bytes) {
-  const std::size_t at = position % capacity;
+void copy_out(std::byte* to, const std::byte* ring, std::size_t capacity, std::uint64_t position, std::size_t bytes) {
+  const std::size_t at = position & (capacity - 1);
   const std::size_t straight = std::min(bytes, capacity - at);
   std::memcpy(to, ring + at, straight);
   std::memcpy(to + straight, ring, bytes - straight);
@@ -28,15 +27,9 @@ void copy_out(std::byte* to, const std::byte* ring, std::uint64_t position, std:
 
 }  // namespace
 
-RingStream::RingStream(RingMemory& out, RingMemory& in, const Bell& own, const BellSign& peer)
-    : out_(out),
-      in_(in),
-      own_(own),
-      peer_(peer),
-      written_(out.written.bytes.load(std::memory_order_relaxed)),
-      out_taken_(out.taken.bytes.load(std::memory_order_acquire)),
-      taken_(in.taken.bytes.load(std::memory_order_relaxed)),
-      in_written_(in.written.bytes.load(std::memory_order_acquire)) {}
+// The rings are not looked at before they are used: that would make pages of each present.
+RingStream::RingStream(RingMemory& out, RingMemory& in, std::size_t capacity, Bell& own, const BellSign& peer)
+    : out_(out), in_(in), capacity_(capacity), own_(own), peer_(peer) {}
 
 std::size_t RingStream::write(std::span<const std::byte> first, std::span<const std::byte> second) {
   std::size_t taken = append(first);
@@ -55,7 +48,7 @@ std::size_t RingStream::append(std::span<const std::byte> bytes) {
     const std::size_t part = std::min(step, bytes.size() - done);
     const std::size_t now = std::min(part, free_bytes(part));
     if (now == 0) break;
-    copy_in(out_.data, written_, bytes.data() + done, now);
+    copy_in(out_.data(), capacity_, written_, bytes.data() + done, now);
     written_ += now;
     done += now;
     if (now == step) out_.written.bytes.store(written_, std::memory_order_release);
@@ -65,33 +58,30 @@ std::size_t RingStream::append(std::span<const std::byte> bytes) {
 
 std::size_t RingStream::read(std::span<std::byte> room) {
   std::size_t done = 0;
-  bool was_full = false;
   while (done < room.size()) {
     const std::size_t part = std::min(step, room.size() - done);
-    const std::size_t waiting = waiting_bytes(part);
-    const std::size_t now = std::min(part, waiting);
+    const std::size_t now = std::min(part, waiting_bytes(part));
     if (now == 0) break;
-    copy_out(room.data() + done, in_.data, taken_, now);
+    copy_out(room.data() + done, in_.data(), capacity_, taken_, now);
     taken_ += now;
     done += now;
-    was_full |= waiting > capacity / 2;
     in_.taken.bytes.store(taken_, std::memory_order_release);
   }
-  if (was_full) own_.ring(peer_);  // the writer sleeps for room only when there is none at all
+  if (done != 0) own_.ring(peer_);  // the writer may have found no room just before
   return done;
 }
 
 std::size_t RingStream::free_bytes(std::size_t wanted) {
-  if (capacity - (written_ - out_taken_) < wanted) out_taken_ = out_.taken.bytes.load(std::memory_order_acquire);
+  if (capacity_ - (written_ - out_taken_) < wanted) out_taken_ = out_.taken.bytes.load(std::memory_order_acquire);
   const std::uint64_t waiting = written_ - out_taken_;
-  if (waiting > capacity) throw StreamEnded("the ring in shared memory was overwritten");
-  return capacity - waiting;
+  if (waiting > capacity_) throw StreamEnded("the ring in shared memory was overwritten");
+  return capacity_ - waiting;
 }
 
 std::size_t RingStream::waiting_bytes(std::size_t wanted) {
   if (in_written_ - taken_ < wanted) in_written_ = in_.written.bytes.load(std::memory_order_acquire);
   const std::uint64_t waiting = in_written_ - taken_;
-  if (waiting > capacity) throw StreamEnded("the ring in shared memory was overwritten");
+  if (waiting > capacity_) throw StreamEnded("the ring in shared memory was overwritten");
   return waiting;
 }
 

@@ -2,7 +2,9 @@
 // with one writer and one reader.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,10 +13,17 @@
 
 namespace torsh::shm {
 
-// In shared memory; zeros are an empty ring. Lines that different ranks write stand 128 bytes apart.
-struct RingMemory {
-  static constexpr std::size_t capacity = 128 << 10;
+// How many bytes a ring between two of so many ranks holds, a power of two: all rings of a node together
+// take no more than 64 MiB, unless its ranks are so many that a page for each is more.
+constexpr std::size_t ring_capacity(int ranks) {
+  constexpr std::size_t most = 128 << 10, least = 4 << 10, together = 64 << 20;
+  const std::size_t pairs = std::max<std::size_t>(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks), 1);
+  return std::clamp(std::bit_floor(together / pairs), least, most);
+}
 
+// In shared memory, with the ring's bytes behind it; zeros are an empty ring. Lines that different ranks
+// write stand 128 bytes apart.
+struct RingMemory {
   struct alignas(128) {
     std::atomic<std::uint64_t> bytes;  // ever written
     std::atomic<std::uint32_t> cpu;    // where the writer ran, + 1
@@ -22,17 +31,17 @@ struct RingMemory {
   struct alignas(128) {
     std::atomic<std::uint64_t> bytes;  // ever read
   } taken;
-  alignas(128) std::byte data[capacity];
+
+  std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
 };
+static_assert(sizeof(RingMemory) == 256);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 class RingStream : public Stream {
  public:
-  // All of it must outlive the stream. `own` is this rank's bell, `peer` the sign of the other's.
-  RingStream(RingMemory& out, RingMemory& in, const Bell& own, const BellSign& peer);
-
-  // What each of the two rings takes in the shared memory; aligned to 128.
-  static constexpr std::size_t bytes() { return sizeof(RingMemory); }
+  // All of it must outlive the stream; the rings, of `capacity` bytes each, must never have been used.
+  // `own` is this rank's bell, `peer` the sign of the other's.
+  RingStream(RingMemory& out, RingMemory& in, std::size_t capacity, Bell& own, const BellSign& peer);
 
   std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) override;
   std::size_t read(std::span<std::byte> room) override;
@@ -47,10 +56,11 @@ class RingStream : public Stream {
 
   RingMemory& out_;
   RingMemory& in_;
-  const Bell& own_;
+  const std::size_t capacity_;
+  Bell& own_;
   const BellSign& peer_;
-  std::uint64_t written_, out_taken_;  // of the ring out; the second as it was last seen
-  std::uint64_t taken_, in_written_;   // of the ring in, likewise
+  std::uint64_t written_ = 0, out_taken_ = 0;  // of the ring out; the second as it was last seen
+  std::uint64_t taken_ = 0, in_written_ = 0;   // of the ring in, likewise
 };
 
 }  // namespace torsh::shm

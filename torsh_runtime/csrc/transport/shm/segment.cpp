@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "transport/shm/futex.hpp"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -34,7 +36,7 @@ void populate(std::byte* from, std::size_t bytes) {
 
 std::size_t Segment::bytes_for(int ranks, std::size_t slot_bytes) {
   const std::size_t count = static_cast<std::size_t>(ranks);
-  const std::size_t of_rank = 2 * slot_bytes + num_flags * told_bytes + count * sizeof(RingMemory);
+  const std::size_t of_rank = 2 * slot_bytes + num_flags * told_bytes + count * (sizeof(RingMemory) + shm::ring_capacity(ranks));
   return control_bytes(ranks) + count * of_rank;
 }
 
@@ -54,11 +56,32 @@ Segment::Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes)
   try {
     populate(base_, control_bytes(ranks));
     populate(slot(rank, 0), 2 * slot_bytes_);
-    populate(told(rank, 0), num_flags * told_bytes);
   } catch (...) {
     munmap(base_, length_);
     throw;
   }
+}
+
+void Segment::prepare_to_tell(int rank) {
+  if (!tells_) populate(told(rank, 0), num_flags * told_bytes);
+  tells_ = true;
+}
+
+void Segment::abandon(int descriptor, int rank, int ranks, int name) {
+  const std::size_t bytes = control_bytes(ranks);
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map the shared segment");
+  auto* areas = reinterpret_cast<RankArea*>(static_cast<std::byte*>(mapped) + sizeof(Header));
+  AbortRecord& account = areas[rank].abort;
+  account.kind = FailureKind::aborted;
+  account.rank = account.reporter = name;
+  account.op = OpKind::barrier;
+  std::uint32_t none = 0;
+  static_cast<Header*>(mapped)->aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank) + 1);
+  for (int peer = 0; peer < ranks; ++peer) {
+    for (Flag& flag : areas[peer].flags) futex_wake(flag.round);
+  }
+  munmap(mapped, bytes);
 }
 
 Segment::~Segment() { munmap(base_, length_); }

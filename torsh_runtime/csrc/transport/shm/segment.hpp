@@ -61,6 +61,7 @@ struct RankArea {
     Call unchecked;  // the last one in which this rank did not wait for all others, and its number
     std::uint64_t unchecked_sequence;
     std::atomic<std::uint64_t> sequence;  // the operation's number, counted from 1
+    std::atomic<std::uint64_t> coming;    // that of the one it is about to call, if it has said so
     std::atomic<std::uint32_t> left;
     cpu_set_t cpus;  // that this rank may run on
   } own;
@@ -79,8 +80,12 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 class Segment {
  public:
   static std::size_t bytes_for(int ranks, std::size_t slot_bytes);
+  // For a rank that cannot make its end of the group: the others of its node, which wait for it, find
+  // the group aborted by it. `name` is the group's number of it. Throws std::system_error.
+  static void abandon(int descriptor, int rank, int ranks, int name);
 
-  // Maps the whole segment and makes this rank's own pages present. Throws std::system_error.
+  // Maps the whole segment and makes this rank's own pages present, except for what it tells at length.
+  // Throws std::system_error.
   Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -95,9 +100,13 @@ class Segment {
   std::byte* told(int rank, std::uint64_t round) {
     return told_ + (static_cast<std::size_t>(rank) * num_flags + round % num_flags) * told_bytes;
   }
+  // Makes the pages present to which this rank tells. Throws std::system_error.
+  void prepare_to_tell(int rank);
+  std::size_t ring_capacity() const { return shm::ring_capacity(static_cast<int>(ranks_)); }
   // Memory of the ring that `from` writes and `to` reads. It becomes present when it is used.
   RingMemory& ring(int from, int to) {
-    return reinterpret_cast<RingMemory*>(rings_)[static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to)];
+    const std::size_t number = static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to);
+    return *reinterpret_cast<RingMemory*>(rings_ + number * (sizeof(RingMemory) + ring_capacity()));
   }
 
  private:
@@ -107,6 +116,7 @@ class Segment {
   std::byte* base_;
   std::byte* slots_;
   std::byte* told_;
+  bool tells_ = false;  // this rank, at length
   std::byte* rings_;
 };
 

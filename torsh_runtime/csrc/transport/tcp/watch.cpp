@@ -11,14 +11,12 @@ namespace torsh::tcp {
 
 static_assert(Watch::readable == EPOLLIN && Watch::writable == EPOLLOUT);
 
-Watch::Watch() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-  if (epoll_.number() < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
-}
-
 void Watch::set(int descriptor, unsigned events) {
   const auto at = static_cast<std::size_t>(descriptor);
   if (at >= events_.size()) events_.resize(at + 1);
   if (events_[at] == events) return;
+  if (epoll_.number() < 0) epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
+  if (epoll_.number() < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
   const int change = events == 0 ? EPOLL_CTL_DEL : events_[at] == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
   epoll_event event{};
   event.events = events;

@@ -12,12 +12,10 @@ class Watch {
  public:
   static constexpr unsigned readable = 1, writable = 4;  // epoll's own numbers
 
-  // Throws std::system_error.
-  Watch();
-
-  // Readable when one of those it watches is ready.
+  // Readable when one of those it watches is ready; -1 before it has been given one.
   int descriptor() const { return epoll_.number(); }
-  // From now on; 0 is not at all. A descriptor must not be watched when it is closed.
+  // From now on; 0 is not at all. A descriptor must not be watched when it is closed. Throws
+  // std::system_error.
   void set(int descriptor, unsigned events);
   // The descriptors that are ready, after at most so many seconds; valid until the next call.
   // By any number of threads, each with room of its own.

@@ -1,0 +1,122 @@
+"""Values that come later, and what is to be done with them then, as torch.futures.Future."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torsh_runtime.backends.work import Work
+
+Callback = Callable[["Future"], Any]
+_log = logging.getLogger("torsh_runtime")
+
+
+class Future:
+    """A value that set_result() or set_exception() gives it once, from any thread.
+
+    No thread belongs to it: callbacks run on the thread that completes it, or at once on the
+    caller's if it is complete.
+    """
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callback] = []
+
+    def done(self) -> bool:
+        """Whether it has its value, or an error."""
+        return self._over.is_set()
+
+    def wait(self, timeout: float | timedelta | None = None) -> Any:
+        """Its value, waiting for it; raises its error, or TimeoutError after `timeout` (seconds or
+        a timedelta; None: without an end, for who completes it has a deadline).
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if not self._over.wait(seconds):
+            raise TimeoutError(f"the future was not completed within {seconds:g} s; wait again")
+        return self.value()
+
+    def value(self) -> Any:
+        """Its value; raises its error. RuntimeError while it has neither."""
+        if not self.done():
+            raise RuntimeError("the future is not complete: wait() for it first")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """Call `callback(self)` when it is complete. What the callback raises is logged."""
+        with self._lock:
+            if not self._over.is_set():
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def then(self, callback: Callback) -> Future:
+        """A future of what `callback(self)` returns, or raises, when this one is complete."""
+        chained = Future()
+        self.add_done_callback(lambda _: chained.complete_by(callback, self))
+        return chained
+
+    def set_result(self, value: Any) -> None:
+        """Give it its value. RuntimeError if it is complete already."""
+        self._complete(value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Let it fail. RuntimeError if it is complete already."""
+        self._complete(None, error)
+
+    def complete_by(self, callback: Callback, of: Future) -> None:
+        """Give it what `callback(of)` returns or raises."""
+        try:
+            value = callback(of)
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+    def _complete(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            if self._over.is_set():
+                raise RuntimeError("the future is complete already")
+            self._value, self._error = value, error
+            self._over.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callback) -> None:
+        try:
+            callback(self)
+        except BaseException:
+            _log.exception("a callback of a future failed")
+
+
+class WorkFuture(Future):
+    """The future of an operation: its value is the list of arrays that hold the result."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def done(self) -> bool:
+        return self._work.done()
+
+    def wait(self, timeout: float | timedelta | None = None) -> Any:
+        self._work.wait(timeout)
+        return self._work.result()
+
+    def value(self) -> Any:
+        return self._work.result()
+
+    def add_done_callback(self, callback: Callback) -> None:
+        self._work.add_done_callback(lambda _: self._call(callback))
+
+    def _complete(self, value: Any, error: BaseException | None) -> None:
+        raise RuntimeError("an operation completes its future itself")

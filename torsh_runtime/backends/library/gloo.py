@@ -1,0 +1,353 @@
+"""The gloo backend: PyTorch's ProcessGroupGloo, without torch.distributed's default group."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.backends.base import BackendType, Reduce
+from torsh_runtime.backends.library.host import HostBackend
+from torsh_runtime.backends.library.news import News
+from torsh_runtime.backends.library.operands import Array, distribute, joined, room_for
+from torsh_runtime.backends.library.reductions import Encoding, combine, encoding, narrowed
+from torsh_runtime.backends.library.steps import Request, Steps
+from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
+from torsh_runtime.store.client import StoreClient
+
+EAGER_BYTES = 64 << 10
+"""Messages to one rank that are copied, and so complete at once, while so many bytes at most have
+not been received."""
+_FAREWELL = 5.0
+"""Seconds that closing waits for messages to be received."""
+_PATIENCE = timedelta(days=30)
+"""What Gloo is told: deadlines are kept here."""
+_LAST_TAG = (1 << 31) - 2
+_HALTING_TAG = _LAST_TAG + 1
+_KNOWN = ("int8", "uint8", "int32", "int64", "float32", "float64")
+"""What Gloo reduces the same way in all versions of torch that are supported."""
+_INTERFACES = ("TORSH_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+class GlooBackend(HostBackend):
+    """One rank's end of a Gloo context. Gloo trusts whoever can reach its sockets.
+
+    What Gloo cannot reduce goes to it as what it can, or is exchanged and reduced here in order of
+    rank. A message's Work has a thread to itself, because Gloo tells of messages only to who waits.
+    """
+
+    type = BackendType.GLOO
+
+    def __init__(self, torch: Any, group: Any, rank: int, world_size: int, news: News) -> None:
+        super().__init__(rank, world_size, news)
+        self._torch = torch
+        self._gloo = group
+        self._unreceived: list[tuple[int, int, _Awaited]] = []
+
+    @classmethod
+    def connect(cls, store: StoreClient, rank: int, world_size: int, timeout: float) -> GlooBackend:
+        """Meet the other ranks through the store, whose keys must be fresh, and connect to them.
+
+        The interface is TORSH_SOCKET_IFNAME's or GLOO_SOCKET_IFNAME's, or that of the host's name.
+        Raises BackendUnavailable without torch, CommTimeout naming the ranks that did not come
+        within `timeout` seconds.
+        """
+        began = time.monotonic()
+        distributed = _load()
+        news = News(store, rank, world_size)
+        news.meet(timeout)
+
+        def left() -> float:
+            return max(timeout - (time.monotonic() - began), 0.001)
+
+        options = distributed.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=left())
+        options._devices = [_device(distributed.ProcessGroupGloo)]
+        adapter = _adapt(distributed.Store, store.scoped("gloo/"), left())
+        try:
+            group = distributed.ProcessGroupGloo(adapter, rank, world_size, options)
+        except RuntimeError as error:
+            raise CommTimeout("init_process_group", 0, timeout, (), f" ({error})") from error
+        news.all_connected(left())
+        return cls(import_module("torch"), group, rank, world_size, news)
+
+    def _all_reduce(self, values: Array, op: Reduce) -> Steps:
+        code = self._encoding(values, op)
+        if code is None:
+            room = np.empty(values.size * self._world_size, values.dtype)
+            yield from self._all_gather(room, values)
+            self._combine(room, op, values)
+        elif values.size:
+            wire = code.encode(values)
+            yield self._begin_reduction("allreduce", wire, code)
+            code.decode(wire, values)
+        return None
+
+    def _reduce(self, values: Array, root: int, op: Reduce) -> Steps:
+        code = self._encoding(values, op)
+        if code is None:
+            copy = values.copy()
+            yield from self._all_reduce(copy, op)
+            if root == self._rank:
+                values[...] = copy
+        elif values.size:
+            wire = code.encode(values)
+            if code.in_place and root != self._rank:
+                wire = wire.copy()  # Gloo adds up in there
+            yield self._begin_reduction("reduce", wire, code, root)
+            if root == self._rank:
+                code.decode(wire, values)
+        return None
+
+    def _broadcast(self, values: Array, root: int) -> Steps:
+        if values.size:
+            yield self._begin_broadcast(values, root)
+        return None
+
+    def _all_gather(self, target: Array, source: Array) -> Steps:
+        if np.may_share_memory(source, target):
+            source = source.copy()
+        if source.size:
+            options = self._options("Allgather")
+            ends = self._bytes(target), self._bytes(source)
+            yield _Running(self._gloo._allgather_base(*ends, options))
+        return None
+
+    def _all_gather_list(self, targets: list[Array], source: Array) -> Steps:
+        targets[self._rank][...] = source
+        running = [self._begin_broadcast(part, r) for r, part in enumerate(targets) if part.size]
+        yield from running
+        return None
+
+    def _gather(self, targets: list[Array] | None, source: Array, root: int) -> Steps:
+        to_root = [source.size if rank == root else 0 for rank in range(self._world_size)]
+        nothing = np.empty(0, source.dtype)
+        room, sizes = room_for(targets) if targets else (nothing, [0] * self._world_size)
+        yield self._begin_exchange(room, source, sizes, to_root)
+        distribute(room, targets or [])
+        return None
+
+    def _scatter(self, target: Array, sources: list[Array] | None, root: int) -> Steps:
+        from_root = [target.size if rank == root else 0 for rank in range(self._world_size)]
+        nothing = np.empty(0, target.dtype)
+        parts, sizes = joined(sources) if sources else (nothing, [0] * self._world_size)
+        yield self._begin_exchange(target, parts, from_root, sizes)
+        return None
+
+    def _reduce_scatter(self, target: Array, source: Array, op: Reduce) -> Steps:
+        sizes = [target.size] * self._world_size
+        yield from self._exchange_and_reduce(target, source, sizes, op)
+        return None
+
+    def _reduce_scatter_list(self, target: Array, sources: list[Array], op: Reduce) -> Steps:
+        yield from self._exchange_and_reduce(target, *joined(sources), op)
+        return None
+
+    def _exchange_and_reduce(
+        self, target: Array, source: Array, sizes: list[int], op: Reduce
+    ) -> Iterator[Request]:
+        room = np.empty(target.size * self._world_size, target.dtype)
+        yield self._begin_exchange(room, source, [target.size] * self._world_size, sizes)
+        self._combine(room, op, target)
+
+    def _all_to_all(self, target: Array, source: Array) -> Steps:
+        sizes = [source.size // self._world_size] * self._world_size
+        yield self._begin_exchange(target, source, sizes, sizes)
+        return None
+
+    def _all_to_all_list(self, targets: list[Array], sources: list[Array]) -> Steps:
+        room, sizes = room_for(targets)
+        parts, part_sizes = joined(sources)
+        yield self._begin_exchange(room, parts, sizes, part_sizes)
+        distribute(room, targets)
+        return None
+
+    def _barrier(self) -> Steps:
+        yield _Running(self._gloo.barrier(self._options("Barrier")))
+        return None
+
+    def _send(self, source: Array, dst: int, tag: int) -> Steps:
+        ahead = self._unreceived_bytes(dst) + source.nbytes <= EAGER_BYTES
+        data = self._bytes(source.copy() if ahead else source)
+        work = self._gloo.send([data], dst, tag)
+        awaited = _Awaited(work, data)
+        if ahead:
+            self._unreceived.append((dst, source.nbytes, awaited))
+        else:
+            yield awaited
+        return None
+
+    def _recv(self, target: Array, src: int | None, tag: int) -> Steps:
+        room = self._bytes(target)
+        if src is None:
+            work = self._gloo.recv_anysource([room], tag)
+        else:
+            work = self._gloo.recv([room], src, tag)
+        yield _Awaited(work, room)
+        return src if src is not None else int(work._source_rank())
+
+    @property
+    def _last_tag(self) -> int:
+        return _LAST_TAG
+
+    def _halt(self) -> None:
+        # A message that is given up makes Gloo close all connections, and so ends what the other
+        # operations wait for, here and on the peers.
+        if self._world_size > 1:
+            room = self._bytes(np.empty(1, np.uint8))
+            peer = (self._rank + 1) % self._world_size
+            with suppress(RuntimeError):
+                self._gloo.recv([room], peer, _HALTING_TAG).wait(timedelta(milliseconds=1))
+
+    def _release(self) -> None:
+        limit = time.monotonic() + (0 if self.failed else _FAREWELL)
+        for _, _, awaited in self._unreceived:
+            awaited.rest(max(0.0, limit - time.monotonic()), 0.0)
+        if any(not awaited.over.is_set() for _, _, awaited in self._unreceived):
+            self._halt()
+        self._gloo = None
+
+    def _unreceived_bytes(self, dst: int) -> int:
+        """What was sent ahead to a rank and has not been received yet; forget the rest."""
+        self._unreceived = [sent for sent in self._unreceived if not sent[2].over.is_set()]
+        return sum(size for peer, size, _ in self._unreceived if peer == dst)
+
+    def _encoding(self, values: Array, op: Reduce) -> Encoding | None:
+        return narrowed(encoding(values.dtype, op, self._world_size), _KNOWN)
+
+    def _combine(self, room: Array, op: Reduce, target: Array) -> None:
+        parts = np.split(room, self._world_size)
+        with np.errstate(all="ignore"):
+            np.copyto(target, combine(parts, op, self._world_size), casting="unsafe")
+
+    def _begin_reduction(self, name: str, wire: Array, code: Encoding, root: int = 0) -> Request:
+        options = self._options("Allreduce" if name == "allreduce" else "Reduce")
+        options.reduceOp = getattr(self._torch.distributed.ReduceOp, code.op.name)
+        if name == "reduce":
+            options.rootRank = root
+        return _Running(getattr(self._gloo, name)([self._tensor(wire)], options))
+
+    def _begin_broadcast(self, values: Array, root: int) -> Request:
+        options = self._options("Broadcast")
+        options.rootRank = root
+        return _Running(self._gloo.broadcast([self._bytes(values)], options))
+
+    def _begin_exchange(
+        self, room: Array, parts: Array, room_sizes: list[int], part_sizes: list[int]
+    ) -> Request:
+        width = parts.itemsize
+        sizes = [width * size for size in room_sizes], [width * size for size in part_sizes]
+        ends = self._bytes(room), self._bytes(parts)
+        return _Running(self._gloo.alltoall_base(*ends, *sizes, self._options("AllToAll")))
+
+    def _options(self, name: str) -> Any:
+        options = getattr(self._torch._C._distributed_c10d, f"{name}Options")()
+        options.timeout = _PATIENCE
+        return options
+
+    def _bytes(self, array: Array) -> Any:
+        return self._tensor(array.view(np.uint8))
+
+    def _tensor(self, array: Array) -> Any:
+        return self._torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+class _Running:
+    """A collective that Gloo's threads work on."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def test(self) -> bool:
+        return bool(self._work.is_completed() and self._work.wait())
+
+    def rest(self, seconds: float, waited: float) -> None:
+        with suppress(RuntimeError):  # not complete; or failed, which a test tells
+            self._work.wait(timedelta(milliseconds=max(1, int(seconds * 1000))))
+
+
+class _Awaited:
+    """A message, for which a thread waits."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._tensor = tensor  # Gloo reads and writes there until it is complete
+        self._error: BaseException | None = None
+        self.over = threading.Event()
+        threading.Thread(target=self._wait, args=(work,), name="torsh-gloo", daemon=True).start()
+
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait(_PATIENCE)
+        except RuntimeError as error:
+            self._error = error
+        self.over.set()
+
+    def test(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return self.over.is_set()
+
+    def rest(self, seconds: float, waited: float) -> None:
+        self.over.wait(seconds)
+
+
+def _load() -> Any:
+    try:
+        distributed: Any = import_module("torch.distributed")
+    except ImportError as error:
+        raise _unavailable(str(error)) from None
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        raise _unavailable("This torch was built without it")
+    return distributed
+
+
+def _unavailable(why: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        "the gloo backend", f"{why}. Install torch with `pip install torshrun[torch]`."
+    )
+
+
+def _device(gloo: Any) -> Any:
+    names = next((os.environ[name] for name in _INTERFACES if os.environ.get(name)), "")
+    if not names:
+        return gloo.create_default_device()
+    known = {name for _, name in socket.if_nameindex()}
+    interface = next((name for name in names.split(",") if name in known), None)
+    if interface is None:
+        raise ConfigError(
+            f"there is no network interface {names!r} here; there are {', '.join(sorted(known))}"
+        )
+    return gloo.create_device(interface=interface)
+
+
+def _adapt(base: Any, store: StoreClient, timeout: float) -> Any:
+    """The store as torch's C++ wants it."""
+
+    class Adapter(base):  # type: ignore[misc]
+        def set(self, key: str, value: bytes) -> None:
+            store.put(key, value)
+
+        def get(self, key: str) -> bytes:
+            return store.wait([key], timeout)[key].value
+
+        def wait(self, keys: Sequence[str], patience: timedelta | None = None) -> None:
+            store.wait(keys, patience.total_seconds() if patience else timeout)
+
+        def add(self, key: str, amount: int) -> int:
+            return store.add(key, amount)
+
+        def check(self, keys: Sequence[str]) -> bool:
+            return all(store.get(key) is not None for key in keys)
+
+        def delete_key(self, key: str) -> bool:
+            return store.delete(key)
+
+    return Adapter()

@@ -1,0 +1,183 @@
+"""What backends over another library share: beginning operations, and how a group ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from typing import ClassVar
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.library.news import Call, Cause, News
+from torsh_runtime.backends.library.steps import Steps, StepWork
+from torsh_runtime.backends.work import CompletedWork, Work
+from torsh_runtime.errors import CommAborted, CommError
+
+_LOOK = 0.25
+"""Seconds of waiting between two looks at what the other ranks have noted."""
+_LOOK_PER_RANK = 0.002
+"""Seconds by which each rank makes looks rarer, for the store's sake."""
+_CULPRIT = 1.0
+"""Seconds after a library's failure in which to find out which peer has ended."""
+_GRACE = 0.1
+"""Seconds between passing a deadline and reading who is missing."""
+
+
+class StepwiseBackend(Backend):
+    """A group whose operations are steps."""
+
+    _work: ClassVar[type[StepWork]] = StepWork
+
+    def __init__(self, rank: int, world_size: int, news: News) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._news = news
+        self._sequence = 0
+        self._cause: Cause | None = None
+        self._closed = False
+        self._state = threading.Lock()
+        self._turn = threading.Lock()  # so that threads begin one after the other
+        self._under_way: set[StepWork] = set()
+        self._look_every = max(_LOOK, _LOOK_PER_RANK * world_size)
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def failed(self) -> bool:
+        return self._cause is not None
+
+    def abort(self) -> None:
+        text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."
+        self._end(Cause("CommAborted", (text,)))
+
+    def close(self) -> None:
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self._flush()
+        finally:
+            self._news.leave(self._sequence)
+            self._release()
+
+    @abstractmethod
+    def _halt(self) -> None:
+        """The group has failed: make the library give up, here and on the peers, if it can."""
+
+    def _flush(self) -> None:
+        """Messages sent before get on their way, if that takes the library's own effort."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give back what the library holds for the group, which may have failed."""
+
+    def _collective(self, op: str, steps: Steps, timeout: float, async_op: bool) -> Work:
+        self.get_on()
+        with self._turn:
+            call = Call(op, self._sequence + 1)
+            work = self._begin(call, steps, timeout)
+            self._sequence = call.sequence
+        return self._result(work, async_op)
+
+    def _message(
+        self, op: str, peer: int | None, steps: Steps, timeout: float, async_op: bool
+    ) -> Work:
+        self.get_on()
+        with self._turn:
+            work = self._begin(Call(op, self._sequence, peer, True), steps, timeout)
+        return self._result(work, async_op)
+
+    def get_on(self) -> None:
+        """Advance what is under way, and let go of what is complete, whoever waits for it."""
+        for earlier in tuple(self._under_way):
+            earlier.done()
+
+    def _begin(self, call: Call, steps: Steps, timeout: float) -> Work:
+        self._check_usable()
+        try:
+            request = next(steps)
+        except StopIteration as end:  # nothing to wait for
+            return CompletedWork(end.value)
+        except (RuntimeError, OSError) as error:
+            raise self.broke(call, error).error() from error
+        work = self._work(self, call, steps, request, timeout)
+        self._under_way.add(work)  # the library uses its arrays whether or not anybody waits
+        return work
+
+    def _result(self, work: Work, async_op: bool) -> Work:
+        if isinstance(work, StepWork) and not async_op:
+            self._finish(work)
+        return work
+
+    def _finish(self, work: StepWork) -> None:
+        try:
+            work.wait()
+        except CommError:
+            raise
+        except BaseException as error:  # Ctrl-C: the operation cannot be waited for again
+            what = f"rank {self._rank} was interrupted in {work.call.op} ({type(error).__name__})"
+            self._end(Cause("CommAborted", (f"{what}. Make a new process group.",)))
+            work.done()
+            raise
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise CommAborted("the process group is closed; make a new one")
+        if self._cause is not None:
+            raise self._cause.error()
+
+    def _end(self, cause: Cause) -> Cause:
+        """The group has failed; why, which is what was noted first by any rank."""
+        with self._state:
+            if self._cause is not None:
+                return self._cause
+            self._cause = self._news.report(cause)
+        self._halt()
+        return self._cause
+
+    def ended(self) -> Cause | None:
+        """Why no operation can be completed any more, if that is so."""
+        if self._cause is None and self._closed:
+            return Cause("CommAborted", ("the process group is closed; make a new one",))
+        return self._cause
+
+    def look(self, call: Call) -> None:
+        """Find out whether the others still come."""
+        cause = self._news.look(call)
+        if cause is not None:
+            self._end(cause)
+
+    def broke(self, call: Call, error: Exception) -> Cause:
+        """The library has failed; if that is because a peer has ended, name it."""
+        limit = time.monotonic() + _CULPRIT
+        while self.ended() is None and time.monotonic() < limit:
+            self.look(call)  # a process takes a moment to end
+            time.sleep(_CULPRIT / 20)
+        text = f"{self.type} failed in {call.op} (operation {call.sequence} of the group): {error}"
+        return self._end(Cause("CommError", (f"{text}. Make a new process group.",)))
+
+    def late(self, call: Call, seconds: float) -> Cause:
+        """The operation has passed its deadline."""
+        self.look(call)
+        time.sleep(_GRACE)  # peers whose deadlines pass at the same moment note where they wait
+        missing = tuple(self._news.missing(call))
+        return self._end(Cause("CommTimeout", (call.op, call.sequence, seconds, missing)))
+
+    def missing(self, call: Call) -> list[int]:
+        """The ranks that an operation seems to wait for."""
+        return self._news.missing(call)
+
+    def completed(self, work: StepWork) -> None:
+        self._under_way.discard(work)
+
+    @property
+    def look_every(self) -> float:
+        """Seconds between two looks at the others' notes."""
+        return self._look_every

@@ -1,0 +1,134 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_LOCAL_RANKS: int
+ANY_SOURCE: int
+
+def segment_bytes(ranks: int, tuning: Tuning) -> int: ...
+def abandon(segment: int, index: int, ranks: int, rank: int) -> None: ...
+def is_reducible(dtype: int, op: int) -> bool: ...
+def reduce(
+    targets: Sequence[object],
+    sources: Sequence[object],
+    dtype: int,
+    op: int,
+    divisor: int,
+    factor: float,
+) -> None: ...
+
+class Typed:
+    def __init__(self, buffer: object, dtype: int, name: str | None = None) -> None: ...
+
+class Tuning:
+    whole_limit: int
+    block_bytes: int
+
+class Limits:
+    leader: int
+    tree: int
+    segment: int
+    block: int
+
+class Pending:
+    def wait(self, timeout: float | None) -> bool: ...
+    def done(self) -> bool: ...
+    def check(self) -> None: ...
+    def source(self) -> int: ...
+    def message(self) -> tuple[int, int, int, NDArray[np.uint8] | None] | None: ...
+    def when_over(self, completions: Completions, number: int) -> None: ...
+
+class Completions:
+    def __init__(self) -> None: ...
+    def wait(self, seconds: float) -> list[int]: ...
+
+class Group:
+    def __init__(
+        self,
+        rank: int,
+        nodes: Sequence[Sequence[int]],
+        segment: int,
+        tuning: Tuning,
+        pids: Sequence[int],
+        links: Sequence[Sequence[int]],
+        neighbours: int,
+        heartbeat: float,
+        strategy: int,
+        limits: Limits,
+        record: memoryview | None,
+        number: int,
+        stage: Callable[[object, bool], tuple[Any, Callable[[], None] | None]],
+        failure: Callable[..., BaseException],
+    ) -> None: ...
+    @property
+    def failed(self) -> bool: ...
+    def meet(self, timeout: float) -> None: ...
+    def all_reduce(
+        self, array: object, op: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def reduce(
+        self, array: object, root: int, op: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def broadcast(
+        self, array: object, root: int, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def all_gather(
+        self, output: object, array: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def all_gather_list(
+        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def gather(
+        self,
+        outputs: Sequence[object] | None,
+        array: object,
+        root: int,
+        timeout: float,
+        async_op: bool,
+    ) -> Pending | None: ...
+    def scatter(
+        self,
+        array: object,
+        inputs: Sequence[object] | None,
+        root: int,
+        timeout: float,
+        async_op: bool,
+    ) -> Pending | None: ...
+    def reduce_scatter(
+        self, output: object, array: object, op: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def reduce_scatter_list(
+        self,
+        output: object,
+        inputs: Sequence[object],
+        op: object,
+        timeout: float,
+        async_op: bool,
+    ) -> Pending | None: ...
+    def all_to_all(
+        self, output: object, array: object, timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def all_to_all_list(
+        self, outputs: Sequence[object], inputs: Sequence[object], timeout: float, async_op: bool
+    ) -> Pending | None: ...
+    def send(
+        self, array: object, dst: int, tag: int, timeout: float, async_op: bool
+    ) -> Pending: ...
+    def recv(
+        self, array: object, src: int, tag: int | None, timeout: float, async_op: bool
+    ) -> Pending: ...
+    def send_object(
+        self, bytes: object, dst: int, tag: int, timeout: float, async_op: bool
+    ) -> Pending: ...
+    def take_object(self, src: int, tag: int, timeout: float, async_op: bool) -> Pending: ...
+    def probe(
+        self, src: int, tag: int | None, timeout: float, only_now: bool
+    ) -> Pending | None: ...
+    def barrier(self, timeout: float, async_op: bool) -> Pending | None: ...
+    def all_come(self) -> bool: ...
+    def run(self, call: Callable[[], None]) -> Pending: ...
+    def add_region(self, memory: object, stride: int, bytes: int, timeout: float) -> None: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...

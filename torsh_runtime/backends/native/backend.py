@@ -1,0 +1,324 @@
+"""The native backend: C++ collectives over shared memory within a node and TCP between nodes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.arrays import is_known, stage
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce
+from torsh_runtime.backends.native.callbacks import Callbacks
+from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.backends.native.failures import comm_error
+from torsh_runtime.backends.native.meeting import Meeting, Store, give_up, hear_why, meet
+from torsh_runtime.backends.native.settings import STRATEGIES, Settings
+from torsh_runtime.backends.native.shared import Sharing
+from torsh_runtime.backends.native.work import Caught, NativeWork
+from torsh_runtime.backends.work import COMPLETED, CompletedWork, Work
+from torsh_runtime.errors import (
+    BackendUnavailable,
+    CommAborted,
+    CommError,
+    ConfigError,
+    PeerLost,
+)
+from torsh_runtime.status import DTYPES, own_page
+
+_BFLOAT16 = DTYPES.index("bfloat16")
+_UINT8 = DTYPES.index("uint8")
+_TAGS = (1 << 64) - 1
+
+
+class NativeBackend(Backend):
+    """One rank's end of a native group. Make it with `connect`."""
+
+    type = BackendType.NATIVE
+
+    def __init__(
+        self, group: _native.Group, rank: int, local: Sequence[int], world_size: int
+    ) -> None:
+        """`local`: the ranks of this rank's node."""
+        self._group = group
+        self._rank = rank
+        self._local = local
+        self._world_size = world_size
+        self._shared: list[mmap.mmap] = []
+        self._callbacks = Callbacks()
+
+    @classmethod
+    def connect(
+        cls, store: Store, rank: int, world_size: int, timeout: float, name: str = ""
+    ) -> NativeBackend:
+        """Meet the other ranks through the store, whose keys must be fresh, and link up.
+
+        name: the group's, the same on all its ranks and different from other groups' of the job.
+        Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
+        ConfigError for an environment or tuning file that is wrong or differs from rank to rank,
+        BackendUnavailable when the system refuses what a group needs.
+        """
+        deadline = time.monotonic() + timeout
+        settings = _settings(store, rank)
+        tuning = settings.tuning.tuning
+        with meet(
+            store,
+            rank,
+            world_size,
+            timeout,
+            segment_bytes=lambda ranks: _native.segment_bytes(ranks, tuning(ranks)),
+            network=settings.network,
+            terms=settings.terms,
+            name=name,
+        ) as meeting:
+            local = next(node for node in meeting.nodes if rank in node)
+            try:
+                group = _group(meeting, local, world_size, settings, name)
+            except BaseException as error:
+                _abandon(store, meeting, local, error)
+                raise
+        backend = cls(group, rank, local, world_size)
+        try:
+            group.meet(max(deadline - time.monotonic(), 0.001))
+        except (CommAborted, PeerLost):
+            group.close()
+            hear_why(store, rank)
+            raise
+        return backend
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def failed(self) -> bool:
+        return self._group.failed
+
+    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
+        pending = self._group.all_reduce(array, op, timeout, async_op)
+        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
+
+    def reduce(
+        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._work(self._group.reduce(array, root, op, timeout, async_op))
+
+    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
+        pending = self._group.broadcast(array, root, timeout, async_op)
+        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
+
+    def all_gather(
+        self, output: object, array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._work(self._group.all_gather(output, array, timeout, async_op))
+
+    def all_gather_list(
+        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._work(self._group.all_gather_list(outputs, array, timeout, async_op))
+
+    def gather(
+        self,
+        outputs: Sequence[object] | None,
+        array: object,
+        root: int,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return self._work(self._group.gather(outputs, array, root, timeout, async_op))
+
+    def scatter(
+        self,
+        array: object,
+        inputs: Sequence[object] | None,
+        root: int,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return self._work(self._group.scatter(array, inputs, root, timeout, async_op))
+
+    def reduce_scatter(
+        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._work(self._group.reduce_scatter(output, array, op, timeout, async_op))
+
+    def reduce_scatter_list(
+        self,
+        output: object,
+        inputs: Sequence[object],
+        op: Reduce,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return self._work(self._group.reduce_scatter_list(output, inputs, op, timeout, async_op))
+
+    def all_to_all(
+        self, output: object, array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._work(self._group.all_to_all(output, array, timeout, async_op))
+
+    def all_to_all_list(
+        self,
+        outputs: Sequence[object],
+        inputs: Sequence[object],
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return self._work(self._group.all_to_all_list(outputs, inputs, timeout, async_op))
+
+    def send(
+        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._message(self._group.send(array, dst, tag & _TAGS, timeout, async_op))
+
+    def recv(
+        self,
+        array: object,
+        src: int | None,
+        tag: int | None,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        peer = self._peer(src)
+        if tag is None:  # the Work is asked for it
+            pending = self._group.recv(array, peer, None, timeout, async_op)
+            return NativeWork(pending, self._callbacks)
+        return self._message(self._group.recv(array, peer, tag & _TAGS, timeout, async_op))
+
+    def probe(
+        self, src: int | None, tag: int | None, timeout: float, wait: bool = True
+    ) -> Envelope | None:
+        number = None if tag is None else tag & _TAGS
+        pending = self._group.probe(self._peer(src), number, timeout, not wait)
+        return None if pending is None else NativeWork(pending, self._callbacks).envelope
+
+    def send_object(
+        self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._message(self._group.send_object(content, dst, tag, timeout, async_op))
+
+    def recv_object(
+        self, src: int | None, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        pending = self._group.take_object(self._peer(src), tag, timeout, async_op)
+        return NativeWork(pending, self._callbacks)
+
+    def all_come(self) -> bool:
+        return self._group.all_come()
+
+    def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
+        if not async_op:
+            return super().in_order(call)
+        caught = Caught(call)
+        return NativeWork(self._group.run(caught), self._callbacks, caught)
+
+    def _peer(self, src: int | None) -> int:
+        if src is not None and src not in range(self._world_size):
+            last = self._world_size - 1
+            raise ValueError(f"src={src!r} is not a rank of the group (0 to {last})")
+        return _native.ANY_SOURCE if src is None else src
+
+    def _work(self, pending: _native.Pending | None) -> Work:
+        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
+
+    def _message(self, pending: _native.Pending) -> Work:
+        rank = pending.source()
+        if rank == _native.ANY_SOURCE:
+            return NativeWork(pending, self._callbacks)
+        return CompletedWork(rank)
+
+    def barrier(self, timeout: float, async_op: bool = False) -> Work:
+        return self._work(self._group.barrier(timeout, async_op))
+
+    def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
+        sharing = Sharing(self, self._local, num_bytes, timeout)
+        try:
+            memory = sharing.map()
+        except (BackendUnavailable, CommError, ConfigError):
+            raise  # and on all ranks
+        except BaseException:
+            self.abort()  # the others wait
+            raise
+        self._group.add_region(memory, sharing.stride, num_bytes, sharing.remaining())
+        self._shared.append(memory)
+        return memoryview(memory)[sharing.start : sharing.start + num_bytes]
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def close(self) -> None:
+        self._group.close()
+        self._shared.clear()
+
+
+def stage_native(array: object, writable: bool) -> tuple[Any, Callable[[], None] | None]:
+    """arrays.stage() for the bindings, which cannot see bfloat16 in a buffer, and of a dtype that
+    is only moved see the bytes and its name.
+    """
+    copy, finish = stage(array, writable)
+    if not is_known(copy.dtype):
+        return _native.Typed(_as_bytes(copy), _UINT8, str(copy.dtype)), finish
+    if copy.dtype.name == "bfloat16":
+        return _native.Typed(copy.view(np.uint16), _BFLOAT16), finish
+    return copy, finish
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """A contiguous array's memory, with one more dimension: the bytes of an element."""
+    return array.reshape((*array.shape, 1)).view(np.uint8)
+
+
+def _settings(store: Store, rank: int) -> Settings:
+    """This process's; the others are told if there is something wrong with them."""
+    try:
+        return Settings.from_environ(os.environ)
+    except ConfigError as error:
+        give_up(store, rank, error)
+        raise
+
+
+def _abandon(store: Store, meeting: Meeting, local: Sequence[int], error: BaseException) -> None:
+    """Tell the ranks that wait for this one why it does not come, though it has met them."""
+    give_up(store, meeting.rank, error)
+    with suppress(RuntimeError):  # those of other nodes see that its connections end
+        _native.abandon(meeting.segment, local.index(meeting.rank), len(local), meeting.rank)
+
+
+def _group(
+    meeting: Meeting, local: Sequence[int], world_size: int, settings: Settings, name: str
+) -> _native.Group:
+    number = zlib.crc32(name.encode()) & 0x7FFFFFFF
+    page = own_page()
+    links = meeting.take_links()
+    try:
+        return _native.Group(
+            rank=meeting.rank,
+            nodes=meeting.nodes,
+            segment=meeting.segment,
+            tuning=settings.tuning.tuning(len(local)),
+            pids=meeting.pids,
+            neighbours=meeting.neighbours,
+            links=[links.get(peer, ()) for peer in range(world_size)],
+            heartbeat=settings.heartbeat,
+            strategy=STRATEGIES.index(settings.strategy),
+            limits=settings.tuning.limits(),
+            record=page.next_record(number) if page is not None else None,
+            number=number,
+            stage=stage_native,
+            failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
+        )
+    except (RuntimeError, ValueError) as error:  # no memory, no descriptors, an old kernel
+        raise BackendUnavailable(
+            f"the native backend on rank {meeting.rank}", f"The system refused: {error}"
+        ) from error

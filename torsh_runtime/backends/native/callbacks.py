@@ -1,0 +1,54 @@
+"""What is called when operations of a group are over: on one thread for all of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from itertools import count
+
+from torsh_runtime.backends.native.compiled import _native
+
+_IDLE = 1.0
+"""Seconds after which a thread that nothing is left for ends."""
+_log = logging.getLogger("torsh_runtime")
+
+
+class Callbacks:
+    """Those of one group. They run one after the other, in the order in which operations end."""
+
+    def __init__(self) -> None:
+        self._over = _native.Completions()
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._is_running = False
+
+    def when_over(self, pending: _native.Pending, call: Callable[[], None]) -> None:
+        """Call it once that is over. What it raises is logged."""
+        with self._lock:
+            number = next(self._numbers)
+            self._waiting[number] = call
+            if not self._is_running:
+                threading.Thread(target=self._run, name="torsh-callbacks", daemon=True).start()
+                self._is_running = True
+        pending.when_over(self._over, number)
+
+    def _run(self) -> None:
+        """Until nothing is left to call back for."""
+        while not self._is_idle(numbers := self._over.wait(_IDLE)):
+            for number in numbers:
+                self._call(number)
+
+    def _call(self, number: int) -> None:
+        with self._lock:
+            call = self._waiting.pop(number)
+        try:
+            call()
+        except BaseException:  # whoever else waits for a callback must not wait in vain
+            _log.exception("a callback of an asynchronous operation has failed")
+
+    def _is_idle(self, ended: list[int]) -> bool:
+        with self._lock:
+            self._is_running = bool(ended or self._waiting)
+            return not self._is_running

@@ -1,0 +1,261 @@
+"""How the ranks of a group find each other and link up: in a node by memory, between nodes by TCP.
+
+The store carries who is where; each group needs keys of its own there:
+
+    member/<rank>  its Place
+    link/<rank>    its Contact, in a group of several nodes
+    failed         [rank, its error's class, the ranks that this blames, its words], of the first
+                   that gave up
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgpack
+
+from torsh_runtime.backends.native import links, segment
+from torsh_runtime.backends.native.links import Contact, Doors, Keys
+from torsh_runtime.backends.native.network import Network, is_loopback
+from torsh_runtime.backends.native.place import Place, Terms, check_terms, layout
+from torsh_runtime.errors import CommError, CommTimeout, PeerLost, StoreError, StoreTimeout
+from torsh_runtime.store.base import Entry
+
+_SLICE = 1.0
+"""Seconds between two looks at whether another rank has given up."""
+
+
+class Store(Protocol):
+    """What meeting needs of a store; StoreClient has it."""
+
+    def put(self, key: str, value: bytes) -> object: ...
+    def get(self, key: str) -> Entry | None: ...
+    def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank has in hand when it has met the others. It owns its descriptors: close it."""
+
+    rank: int
+    nodes: list[list[int]]
+    """The ranks of each node, ascending; nodes in the order of their first ranks."""
+    pids: list[int]
+    """Of the ranks of this rank's node, in order of rank."""
+    neighbours: int
+    """How many ranks run on this machine, which is more than a node where it holds several."""
+    segment: int
+    """Descriptor of the node's memory."""
+    links: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """For each rank of another node non-blocking sockets: one for control, then those for data."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def take_links(self) -> dict[int, tuple[int, ...]]:
+        """The links, which are the caller's from now on."""
+        taken = dict(self.links)
+        self.links.clear()
+        return taken
+
+    def close(self) -> None:
+        """Close the descriptors. Only once: their numbers may soon be others'."""
+        for descriptor in (self.segment, *sum(self.links.values(), ())):
+            os.close(descriptor)
+
+
+def meet(
+    store: Store,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    *,
+    segment_bytes: Callable[[int], int],
+    network: Network,
+    terms: Terms,
+    name: str = "",
+) -> Meeting:
+    """Meet the group's other ranks through the store, whose keys must be fresh, and link up.
+
+    segment_bytes: how many bytes so many ranks of a node share; the same on all of them.
+    terms: this rank's, to be compared with the others'.
+    name: the group's; links of groups of different names do not mix.
+
+    Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
+    CommError with the words of a rank that gave up, ConfigError for what this machine lacks and
+    for terms that differ.
+    """
+    board = _Board(store, rank, timeout)
+    try:
+        with ExitStack() as holding, segment.Offer() as offer:
+            own = Place.here(offer.name, offer.token, terms)
+            members = board.exchange("member", own.pack(), range(world_size))
+            places = {peer: Place.unpack(peer, data) for peer, data in members.items()}
+            check_terms(places)
+            nodes = layout(places)
+            local = {peer: places[peer] for node in nodes if rank in node for peer in node}
+            memory = _share(board, offer, local, segment_bytes(len(local)), network.secret)
+            holding.callback(os.close, memory)
+            # Started by hand, the first rank serves the store: MASTER_ADDR need not be set.
+            towards = network.towards(getattr(store, "endpoint", ""))
+            linked = _link(board, places, towards, name)
+            holding.pop_all()
+    except BaseException as error:
+        give_up(store, rank, error)
+        raise
+    pids = [place.pid for place in local.values()]
+    machines = [place.machine for place in places.values()]
+    return Meeting(rank, nodes, pids, machines.count(own.machine), memory, linked)
+
+
+def give_up(store: Store, rank: int, error: BaseException) -> None:
+    """Tell the ranks that meet in the store why this one will not come, unless one has told
+    already.
+    """
+    with suppress(StoreError):  # without a store there is nobody to tell
+        if store.get("failed") is None:
+            kind, words = type(error).__name__, str(error)
+            store.put("failed", msgpack.packb([rank, kind, _culprits(error), words or kind]))
+
+
+def hear_why(store: Store, rank: int) -> None:
+    """Raise what another rank gave up for after all had met, if one tells that within a moment."""
+    _Board(store, rank, _SLICE).hear_why()
+
+
+def _share(
+    board: _Board,
+    offer: segment.Offer,
+    places: Mapping[int, Place],
+    num_bytes: int,
+    secret: bytes,
+) -> int:
+    """The descriptor of the node's memory."""
+    try:
+        return segment.share(offer, board.rank, places, num_bytes, board.remaining(), secret)
+    except (PeerLost, CommTimeout):
+        raise
+    except CommError:  # whoever was to hand it out has given up
+        board.hear_why()
+        raise
+
+
+def _link(
+    board: _Board, places: Mapping[int, Place], network: Network, name: str
+) -> dict[int, tuple[int, ...]]:
+    """Links to the ranks of other nodes."""
+    own = places[board.rank]
+    if all(place.node == own.node for place in places.values()):
+        return {}
+    with Doors.opened(network) as doors:
+        told = board.exchange("link", doors.contact.pack(), places)
+        contacts = {
+            peer: _usable(peer, Contact.unpack(peer, told[peer]), place, own)
+            for peer, place in places.items()
+            if place.node != own.node
+        }
+        keys = Keys(network.secret, name)
+        return links.connect_all(
+            board.rank, doors, contacts, keys, board.remaining(), board.look_around
+        )
+
+
+def _usable(peer: int, contact: Contact, place: Place, own: Place) -> Contact:
+    """The contact with only the addresses that lead there from this rank's place."""
+    if (place.machine, place.network) == (own.machine, own.network):
+        return contact
+    addresses = [each for each in contact.addresses if not is_loopback(each[0])]
+    if not addresses:
+        raise CommError(
+            f"rank {peer} on host {place.host} listens only at {contact.addresses[0][0]}, where "
+            f"other machines do not find it. Set MASTER_ADDR to an address that all nodes can "
+            f"reach, or name a network interface in TORSH_SOCKET_IFNAME."
+        )
+    return replace(contact, addresses=addresses)
+
+
+class _Board:
+    """The group's keys in the store, and the deadline for all that is done with them."""
+
+    def __init__(self, store: Store, rank: int, timeout: float) -> None:
+        self.rank = rank
+        self._store = store
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, more than 0."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def exchange(self, topic: str, value: bytes, ranks: Iterable[int]) -> dict[int, bytes]:
+        """What each of the ranks has to tell under the topic, this one its value."""
+        self._store.put(f"{topic}/{self.rank}", value)
+        keys = {f"{topic}/{peer}": peer for peer in ranks}
+        while True:
+            remaining = self.remaining()
+            try:
+                found = self._store.wait(list(keys), min(remaining, _SLICE))
+                return {peer: found[key].value for key, peer in keys.items()}
+            except StoreTimeout:
+                self.look_around()
+                if remaining <= _SLICE:
+                    missing = [peer for key, peer in keys.items() if self._store.get(key) is None]
+                    raise self._too_late(missing) from None
+
+    def hear_why(self) -> None:
+        """Raise what another rank gave up for, if one tells that within a moment."""
+        with suppress(StoreTimeout):
+            self._store.wait(["failed"], min(self.remaining(), _SLICE))
+        self.look_around()
+
+    def look_around(self) -> None:
+        """Raise what another rank gave up for, if one has."""
+        entry = self._store.get("failed")
+        if entry is None:
+            return
+        rank, kind, culprits, words = _account(entry.value)
+        if kind == PeerLost.__name__:
+            detail = f"rank {rank} found that it is gone ({words})"
+            raise PeerLost(culprits[0], "init_process_group", 0, detail)
+        if kind == CommTimeout.__name__:
+            raise self._too_late(culprits, f", as rank {rank} found")
+        raise CommError(f"rank {rank} gave up joining the group: {words}")
+
+    def _too_late(self, missing: list[int], detail: str = "") -> CommTimeout:
+        return CommTimeout("init_process_group", 0, self._timeout, missing, detail)
+
+
+def _account(value: bytes) -> tuple[int, str, list[int], str]:
+    """What a rank that gave up wrote. CommError if it is something else."""
+    try:
+        rank, kind, culprits, words = msgpack.unpackb(value)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        rank, kind, culprits, words = None, None, None, None
+    named = isinstance(culprits, list) and all(type(each) is int for each in culprits)
+    told = type(rank) is int and isinstance(kind, str) and isinstance(words, str)
+    if told and named and (culprits or kind != PeerLost.__name__):
+        return rank, kind, culprits, words
+    raise CommError("another rank gave up joining the group, and its words make no sense here")
+
+
+def _culprits(error: BaseException) -> list[int]:
+    match error:
+        case PeerLost(rank=rank):
+            return [rank]
+        case CommTimeout(missing=missing):
+            return list(missing)
+    return []

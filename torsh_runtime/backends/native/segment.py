@@ -1,0 +1,235 @@
+"""How the ranks of one node come to share a memory segment.
+
+Their first rank makes an anonymous file (memfd), which has no name that could be left behind, and
+hands its descriptor to each of the others over a local socket. The store carries only who is who,
+and is not believed: the kernel tells both sides that the other is the process that the store names,
+and of the same user, and both prove that they know the token, the job's secret, and the same
+processes as the node's ranks. The file's size is sealed before anybody gets it, so nobody can take
+memory away under the others, and whoever gets it checks that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Mapping
+from typing import Self
+
+from torsh_runtime.backends.native.place import TOKEN_BYTES, Place
+from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, PeerLost
+from torsh_runtime.store.keys import KEY_BYTES, derive
+from torsh_runtime.store.peer import foreign_uid, pid_of_peer, user
+from torsh_runtime.store.talks import Conversation, Refused, Talks, check_user
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_RANK_BYTES = 8
+_FULL_PAUSE = 0.005
+"""Seconds between attempts while too many wait at the first rank's socket."""
+_LOOK_AROUND = 0.1
+"""Seconds between two looks at whether the peers still live, while the first rank waits."""
+
+
+class Offer:
+    """A listening socket where this rank would hand out a segment, and the token a peer must know.
+
+    Every rank makes one before it knows whether it is its node's first; close it.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.name = f"torsh-segment-{secrets.token_hex(16)}"
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(f"\0{self.name}")
+        self.listener.listen(1024)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
+
+
+def share(
+    offer: Offer,
+    rank: int,
+    places: Mapping[int, Place],
+    num_bytes: int,
+    timeout: float,
+    secret: bytes = b"",
+) -> int:
+    """A descriptor, now the caller's, of the memory that the ranks of one node share.
+
+    `places`: of these ranks, this one among them. `secret`: the job's, if it has one. Raises
+    CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost if one has
+    ended, CommError when the memory comes from a stranger or is not what it should be.
+    """
+    first = min(places)
+    proofs = _Proofs(secret, places)
+    deadline = time.monotonic() + timeout
+    if rank != first:
+        return _fetch(proofs, rank, num_bytes, deadline, timeout)
+    descriptor = _create(num_bytes)
+    try:
+        _hand_out(offer, descriptor, proofs, deadline, timeout)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class _Proofs:
+    """What the ranks of a node show each other when the first hands out its memory."""
+
+    def __init__(self, secret: bytes, places: Mapping[int, Place]) -> None:
+        self.places = places
+        self.first = min(places)
+        self._key = secret + places[self.first].token
+
+    def of(self, role: str, rank: int) -> bytes:
+        """What the first ("server") or the other rank ("client") shows, when `rank` fetches."""
+        roster = " ".join(f"{peer}:{place.pid}" for peer, place in sorted(self.places.items()))
+        offer = self.places[self.first].offer
+        return derive(self._key, "segment", role, offer, str(rank), roster)
+
+
+def _create(num_bytes: int) -> int:
+    descriptor = os.memfd_create("torsh-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:  # of a limit on the size of files (ulimit -f), say
+        os.close(descriptor)
+        raise BackendUnavailable(
+            "the native backend", f"The system refused {num_bytes} bytes of shared memory: {error}."
+        ) from error
+    return descriptor
+
+
+def _hand_out(
+    offer: Offer, descriptor: int, proofs: _Proofs, deadline: float, timeout: float
+) -> None:
+    waiting, look_around_at = set(proofs.places) - {proofs.first}, 0.0
+    with Talks() as talks:
+        talks.listen(offer.listener, lambda sock: _hand_over(sock, proofs, descriptor))
+        while waiting:
+            if time.monotonic() > deadline:
+                raise CommTimeout("init_process_group", 0, timeout, sorted(waiting))
+            for outcome in talks.turn(_LOOK_AROUND):
+                outcome.sock.close()
+                waiting.discard(outcome.result)
+            if time.monotonic() >= look_around_at:  # even while strangers come all the time
+                _check_alive(proofs.places, waiting)
+                look_around_at = time.monotonic() + _LOOK_AROUND
+
+
+def _hand_over(sock: socket.socket, proofs: _Proofs, descriptor: int) -> Conversation:
+    """The descriptor for the right proof; the result is the peer's rank."""
+    check_user(sock, b"")
+    yield select.EPOLLIN
+    greeting = sock.recv(KEY_BYTES + _RANK_BYTES + 1)
+    rank = int.from_bytes(greeting[KEY_BYTES:], "little")
+    if not hmac.compare_digest(greeting[:KEY_BYTES], proofs.of("client", rank)):
+        raise Refused("it does not know the token, or means other processes")
+    if rank == proofs.first or rank not in proofs.places:
+        raise Refused("it is none of the node's ranks")
+    if pid_of_peer(sock) != proofs.places[rank].pid:
+        raise Refused("it is another process than the rank that it names")
+    yield select.EPOLLOUT
+    socket.send_fds(sock, [proofs.of("server", rank)], [descriptor])
+    return rank
+
+
+def _check_alive(places: Mapping[int, Place], waiting: set[int]) -> None:
+    for peer in sorted(waiting):
+        if _has_ended(places[peer].pid):
+            raise PeerLost(peer, "init_process_group", 0)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], 0)[0])
+    finally:
+        os.close(process)
+
+
+def _fetch(proofs: _Proofs, rank: int, num_bytes: int, deadline: float, timeout: float) -> int:
+    first, place = proofs.first, proofs.places[proofs.first]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            _connect(connection, place, deadline)
+            connection.settimeout(_remaining(deadline))
+            connection.send(proofs.of("client", rank) + rank.to_bytes(_RANK_BYTES, "little"))
+            word, descriptors, _, _ = socket.recv_fds(
+                connection, KEY_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except TimeoutError:
+            raise CommTimeout("init_process_group", 0, timeout, [first]) from None
+        except (OSError, Refused) as error:
+            raise _unreachable(first, place, error) from error
+    if not descriptors:
+        raise _unreachable(first, place, EOFError("it hung up"))
+    try:
+        if not hmac.compare_digest(word, proofs.of("server", rank)):
+            raise CommError(f"what rank {first} is said to be gave memory without the right proof")
+        _check_memory(descriptors[0], num_bytes)
+    except BaseException:
+        os.close(descriptors[0])
+        raise
+    return descriptors[0]
+
+
+def _connect(connection: socket.socket, place: Place, deadline: float) -> None:
+    """Connect to the place's process and no other. Refused when another one is there."""
+    while True:
+        connection.settimeout(_remaining(deadline))
+        try:
+            connection.connect(f"\0{place.offer}")
+            break
+        except BlockingIOError:
+            time.sleep(_FULL_PAUSE)
+    uid = foreign_uid(connection, b"")
+    if uid is not None:
+        raise Refused(f"it is served by {user(uid)}, and this rank is run by {user(os.geteuid())}")
+    if pid_of_peer(connection) != place.pid:
+        raise Refused(f"it is process {pid_of_peer(connection)}")
+
+
+def _remaining(deadline: float) -> float:
+    """Seconds until the deadline. TimeoutError when it has passed."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+def _check_memory(descriptor: int, num_bytes: int) -> None:
+    """CommError unless the file has that size and keeps it: else it could vanish while in use."""
+    try:
+        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:  # no memfd
+        sealed = False
+    size = os.fstat(descriptor).st_size
+    if not sealed or size != num_bytes:
+        raise CommError(
+            f"the shared memory received has {size} bytes{'' if sealed else ', not sealed'}, and "
+            f"{num_bytes} that nobody can take away are needed. Install the same version of "
+            f"torsh_runtime for all ranks."
+        )
+
+
+def _unreachable(first: int, place: Place, error: Exception) -> CommError:
+    if _has_ended(place.pid):
+        return PeerLost(first, "init_process_group", 0)
+    return CommError(
+        f"rank {first} (pid {place.pid}) cannot be reached for the shared segment: {error}. It has "
+        f"given up meeting the others: look at its output."
+    )

@@ -1,0 +1,66 @@
+"""What the environment and the tuning file say about groups of the native backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from torsh_runtime.backends.native.network import Network
+from torsh_runtime.backends.native.place import Terms
+from torsh_runtime.backends.native.tuning import TuningFile
+from torsh_runtime.errors import ConfigError
+
+HEARTBEAT_VARIABLE = "TORSH_HEARTBEAT"
+_DEFAULT_HEARTBEAT = 10.0
+STRATEGY_VARIABLE = "TORSH_ALGORITHM"
+STRATEGIES = ("adaptive", "standard", "ring", "tree", "hierarchical")
+"""In the order of across::Strategy; the first is the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of them, checked as far as that is possible before the ranks have met."""
+
+    network: Network
+    heartbeat: float
+    """Seconds after which a silent node counts as lost."""
+    strategy: str
+    """Which algorithms groups of several nodes use: one of STRATEGIES."""
+    tuning: TuningFile
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Self:
+        """Raises ConfigError naming the variable, or the file and what is wrong in it."""
+        return cls(
+            network=Network.from_environ(environ),
+            heartbeat=_heartbeat(environ),
+            strategy=_strategy(environ),
+            tuning=TuningFile.read(environ),
+        )
+
+    @property
+    def terms(self) -> Terms:
+        """What the ranks must agree on: with others they would not do the same steps."""
+        return Terms(
+            {STRATEGY_VARIABLE: self.strategy, **self.tuning.between_nodes()},
+            self.tuning.in_nodes(),
+        )
+
+
+def _heartbeat(environ: Mapping[str, str]) -> float:
+    text = environ.get(HEARTBEAT_VARIABLE, str(_DEFAULT_HEARTBEAT))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise ConfigError(f"{HEARTBEAT_VARIABLE}={text!r} is no number of seconds from 1 to 3600")
+    return seconds
+
+
+def _strategy(environ: Mapping[str, str]) -> str:
+    name = environ.get(STRATEGY_VARIABLE, STRATEGIES[0])
+    if name not in STRATEGIES:
+        raise ConfigError(f"{STRATEGY_VARIABLE}={name!r} is none of {', '.join(STRATEGIES)}")
+    return name

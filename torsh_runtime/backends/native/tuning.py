@@ -1,0 +1,158 @@
+"""Where one algorithm of the native backend gives way to the next: built-in values, or what
+`benchmarks/tune.py` measured on this machine.
+
+The file is JSON:
+
+    {"version": 1, "shm": {"2": {"whole_limit": 4096, ...}, ...}, "tcp": {"tree": 65536, ...}}
+
+Under "shm" stand the numbers of ranks in a node for which it was measured; others take the nearest
+lower one. All values are bytes. It is named by TORSH_TUNING, or ~/.config/torsh/tuning.json.
+
+Ranks of a job must read the same values: "tcp" all of them, "shm" those of a node. With different
+ones the ranks would take different steps; they compare them when they meet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.errors import ConfigError
+
+VARIABLE = "TORSH_TUNING"
+_DEFAULT_PATH = "~/.config/torsh/tuning.json"
+_VERSION = 1
+_PAGE = 4096
+_LINE = 64
+_WHOLE_LIMITS = (1 << 10, 4 << 10)
+"""Bytes up to which every rank reduces everything: of two ranks, and of more. Measured with a CPU
+per rank, where a round is cheap, and with two ranks per CPU, where it is not."""
+_LEAST_SHARE = 2 * _LINE
+"""Bytes that a block must have for each rank of the node, which works on its own part."""
+_BLOCKS_BYTES = 1 << 20
+"""Bytes of all ranks' blocks together: what passes through the slots at a time should stay in
+the processors' own caches. Measured with blocks of 128 KiB to 4 MiB, 2 and 4 ranks."""
+_BLOCK_LIMITS = (64 << 10, 512 << 10)
+"""The least and the most bytes of one rank's block."""
+_LARGEST = 64 << 20
+_LARGEST_FILE = 1 << 20
+_LEAST_LIMITS = {"leader": 0, "tree": 0, "segment": _PAGE, "block": _PAGE}
+"""Bytes, of the values between nodes."""
+
+
+class TuningFile:
+    """The measured values; none without a file."""
+
+    def __init__(self, shm: Mapping[int, Mapping[str, int]], tcp: Mapping[str, int]) -> None:
+        self._shm = shm
+        self._tcp = tcp
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> TuningFile:
+        """Raises ConfigError naming the file and what is wrong in it."""
+        named = environ.get(VARIABLE)
+        path = Path(named or _DEFAULT_PATH)
+        with suppress(RuntimeError):  # without HOME and without an entry in passwd "~" is nowhere
+            path = path.expanduser()
+        try:
+            return cls._parse(json.loads(_content(path)))
+        except (FileNotFoundError, PermissionError) as error:  # HOME may be another user's
+            if named:
+                raise ConfigError(f"{VARIABLE}={named}: {error.strerror}") from None
+            return cls({}, {})
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise ConfigError(
+                f"the tuning file {path} cannot be used ({error!r}): make it again with "
+                f"benchmarks/tune.py, or remove it"
+            ) from None
+
+    @classmethod
+    def _parse(cls, content: Any) -> TuningFile:
+        if content["version"] != _VERSION:
+            raise ValueError(f"version {content['version']}, not {_VERSION}")
+        shm = {int(ranks): _sizes(values) for ranks, values in content.get("shm", {}).items()}
+        return cls(shm, _sizes(content.get("tcp", {})))
+
+    def tuning(self, ranks: int) -> _native.Tuning:
+        """For so many ranks of one node."""
+        tuning = _native.Tuning()
+        tuning.whole_limit = _WHOLE_LIMITS[ranks > 2]
+        tuning.block_bytes = _default_block(ranks)
+        measured = max((known for known in self._shm if known <= ranks), default=None)
+        _apply(tuning, self._shm.get(measured, {}) if measured is not None else {})
+        least = max(_least_block(ranks), tuning.whole_limit)
+        if tuning.block_bytes % _PAGE or tuning.block_bytes < least:
+            raise ConfigError(
+                f"tuning: block_bytes ({tuning.block_bytes}) must be a multiple of {_PAGE} and, "
+                f"with {ranks} ranks and a whole_limit of {tuning.whole_limit}, at least {least}"
+            )
+        return tuning
+
+    def limits(self) -> _native.Limits:
+        """Between nodes."""
+        limits = _native.Limits()
+        _apply(limits, self._tcp)
+        for name, smallest in _LEAST_LIMITS.items():
+            value = getattr(limits, name)
+            if value % _LINE or value < smallest:
+                raise ConfigError(
+                    f"tuning: {name} ({value}) must be a multiple of {_LINE} and at least "
+                    f"{smallest}"
+                )
+        return limits
+
+    def between_nodes(self) -> dict[str, int]:
+        """What limits() gives, by name."""
+        limits = self.limits()
+        return {f"tcp.{name}": getattr(limits, name) for name in _LEAST_LIMITS}
+
+    def in_nodes(self) -> dict[str, int]:
+        """What tuning() draws on, by name."""
+        return {
+            f"shm.{ranks}.{name}": value
+            for ranks, values in self._shm.items()
+            for name, value in values.items()
+        }
+
+
+def _content(path: Path) -> bytes:
+    """What it begins with. Never waits, as a pipe that nobody writes to would have it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_LARGEST_FILE)
+
+
+def _default_block(ranks: int) -> int:
+    least, most = _BLOCK_LIMITS
+    fitting = min(most, max(least, _BLOCKS_BYTES // ranks // _PAGE * _PAGE))
+    return max(fitting, _least_block(ranks))
+
+
+def _least_block(ranks: int) -> int:
+    return -(-_LEAST_SHARE * ranks // _PAGE) * _PAGE
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    for name, value in values.items():
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            raise ValueError(f"{name} is {value!r}, not a number of bytes up to {_LARGEST}")
+    return dict(values)
+
+
+def _apply(target: object, values: Mapping[str, int]) -> None:
+    for name, value in values.items():
+        if not hasattr(target, name):
+            raise ConfigError(f"tuning: there is no value called {name!r}")
+        setattr(target, name, value)

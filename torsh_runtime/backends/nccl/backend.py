@@ -1,0 +1,212 @@
+"""The nccl backend: cupy arrays and torch CUDA tensors, by NVIDIA's bindings of NCCL (nccl4py).
+
+Operations are put on a stream of the group's own, behind what the current stream of the arrays'
+library has been given, and a call returns when they are there. `wait()`, and a call without
+`async_op`, makes the current stream wait, not the processor; `wait(timeout)` and barriers wait on
+the processor. A thread watches what is under way: for deadlines, errors and the other ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.library.news import Call, News
+from torsh_runtime.backends.library.steps import Steps
+from torsh_runtime.backends.nccl.operations import NcclOperations
+from torsh_runtime.backends.nccl.streams import Launch
+from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout
+from torsh_runtime.store.client import StoreClient
+
+_LOOK_AROUND = 0.05
+"""Seconds between two looks of the watching thread while something is under way."""
+_PAUSE = 0.002
+"""Seconds between two of who closes the group."""
+_FAREWELL = 5.0
+"""Seconds that closing waits for operations to end and for peers on the node to close, too."""
+
+
+@dataclass(slots=True)
+class _Beginning:
+    """An operation that is being handed to NCCL."""
+
+    call: Call
+    timeout: float
+    deadline: float
+    next_look: float
+    """When to look at the other ranks' notes again, in time.monotonic()'s seconds."""
+
+
+class NcclBackend(NcclOperations):
+    """One rank's end of an NCCL communicator on the device that was current when it connected.
+
+    NCCL has no tags and no receiving from anyone, no bitwise operations and no products of complex
+    numbers: ValueError and TypeError. Narrow floats are rounded at every addition, and MIN and MAX
+    may lose NaN. What a rank sends is not copied: the stream waits until it is received.
+    """
+
+    type = BackendType.NCCL
+
+    def __init__(self, nccl: Any, cuda: Any, communicator: Any, news: News) -> None:
+        super().__init__(nccl, cuda, communicator, news)
+        self._beginning: _Beginning | None = None
+        self._busy = threading.Event()
+        self._leaving = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="torsh-nccl", daemon=True)
+        self._watcher.start()
+
+    @classmethod
+    def connect(cls, store: StoreClient, rank: int, world_size: int, timeout: float) -> NcclBackend:
+        """Make a communicator with the ranks that meet in the store, whose keys must be fresh.
+
+        Each rank needs a device of its own, which must be the current one of this thread. Raises
+        BackendUnavailable without CUDA or nccl4py, CommTimeout naming the ranks that did not come
+        within `timeout` seconds, CommError if NCCL fails.
+        """
+        deadline = time.monotonic() + timeout
+        nccl, cuda, device = _load()
+        news = News(store, rank, world_size)
+        own = _library_call(nccl.get_unique_id) if rank == 0 else b""
+        meeting = nccl.UniqueId.from_bytes(news.meet(timeout, bytes(own))[0])
+
+        def initialise() -> Any:
+            device.set_current()
+            return nccl.Communicator.init(world_size, rank, meeting)
+
+        communicator = _within(initialise, deadline - time.monotonic(), timeout)
+        return cls(nccl, cuda, communicator, news)
+
+    @contextmanager
+    def coalescing(self) -> Iterator[None]:
+        launch = self._together = Launch(launched=False)
+        self._nccl.group_start()
+        try:
+            yield
+        finally:
+            self._together = None
+            try:
+                self._nccl.group_end()
+            except Exception as error:
+                raise self.broke(Call("coalesce", self._sequence), error).error() from error
+            finally:
+                launch.launched = True
+                self.get_on()
+
+    def close(self) -> None:
+        limit = time.monotonic() + _FAREWELL
+        self.get_on()
+        while self._under_way and not self.failed and time.monotonic() < limit:
+            time.sleep(_PAUSE)
+            self.get_on()
+        super().close()
+
+    def _begin(self, call: Call, steps: Steps, timeout: float) -> Work:
+        now = time.monotonic()
+        self._beginning = _Beginning(call, timeout, now + timeout, now + self.look_every)
+        self._busy.set()
+        try:
+            work = super()._begin(call, steps, timeout)
+        finally:
+            self._beginning = None
+        work.done()  # from what was handed over to what is on the stream
+        return work
+
+    def _result(self, work: Work, async_op: bool) -> Work:
+        return work if self._together is not None else super()._result(work, async_op)
+
+    def _watch(self) -> None:
+        self._cuda.Device(self._device).set_current()
+        while not (self._closed or self.failed):
+            self._busy.wait()
+            self._busy.clear()
+            while not (self._closed or self.failed) and (self._under_way or self._beginning):
+                self._leaving.wait(_LOOK_AROUND)
+                self._check_beginning()
+                self.get_on()
+
+    def _check_beginning(self) -> None:
+        """NCCL connects to a peer when it is first needed, and blocks meanwhile: nobody but this
+        thread notices then that the time is over, or that the peer has gone."""
+        beginning, now = self._beginning, time.monotonic()
+        if beginning is None or self.ended() is not None:
+            return
+        if now > beginning.deadline:
+            self.late(beginning.call, beginning.timeout)
+        elif now > beginning.next_look:
+            beginning.next_look = now + self.look_every
+            self.look(beginning.call)
+
+    def _halt(self) -> None:
+        with suppress(Exception):  # it is of no more use, whatever NCCL says
+            self._communicator.abort()
+
+    def _release(self) -> None:
+        self._leaving.set()
+        self._busy.set()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(_FAREWELL)
+        if not self.failed:
+            # Waits for the peers on this node, whose kernels may read this rank's memory.
+            last = threading.Thread(target=self._communicator.destroy, daemon=True)
+            last.start()
+            last.join(_FAREWELL)
+        with suppress(Exception):
+            self._own.stream.close()
+
+
+def _load() -> tuple[Any, Any, Any]:
+    """nccl4py, CUDA's own bindings, and the current device, which is made ready."""
+    try:
+        nccl, cuda = import_module("nccl.core"), import_module("cuda.core")
+    except (ImportError, RuntimeError) as error:
+        raise _unavailable(str(error)) from None
+    device = _library_call(cuda.Device)
+    _library_call(device.set_current)
+    return nccl, cuda, device
+
+
+def _library_call(call: Callable[[], Any]) -> Any:
+    """Its result; BackendUnavailable if it fails, as it does without a driver or a GPU."""
+    try:
+        return call()
+    except Exception as error:
+        raise _unavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _unavailable(why: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        "the nccl backend",
+        f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
+        f"`pip install torshrun[cuda12]` or `torshrun[cuda13]`.",
+    )
+
+
+def _within(work: Callable[[], Any], seconds: float, timeout: float) -> Any:
+    """The result of work that blocks; CommTimeout when it takes longer than it may."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except Exception as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="torsh-nccl-connect", daemon=True)
+    thread.start()
+    thread.join(max(seconds, 0.0))
+    if not outcome:
+        raise CommTimeout("init_process_group", 0, timeout, (), ": NCCL is still connecting")
+    result, error = outcome[0]
+    if error is not None:
+        raise CommError(
+            f"NCCL could not connect: {error}. Each rank needs a GPU of its own, made current "
+            f"before; NCCL_DEBUG=WARN says more."
+        ) from error
+    return result

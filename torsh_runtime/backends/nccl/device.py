@@ -1,0 +1,265 @@
+"""Arrays in a GPU's memory: cupy arrays and torch CUDA tensors, seen alike.
+
+Neither library is loaded here: who passes such an array has loaded it. What copies or converts
+does so on the array's device and on the current stream of its library there, in turn with whatever
+else is on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.status import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+class Framework(Protocol):
+    """What a library can do with its arrays. Flat ones are contiguous, of one dimension."""
+
+    def flat(self, array: Any) -> Any:
+        """The elements: in the array's own memory where that is contiguous, else a copy."""
+
+    def dtype(self, array: Any) -> str:
+        """The dtype's name."""
+
+    def device(self, array: Any) -> int:
+        """The number of the device the array is on."""
+
+    def stream(self, device: int) -> int:
+        """The handle of the calling thread's current stream of the device, its current one."""
+
+    def on_device(self, device: int) -> AbstractContextManager[object]:
+        """A block in which the device is the calling thread's current one."""
+
+    def on_stream(self, device: int, handle: int) -> AbstractContextManager[object]:
+        """A block in which this is the library's current stream of the device."""
+
+    def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
+        """A copy of a numpy array on the device."""
+
+    def downloaded(self, array: Any) -> NDArray[Any]:
+        """A copy as a numpy array, after what the current stream of its device has been given."""
+
+    def address(self, array: Any) -> int:
+        """Where its memory begins."""
+
+    def viewed(self, flat: Any, dtype: str) -> Any:
+        """The same memory as elements of another dtype."""
+
+    def converted(self, flat: Any, dtype: str) -> Any:
+        """A copy in another dtype."""
+
+    def assign(self, array: Any, flat: Any) -> None:
+        """Copy the elements into an array of any shape and dtype."""
+
+
+def framework_of(array: object) -> Framework:
+    """Whose array it is. TypeError if it is none on a CUDA device, or of no dtype of ours."""
+    framework: Framework | None = None
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        framework = _Cupy(cupy)
+    elif torch is not None and isinstance(array, torch.Tensor) and array.is_cuda:
+        framework = _Torch(torch)
+    if framework is None:
+        kind = f"{type(array).__module__}.{type(array).__name__}"
+        raise TypeError(
+            f"the nccl backend takes cupy arrays and torch CUDA tensors, not {kind}; use backend "
+            f"'native' for arrays in the processor's memory"
+        )
+    if framework.dtype(array) not in DTYPES:
+        raise TypeError(
+            f"dtype {framework.dtype(array)} is not supported; use one of {', '.join(DTYPES)}"
+        )
+    return framework
+
+
+@dataclass(frozen=True)
+class _Cupy:
+    cupy: Any
+
+    def flat(self, array: Any) -> Any:
+        with array.device:
+            return self.cupy.ascontiguousarray(array).reshape(-1)
+
+    def dtype(self, array: Any) -> str:
+        return str(array.dtype.name)
+
+    def device(self, array: Any) -> int:
+        return int(array.device.id)
+
+    def stream(self, device: int) -> int:
+        return int(self.cupy.cuda.get_current_stream().ptr)
+
+    @contextmanager
+    def on_device(self, device: int) -> Iterator[None]:
+        with self.cupy.cuda.Device(device):
+            yield
+
+    @contextmanager
+    def on_stream(self, device: int, handle: int) -> Iterator[None]:
+        with self.on_device(device), self.cupy.cuda.ExternalStream(handle, device):
+            yield
+
+    def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
+        with self.cupy.cuda.Device(device):
+            return self.cupy.asarray(numbers)
+
+    def downloaded(self, array: Any) -> NDArray[Any]:
+        with array.device:
+            copied: NDArray[Any] = array.get()
+        return copied
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def viewed(self, flat: Any, dtype: str) -> Any:
+        return flat.view(dtype)
+
+    def converted(self, flat: Any, dtype: str) -> Any:
+        with flat.device:
+            return flat.astype(dtype)
+
+    def assign(self, array: Any, flat: Any) -> None:
+        with array.device:
+            array[...] = flat.reshape(array.shape)
+
+
+@dataclass(frozen=True)
+class _Torch:
+    torch: Any
+
+    def flat(self, array: Any) -> Any:
+        if array.layout is not self.torch.strided or array.is_conj() or array.is_neg():
+            raise TypeError("sparse and lazily conjugated tensors are not supported; make a copy")
+        return array.detach().contiguous().view(-1)
+
+    def dtype(self, array: Any) -> str:
+        return str(array.dtype).removeprefix("torch.")
+
+    def device(self, array: Any) -> int:
+        return int(array.device.index)
+
+    def stream(self, device: int) -> int:
+        return int(self.torch.cuda.current_stream(device).cuda_stream)
+
+    @contextmanager
+    def on_device(self, device: int) -> Iterator[None]:
+        with self.torch.cuda.device(device):
+            yield
+
+    @contextmanager
+    def on_stream(self, device: int, handle: int) -> Iterator[None]:
+        stream = self.torch.cuda.ExternalStream(handle, device=device)
+        with self.torch.cuda.stream(stream):
+            yield
+
+    def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
+        return self.torch.as_tensor(numbers, device=f"cuda:{device}")
+
+    def downloaded(self, array: Any) -> NDArray[Any]:
+        copied: NDArray[Any] = array.cpu().numpy()
+        return copied
+
+    def address(self, array: Any) -> int:
+        return int(array.data_ptr())
+
+    def viewed(self, flat: Any, dtype: str) -> Any:
+        if flat.is_complex() and dtype.startswith("float"):
+            return self.torch.view_as_real(flat).view(-1)
+        return flat.view(getattr(self.torch, dtype))
+
+    def converted(self, flat: Any, dtype: str) -> Any:
+        return flat.to(getattr(self.torch, dtype))
+
+    def assign(self, array: Any, flat: Any) -> None:
+        array.detach().copy_(flat.view(array.shape))
+
+
+class Operand:
+    """An array of a call, contiguous."""
+
+    def __init__(self, array: object) -> None:
+        """TypeError for an array that collectives do not take."""
+        self.framework = framework_of(array)
+        self.array = array
+        self.dtype = Dtype(self.framework.dtype(array))
+        self.flat = self.framework.flat(array)
+        self.size = len(self.flat)
+
+    @property
+    def bytes(self) -> Any:
+        """The flat array's memory."""
+        return self.framework.viewed(self.flat, "uint8")
+
+    def parts(self, count: int) -> list[Any]:
+        """The memory of `count` equal parts of the array, one after the other."""
+        content, size = self.bytes, len(self.bytes) // count
+        return [content[part * size : (part + 1) * size] for part in range(count)]
+
+    def finish(self) -> None:
+        """Copy what was put into the flat array to the array itself, if that is another one."""
+        framework = self.framework
+        if framework.address(self.flat) != framework.address(self.array):
+            framework.assign(self.array, self.flat)
+
+    def check_device(self, device: int) -> None:
+        """ValueError unless the array is on that device."""
+        own = self.framework.device(self.array)
+        if own != device:
+            raise ValueError(
+                f"the array is on CUDA device {own}, but the group was made on device {device}"
+            )
+
+
+class Dtype(NamedTuple):
+    """A dtype by name, whichever library's it is."""
+
+    name: str
+
+
+def callers_streams(operands: Sequence[Operand], device: int) -> set[int]:
+    """The handles of the streams that the calling thread puts its work with these arrays on; the
+    device is its current one."""
+    return {framework.stream(device) for framework in _frameworks(operands)}
+
+
+@contextmanager
+def on_device(operands: Sequence[Operand], device: int) -> Iterator[None]:
+    """A block in which the device is the calling thread's current one."""
+    with ExitStack() as stack:
+        for framework in _frameworks(operands):
+            stack.enter_context(framework.on_device(device))
+        yield
+
+
+@contextmanager
+def on_stream(operands: Sequence[Operand], device: int, handle: int) -> Iterator[None]:
+    """A block in which the arrays' libraries put their work on this stream of the device."""
+    with ExitStack() as stack:
+        for framework in _frameworks(operands):
+            stack.enter_context(framework.on_stream(device, handle))
+        yield
+
+
+def _frameworks(operands: Sequence[Operand]) -> set[Framework]:
+    return {operand.framework for operand in operands}
+
+
+def loaded_framework() -> Framework:
+    """Of an array library that uses CUDA and is loaded. ConfigError without one."""
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return _Torch(torch)
+    if cupy is None:
+        raise ConfigError("no array library that uses CUDA is loaded: import cupy or torch first")
+    return _Cupy(cupy)

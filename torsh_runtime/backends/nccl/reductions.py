@@ -1,0 +1,92 @@
+"""Reductions as NCCL can do them: what it is given, and what is made of what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
+from torsh_runtime.backends.library.reductions import check_reducible
+from torsh_runtime.backends.nccl.device import Operand
+
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+_NAMES = {ReduceOp.PRODUCT: "PROD"}
+_BOOLEAN = {
+    **dict.fromkeys((ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR), ReduceOp.MAX),
+    **dict.fromkeys((ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.BAND), ReduceOp.MIN),
+    ReduceOp.BXOR: ReduceOp.SUM,  # of bytes; the lowest bit says whether the number was odd
+}
+_AS = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
+_CONVERTED = {"int16": "int32", "uint16": "int32"}
+
+
+class Reduction:
+    """One reduction of one dtype."""
+
+    def __init__(self, nccl: Any, dtype: str, op: Reduce, ranks: int) -> None:
+        """TypeError for what is not defined, or NCCL has not; ValueError for a factor that is no
+        number."""
+        kind = check_reducible(dtype, op)
+        if (kind in _BITWISE and dtype != "bool") or (
+            kind is ReduceOp.PRODUCT and dtype.startswith("complex")
+        ):
+            raise TypeError(f"NCCL cannot reduce {dtype} by {kind.name}; use backend 'native'")
+        self._nccl = nccl
+        self._dtype = dtype
+        self._ranks = ranks
+        self._factor = _scalar(op.factor, dtype) if isinstance(op, PremulSum) else None
+        self._is_parity = dtype == "bool" and kind is ReduceOp.BXOR
+        # The wider sum of these must be cut to the dtype before it is divided.
+        self._is_mean = dtype in _CONVERTED and kind is ReduceOp.AVG
+        self._kind = ReduceOp.SUM if self._is_mean else kind
+        if dtype == "bool":
+            self._kind = _BOOLEAN[kind]
+
+    @contextmanager
+    def op(self, communicator: Any) -> Iterator[Any]:
+        """NCCL's own name of the operation, for the calls made within the block."""
+        if self._factor is None:
+            yield getattr(self._nccl, _NAMES.get(self._kind, self._kind.name))
+            return
+        wanted = self._nccl.NcclDataType[_AS.get(self._dtype, self._dtype).upper()]
+        try:
+            yield communicator.create_pre_mul_sum(self._factor, wanted)
+        finally:
+            # It may go once the calls have returned. Closing it alone would leave its object with
+            # the communicator, which keeps one for each operation.
+            communicator.close_all_resources()
+
+    def wire(self, values: Operand) -> Any:
+        """The flat array that NCCL gets: the same memory, or a copy in a wider dtype."""
+        if self._dtype in _CONVERTED:
+            return values.framework.converted(values.flat, _CONVERTED[self._dtype])
+        if self._dtype in _AS:
+            return values.framework.viewed(values.flat, _AS[self._dtype])
+        return values.flat
+
+    def finish(self, values: Operand, wire: Any) -> None:
+        """Put the result where it belongs."""
+        if self._is_parity:
+            wire &= 1
+        if self._dtype in _CONVERTED:
+            values.framework.assign(values.flat, wire)
+        if self._is_mean:
+            mean = values.framework.converted(values.flat, "float64")
+            mean /= self._ranks
+            values.framework.assign(values.flat, mean)  # towards zero, as C converts
+        values.finish()
+
+
+def _scalar(factor: float, dtype: str) -> Any:
+    """The factor in host memory as elements of this dtype lie there, an array of one."""
+    if not isinstance(factor, (int, float, np.integer, np.floating)):
+        raise TypeError(f"the factor of PremulSum must be a number, not {factor!r}")
+    with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return np.array([factor], _AS.get(dtype, dtype))
+        bits = np.array([factor], np.float32).view(np.uint32)
+        to_even = 0x7FFF + (bits >> 16 & 1)
+        return ((bits + to_even) >> 16).astype(np.uint16)

@@ -1,0 +1,114 @@
+"""Operations on CUDA streams as steps, and the Work that makes streams wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torsh_runtime.backends.library.steps import StepWork
+from torsh_runtime.backends.nccl.device import Operand, callers_streams, on_device, on_stream
+
+_PAUSE = 0.0005
+"""Seconds between two tests of an event by who waits for it on the processor."""
+
+
+class Launch:
+    """Whether what has been handed to NCCL is on its stream: not before the end of the block of
+    operations that go together.
+    """
+
+    def __init__(self, launched: bool) -> None:
+        self.launched = launched
+
+    def test(self) -> bool:
+        return self.launched
+
+    def rest(self, seconds: float, waited: float) -> None:
+        time.sleep(min(seconds, _PAUSE))
+
+
+class OwnStream:
+    """A group's stream: what is put on it waits for what the callers' streams had been given by
+    then, and these wait for it only when they are told to.
+    """
+
+    def __init__(self, cuda: Any, device: int) -> None:
+        """`cuda` is cuda-core's module; `device`, the number of the current one."""
+        self._cuda = cuda
+        self._device = device
+        self.stream = cuda.Device(device).create_stream()
+
+    def follow(self, operands: Sequence[Operand]) -> None:
+        """What comes next waits for all that the current streams of the arrays' libraries have."""
+        with self.current(operands):
+            for handle in callers_streams(operands, self._device):
+                self.stream.wait(self._cuda.Stream.from_handle(handle).record())
+
+    def lead(self, operands: Sequence[Operand], event: Any) -> None:
+        """What those current streams get next waits for the event."""
+        with self.current(operands):
+            for handle in callers_streams(operands, self._device):
+                self._cuda.Stream.from_handle(handle).wait(event)
+
+    def record(self, operands: Sequence[Operand]) -> Any:
+        """An event behind everything that the stream has been given so far."""
+        with self.current(operands):
+            return self.stream.record()
+
+    @contextmanager
+    def current(self, operands: Sequence[Operand]) -> Iterator[None]:
+        """A block in which the device and its context are current, as events need it: one is made
+        in whatever context is."""
+        with on_device(operands, self._device):
+            self._cuda.Device(self._device).set_current()
+            yield
+
+    @contextmanager
+    def taken(self, operands: Sequence[Operand]) -> Iterator[None]:
+        """A block in which the arrays' libraries copy and convert on this stream."""
+        with on_stream(operands, self._device, int(self.stream.handle)):
+            yield
+
+
+class Recorded:
+    """An event behind everything that the group's stream has been given so far."""
+
+    def __init__(
+        self, own: OwnStream, operands: Sequence[Operand], check: Callable[[], None]
+    ) -> None:
+        self._own = own
+        self._operands = operands  # their memory is in use until then
+        self._check = check
+        self._event = own.record(operands)
+
+    def test(self) -> bool:
+        done = bool(self._event.is_done)
+        self._check()  # after it: a stream goes on when NCCL has given up
+        return done
+
+    def rest(self, seconds: float, waited: float) -> None:
+        time.sleep(min(seconds, _PAUSE))
+
+    def hold_back_current_stream(self) -> None:
+        """What the current stream gets from now on waits for the event."""
+        self._own.lead(self._operands, self._event)
+
+
+class StreamWork(StepWork):
+    """An operation on a stream. `wait()` makes the current stream wait; `wait(timeout)`, and that
+    of a barrier, the processor. Callbacks are called by the thread that watches.
+    """
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if timeout is not None or self.call.op == "barrier":
+            return super().wait(timeout)
+        with self._lock:
+            if not self._over and isinstance(self._request, Recorded):
+                self._request.hold_back_current_stream()
+                return True
+            if not self._over:
+                raise RuntimeError("the operation is launched when its block ends; wait after that")
+        return super().wait()

@@ -1,0 +1,25 @@
+"""What the launcher has told this process."""
+
+from __future__ import annotations
+
+import os
+
+from torsh_runtime.errors import ConfigError
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether an elastic launcher, torshrun or torchrun, has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """LOCAL_RANK, or `fallback_rank` where it is not set. ConfigError without either."""
+    text = os.environ.get("LOCAL_RANK")
+    if text is None and fallback_rank is None:
+        raise ConfigError(
+            "LOCAL_RANK is not set: start the script with torshrun, or give a fallback_rank"
+        )
+    try:
+        return int(text if text is not None else fallback_rank)  # type: ignore[arg-type]
+    except ValueError:
+        raise ConfigError(f"LOCAL_RANK={text!r} is not an integer") from None

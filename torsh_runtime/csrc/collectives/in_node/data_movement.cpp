@@ -1,0 +1,135 @@
+#include "collectives/in_node/direct.hpp"
+#include "collectives/in_node/exchange.hpp"
+#include "collectives/in_node/exposure.hpp"
+#include "collectives/in_node/in_node.hpp"
+#include "collectives/in_node/steps.hpp"
+
+namespace torsh::in_node {
+namespace {
+
+constexpr std::size_t page = 4096, broadcast_block = 64 << 10;
+
+void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
+  if (channel.rank() == root) return channel.tell(data.data, data.bytes);
+  channel.listen(root);
+  copy_bytes(data.data, channel.payload(root), data.bytes);
+}
+
+void small_broadcast(shm::Channel& channel, Piece data, int root) {
+  if (channel.rank() == root) return channel.tell_at_length(data.data, data.bytes);
+  channel.listen(root);
+  copy_shared(data.data, channel.told(root), data.bytes);
+}
+
+// In blocks so small that the root fills the next one while the others empty the last; where ranks share
+// CPUs in larger ones, since each costs a turn of all.
+void staged_broadcast(shm::Channel& channel, Piece data, int root) {
+  const std::size_t most = channel.tuning().block_bytes;
+  const std::size_t limit = channel.is_roomy() ? std::min(most, broadcast_block) : most;
+  for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
+    channel.next_block();
+    if (channel.rank() == root) {
+      copy_shared(channel.slot(root), data.data + at, length);
+      channel.tell();
+    } else {
+      channel.listen(root);
+      copy_shared(data.data + at, channel.slot(root), length);
+    }
+  });
+}
+
+// The root gives each of the others so much that all have the same to do.
+bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
+  const Exposed exposed(channel);
+  const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
+  Direct direct(channel, data.bytes * (ranks - 1));
+  if (!direct.meet(data, data.bytes)) return false;
+  const std::size_t given = data.bytes / ranks / page * page;
+  if (channel.rank() == root) {
+    for_peers(channel, [&](int peer) { direct.push(peer, direct.of(peer), 0, data.data, given); });
+  } else {
+    direct.pull(root, data.data + given, direct.of(root), given, data.bytes - given);
+  }
+  channel.close_round();  // from here on everybody may change the data
+  return true;
+}
+
+void tiny_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  channel.round(input.data, input.bytes);
+  copy_own(of(outputs, channel.rank()).data, input.data, input.bytes);
+  for_peers(channel, [&](int peer) {
+    copy_bytes(of(outputs, peer).data, channel.payload(peer), of(outputs, peer).bytes);
+  });
+}
+
+void staged_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  const std::size_t limit = channel.tuning().block_bytes;
+  for_blocks(longest(outputs), limit, [&](std::size_t at, std::size_t) {
+    channel.next_block();
+    const std::size_t length = within(input.bytes, at, limit);
+    copy_shared(channel.slot(channel.rank()), input.data + at, length);
+    copy_own(of(outputs, channel.rank()).data + at, input.data + at, length);
+    channel.round();
+    for_peers(channel, [&](int peer) {
+      const Piece& output = of(outputs, peer);
+      copy_shared(output.data + at, channel.slot(peer), within(output.bytes, at, limit));
+    });
+  });
+}
+
+// For the rank that has it, one piece; for the others nothing.
+class OnePiece {
+ public:
+  OnePiece(int ranks, int rank, Piece piece) : pieces_(ranks), count_(static_cast<std::size_t>(ranks)) {
+    std::fill_n(pieces_.data(), count_, Piece{});
+    pieces_[rank] = piece;
+  }
+  Pieces all() { return {pieces_.data(), count_}; }
+
+ private:
+  PerRank<Piece> pieces_;
+  std::size_t count_;
+};
+
+bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  Direct direct(channel, total(outputs) * outputs.size());
+  if (!direct.meet(input, longest(outputs))) return false;
+  for_peers(channel, [&](int peer) {
+    const Piece& output = of(outputs, peer);
+    direct.pull(peer, output.data, direct.of(peer), 0, output.bytes);
+  });
+  direct.copy(of(outputs, channel.rank()).data, input.data, input.bytes);
+  channel.close_round();  // from here on the peers may change their inputs
+  return true;
+}
+
+}  // namespace
+
+void barrier(shm::Channel& channel) { channel.round(); }
+
+void broadcast(shm::Channel& channel, Piece data, int root) {
+  if (data.bytes <= shm::tiny_bytes) return tiny_broadcast(channel, data, root);
+  if (data.bytes <= shm::told_bytes) return small_broadcast(channel, data, root);
+  if (!direct_broadcast(channel, data, root)) staged_broadcast(channel, data, root);
+}
+
+void all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
+  if (longest(outputs) <= shm::tiny_bytes) return tiny_all_gather(channel, outputs, input);
+  if (!direct_all_gather(channel, outputs, input)) staged_all_gather(channel, outputs, input);
+}
+
+void gather(shm::Channel& channel, Pieces outputs, Piece input, int root) {
+  OnePiece given(channel.ranks(), root, input), none(channel.ranks(), root, {});
+  exchange(channel, channel.rank() == root ? outputs : none.all(), given.all(), 1);
+}
+
+void scatter(shm::Channel& channel, Piece output, Pieces inputs, int root) {
+  OnePiece taken(channel.ranks(), root, output), none(channel.ranks(), root, {});
+  exchange(channel, taken.all(), channel.rank() == root ? inputs : none.all(), channel.ranks() - 1);
+}
+
+void all_to_all(shm::Channel& channel, Pieces outputs, Pieces inputs) {
+  exchange(channel, outputs, inputs, channel.ranks());
+}
+
+}  // namespace torsh::in_node

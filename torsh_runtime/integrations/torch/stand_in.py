@@ -1,0 +1,176 @@
+"""torsh in gloo's stead, for scripts that ask for gloo: TORSH_TORCH_BACKEND=torsh.
+
+Groups that would communicate by gloo on CPUs become torsh groups and keep their names, "gloo" or
+"cpu:gloo,cuda:nccl": libraries compare them. Tensors on accelerators go to the backend that the
+group has for them, and without one to gloo, which is counted and said when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torsh_runtime.integrations.torch.compiling import not_compiled
+from torsh_runtime.integrations.torch.creation import create
+from torsh_runtime.integrations.torch.group import TorshProcessGroup
+
+c10d: Any = dist.distributed_c10d
+_elsewhere: Counter[str] = Counter()
+"""How many operations went to gloo, by the kind of device."""
+
+
+def make(given: Any, options: object) -> StandIn:
+    """As creation.create; gloo's options are passed over, as torch itself does."""
+    if given.group_rank == 0 and not given.global_ranks_in_group:  # the default group's
+        _say_at_the_start()
+    return create(given, None, StandIn)
+
+
+@not_compiled
+class StandIn(TorshProcessGroup):
+    """A torsh group, and others for what is not on the CPU."""
+
+    accelerated: Any = None
+    """torch's own group of the same ranks for accelerators, if the script has asked for one."""
+    _staged: Any = None
+
+    def _for(self, given: Sequence[Any]) -> Any:
+        """Who carries the operation out; None if that is torsh."""
+        device = _device(given)
+        if device == "cpu":
+            return None
+        if self.accelerated is not None and device in _types(self.accelerated):
+            return self.accelerated
+        return self._gloo(device) if device == "cuda" else None
+
+    def _gloo(self, device: str) -> Any:
+        """gloo over the same store, which stages tensors of GPUs; made when it is first needed."""
+        if self._staged is None:
+            store = c10d.PrefixStore("staged/", self.get_group_store())
+            limit = self.options._timeout
+            gloo = c10d.ProcessGroupGloo(store, self.rank(), self.size(), timeout=limit)
+            kind = c10d.ProcessGroup.BackendType.GLOO
+            self._staged = c10d.ProcessGroup(store, self.rank(), self.size())
+            self._staged._set_default_backend(kind)
+            self._staged._register_backend(torch.device("cuda"), kind, gloo)
+        if not _elsewhere:
+            atexit.register(_say_at_the_end, self.rank())
+        _elsewhere[device] += 1
+        return self._staged
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> TorshProcessGroup | None:
+        """As of a torsh group; what it has for accelerators is split too."""
+        ours = super().split_group(ranks, timeout, None, group_name, group_desc)
+        if self.accelerated is not None:
+            theirs = self.accelerated.split_group(ranks, timeout, opts, group_name, group_desc)
+            if isinstance(ours, StandIn):
+                ours.accelerated = theirs
+        return ours
+
+    def abort(self) -> None:
+        """End all ranks' operations, on all devices."""
+        super().abort()
+        for group in self._others():
+            group.abort()
+
+    def shutdown(self) -> None:
+        """Leave the group, on all devices."""
+        super().shutdown()
+        for group in self._others():
+            group.shutdown()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long an operation may take that begins from now on."""
+        super().set_timeout(timeout)
+        for group in self._others():
+            group.set_timeout(timeout)
+
+    def _others(self) -> list[Any]:
+        return [group for group in (self.accelerated, self._staged) if group is not None]
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        own = [torch.device("cpu")]
+        return own if self.accelerated is None else [*own, *self.accelerated._device_types]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if self.accelerated is None or torch.device(device).type == "cpu":
+            return self
+        return self.accelerated._get_backend(device)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.accelerated._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return self.accelerated._end_coalescing(device)
+
+
+def _by_device(name: str) -> Callable[..., Any]:
+    """The method of that name, carried out by whoever is for the tensors' device."""
+    ours = getattr(TorshProcessGroup, name)
+
+    @functools.wraps(ours)
+    def call(self: StandIn, *given: Any, **named: Any) -> Any:
+        other = self._for(given)
+        if other is None:
+            return ours(self, *given, **named)
+        return getattr(other, name)(*given, **named)
+
+    return call
+
+
+_OPERATIONS = """
+allreduce allreduce_coalesced reduce reduce_scatter reduce_scatter_single _reduce_scatter_base
+reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced broadcast gather scatter barrier
+allgather allgather_coalesced all_gather_single _allgather_base all_gather_single_coalesced
+allgather_into_tensor_coalesced alltoall all_to_all_single alltoall_base send recv recv_anysource
+"""
+for _name in _OPERATIONS.split():
+    setattr(StandIn, _name, _by_device(_name))
+not_compiled(StandIn)
+
+
+def _device(given: Sequence[Any]) -> str:
+    """The type of the device that the first tensor is on, or that a barrier is for."""
+    for argument in given:
+        first = argument
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        if isinstance(first, torch.Tensor):
+            return "cpu" if first.is_cpu else first.device.type
+        if isinstance(first, c10d.BarrierOptions) and first.device is not None:
+            return str(first.device.type)
+    return "cpu"
+
+
+def _types(group: Any) -> set[str]:
+    return {device.type for device in group._device_types}
+
+
+@functools.cache
+def _say_at_the_start() -> None:
+    sys.stderr.write(
+        "torsh: groups that ask for gloo are torsh's on CPUs (--torch-backend torsh)\n"
+    )
+
+
+def _say_at_the_end(rank: int) -> None:
+    if rank == 0:
+        said = " and ".join(f"{count} on {device}" for device, count in _elsewhere.items())
+        sys.stderr.write(f"torsh: gloo itself did these operations, which torsh can't: {said}\n")

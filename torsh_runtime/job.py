@@ -1,0 +1,340 @@
+"""A worker's job: the store that its ranks meet over, and the backends of its groups."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.native.meeting import give_up
+from torsh_runtime.backends.native.network import secret_of
+from torsh_runtime.backends.registry import backend_class, is_available
+from torsh_runtime.backends.single import SingleBackend
+from torsh_runtime.comm.choosing import backend_type
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.seal import Seal
+from torsh_runtime.comm.session import Session
+from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.errors import (
+    BackendUnavailable,
+    CommTimeout,
+    ConfigError,
+    StoreError,
+    StoreTimeout,
+)
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.keys import KEY_BYTES, derive
+from torsh_runtime.store.user import Store
+
+if TYPE_CHECKING:
+    from torsh_runtime.store.hosted import HostedStore
+
+_REQUEST = 10.0
+"""Seconds that the store may take to answer."""
+_FAREWELL = 5.0
+"""Seconds rank 0 keeps a store it hosts itself for peers that are still closing."""
+_PAUSE = 0.02
+"""Seconds between two looks whether rank 0 has left an earlier group."""
+_STILL_THERE = " to leave the default group that it made before"
+_log = logging.getLogger("torsh_runtime")
+
+
+ALONE = (None, BackendType.NATIVE, BackendType.SINGLE)
+"""What a group of one rank may be asked to be without having anybody to meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A worker's connection to the store for the life of its default group."""
+
+    env: WorkerEnv
+    client: StoreClient
+    hosted: HostedStore | None
+    turn: int
+    """How many default groups this rank has made in the job, with this one."""
+    secret: bytes
+    """What only the job's ranks know; empty is none."""
+    members: Sequence[int]
+    """The ranks of the default group, as the job's launcher has numbered them."""
+
+    @classmethod
+    def connect(cls, env: WorkerEnv, timeout: float) -> Job:
+        """Reach the job's store; started by hand, rank 0 serves it."""
+        secret = secret_of(env.secret)
+        if env.store_endpoint:
+            job = cls._joined(env, _client(env.store_endpoint, secret, timeout), None)
+            return job._with_secret(timeout)
+        key = derive(secret, "hand", "worker store", env.run_id)
+        address = env.master_addr.strip("[]")
+        host = f"[{address}]" if ":" in address else address
+        endpoint = env.served_at or f"tcp:{host}:{env.master_port}"
+        hosted = _host(endpoint, key) if env.rank == 0 else None
+        deadline = time.monotonic() + timeout
+        try:
+            job = cls._joined(env, _client(endpoint, key, timeout), hosted)
+            while job.turn > 1:  # that store goes with the group that rank 0 is about to leave
+                job.client.close()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise CommTimeout("init_process_group", 0, timeout, (0,), _STILL_THERE)
+                time.sleep(_PAUSE)
+                job = cls._joined(env, _client(endpoint, key, left), hosted)
+            return job._with_secret(timeout)
+        except BaseException:
+            if hosted is not None:
+                hosted.close()
+            raise
+
+    @classmethod
+    def _joined(cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None) -> Job:
+        try:
+            # Every rank counts its own calls, so that a group made again has keys of its own.
+            turn = client.add(f"groups/{env.rank}", 1)
+            return cls(env, client, hosted, turn, secret_of(env.secret), range(env.world_size))
+        except BaseException:
+            client.close()
+            raise
+
+    def _with_secret(self, timeout: float) -> Job:
+        """The same; without a secret, with one that rank 0 makes, if nobody but processes of this
+        user on this host can read it in the store.
+        """
+        if self.secret:
+            return self
+        try:
+            here = self.hosted.is_private if self.hosted else self.env.num_nodes == 1
+            private = here and self.client.is_private()
+            key = f"secret/{self.turn}"
+            if self.env.rank == 0:
+                self.client.put(key, secrets.token_bytes(KEY_BYTES) if private else b"")
+            made = self.client.wait([key], timeout)[key].value
+            return replace(self, secret=made if private else b"")
+        except StoreTimeout:
+            self.client.close()
+            raise CommTimeout("init_process_group", 0, timeout, (0,)) from None
+        except BaseException:
+            self.client.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """The default group's; "" is the first one's."""
+        return "" if self.turn == 1 else str(self.turn)
+
+    @property
+    def seal(self) -> Seal:
+        return Seal(self.secret)
+
+    def make_backend(
+        self,
+        kind: BackendType | None,
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: float,
+    ) -> Backend:
+        """This rank's end of a new group; `rank` is its place among `ranks`."""
+        if len(ranks) == 1 and kind in ALONE:
+            return SingleBackend(kind)
+        deadline = time.monotonic() + timeout
+        store = self.client.scoped(f"group/{self.turn}/{name}/")
+        try:
+            agreed = _agree(store, kind, rank, ranks, timeout)
+        except BaseException as error:
+            give_up(store, rank, error)
+            raise
+        left = max(deadline - time.monotonic(), 0.001)
+        return _make_backend(agreed, store, rank, len(ranks), left, name)
+
+    def session(self) -> Session:
+        """What the groups of its default group are made from."""
+        rank = self.members.index(self.env.rank)
+        local = self.env.local_world_size
+        return Session(rank, len(self.members), self.make_backend, self.seal, local)
+
+    def store(self, timeout: float) -> Store:
+        """A part of the store for the program's own keys, fresh for each default group."""
+        return Store(self.client.scoped(f"program/{self.turn}/"), timeout)
+
+    def shrunk(self, staying: Sequence[int]) -> Job:
+        """The same with fewer ranks in its default group. ConfigError without its store's host."""
+        members = [self.members[place] for place in staying]
+        if not self.env.store_endpoint and 0 not in members:
+            raise ConfigError(
+                "rank 0 serves the store of this job, which cannot go on without: start it with "
+                "torshrun, whose agent serves it"
+            )
+        return replace(self, members=members)
+
+    def close(self, wait_for_peers: bool) -> None:
+        """Let go of the store; if this rank hosts it, perhaps not before the peers have."""
+        try:
+            if wait_for_peers and not self.env.store_endpoint:
+                self._take_leave()
+        except StoreError:
+            pass  # the store went before us; there is nobody left to tell
+        finally:
+            self.client.close()
+            if self.hosted is not None:
+                self.hosted.close()
+
+    def _take_leave(self) -> None:
+        if self.hosted is None:
+            self.client.put(f"left/{self.env.rank}", b"")
+        else:
+            others = [rank for rank in self.members if rank != self.env.rank]
+            self.client.wait([f"left/{rank}" for rank in others], _FAREWELL)
+
+
+class LateJob:
+    """The job of a default group of one rank, which needs no store: there is one when it is asked
+    for. Without torshrun that is one that only this process reaches.
+    """
+
+    def __init__(self, env: WorkerEnv, timeout: float) -> None:
+        self._env = env if env.store_endpoint else _apart(env)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._job: Job | None = None
+        self.name = ""
+        self._seal = Seal(secrets.token_bytes(KEY_BYTES))
+
+    def made(self) -> Job:
+        """The job itself. StoreError where its store cannot be reached."""
+        with self._lock:
+            if self._job is None:
+                self._job = Job.connect(self._env, self._timeout)
+            return self._job
+
+    def make_backend(
+        self, kind: BackendType, name: str, rank: int, ranks: Sequence[int], timeout: float
+    ) -> Backend:
+        """As Job's; no store is made where none is needed."""
+        if kind in ALONE:
+            return SingleBackend(kind)
+        return self.made().make_backend(kind, name, rank, ranks, timeout)
+
+    def store(self, timeout: float) -> Store:
+        """As Job's."""
+        return self.made().store(timeout)
+
+    def session(self) -> Session:
+        """As Job's."""
+        return Session(0, 1, self.make_backend, self._seal)
+
+    def close(self, wait_for_peers: bool) -> None:
+        """As Job's."""
+        if self._job is not None:
+            self._job.close(wait_for_peers)
+
+
+def _apart(env: WorkerEnv) -> WorkerEnv:
+    """The same with a store that no other process finds: several jobs of one rank may have one
+    MASTER_PORT.
+    """
+    served_at = f"unix:@torsh-{os.getuid()}-alone-{secrets.token_hex(8)}"
+    return replace(env, served_at=served_at, secret=env.secret or secrets.token_hex(KEY_BYTES))
+
+
+class JobGroup(ProcessGroup):
+    """The default group, which owns the job."""
+
+    def __init__(
+        self, backend: Backend, timeout: float, job: Job | LateJob, name: str | None = None
+    ) -> None:
+        """`name`: as ProcessGroup's; None is the job's."""
+        own = job.name if name is None else name
+        super().__init__(backend, timeout, name=own, session=job.session())
+        self._job = job
+
+    def store(self) -> Store:
+        """The job's, for the program's own keys."""
+        return self._job.store(self.timeout)
+
+    def shrunk(self, staying: Sequence[int]) -> JobGroup:
+        """A default group of these of its ranks in the same job; leaves this one."""
+        assert isinstance(self._job, Job), "of one rank none can be excluded"
+        job = self._job.shrunk(staying)
+        name = self.session.name(f"{self.name}/shrunk", staying)
+        kind = backend_type(self.backend)
+        rank = staying.index(self.rank)
+        backend = job.make_backend(kind, name, rank, staying, self.timeout)
+        self._leave()
+        return JobGroup(backend, self.timeout, job, name)
+
+    def close(self) -> None:
+        failed = self._backend.failed
+        try:
+            self._leave()
+        finally:
+            self._job.close(wait_for_peers=not failed)
+
+    def _leave(self) -> None:
+        """Leave this group and those that were made of it, and not the job."""
+        try:
+            self.session.close()
+        finally:
+            super().close()
+
+
+def _agree(
+    store: StoreClient, kind: BackendType | None, rank: int, ranks: Sequence[int], timeout: float
+) -> BackendType:
+    """The backend of a group: its first rank's. ConfigError if this rank was told another one."""
+    chosen = kind or (_choose() if rank == 0 else None)
+    keys = [f"backend/{peer}" for peer in range(len(ranks))]
+    store.put(keys[rank], chosen.value.encode() if chosen else b"")
+    if rank == 0 and chosen:
+        return chosen
+    try:
+        entry = store.wait(keys[:1], timeout)[keys[0]]
+    except StoreTimeout:
+        missing = [peer for peer, key in enumerate(keys) if store.get(key) is None]
+        raise CommTimeout("init_process_group", 0, timeout, missing) from None
+    first = backend_type(entry.value.decode(errors="replace"))
+    if chosen not in (None, first):
+        raise ConfigError(
+            f"rank {ranks[rank]} was given backend {kind} and rank {ranks[0]} {first}: give "
+            f"all ranks of a group the same"
+        )
+    return first
+
+
+def _choose() -> BackendType:
+    """What a job gets that names no backend."""
+    try:
+        import_module("torsh_runtime.backends.native.compiled")
+    except BackendUnavailable as error:
+        for kind in (BackendType.GLOO, BackendType.MPI):
+            if is_available(kind):
+                _log.warning("backend %s, because %s", kind.value, error)
+                return kind
+        raise
+    _log.info("backend native: it is the fastest on CPUs, and none was asked for")
+    return BackendType.NATIVE
+
+
+def _make_backend(
+    kind: BackendType, store: StoreClient, rank: int, world_size: int, timeout: float, name: str
+) -> Backend:
+    named = (name,) if kind is BackendType.NATIVE else ()
+    connect = backend_class(kind).connect
+    backend: Backend = connect(store, rank, world_size, timeout, *named)
+    return backend
+
+
+def _client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:
+    return StoreClient.connect(endpoint, secret, timeout, request_timeout=_REQUEST)
+
+
+def _host(endpoint: str, secret: bytes) -> HostedStore:
+    from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
+
+    return HostedStore.start(endpoint, secret)
