@@ -1,0 +1,21 @@
+"""The C++ core's own tests, with threads as ranks: plainly, and under sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "sanitize"
+_LACKS = 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "address", "thread"])
+def test_the_core_does_what_it_should(kind: str, request: pytest.FixtureRequest) -> None:
+    soak = ["--soak"] if request.config.getoption("--soak") else []
+    run = subprocess.run([_SCRIPT, kind, *soak], capture_output=True, text=True, check=False)
+    if run.returncode == _LACKS:
+        pytest.skip(run.stderr.strip())
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-10000:]
