@@ -186,6 +186,7 @@ class LaunchConfig:
     pid_namespace: bool = False
     numa_binding: NumaBinding | None = None
     virtual_local_rank: bool = False
+    torch_backend: Literal["torsh"] | None = None
     metrics_port: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     events: str | None = None

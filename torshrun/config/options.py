@@ -33,6 +33,8 @@ Run:
     Role of the workers, their ROLE_NAME.
 --virtual-local-rank
     Every worker sees LOCAL_RANK 0 and only its own GPU, in CUDA_VISIBLE_DEVICES.
+--torch-backend torsh = (as the script says)
+    torch.distributed's groups that ask for gloo are torsh's on CPUs; see docs/torch.md.
 --numa-binding MODE = (not bound)
     Bind workers to processors, near their GPUs: node, socket, exclusive or core-complex.
 --pid-namespace

@@ -69,6 +69,7 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **{name: environ[name] for name in environ if name and not _OWN.fullmatch(name)},
+        **({"TORSH_TORCH_BACKEND": config.torch_backend} if config.torch_backend else {}),
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
