@@ -324,9 +324,9 @@ def _choose() -> BackendType:
 def _make_backend(
     kind: BackendType, store: StoreClient, rank: int, world_size: int, timeout: float, name: str
 ) -> Backend:
-    named = (name,) if kind is BackendType.NATIVE else ()
     connect = backend_class(kind).connect
-    backend: Backend = connect(store, rank, world_size, timeout, *named)
+    options = {"name": name, "share_arrays": True} if kind is BackendType.NATIVE else {}
+    backend: Backend = connect(store, rank, world_size, timeout, **options)
     return backend
 
 

@@ -300,7 +300,7 @@ class SegmentSurface(Surface):
         handed: list[int] = []
 
         def share() -> None:
-            handed.append(segment.share(offer, 0, places, 4096, 3600.0, SECRET))
+            handed.append(segment.share(offer, 0, places, (4096,), 3600.0, SECRET))
 
         thread = threading.Thread(target=share, daemon=True)
         thread.start()
@@ -329,7 +329,7 @@ class SegmentSurface(Surface):
     def end(self, known: Place) -> None:
         with segment.Offer() as offer:
             places = {0: known, 1: replace(known, pid=os.getpid())}
-            os.close(segment.share(offer, 1, places, 4096, GUARD, SECRET))
+            os.close(segment.share(offer, 1, places, (4096,), GUARD, SECRET))
 
 
 SURFACES: list[Callable[[], Surface]] = [

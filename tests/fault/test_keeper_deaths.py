@@ -243,9 +243,9 @@ def test_a_keeper_that_dies_while_it_removes_the_scratch_directory(tmp_path: Pat
         assert soon(lambda: len(os.listdir(place)) < FILES)
         [keeper] = [pid for pid, parent in marked(mark).items() if parent == agent.pid]
         os.kill(keeper, signal.SIGKILL)
-        assert os.path.exists(place), "the keeper was faster"
+        assert Path(place).exists(), "the keeper was faster"
         assert agent.wait(60) == 0
-        assert not os.path.exists(place)
+        assert not Path(place).exists()
     finally:
         agent.kill()
         agent.communicate()

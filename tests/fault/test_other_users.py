@@ -300,7 +300,7 @@ def test_another_user_gets_no_segment_even_with_the_token() -> None:
             pipe.send(("said", os.getpid()))
             places = {0: first, 1: replace(first, pid=os.getpid())}
             try:
-                os.close(segment.share(offer, 1, places, 4096, 5.0))
+                os.close(segment.share(offer, 1, places, (4096,), 5.0))
             except CommError as error:
                 return str(error)
             return "got it"
@@ -308,7 +308,7 @@ def test_another_user_gets_no_segment_even_with_the_token() -> None:
         with stranger(fetch) as other:
             places = {0: first, 1: replace(first, pid=other.says())}
             with pytest.raises(CommError):
-                segment.share(offer, 0, places, 4096, 2.0)
+                segment.share(offer, 0, places, (4096,), 2.0)
             assert "cannot be reached" in other.says()
 
 
@@ -319,7 +319,7 @@ def test_another_users_segment_is_not_taken() -> None:
             pipe.send(("said", own))
             told = {0: own, 1: replace(own, pid=pipe.recv())}
             try:
-                os.close(segment.share(offer, 0, told, 4096, GUARD))
+                os.close(segment.share(offer, 0, told, (4096,), GUARD))
             except CommError as error:
                 return str(error)
             return "handed out"
@@ -328,11 +328,11 @@ def test_another_users_segment_is_not_taken() -> None:
         first = other.says()
         other.tell(os.getpid())
         with pytest.raises(CommError, match=f"served by user .*uid {STRANGER}"):
-            segment.share(own, 1, {0: first, 1: replace(first, pid=os.getpid())}, 4096, 5.0)
+            segment.share(own, 1, {0: first, 1: replace(first, pid=os.getpid())}, (4096,), 5.0)
 
 
 def test_the_segments_size_is_sealed() -> None:
-    descriptor = segment._create(4096)
+    descriptor = segment._create((4096,))
     try:
         for size in (0, 8192):
             with pytest.raises(PermissionError):
@@ -351,7 +351,7 @@ def test_memory_that_could_vanish_is_refused(size: int, seals: int) -> None:
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         with pytest.raises(CommError, match="nobody can take away"):
-            segment._check_memory(descriptor, 4096)
+            segment._check_memory(descriptor, (4096,))
     finally:
         os.close(descriptor)
 
@@ -360,7 +360,7 @@ def test_an_ordinary_file_is_no_segment(tmp_path: Any) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4096))
     with path.open("r+b") as file, pytest.raises(CommError, match="not sealed"):
-        segment._check_memory(file.fileno(), 4096)
+        segment._check_memory(file.fileno(), (4096,))
 
 
 # --- links ---

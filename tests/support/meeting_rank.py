@@ -50,7 +50,7 @@ def main(rank: int, ranks: int, endpoint: str, timeout: float) -> dict[str, obje
                 rank,
                 ranks,
                 timeout,
-                segment_bytes=lambda local: 4096 * local,
+                segment_sizes=lambda local: (4096 * local,),
                 network=network,
                 terms=Terms(),
                 name="test",

@@ -275,6 +275,10 @@ class Agent:
             cause = (await self._diagnosis.findings(endings)).cause
             self._tell.stopping_others(stop, alive, cause)
 
+    def _is_untidy(self) -> bool:
+        """Whether the keeper has not removed the scratch directory: it was killed before."""
+        return os.path.lexists(self.scratch)
+
     def _clean_up(self) -> tuple[str, ...]:
         """What the keeper cannot do any more. Names the processes that could not be killed."""
         import shutil
@@ -290,8 +294,7 @@ class Agent:
         await self._close_round()
         self._dead_man.stop()
         self._group.close()
-        has_ended = self.keeper.close(KEEPER_BOUND)
-        if not has_ended or os.path.lexists(self.scratch):  # killed, perhaps, before it removed it
+        if not self.keeper.close(KEEPER_BOUND) or self._is_untidy():
             self._clean_up()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RENDEZVOUS_BOUND):

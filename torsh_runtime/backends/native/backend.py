@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.arrays import is_known, stage
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce
+from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.failures import comm_error
@@ -44,36 +45,52 @@ class NativeBackend(Backend):
     type = BackendType.NATIVE
 
     def __init__(
-        self, group: _native.Group, rank: int, local: Sequence[int], world_size: int
+        self,
+        group: _native.Group,
+        rank: int,
+        local: Sequence[int],
+        world_size: int,
+        arrays: _native.SharedArrays | None = None,
     ) -> None:
-        """`local`: the ranks of this rank's node."""
+        """`local`: the ranks of this rank's node. `arrays`: to be ended with the group."""
         self._group = group
         self._rank = rank
         self._local = local
         self._world_size = world_size
         self._shared: list[mmap.mmap] = []
+        self._arrays = arrays
         self._callbacks = Callbacks()
 
     @classmethod
     def connect(
-        cls, store: Store, rank: int, world_size: int, timeout: float, name: str = ""
+        cls,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        name: str = "",
+        share_arrays: bool = False,
     ) -> NativeBackend:
         """Meet the other ranks through the store, whose keys must be fresh, and link up.
 
         name: the group's, the same on all its ranks and different from other groups' of the job.
+        share_arrays: until it is closed, have numpy put large arrays where the ranks of the node
+            reach them, unless TORSH_SHARE_ARRAYS is 0 or another group has already.
         Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
         ConfigError for an environment or tuning file that is wrong or differs from rank to rank,
         BackendUnavailable when the system refuses what a group needs.
         """
         deadline = time.monotonic() + timeout
         settings = _settings(store, rank)
-        tuning = settings.tuning.tuning
+        share_arrays = share_arrays and settings.share_arrays
         with meet(
             store,
             rank,
             world_size,
             timeout,
-            segment_bytes=lambda ranks: _native.segment_bytes(ranks, tuning(ranks)),
+            segment_sizes=lambda ranks: arrays.sizes(
+                ranks, settings.segment_bytes(ranks), share_arrays
+            ),
             network=settings.network,
             terms=settings.terms,
             name=name,
@@ -81,15 +98,17 @@ class NativeBackend(Backend):
             local = next(node for node in meeting.nodes if rank in node)
             try:
                 group = _group(meeting, local, world_size, settings, name)
+                own = _arrays(meeting, local, settings) if share_arrays else None
             except BaseException as error:
                 _abandon(store, meeting, local, error)
                 raise
-        backend = cls(group, rank, local, world_size)
+        backend = cls(group, rank, local, world_size, own)
         try:
             group.meet(max(deadline - time.monotonic(), 0.001))
-        except (CommAborted, PeerLost):
-            group.close()
-            hear_why(store, rank)
+        except BaseException as error:
+            backend.close()
+            if isinstance(error, CommAborted | PeerLost):
+                hear_why(store, rank)
             raise
         return backend
 
@@ -260,6 +279,8 @@ class NativeBackend(Backend):
     def close(self) -> None:
         self._group.close()
         self._shared.clear()
+        if self._arrays is not None:
+            self._arrays.end()
 
 
 def stage_native(array: object, writable: bool) -> tuple[Any, Callable[[], None] | None]:
@@ -293,6 +314,13 @@ def _abandon(store: Store, meeting: Meeting, local: Sequence[int], error: BaseEx
     give_up(store, meeting.rank, error)
     with suppress(RuntimeError):  # those of other nodes see that its connections end
         _native.abandon(meeting.segment, local.index(meeting.rank), len(local), meeting.rank)
+
+
+def _arrays(
+    meeting: Meeting, local: Sequence[int], settings: Settings
+) -> _native.SharedArrays | None:
+    num_bytes = settings.segment_bytes(len(local))
+    return arrays.share(meeting.segment, num_bytes, local, meeting.rank, meeting.pids)
 
 
 def _group(

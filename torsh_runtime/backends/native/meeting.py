@@ -84,14 +84,14 @@ def meet(
     world_size: int,
     timeout: float,
     *,
-    segment_bytes: Callable[[int], int],
+    segment_sizes: Callable[[int], Sequence[int]],
     network: Network,
     terms: Terms,
     name: str = "",
 ) -> Meeting:
     """Meet the group's other ranks through the store, whose keys must be fresh, and link up.
 
-    segment_bytes: how many bytes so many ranks of a node share; the same on all of them.
+    segment_sizes: how many bytes so many ranks of a node may share, this rank's favourite first.
     terms: this rank's, to be compared with the others'.
     name: the group's; links of groups of different names do not mix.
 
@@ -108,7 +108,7 @@ def meet(
             check_terms(places)
             nodes = layout(places)
             local = {peer: places[peer] for node in nodes if rank in node for peer in node}
-            memory = _share(board, offer, local, segment_bytes(len(local)), network.secret)
+            memory = _share(board, offer, local, segment_sizes(len(local)), network.secret)
             holding.callback(os.close, memory)
             # Started by hand, the first rank serves the store: MASTER_ADDR need not be set.
             towards = network.towards(getattr(store, "endpoint", ""))
@@ -141,12 +141,12 @@ def _share(
     board: _Board,
     offer: segment.Offer,
     places: Mapping[int, Place],
-    num_bytes: int,
+    sizes: Sequence[int],
     secret: bytes,
 ) -> int:
     """The descriptor of the node's memory."""
     try:
-        return segment.share(offer, board.rank, places, num_bytes, board.remaining(), secret)
+        return segment.share(offer, board.rank, places, sizes, board.remaining(), secret)
     except (PeerLost, CommTimeout):
         raise
     except CommError:  # whoever was to hand it out has given up

@@ -17,7 +17,8 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Self
 
 from torsh_runtime.backends.native.place import TOKEN_BYTES, Place
@@ -58,22 +59,24 @@ def share(
     offer: Offer,
     rank: int,
     places: Mapping[int, Place],
-    num_bytes: int,
+    sizes: Sequence[int],
     timeout: float,
     secret: bytes = b"",
 ) -> int:
     """A descriptor, now the caller's, of the memory that the ranks of one node share.
 
-    `places`: of these ranks, this one among them. `secret`: the job's, if it has one. Raises
-    CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost if one has
-    ended, CommError when the memory comes from a stranger or is not what it should be.
+    `places`: of these ranks, this one among them. `sizes`: that the memory may have, in
+    bytes, the same on all of them; it has the first rank's first one that the system allows.
+    `secret`: the job's, if it has one. Raises CommTimeout naming the ranks that did not come within
+    `timeout` seconds, PeerLost if one has ended, CommError when the memory comes from a stranger or
+    is not what it should be.
     """
     first = min(places)
     proofs = _Proofs(secret, places)
     deadline = time.monotonic() + timeout
     if rank != first:
-        return _fetch(proofs, rank, num_bytes, deadline, timeout)
-    descriptor = _create(num_bytes)
+        return _fetch(proofs, rank, sizes, deadline, timeout)
+    descriptor = _create(sizes)
     try:
         _hand_out(offer, descriptor, proofs, deadline, timeout)
     except BaseException:
@@ -97,17 +100,27 @@ class _Proofs:
         return derive(self._key, "segment", role, offer, str(rank), roster)
 
 
-def _create(num_bytes: int) -> int:
+def _create(sizes: Sequence[int]) -> int:
     descriptor = os.memfd_create("torsh-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, num_bytes)
+        _resize(descriptor, sizes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:  # of a limit on the size of files (ulimit -f), say
         os.close(descriptor)
         raise BackendUnavailable(
-            "the native backend", f"The system refused {num_bytes} bytes of shared memory: {error}."
+            "the native backend",
+            f"The system refused {min(sizes)} bytes of shared memory: {error}.",
         ) from error
     return descriptor
+
+
+def _resize(descriptor: int, sizes: Sequence[int]) -> None:
+    """To the first of the sizes that the system allows. OSError if it allows none."""
+    *better, last = sizes
+    for size in better:
+        with suppress(OSError):
+            return os.ftruncate(descriptor, size)
+    return os.ftruncate(descriptor, last)
 
 
 def _hand_out(
@@ -161,7 +174,9 @@ def _has_ended(pid: int) -> bool:
         os.close(process)
 
 
-def _fetch(proofs: _Proofs, rank: int, num_bytes: int, deadline: float, timeout: float) -> int:
+def _fetch(
+    proofs: _Proofs, rank: int, sizes: Sequence[int], deadline: float, timeout: float
+) -> int:
     first, place = proofs.first, proofs.places[proofs.first]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
@@ -180,7 +195,7 @@ def _fetch(proofs: _Proofs, rank: int, num_bytes: int, deadline: float, timeout:
     try:
         if not hmac.compare_digest(word, proofs.of("server", rank)):
             raise CommError(f"what rank {first} is said to be gave memory without the right proof")
-        _check_memory(descriptors[0], num_bytes)
+        _check_memory(descriptors[0], sizes)
     except BaseException:
         os.close(descriptors[0])
         raise
@@ -211,18 +226,20 @@ def _remaining(deadline: float) -> float:
     return seconds
 
 
-def _check_memory(descriptor: int, num_bytes: int) -> None:
-    """CommError unless the file has that size and keeps it: else it could vanish while in use."""
+def _check_memory(descriptor: int, sizes: Sequence[int]) -> None:
+    """CommError unless the file has one of these sizes and keeps it: else it could vanish while in
+    use.
+    """
     try:
         sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
     except OSError:  # no memfd
         sealed = False
     size = os.fstat(descriptor).st_size
-    if not sealed or size != num_bytes:
+    if not sealed or size not in sizes:
         raise CommError(
             f"the shared memory received has {size} bytes{'' if sealed else ', not sealed'}, and "
-            f"{num_bytes} that nobody can take away are needed. Install the same version of "
-            f"torsh_runtime for all ranks."
+            f"{' or '.join(map(str, sizes))} that nobody can take away are needed. Install the "
+            f"same version of torsh_runtime for all ranks."
         )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from torsh_runtime.backends.native import arrays
+from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import Network
 from torsh_runtime.backends.native.place import Terms
 from torsh_runtime.backends.native.tuning import TuningFile
@@ -28,6 +30,8 @@ class Settings:
     strategy: str
     """Which algorithms groups of several nodes use: one of STRATEGIES."""
     tuning: TuningFile
+    share_arrays: bool
+    """Whether large numpy arrays are to lie in memory that the ranks of a node have mapped."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -37,14 +41,19 @@ class Settings:
             heartbeat=_heartbeat(environ),
             strategy=_strategy(environ),
             tuning=TuningFile.read(environ),
+            share_arrays=arrays.is_wanted(environ),
         )
+
+    def segment_bytes(self, ranks: int) -> int:
+        """What the segment of so many ranks of a node takes."""
+        return _native.segment_bytes(ranks, self.tuning.tuning(ranks))
 
     @property
     def terms(self) -> Terms:
         """What the ranks must agree on: with others they would not do the same steps."""
         return Terms(
             {STRATEGY_VARIABLE: self.strategy, **self.tuning.between_nodes()},
-            self.tuning.in_nodes(),
+            {arrays.SWITCH: int(self.share_arrays), **self.tuning.in_nodes()},
         )
 
 

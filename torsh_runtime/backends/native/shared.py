@@ -96,7 +96,9 @@ class Sharing:
         if total > os.sysconf("SC_PHYS_PAGES") * _PAGE:  # or the kernel would kill for it
             raise _refused(total, "this machine does not have so much memory")
         try:
-            descriptor = segment.share(offer, self._backend.rank, places, total, self.remaining())
+            descriptor = segment.share(
+                offer, self._backend.rank, places, (total,), self.remaining()
+            )
             try:
                 memory = mmap.mmap(descriptor, total)
             finally:

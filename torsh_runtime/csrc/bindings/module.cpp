@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "bindings/arrays.hpp"
 #include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
 
@@ -19,6 +20,7 @@ using torsh::ReduceOp;
 using torsh::python::Completions;
 using torsh::python::Pending;
 using torsh::python::Rank;
+using torsh::python::SharedArrays;
 using torsh::python::Typed;
 using torsh::across::Limits;
 using torsh::across::Strategy;
@@ -137,6 +139,19 @@ void bind_group(nb::module_& m) {
       .def("close", &Rank::close);
 }
 
+void bind_arrays(nb::module_& m) {
+  nb::class_<SharedArrays>(m, "SharedArrays")
+      .def("__init__",
+           [](SharedArrays* self, int file, std::size_t offset, std::size_t stride, std::size_t kept, int rank,
+              const std::vector<int>& pids, std::uint64_t number) {
+             if (rank < 0 || static_cast<std::size_t>(rank) >= pids.size()) throw nb::value_error("rank is none of the pids");
+             new (self) SharedArrays({file, offset, stride, kept, rank, pids, number});
+           }, "file"_a, "offset"_a, "stride"_a, "kept"_a, "rank"_a, "pids"_a, "number"_a)
+      .def_static("possible", &SharedArrays::possible)
+      .def("begin", &SharedArrays::begin)
+      .def("end", &SharedArrays::end);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -167,4 +182,5 @@ NB_MODULE(_native, m) {
       .def("when_over", &Pending::when_over);
   nb::class_<Completions>(m, "Completions").def(nb::init<>()).def("wait", &Completions::wait);
   bind_group(m);
+  bind_arrays(m);
 }

@@ -2,6 +2,7 @@
 
 #define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_25_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL torsh_numpy  // which arrays.cpp uses, too
 #include <numpy/arrayobject.h>
 
 #include <array>

@@ -40,9 +40,9 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
 
 // The root gives each of the others so much that all have the same to do.
 bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
-  const Exposed exposed(channel);
   const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
   Direct direct(channel, data.bytes * (ranks - 1));
+  const Exposed exposed(channel);
   if (!direct.meet(data, data.bytes)) return false;
   const std::size_t given = data.bytes / ranks / page * page;
   if (channel.rank() == root) {

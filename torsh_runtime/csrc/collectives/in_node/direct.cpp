@@ -17,6 +17,7 @@ namespace {
 // costs more because ranks have to take turns.
 constexpr std::size_t reach_limit = 8 << 10, crowded_reach_limit = 32 << 10;
 constexpr std::size_t region_limit = 1 << 10, crowded_region_limit = 4 << 10;
+constexpr std::size_t array_limit = 64 << 10;  // not all arrays lie in regions: asking costs a round
 constexpr std::size_t stream_limit = 64 << 20;
 
 }  // namespace
@@ -29,12 +30,13 @@ bool Direct::reach_pays(std::size_t bytes) const {
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
+  if (channel_.regions().has_arena() && bytes >= array_limit) return true;
   return !channel_.regions().empty() && bytes >= (channel_.is_roomy() ? region_limit : crowded_region_limit);
 }
 
-Place Direct::place(const Piece& buffer, std::size_t bytes) const {
+Place Direct::place(const Piece& buffer, std::size_t bytes) {
   if (regions_pay(bytes)) {
-    const auto spot = channel_.regions().find(buffer.data, buffer.bytes);
+    const auto spot = channel_.regions().find(buffer.data, buffer.bytes, loans_);
     if (spot) return {Place::Kind::region, spot->offset, spot->region};
   }
   if (!reach_pays(bytes) || !channel_.reach().shows(buffer.data, buffer.bytes)) return {};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "common/per_rank.hpp"
 #include "transport/shm/channel.hpp"
@@ -28,8 +29,8 @@ class Direct {
   bool pays(std::size_t bytes) const { return reach_pays(bytes) || regions_pay(bytes); }
   // The same if there are mapped buffers.
   bool regions_pay(std::size_t bytes) const;
-  // How the peers can get at a buffer then.
-  Place place(const Piece& buffer, std::size_t bytes) const;
+  // How the peers can get at a buffer then. One of an ordinary array is lent to them until the end.
+  Place place(const Piece& buffer, std::size_t bytes);
   // If it pays, one round, in which every rank tells where its buffer lies. True if all can be got
   // at. `bytes` must be the same on all ranks.
   bool meet(const Piece& own, std::size_t bytes);
@@ -56,6 +57,7 @@ class Direct {
 
   shm::Channel& channel_;
   const bool streams_;
+  std::vector<shm::Loan> loans_;
   PerRank<Place> places_;
   bool all_mapped_ = false;
 };

@@ -71,7 +71,7 @@ class ReduceScatter {
   }
 
   // Every rank tells where its inputs lie. Whether all can be got at.
-  bool meet(const Direct& direct) {
+  bool meet(Direct& direct) {
     const std::size_t most = longest(inputs_), ranks = static_cast<std::size_t>(channel_.ranks());
     if (!direct.pays(most) || (most < fetch_limit && !direct.regions_pay(most))) return false;
     channel_.next_block();

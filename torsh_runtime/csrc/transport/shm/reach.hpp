@@ -21,6 +21,7 @@ class Reach {
   Reach(int rank, const std::vector<int>& pids);
 
   Probe probe() const;
+  const std::vector<int>& pids() const { return pids_; }
   // Whether that is what the peer's memory holds.
   bool finds(int peer, const Probe& probe);
   // What all ranks have agreed on after they looked; false before.

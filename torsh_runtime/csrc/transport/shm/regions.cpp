@@ -1,6 +1,7 @@
 #include "transport/shm/regions.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <stdexcept>
 
 namespace torsh::shm {
@@ -11,7 +12,19 @@ void Regions::add(std::uint64_t region, int rank, std::size_t bytes, std::vector
   regions_.insert(place, {region, own, bytes, std::move(bases)});
 }
 
-std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t bytes) const {
+void Regions::add(std::shared_ptr<Arena> arena, std::vector<std::byte*> bases) {
+  arena_ = std::move(arena);
+  arena_bases_ = std::move(bases);
+}
+
+std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t bytes, std::vector<Loan>& loans) const {
+  if (arena_) {
+    const int errors = std::uncaught_exceptions();
+    if (const auto offset = arena_->lend(data, bytes)) {
+      loans.emplace_back(arena_, *offset, errors);
+      return Spot{arena_->number(), *offset};
+    }
+  }
   const auto after = std::upper_bound(regions_.begin(), regions_.end(), data,
                                       [](const std::byte* wanted, const Region& r) { return wanted < r.own; });
   if (after == regions_.begin()) return std::nullopt;
@@ -22,6 +35,7 @@ std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t by
 }
 
 std::byte* Regions::at(int peer, const Spot& spot) const {
+  if (arena_ && arena_->number() == spot.region) return arena_bases_[static_cast<std::size_t>(peer)] + spot.offset;
   for (const Region& region : regions_) {
     if (region.number == spot.region) return region.bases[static_cast<std::size_t>(peer)] + spot.offset;
   }

@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
+
+#include "transport/shm/arena.hpp"
 
 namespace torsh::shm {
 
@@ -19,9 +22,13 @@ class Regions {
   // as the group lives. All ranks add the same regions between the same operations.
   void add(std::uint64_t region, int rank, std::size_t bytes, std::vector<std::byte*> bases);
   bool empty() const { return regions_.empty(); }
+  // The same of the memory of ordinary arrays, at most one.
+  void add(std::shared_ptr<Arena> arena, std::vector<std::byte*> bases);
+  bool has_arena() const { return arena_ != nullptr; }
 
-  // Where these bytes lie in this rank's own part of a region, if they do.
-  std::optional<Spot> find(const std::byte* data, std::size_t bytes) const;
+  // Where these bytes lie in this rank's own part of a region, if they do. Those of an array are lent
+  // as long as what is added to `loans` lives.
+  std::optional<Spot> find(const std::byte* data, std::size_t bytes, std::vector<Loan>& loans) const;
   // What a peer has found there, in this process.
   std::byte* at(int peer, const Spot& spot) const;
 
@@ -34,6 +41,8 @@ class Regions {
   };
 
   std::vector<Region> regions_;  // by address of the own part
+  std::shared_ptr<Arena> arena_;
+  std::vector<std::byte*> arena_bases_;
 };
 
 }  // namespace torsh::shm

@@ -1,0 +1,84 @@
+"""Where large numpy arrays lie so that the ranks of a node can reach each other's.
+
+Behind the memory of the default group's collectives its file has room for arrays of each rank, of
+which only what is used takes memory. numpy puts the data of large arrays there (NEP 49), and
+collectives of them need no copies in between, as with `empty_shared`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+
+from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.errors import ConfigError
+
+SWITCH = "TORSH_SHARE_ARRAYS"
+"""The environment variable that turns this off: 0."""
+_OVERSIZE = 4
+"""The file's size over that of the machine's memory: room that is broken up stays usable."""
+_KEPT = 16
+"""A rank keeps so much of its share of the machine's memory for arrays to come: one part of 16."""
+_UNLIKE_REGIONS = 1 << 63
+"""Regions are counted from 1, and an arena is a region with another number."""
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """What the environment says. Raises ConfigError naming the variable."""
+    text = environ.get(SWITCH, "1")
+    if text not in ("0", "1"):
+        raise ConfigError(f"{SWITCH}={text!r} is neither 0 nor 1")
+    return text == "1"
+
+
+def sizes(ranks: int, segment_bytes: int, wanted: bool) -> tuple[int, ...]:
+    """That a file for so many ranks of a node and their segment may have, with room for arrays or
+    without: the best one first.
+    """
+    if ranks == 1:
+        return (segment_bytes,)
+    roomy = _pages(segment_bytes) + ranks * _stride(ranks)
+    return (roomy, segment_bytes) if wanted else (segment_bytes, roomy)
+
+
+def share(
+    file: int, segment_bytes: int, local: Sequence[int], rank: int, pids: Sequence[int]
+) -> _native.SharedArrays | None:
+    """From now on new large arrays of this thread's context lie in the file, until end() of what
+    this returns. None where that is not to be: the file has no room for arrays, the process does
+    not get the address space, or numpy has another allocator by its user's choice.
+
+    local: the ranks of this rank's node, and pids their processes.
+    """
+    status = os.fstat(file)
+    if status.st_size == segment_bytes or not _native.SharedArrays.possible():
+        return None
+    try:
+        arrays = _native.SharedArrays(
+            file,
+            _pages(segment_bytes),
+            _stride(len(local)),
+            _memory() // _KEPT // len(local),
+            local.index(rank),
+            list(pids),
+            status.st_ino | _UNLIKE_REGIONS,
+        )
+    except RuntimeError:  # a limit on the address space (ulimit -v), say
+        return None
+    arrays.begin()
+    return arrays
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _stride(ranks: int) -> int:
+    """Bytes of each rank's part; a whole number of the largest usual pages."""
+    huge = 2 << 20
+    return -(-_OVERSIZE * _memory() // ranks // huge) * huge

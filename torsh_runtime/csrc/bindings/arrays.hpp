@@ -1,0 +1,31 @@
+// Ordinary numpy arrays in memory that the other ranks of the node have mapped.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "transport/shm/arena.hpp"
+
+namespace torsh::python {
+
+namespace nb = nanobind;
+
+// While it lives, and this thread's context, numpy's data of new large arrays lie in the arena (NEP 49).
+class SharedArrays {
+ public:
+  // Throws std::system_error without memory for it.
+  explicit SharedArrays(const shm::ArenaSetup& setup);
+  // Whether there are none yet and numpy has its own allocator here: another one is its user's choice.
+  static bool possible();
+
+  void begin();
+  // No new arrays there. Those that there are stay.
+  void end();
+
+ private:
+  std::shared_ptr<shm::Arena> arena_;
+  nb::object handler_;
+};
+
+}  // namespace torsh::python

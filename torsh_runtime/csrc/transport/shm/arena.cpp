@@ -1,0 +1,292 @@
+#include "transport/shm/arena.hpp"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <system_error>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace torsh::shm {
+namespace {
+
+constexpr std::size_t most_blocks = 8192;           // each may be a mapping of its own, and a process has 65,530
+constexpr std::size_t copied_at_a_time = 32 << 20;  // so much more memory is needed for a moment
+
+struct Arenas {
+  std::mutex mutex;
+  std::vector<Arena*> all;
+  std::weak_ptr<Arena> current;
+};
+
+// Never destroyed: forks may come until the process ends.
+Arenas& arenas() {
+  static Arenas& made = *new Arenas;
+  return made;
+}
+
+void before_any_fork() {
+  arenas().mutex.lock();
+  for (Arena* arena : arenas().all) arena->before_fork();
+}
+
+void in_any_parent() {
+  for (Arena* arena : arenas().all) arena->in_parent();
+  arenas().mutex.unlock();
+}
+
+void in_any_fork() {
+  for (Arena* arena : arenas().all) arena->in_fork();
+  arenas().mutex.unlock();
+}
+
+// Other threads may write there: this changes nothing of what they do.
+void touch(std::byte* page) {
+  auto& word = *reinterpret_cast<std::atomic<std::uint32_t>*>(page);
+  std::uint32_t found = word.load();
+  while (!word.compare_exchange_weak(found, found)) {
+  }
+}
+
+// Gives the process copies of its own of these pages of a private mapping. False without memory for it.
+bool copy_pages(std::byte* data, std::size_t bytes) {
+  if (madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return true;
+  if (errno != EINVAL) return false;
+  for (std::size_t at = 0; at < bytes; at += Blocks::page) touch(data + at);  // Linux < 5.14
+  return true;
+}
+
+}  // namespace
+
+std::shared_ptr<Arena> Arena::make(const ArenaSetup& setup) {
+  static const int registered = pthread_atfork(before_any_fork, in_any_parent, in_any_fork);
+  if (registered != 0) throw std::system_error(registered, std::generic_category(), "pthread_atfork");
+  std::shared_ptr<Arena> made(new Arena(setup));
+  const std::lock_guard<std::mutex> alone(arenas().mutex);
+  arenas().all.push_back(made.get());
+  arenas().current = made;
+  return made;
+}
+
+std::shared_ptr<Arena> Arena::current() {
+  const std::lock_guard<std::mutex> alone(arenas().mutex);
+  const std::shared_ptr<Arena> found = arenas().current.lock();
+  return found && found->gives_ ? found : nullptr;
+}
+
+Arena::Arena(const ArenaSetup& setup)
+    : setup_(setup), file_(fcntl(setup.descriptor, F_DUPFD_CLOEXEC, 0)), blocks_(setup.stride, setup.kept) {
+  const std::size_t bytes = setup.stride * setup.pids.size();
+  void* mapped = file_.number() < 0 ? MAP_FAILED
+                                    : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                                           file_.number(), static_cast<off_t>(setup.offset));
+  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map memory for arrays");
+  base_ = static_cast<std::byte*>(mapped);
+  own_ = base_ + setup.stride * static_cast<std::size_t>(setup.rank);
+  madvise(base_, bytes, MADV_DONTFORK);
+  madvise(base_, bytes, MADV_DONTDUMP);
+  madvise(own_, setup.stride, MADV_DODUMP);
+  madvise(own_, setup.stride, MADV_HUGEPAGE);  // where the system gives any for shared memory
+}
+
+Arena::~Arena() {
+  {
+    const std::lock_guard<std::mutex> alone(arenas().mutex);
+    std::erase(arenas().all, this);
+  }
+  if (is_fork_) return;  // what it has of it lies between other mappings of its own
+  if (!is_pinned_) drop(0, setup_.stride);
+  munmap(base_, setup_.stride * setup_.pids.size());
+}
+
+std::vector<std::byte*> Arena::bases(const std::vector<pid_t>& pids) const {
+  std::vector<std::byte*> found;
+  for (const pid_t pid : pids) {
+    const auto place = std::find(setup_.pids.begin(), setup_.pids.end(), pid);
+    if (place == setup_.pids.end()) return {};
+    found.push_back(base_ + setup_.stride * static_cast<std::size_t>(place - setup_.pids.begin()));
+  }
+  return found;
+}
+
+off_t Arena::in_file(std::size_t offset) const {
+  return static_cast<off_t>(setup_.offset + setup_.stride * static_cast<std::size_t>(setup_.rank) + offset);
+}
+
+std::byte* Arena::allocate(std::size_t bytes, bool zero) {
+  std::optional<Blocks::Taken> taken;
+  {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    if (!gives_ || blocks_.given().size() >= most_blocks) return nullptr;
+    taken = blocks_.take(bytes, zero);
+  }
+  if (!taken) return nullptr;
+  if (zero && !taken->is_zero) std::memset(own_ + taken->offset, 0, bytes);
+  return own_ + taken->offset;
+}
+
+std::optional<std::size_t> Arena::size_of(const std::byte* data) {
+  const auto offset = static_cast<std::size_t>(data - own_);
+  if (offset >= setup_.stride) return std::nullopt;
+  const std::lock_guard<std::mutex> alone(mutex_);
+  const auto found = blocks_.given().find(offset);
+  if (found == blocks_.given().end()) return std::nullopt;
+  return found->second.bytes;
+}
+
+bool Arena::release(std::byte* data) {
+  const auto offset = static_cast<std::size_t>(data - own_);
+  if (offset >= setup_.stride) return false;
+  const std::lock_guard<std::mutex> alone(mutex_);
+  const auto found = blocks_.given().find(offset);
+  if (found == blocks_.given().end()) return false;
+  const Block block = found->second;
+  const bool usable = !is_fork_ && !block.is_tainted && (!block.is_private || map_own(offset, block.bytes, MAP_SHARED));
+  if (!usable) {
+    madvise(data, block.bytes, MADV_DONTNEED);
+    if (!is_fork_ && !block.is_pinned) drop(offset, block.bytes);
+    blocks_.forget(offset);
+    return true;
+  }
+  if (block.is_private) {
+    madvise(data, block.bytes, MADV_DONTFORK);
+    drop(offset, block.bytes);
+  }
+  blocks_.give_back(offset, !block.is_private);
+  drop_kept();
+  return true;
+}
+
+std::optional<std::uint64_t> Arena::lend(const std::byte* data, std::size_t bytes) {
+  const auto offset = static_cast<std::size_t>(data - own_);
+  if (offset >= setup_.stride) return std::nullopt;
+  const std::lock_guard<std::mutex> alone(mutex_);
+  Blocks::Entry* found = blocks_.around(offset, bytes);
+  if (found == nullptr || found->second.is_private || is_fork_) return std::nullopt;
+  ++found->second.lent;
+  return offset;
+}
+
+void Arena::take_back(std::uint64_t offset, bool well) {
+  const std::lock_guard<std::mutex> alone(mutex_);
+  Blocks::Entry* found = blocks_.around(offset, 0);
+  if (found == nullptr) return;
+  Block& block = found->second;
+  --block.lent;
+  if (well || block.is_private || is_fork_) return;
+  make_private(*found);
+  block.is_tainted = true;
+}
+
+void Arena::retire() {
+  const std::lock_guard<std::mutex> alone(mutex_);
+  gives_ = false;
+  if (is_fork_) return;
+  blocks_.keep(0);
+  drop_kept();
+  for (std::size_t peer = 0; peer < setup_.pids.size(); ++peer) {  // nobody else will for those that have died
+    if (kill(setup_.pids[peer], 0) == 0 || errno != ESRCH) continue;
+    fallocate(file_.number(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(setup_.offset + setup_.stride * peer), static_cast<off_t>(setup_.stride));
+  }
+}
+
+bool Arena::map_own(std::size_t offset, std::size_t bytes, int sharing) {
+  return mmap(own_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_NORESERVE | sharing, file_.number(),
+              in_file(offset)) != MAP_FAILED;
+}
+
+void Arena::drop(std::size_t offset, std::size_t bytes) {
+  fallocate(file_.number(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, in_file(offset), static_cast<off_t>(bytes));
+}
+
+void Arena::drop_kept() {
+  while (const auto range = blocks_.next_to_drop()) drop(range->offset, range->bytes);
+}
+
+// Calls on_data for what is present in the file, a bit at a time, and on_hole if something is not.
+template <class OnData, class OnHole>
+void Arena::for_parts(std::size_t offset, std::size_t bytes, OnData on_data, OnHole on_hole) const {
+  const off_t first = in_file(offset), end = first + static_cast<off_t>(bytes);
+  for (off_t hole = first; hole < end;) {
+    const off_t found = lseek(file_.number(), hole, SEEK_DATA);
+    const off_t data = found < 0 ? end : std::min(found, end);
+    if (data > hole) on_hole();
+    if (data == end) return;
+    hole = std::min(lseek(file_.number(), data, SEEK_HOLE), end);
+    for (off_t part = data; part < hole; part += copied_at_a_time) {
+      on_data(offset + static_cast<std::size_t>(part - first),
+              static_cast<std::size_t>(std::min<off_t>(hole - part, copied_at_a_time)));
+    }
+  }
+}
+
+// The mapping changes at once, so that what other threads write meanwhile is lost nowhere: before in the
+// file, of which a copy is made, and from then on in the copy. Pages that are not present yet stay the
+// file's, for this process and its forks: they must remain zeros.
+void Arena::make_private(Blocks::Entry& entry) {
+  auto& [start, block] = entry;
+  block.is_private = true;
+  if (!map_own(start, block.bytes, MAP_PRIVATE)) {  // too many mappings
+    block.is_tainted = block.is_pinned = is_pinned_ = true;
+    return;
+  }
+  const auto copy = [&](std::size_t offset, std::size_t bytes) {
+    if (!block.is_pinned && copy_pages(own_ + offset, bytes)) return drop(offset, bytes);
+    block.is_tainted = block.is_pinned = is_pinned_ = true;
+  };
+  for_parts(start, block.bytes, copy, [&] { block.is_tainted = true; });
+}
+
+// A fork has its arrays as they were, and nothing that is done to them on one side is seen on the other:
+// so they leave the memory that is shared. What peers are using at this moment stays, and is copied.
+void Arena::before_fork() {
+  mutex_.lock();
+  if (is_fork_) return;
+  for (Blocks::Entry& entry : blocks_.given()) {
+    const auto& [start, block] = entry;
+    if (block.is_private) continue;
+    if (block.lent == 0) {
+      make_private(entry);
+      continue;
+    }
+    lent_.push_back({own_ + start, block.bytes});
+    madvise(own_ + start, block.bytes, MADV_DOFORK);
+  }
+}
+
+void Arena::in_parent() {
+  for (const Range& range : lent_) madvise(range.data, range.bytes, MADV_DONTFORK);
+  lent_.clear();
+  mutex_.unlock();
+}
+
+// Allocates and frees nothing: other threads of the parent may have been at it.
+void Arena::in_fork() {
+  for (const Range& range : lent_) {
+    void* copy = mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (copy == MAP_FAILED) continue;
+    std::memcpy(copy, range.data, range.bytes);
+    mremap(copy, range.bytes, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, range.data);
+  }
+  if (!is_fork_) close(file_.release());
+  is_fork_ = true;
+  gives_ = false;
+  mutex_.unlock();
+}
+
+Loan::~Loan() {
+  if (arena_) arena_->take_back(offset_, std::uncaught_exceptions() <= errors_);
+}
+
+}  // namespace torsh::shm

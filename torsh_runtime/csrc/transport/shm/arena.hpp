@@ -1,0 +1,112 @@
+// Memory for this process's large arrays that the other ranks of its node have mapped.
+//
+// It is one file without a name, in which each rank has a part of its own. Whoever uses an array need
+// not know: a fork of the process has the arrays as they were, and its own from then on; and once an
+// operation has failed, no peer can write into the array any more.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "transport/descriptor.hpp"
+#include "transport/shm/blocks.hpp"
+
+namespace torsh::shm {
+
+struct ArenaSetup {
+  int descriptor;       // of the file; it stays the caller's
+  std::size_t offset;   // in the file, where the first rank's part begins
+  std::size_t stride;   // bytes of each rank's part
+  std::size_t kept;     // bytes that stay present when arrays are gone
+  int rank;             // whose part is this process's
+  std::vector<pid_t> pids;
+  std::uint64_t number;  // the same for all ranks, and for no other arena; not 0
+};
+
+class Arena {
+ public:
+  // From now on that of this process, until it retires. Throws std::system_error.
+  static std::shared_ptr<Arena> make(const ArenaSetup& setup);
+  // Null in a fork.
+  static std::shared_ptr<Arena> current();
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  std::uint64_t number() const { return setup_.number; }
+  // Where the parts of these processes are mapped; empty if it is not all of theirs.
+  std::vector<std::byte*> bases(const std::vector<pid_t>& pids) const;
+  int rank() const { return setup_.rank; }
+  std::size_t stride() const { return setup_.stride; }
+
+  // Null if there is no room, in a fork, or once it has retired. Of zeros if `zero`, else of anything.
+  std::byte* allocate(std::size_t bytes, bool zero);
+  // False if no block begins there.
+  bool release(std::byte* data);
+  // The bytes of the block that begins there; none if none does.
+  std::optional<std::size_t> size_of(const std::byte* data);
+
+  // Begins to let peers use memory of one block; where it lies in this rank's part. None if they cannot
+  // see it (any more).
+  std::optional<std::uint64_t> lend(const std::byte* data, std::size_t bytes);
+  // Ends that. After a failure (not `well`) peers may be about to write there, and see it no more.
+  void take_back(std::uint64_t offset, bool well);
+
+  // Gives nothing more, and lets go of what is kept for other arrays.
+  void retire();
+
+  // For the handlers of fork(): the first holds all that the others let go of.
+  void before_fork();
+  void in_parent();
+  void in_fork();
+
+ private:
+  struct Range {
+    std::byte* data;
+    std::size_t bytes;
+  };
+
+  explicit Arena(const ArenaSetup& setup);
+  off_t in_file(std::size_t offset) const;
+  bool map_own(std::size_t offset, std::size_t bytes, int sharing);
+  void make_private(Blocks::Entry& entry);
+  void drop(std::size_t offset, std::size_t bytes);
+  void drop_kept();
+  template <class OnData, class OnHole>
+  void for_parts(std::size_t offset, std::size_t bytes, OnData on_data, OnHole on_hole) const;
+
+  ArenaSetup setup_;
+  Descriptor file_;
+  std::byte* base_ = nullptr;
+  std::byte* own_ = nullptr;
+  std::mutex mutex_;
+  Blocks blocks_;
+  std::atomic<bool> gives_{true};
+  bool is_fork_ = false;
+  bool is_pinned_ = false;   // some block is
+  std::vector<Range> lent_;  // while a fork is under way
+};
+
+// While peers may use a block. If that ends with an error, they cannot see it from then on.
+class Loan {
+ public:
+  Loan(std::shared_ptr<Arena> arena, std::uint64_t offset, int errors)
+      : arena_(std::move(arena)), offset_(offset), errors_(errors) {}
+  Loan(Loan&& other) noexcept = default;
+  Loan& operator=(Loan&&) = delete;
+  ~Loan();
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::uint64_t offset_;
+  int errors_;  // under way when it began
+};
+
+}  // namespace torsh::shm
