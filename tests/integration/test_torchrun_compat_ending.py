@@ -107,7 +107,8 @@ def test_a_notice_is_passed_on(bench: Bench) -> None:
 
 def test_a_notice_that_is_named_stops_the_job(bench: Bench) -> None:
     options = ("--signals-to-handle", "SIGTERM,SIGUSR1")
-    for run in bench.both(*options, "probe.py", then=LISTEN, signo=signal.SIGUSR1):
+    given = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}  # torchrun waits that long, and twice
+    for run in bench.both(*options, "probe.py", then=LISTEN, signo=signal.SIGUSR1, environ=given):
         assert run.out.endswith("got SIGUSR1\n"), run.err
         assert run.code == (128 + signal.SIGUSR1 if "[0]" in run.out else 1)
 

@@ -10,6 +10,7 @@
 namespace torsh {
 namespace {
 
+constexpr double pause = 0.1;  // seconds without a wait
 constexpr double spin_seconds = 100e-6;
 constexpr int polls_per_spin = 64;
 constexpr int yield_limit = 100;
@@ -21,17 +22,14 @@ constexpr double move_interval = 0.01;  // seconds between two moves to another 
 
 void Engine::drive(Lock& lock, Turn& turn, double until, const Finished& finished) {
   Stillness still;
-  double look_at = 0;
+  // Short waits need not look around, but many of them in a row do.
+  if (now() > looked_ + pause) looked_ = now();
   while (true) {
     const bool moved = poll();
     if (moved && resting_ != 0) changed_.notify_all();
     if (finished() || failure_) return;
     const double time = now();
-    if (look_at == 0) look_at = time + nap;
-    if (alarmed_ || time >= look_at) {
-      look_around(lock);
-      look_at = time + nap;
-    }
+    if (alarmed_ || time >= looked_ + nap) look_around(lock);
     if (failure_ || time >= until) return;
     if (moved || idle(lock, turn, still, until)) still = {};
     if (turn.lost || finished()) return;

@@ -82,10 +82,8 @@ TransferPtr Engine::probe_now(int peer, const Label& label) {
   Lock lock = access();
   post(lock, transfer);
   while (!transfer->over() && poll()) settle();
-  if (!transfer->over() && now() >= probed_ + nap) {  // who probes again and again is told of what it waits for
-    probed_ = now();
-    look_around(lock);
-  }
+  // Who probes again and again is told of what it waits for.
+  if (!transfer->over() && now() >= looked_ + nap) look_around(lock);
   demand_alive(lock);
   if (transfer->over()) return transfer;
   box_.withdraw(transfer);

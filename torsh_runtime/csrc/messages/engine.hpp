@@ -112,7 +112,7 @@ class Engine {
   int asleep_ = 0;   // threads in the kernel, to be rung
   int resting_ = 0;  // threads that leave the work to the driver
   int crowded_in_row_ = 0;
-  double probed_ = 0;  // when a probe last looked around
+  double looked_ = 0;  // when somebody last looked around, or began to wait after a pause
   double moved_ = 0;  // when a driver last went to another processor
   std::vector<std::thread::id> inside_;
   std::condition_variable changed_;  // a transfer is over, or the driver or somebody inside has left

@@ -16,6 +16,7 @@ constexpr double linger_seconds = 1;
 
 void Engine::look_around(Lock& lock) {
   alarmed_ = false;
+  looked_ = now();
   if (!check(lock)) return;
   const std::optional<Failure> found = find_gone();
   if (found && check(lock)) die(*found);  // unless the peer has said why it goes
