@@ -39,6 +39,15 @@ def all_reduce(size: Any = 4, dtype: str = "f8", op: Any = tr.ReduceOp.SUM) -> C
     return lambda group: group.all_reduce(z(size, dtype), op)
 
 
+def all_reduce_coalesced(sizes: list[int]) -> Call:
+    def call(group: ProcessGroup) -> None:
+        with tr.coalesce(group):
+            for size in sizes:
+                group.all_reduce(z(size))
+
+    return call
+
+
 def reduce(size: int = 4, dtype: str = "f8", root: int = 0, op: Any = tr.ReduceOp.SUM) -> Call:
     return lambda group: group.reduce(z(size, dtype), root, op)
 
@@ -105,6 +114,7 @@ CASES = [
     Case("all_reduce: shape", all_reduce(4), all_reduce(5)),
     Case("all_reduce: same size, other shape", all_reduce((2, 3)), all_reduce(6)),
     Case("all_reduce: dtype", all_reduce(), all_reduce(4, "i8")),
+    Case("all_reduce of several", all_reduce_coalesced([3, 5]), all_reduce_coalesced([4, 4])),
     Case("all_reduce: op", all_reduce(), all_reduce(op=MAX)),
     Case("all_reduce, large: shape", all_reduce(BIG), all_reduce(BIG + 1)),
     Case("all_reduce, large: op", all_reduce(BIG), all_reduce(BIG, op=MAX)),

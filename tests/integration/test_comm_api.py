@@ -244,6 +244,30 @@ def asynchronous(rank: int) -> None:
     with tr.coalesce():
         tr.all_reduce(arrays[0])
     assert arrays[0][0] == total(n) * n
+    coalesce_what_is_reduced_as_one(rank)
+
+
+def coalesce_what_is_reduced_as_one(rank: int) -> None:
+    """Small neighbours of one dtype; others, and of other sizes and strides, among them."""
+    n = tr.get_world_size()
+    sizes = [1, 1000, 0, 16_000, 3, 200_000, 5, 7, 16_000]
+    dtypes = [np.float32] * 7 + [np.int64] * 2
+    arrays = [np.full(2 * s, value(rank), d)[::2] for s, d in zip(sizes, dtypes, strict=True)]
+    arrays += [np.full(16_000, value(rank)) for _ in range(20)]  # more than go into one
+    for op, wanted in ((tr.ReduceOp.SUM, total(n)), (tr.ReduceOp.MAX, total(n))):
+        for async_op in (False, True):
+            given = [array.copy() for array in arrays]
+            if async_op:
+                given[1] = given[1][::-1]
+            with tr.coalesce(async_op=async_op) as work:
+                for array in given:
+                    tr.all_reduce(array, op)
+            work.wait()
+            expected = wanted if op is tr.ReduceOp.SUM else max(map(value, range(n)))
+            assert all((array == expected).all() for array in given)
+    scaled = [np.full(3, value(rank)), np.full(4, value(rank))]
+    tr.all_reduce_coalesced(scaled, tr.PremulSum(2.0))
+    assert all((array == 2 * total(n)).all() for array in scaled)
 
 
 def sub_groups(rank: int) -> None:

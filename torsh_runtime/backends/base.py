@@ -116,6 +116,12 @@ class Backend(ABC):
     def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
         """Reduce in place; all ranks get identical bits, also from run to run."""
 
+    def all_reduce_list(
+        self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
+    ) -> list[Work]:
+        """Reduce each of the arrays in place, where that gains anything several as one."""
+        return [self.all_reduce(array, op, timeout, async_op) for array in arrays]
+
     @abstractmethod
     def reduce(
         self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from itertools import groupby
+from typing import Any, TypeAlias, cast
 
 from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
 from torsh_runtime.backends.work import Work, in_seconds
@@ -93,10 +94,27 @@ class _Recorder:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._backend, name)
-        is_operation = name.removesuffix("_list") in OPERATIONS
-        if not is_operation or threading.get_ident() != self._thread:
+        if name.removesuffix("_list") not in OPERATIONS:
             return value
-        return partial(self._batch.add, value)
+        note, backend, thread = self._batch.add, self._backend, self._thread
+
+        def operation(*arguments: Any) -> Any:
+            if threading.get_ident() != thread:
+                return value(*arguments)
+            return note((backend, name, arguments[:-1]))
+
+        setattr(self, name, operation)  # the next call finds it at once
+        return operation
+
+
+_Call: TypeAlias = tuple[Backend, str, tuple[Any, ...]]
+"""A backend, its operation, and the arguments without async_op, which the batch has."""
+
+
+def _reduction(call: _Call) -> tuple[Any, ...] | None:
+    """What calls of all_reduce have in common that may become one; None of others."""
+    _, operation, arguments = call
+    return arguments[1:] if operation == "all_reduce" else None
 
 
 class _Batch(Work):
@@ -104,21 +122,32 @@ class _Batch(Work):
 
     def __init__(self, async_op: bool) -> None:
         self._async_op = async_op
-        self._calls: list[tuple[Callable[..., Work], tuple[Any, ...]]] = []
-        self._works: Sequence[Work] | None = None
+        self._calls: list[_Call] = []
+        self._works: list[Work] | None = None
 
-    def add(self, operation: Callable[..., Work], *arguments: Any) -> Work:
-        """Write a call down; its last argument, async_op, gives way to the batch's own."""
-        self._calls.append((operation, arguments[:-1]))
+    def add(self, call: _Call) -> Work:
+        self._calls.append(call)
         return self
 
     def launch(self) -> None:
-        """Begin all of them. Messages cross, so none of them waits before all have begun."""
-        self._works = [
-            operation(*arguments, self._async_op or operation.__name__ in _MESSAGES)
-            for operation, arguments in self._calls
-        ]
+        """Begin all of them, reductions in a row perhaps as one. Messages cross, so none of them
+        waits before all have begun.
+        """
+        self._works = []
+        for how, calls in groupby(self._calls, _reduction):
+            alike = list(calls)
+            if how is None or len(alike) == 1:
+                self._works += [self._begin(*call) for call in alike]
+            else:
+                backend, (op, timeout) = alike[0][0], how
+                arrays = [arguments[0] for _, _, arguments in alike]
+                self._works += backend.all_reduce_list(arrays, op, timeout, self._async_op)
         self._calls.clear()
+
+    def _begin(self, backend: Backend, operation: str, arguments: tuple[Any, ...]) -> Work:
+        begin = getattr(backend, operation)
+        work: Work = begin(*arguments, self._async_op or operation in _MESSAGES)
+        return work
 
     def giving(self, outputs: Sequence[object]) -> Work:
         # Within the block, what one of the operations gives.

@@ -68,6 +68,9 @@ class Group:
     def all_reduce(
         self, array: object, op: object, timeout: float, async_op: bool
     ) -> Pending | None: ...
+    def all_reduce_list(
+        self, arrays: Sequence[object], op: object, timeout: float, async_op: bool
+    ) -> list[Pending | None]: ...
     def reduce(
         self, array: object, root: int, op: object, timeout: float, async_op: bool
     ) -> Pending | None: ...

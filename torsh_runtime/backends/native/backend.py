@@ -128,6 +128,12 @@ class NativeBackend(Backend):
         pending = self._group.all_reduce(array, op, timeout, async_op)
         return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
 
+    def all_reduce_list(
+        self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
+    ) -> list[Work]:
+        begun = self._group.all_reduce_list(arrays, op, timeout, async_op)
+        return [self._work(pending) for pending in begun]
+
     def reduce(
         self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:

@@ -116,6 +116,7 @@ void bind_group(nb::module_& m) {
       .def("meet", &Rank::meet)
       .def_prop_ro("failed", &Rank::failed)
       .def("all_reduce", &Rank::all_reduce)
+      .def("all_reduce_list", &Rank::all_reduce_list)
       .def("reduce", &Rank::reduce)
       .def("broadcast", &Rank::broadcast)
       .def("all_gather", &Rank::all_gather)

@@ -8,6 +8,15 @@
 namespace torsh::python {
 namespace {
 
+constexpr std::size_t most_packed = 1 << 20;
+
+// Bytes up to which an array is packed with others: an operation costs as much as some KiB, which is more
+// where ranks take turns on processors and most where messages travel; but packing costs copies.
+std::size_t packed_limit(Group& group) {
+  if (!group.in_node()) return 64 << 10;
+  return group.channel().is_roomy() ? 8 << 10 : 32 << 10;
+}
+
 template <class... Views>
 struct KeptViews final : Kept {
   explicit KeptViews(Views&&... given) : views(std::move(given)...) {}
@@ -153,6 +162,39 @@ nb::object Rank::all_reduce(nb::handle array, nb::handle op, double timeout, boo
   const Call call = view.call(OpKind::all_reduce, spec.op);
   const AllReduce operation{spec, view.data(), view.count()};
   return perform(call, operation, timeout, async_op, std::move(view));
+}
+
+// All ranks come to the same runs, as they have the same arrays.
+nb::list Rank::all_reduce_list(nb::handle arrays, nb::handle op, double timeout, bool async_op) {
+  std::vector<View> list = views(arrays, true, stage_);
+  for (const View& view : list) (void)reduction(op, view.dtype());
+  const std::size_t limit = packed_limit(*group_);
+  nb::list begun;
+  for (std::size_t first = 0; first < list.size();) {
+    const Elements dtype = list[first].dtype();
+    std::size_t end = first, bytes = 0;
+    while (end < list.size() && list[end].dtype() == dtype && list[end].bytes() <= limit && bytes <= most_packed) {
+      bytes += list[end++].bytes();
+    }
+    end = std::max(end, first + 1);
+    std::vector<View> run(std::make_move_iterator(list.begin() + static_cast<std::ptrdiff_t>(first)),
+                          std::make_move_iterator(list.begin() + static_cast<std::ptrdiff_t>(end)));
+    begun.append(reduce_run(std::move(run), op, timeout, async_op));
+    first = end;
+  }
+  return begun;
+}
+
+nb::object Rank::reduce_run(std::vector<View> run, nb::handle op, double timeout, bool async_op) {
+  View& only = run.front();
+  const across::ReduceSpec spec = reduction(op, only.dtype());
+  if (run.size() == 1) {
+    const AllReduce operation{spec, only.data(), only.count()};
+    return perform(only.call(OpKind::all_reduce, spec.op), operation, timeout, async_op, std::move(only));
+  }
+  const Call call = list_call(OpKind::all_reduce, spec.type, run, spec.op);
+  const AllReduceList operation{spec, pieces(run)};
+  return perform(call, operation, timeout, async_op, std::move(run));
 }
 
 nb::object Rank::reduce(nb::handle array, int root, nb::handle op, double timeout, bool async_op) {

@@ -43,6 +43,8 @@ class Rank {
   bool failed() const { return group_->failed(); }
 
   nb::object all_reduce(nb::handle array, nb::handle op, double timeout, bool async_op);
+  // What it returns of each operation that it has made of them.
+  nb::list all_reduce_list(nb::handle arrays, nb::handle op, double timeout, bool async_op);
   nb::object reduce(nb::handle array, int root, nb::handle op, double timeout, bool async_op);
   nb::object broadcast(nb::handle array, int root, double timeout, bool async_op);
   nb::object all_gather(nb::handle output, nb::handle array, double timeout, bool async_op);
@@ -96,6 +98,7 @@ class Rank {
   [[noreturn]] void raise(const Failure& failure) const;
   template <class Operation, class... Views>
   nb::object perform(const Call& call, Operation operation, double timeout, bool async_op, Views&&... views);
+  nb::object reduce_run(std::vector<View> run, nb::handle op, double timeout, bool async_op);
   nb::object begin_send(nb::handle array, int dst, Purpose purpose, std::uint64_t tag, double timeout, bool async_op);
   template <class... Views>
   nb::object message(TransferPtr transfer, double timeout, bool async_op, Views&&... views);

@@ -36,6 +36,23 @@ void AllReduce::operator()(Group& group) const {
   in_node::all_reduce(group.channel(), complete(without_factor(spec), group.ranks()), data, count);
 }
 
+void AllReduceList::operator()(Group& group) const {
+  std::size_t bytes = 0;
+  for (const Piece& array : arrays) bytes += array.bytes;
+  const Scratch::Loan packed = group.scratch().take(bytes);
+  std::byte* at = packed.data();
+  for (const Piece& array : arrays) {
+    copy_bytes(at, array.data, array.bytes);
+    at += array.bytes;
+  }
+  AllReduce{spec, packed.data(), bytes / size_of(spec.type)}(group);
+  at = packed.data();
+  for (const Piece& array : arrays) {
+    copy_bytes(array.data, at, array.bytes);
+    at += array.bytes;
+  }
+}
+
 void Reduce::operator()(Group& group) const {
   if (!group.in_node()) return across::reduce(group.team(), spec, data, count, root);
   if (!needs_factor(spec)) return in_node::reduce(group.channel(), complete(spec, group.ranks()), data, count, root);

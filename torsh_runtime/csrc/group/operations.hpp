@@ -39,6 +39,13 @@ struct AllReduce {
   void operator()(Group& group) const;
 };
 
+// Several arrays as one.
+struct AllReduceList {
+  across::ReduceSpec spec;
+  std::vector<Piece> arrays;
+  void operator()(Group& group) const;
+};
+
 struct Reduce {
   across::ReduceSpec spec;
   std::byte* data;

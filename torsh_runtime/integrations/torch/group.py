@@ -68,8 +68,9 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> TorshWork:
         """Reduce each tensor in place."""
         op = reduction(opts)
-        calls = [(tensor, op) for tensor in tensors]
-        return self._begin_all(opts, tensors, self._torsh.all_reduce, calls)
+        limit, background = self._collective(opts)
+        works = self._torsh.all_reduce_list(tensors, op, limit, background)
+        return TorshWork(works, tensors) if asynchronous(opts) else DONE
 
     @spellings(c10d.ReduceOptions, "root", "op", "timeout")
     def reduce(self, tensors: Tensors, opts: Any) -> TorshWork:
@@ -322,11 +323,14 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         operation: Callable[..., Work],
         calls: Iterable[tuple[object, ...]],
     ) -> TorshWork:
-        self._collectives += 1
-        asked = asynchronous(opts)
-        limit, background = seconds(opts, self._timeout), asked and self._may_overlap()
+        limit, background = self._collective(opts)
         works = [operation(*arguments, limit, background) for arguments in calls]
-        return TorshWork(works, outputs) if asked else DONE
+        return TorshWork(works, outputs) if asynchronous(opts) else DONE
+
+    def _collective(self, opts: Any) -> tuple[float, bool]:
+        """Count one; its timeout in seconds, and whether it is to run in the background."""
+        self._collectives += 1
+        return seconds(opts, self._timeout), asynchronous(opts) and self._may_overlap()
 
     def _may_overlap(self) -> bool:
         if self._overlap_backward or _current_graph_task_id() == -1:
