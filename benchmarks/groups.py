@@ -1,8 +1,8 @@
 """What groups cost that are made while a job runs: `python benchmarks/groups.py --help`.
 
-A group that becomes another in place (configure()), a new group, and the groups of a mesh, each with
-its first all_reduce of 8 bytes, on our own groups, on torch's with our backend, and on Gloo's. All of
-them are made again and again by the same processes in one run, in turns; a time is the worst rank's.
+A group that becomes another in place (configure()), a new group, and the groups of a mesh, each
+with its first all_reduce of 8 bytes, on our own groups, on torch's with our backend, and on Gloo's.
+All are made again and again by the same processes in one run, in turns; a time is the worst rank's.
 Ratios are of medians, to Gloo's and to our own new group.
 """
 
