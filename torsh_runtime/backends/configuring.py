@@ -95,7 +95,7 @@ class Configuring:
                 self._settle(turn, made, adopt)
             except BaseException as error:
                 put(_refusing(old, f"is not configured: {_cause(error)}. Call configure() again"))
-                raise _as_configure(error) from error.__cause__
+                raise _as_configure(error, timeout) from error.__cause__
 
     def give_up(self) -> None:
         """End a call that is under way."""
@@ -216,11 +216,11 @@ def _cause(error: BaseException) -> str:
     return str(error).removesuffix(".") or type(error).__name__
 
 
-def _as_configure(error: BaseException) -> BaseException:
+def _as_configure(error: BaseException, timeout: float) -> BaseException:
     """The same error, which names configure() where groups are made in many ways."""
     match error:
         case CommTimeout(op="init_process_group"):
-            return CommTimeout("configure", 0, error.seconds, error.missing, error.detail)
+            return CommTimeout("configure", 0, timeout, error.missing, error.detail)
         case PeerLost(op="init_process_group"):
             return PeerLost(error.rank, "configure", 0, error.detail)
     return error

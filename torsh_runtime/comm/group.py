@@ -300,9 +300,9 @@ class ProcessGroup:
         timeout: for meeting the others, in seconds or a timedelta; None: the group's.
 
         What this rank has under way ends with CommAborted, and what others have that needs it with
-        PeerLost; messages that nobody received are gone. Groups and meshes that were made of the
-        default group refuse all operations when that has become another. The group's own ranks
-        are from now on what functions that take ranks of the default group, and split(), count.
+        that or PeerLost; messages that nobody received are gone. Groups and meshes that were made
+        of the default group refuse all operations when that has become another. The group's own
+        ranks are what functions that take ranks of the default group, and split(), count then.
 
         Raises CommTimeout naming the ranks that did not come, CommAborted if a later configure()
         or an abort() ended this one, and what init_process_group() raises: then the group refuses
