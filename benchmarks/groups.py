@@ -60,7 +60,7 @@ class Rank:
         self._ranks = ranks
         self._port = port
         self._meet = meet
-        self._store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        self._store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0)
         self._turn = 0
         self.times: Times = {}
 
@@ -143,17 +143,14 @@ def _reduce(group: Any) -> None:
 
 def measure(ranks: int, scene: str, rounds: int) -> Times:
     """What the scene's ranks were slowest at, round by round. RuntimeError if one failed."""
-    import torch.distributed as dist
-
     import torsh_runtime.integrations.torch  # noqa: F401
 
-    context, ports = get_context("fork"), _ports(rounds + 2)
-    served = dist.TCPStore("127.0.0.1", ports, is_master=True, wait_for_workers=False)
+    context, port = get_context("fork"), _ports(rounds + 2)
     meet = context.Barrier(ranks, timeout=_PATIENCE)
     pipes = []
     for rank in range(ranks):
         reader, writer = context.Pipe(False)
-        arguments = (rank, ranks, served.port, meet, scene, rounds, writer)
+        arguments = (rank, ranks, port, meet, scene, rounds, writer)
         context.Process(target=_be_rank, args=arguments).start()
         writer.close()
         pipes.append(reader)
@@ -171,6 +168,7 @@ def _be_rank(
 ) -> None:
     rank = Rank(number, ranks, port, meet)
     getattr(rank, scene)(rounds)
+    meet.wait()  # the first one serves the store
     writer.send(rank.times)
 
 
@@ -223,6 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="see whether it works")
     given = parser.parse_args(arguments)
     rounds = 3 if given.quick else given.rounds
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not whatever the host's name leads to
     os.environ["TORSH_SECRET"] = "00" * 16
     found = {
         ranks: measure(ranks, "make_groups", rounds) for ranks in map(int, given.ranks.split(","))

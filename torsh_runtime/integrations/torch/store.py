@@ -13,9 +13,8 @@ from torsh_runtime.store.base import Entry
 
 T = TypeVar("T")
 c10d: Any = _distributed_c10d
-_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0005, 0.1, 1.4
-"""Seconds between two looks whether keys are there, and how many times longer each pause is than
-the one before: whoever waits is told that part of the time too late."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two looks whether keys are there; each pause is twice the one before."""
 
 
 class TorchStore:
@@ -62,7 +61,7 @@ class TorchStore:
             if remaining <= 0:
                 raise self._too_late(names, timeout)
             time.sleep(min(pause, remaining))
-            pause = min(_GROWTH * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         values = self._call(what, lambda: self._store.multi_get(names))
         return {
             key: Entry(key, bytes(value), 0, 0) for key, value in zip(names, values, strict=True)
