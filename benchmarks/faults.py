@@ -37,6 +37,8 @@ HEARTBEAT = 1.0
 DEADLINE = 1.0
 """Seconds that an operation may take where ranks are stopped."""
 PORT = 29500
+CHILDREN = "TORSH_BENCHMARK_CHILDREN"
+"""The variable with the number of children that each rank forks."""
 SIZES = {"8 B": 2, "1 MiB": 1 << 18, "64 MiB": 1 << 24}
 
 Place = list[str]
@@ -85,6 +87,10 @@ def be_rank(work: str, rank: int, ranks: int, address: str, count: int, timeout:
     tr.init_process_group("native", address, timeout, ranks, rank)
     array = np.zeros(count, np.float32)
     WORKS[work](rank, ranks, array)
+    for _ in range(int(os.environ.get(CHILDREN, "0"))):
+        if os.fork() == 0:  # with copies of all that the rank has open, until the end of its input
+            sys.stdin.read()
+            os._exit(0)
     print("ready", flush=True)
     try:
         while True:
@@ -264,8 +270,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--times", type=int, default=20, help="kills of each kind")
+    parser.add_argument("--children", default="0", help="that each rank has forked")
     parser.add_argument("--quick", action="store_true", help="few strikes: shows that it works")
     options = parser.parse_args()
+    os.environ[CHILDREN] = options.children
     times = 1 if options.quick else options.times
     os.environ["TORSH_HEARTBEAT"] = str(HEARTBEAT)
     os.environ["TORSH_SECRET"] = os.urandom(16).hex()

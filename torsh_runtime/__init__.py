@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         destroy_process_group,
         get_store,
         init_process_group,
+        serve_store,
         shrink_group,
     )
     from torsh_runtime.comm.apart import (
@@ -175,6 +176,7 @@ _HOMES = {
         "destroy_process_group",
         "get_store",
         "init_process_group",
+        "serve_store",
         "shrink_group",
     ),
     "torsh_runtime.comm.apart": (

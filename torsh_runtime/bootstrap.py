@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from torsh_runtime.backends.base import BackendType
@@ -15,10 +16,14 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.timeouts import DEFAULT_TIMEOUT, Timeout, seconds
 from torsh_runtime.contract import WorkerEnv, secret_text
 from torsh_runtime.errors import CommError, ConfigError
-from torsh_runtime.job import ALONE, Job, JobGroup, LateJob
+from torsh_runtime.job import ALONE, Job, LateJob, key_by_hand
+from torsh_runtime.job_group import JobGroup
 from torsh_runtime.launchers import completed, meeting_point
 from torsh_runtime.status import own_page
 from torsh_runtime.store.user import Store
+
+if TYPE_CHECKING:
+    from torsh_runtime.store.hosted import HostedStore
 
 
 def init_process_group(
@@ -94,6 +99,20 @@ def get_store() -> Store:
     if not isinstance(group, JobGroup):
         raise ConfigError("init_process_group() did not make the default group: it has no store")
     return group.store()
+
+
+def serve_store(address: str) -> HostedStore:
+    """Serve a store at "host:port" (port 0: a free one) for groups that are configured over it, see
+    ProcessGroup.configure(), until it is closed or this process ends. It runs in a thread.
+
+    Only who knows TORSH_SECRET is let in, if that is set; else this user's processes of this host,
+    and whoever reaches the port from another one. Raises ConfigError for what is no address,
+    StoreError if it is not free.
+    """
+    from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
+
+    env = {"RANK": "0", "WORLD_SIZE": "1", **os.environ}
+    return HostedStore.start(f"tcp:{address}", key_by_hand(WorkerEnv.from_environ(env)))
 
 
 def shrink_group(

@@ -18,9 +18,8 @@ from torsh_runtime.backends.native.network import secret_of
 from torsh_runtime.backends.registry import backend_class, is_available
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.choosing import backend_type
-from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.seal import Seal
-from torsh_runtime.comm.session import Session
+from torsh_runtime.comm.session import Configure, Session
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import (
     BackendUnavailable,
@@ -36,7 +35,7 @@ from torsh_runtime.store.user import Store
 if TYPE_CHECKING:
     from torsh_runtime.store.hosted import HostedStore
 
-_REQUEST = 10.0
+REQUEST = 10.0
 """Seconds that the store may take to answer."""
 _FAREWELL = 5.0
 """Seconds rank 0 keeps a store it hosts itself for peers that are still closing."""
@@ -69,23 +68,23 @@ class Job:
         """Reach the job's store; started by hand, rank 0 serves it."""
         secret = secret_of(env.secret)
         if env.store_endpoint:
-            job = cls._joined(env, _client(env.store_endpoint, secret, timeout), None)
+            job = cls._joined(env, store_client(env.store_endpoint, secret, timeout), None)
             return job._with_secret(timeout)
-        key = derive(secret, "hand", "worker store", env.run_id)
+        key = key_by_hand(env)
         address = env.master_addr.strip("[]")
         host = f"[{address}]" if ":" in address else address
         endpoint = env.served_at or f"tcp:{host}:{env.master_port}"
         hosted = _host(endpoint, key) if env.rank == 0 else None
         deadline = time.monotonic() + timeout
         try:
-            job = cls._joined(env, _client(endpoint, key, timeout), hosted)
+            job = cls._joined(env, store_client(endpoint, key, timeout), hosted)
             while job.turn > 1:  # that store goes with the group that rank 0 is about to leave
                 job.client.close()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise CommTimeout("init_process_group", 0, timeout, (0,), _STILL_THERE)
                 time.sleep(_PAUSE)
-                job = cls._joined(env, _client(endpoint, key, left), hosted)
+                job = cls._joined(env, store_client(endpoint, key, left), hosted)
             return job._with_secret(timeout)
         except BaseException:
             if hosted is not None:
@@ -153,11 +152,11 @@ class Job:
         left = max(deadline - time.monotonic(), 0.001)
         return _make_backend(agreed, store, rank, len(ranks), left, name)
 
-    def session(self) -> Session:
-        """What the groups of its default group are made from."""
+    def session(self, configure: Configure | None = None) -> Session:
+        """What the groups of its default group are made from, and configured by."""
         rank = self.members.index(self.env.rank)
         local = self.env.local_world_size
-        return Session(rank, len(self.members), self.make_backend, self.seal, local)
+        return Session(rank, len(self.members), self.make_backend, self.seal, local, configure)
 
     def store(self, timeout: float) -> Store:
         """A part of the store for the program's own keys, fresh for each default group."""
@@ -199,18 +198,19 @@ class LateJob:
     """
 
     def __init__(self, env: WorkerEnv, timeout: float) -> None:
-        self._env = env if env.store_endpoint else _apart(env)
+        self.env = env
+        self._at = env if env.store_endpoint else _apart(env)
         self._timeout = timeout
         self._lock = threading.Lock()
         self._job: Job | None = None
         self.name = ""
-        self._seal = Seal(secrets.token_bytes(KEY_BYTES))
+        self.secret = secrets.token_bytes(KEY_BYTES)
 
     def made(self) -> Job:
         """The job itself. StoreError where its store cannot be reached."""
         with self._lock:
             if self._job is None:
-                self._job = Job.connect(self._env, self._timeout)
+                self._job = Job.connect(self._at, self._timeout)
             return self._job
 
     def make_backend(
@@ -225,9 +225,9 @@ class LateJob:
         """As Job's."""
         return self.made().store(timeout)
 
-    def session(self) -> Session:
+    def session(self, configure: Configure | None = None) -> Session:
         """As Job's."""
-        return Session(0, 1, self.make_backend, self._seal)
+        return Session(0, 1, self.make_backend, Seal(self.secret), configure=configure)
 
     def close(self, wait_for_peers: bool) -> None:
         """As Job's."""
@@ -243,55 +243,16 @@ def _apart(env: WorkerEnv) -> WorkerEnv:
     return replace(env, served_at=served_at, secret=env.secret or secrets.token_hex(KEY_BYTES))
 
 
-class JobGroup(ProcessGroup):
-    """The default group, which owns the job."""
-
-    def __init__(
-        self, backend: Backend, timeout: float, job: Job | LateJob, name: str | None = None
-    ) -> None:
-        """`name`: as ProcessGroup's; None is the job's."""
-        own = job.name if name is None else name
-        super().__init__(backend, timeout, name=own, session=job.session())
-        self._job = job
-
-    def store(self) -> Store:
-        """The job's, for the program's own keys."""
-        return self._job.store(self.timeout)
-
-    def shrunk(self, staying: Sequence[int]) -> JobGroup:
-        """A default group of these of its ranks in the same job; leaves this one."""
-        assert isinstance(self._job, Job), "of one rank none can be excluded"
-        job = self._job.shrunk(staying)
-        name = self.session.name(f"{self.name}/shrunk", staying)
-        kind = backend_type(self.backend)
-        rank = staying.index(self.rank)
-        backend = job.make_backend(kind, name, rank, staying, self.timeout)
-        self._leave()
-        return JobGroup(backend, self.timeout, job, name)
-
-    def close(self) -> None:
-        failed = self._backend.failed
-        try:
-            self._leave()
-        finally:
-            self._job.close(wait_for_peers=not failed)
-
-    def _leave(self) -> None:
-        """Leave this group and those that were made of it, and not the job."""
-        try:
-            self.session.close()
-        finally:
-            super().close()
-
-
 def _agree(
     store: StoreClient, kind: BackendType | None, rank: int, ranks: Sequence[int], timeout: float
 ) -> BackendType:
-    """The backend of a group: its first rank's. ConfigError if this rank was told another one."""
+    """The backend of a group: its first rank's. ConfigError if this rank was told another one; who
+    was told the native one finds that out while it meets the others, and need not wait here.
+    """
     chosen = kind or (_choose() if rank == 0 else None)
     keys = [f"backend/{peer}" for peer in range(len(ranks))]
     store.put(keys[rank], chosen.value.encode() if chosen else b"")
-    if rank == 0 and chosen:
+    if chosen and (rank == 0 or chosen is BackendType.NATIVE):
         return chosen
     try:
         entry = store.wait(keys[:1], timeout)[keys[0]]
@@ -330,8 +291,13 @@ def _make_backend(
     return backend
 
 
-def _client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:
-    return StoreClient.connect(endpoint, secret, timeout, request_timeout=_REQUEST)
+def store_client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:
+    return StoreClient.connect(endpoint, secret, timeout, request_timeout=REQUEST)
+
+
+def key_by_hand(env: WorkerEnv) -> bytes:
+    """What proves to a store that no agent serves that one belongs to its job."""
+    return derive(secret_of(env.secret), "hand", "worker store", env.run_id)
 
 
 def _host(endpoint: str, secret: bytes) -> HostedStore:

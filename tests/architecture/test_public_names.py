@@ -102,6 +102,7 @@ NAMES = {
     "send",
     "send_object_list",
     "sendrecv",
+    "serve_store",
     "shrink_group",
     "split",
     "split_group",

@@ -21,7 +21,7 @@ from support.worlds import free_address
 
 import torsh_runtime as tr
 from torsh_runtime.comm.default import default_group
-from torsh_runtime.comm.group import NonMember
+from torsh_runtime.comm.non_member import NonMember
 
 World = Callable[..., list[Any]]
 

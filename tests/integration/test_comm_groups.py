@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,19 @@ def test_under_torshrun_rank_0_may_be_the_one_that_died(torshrun: Launcher) -> N
     code, out, err = torshrun.run("--nproc-per-node", "3", "train.py")
     assert code == 0, err
     assert sorted(line[-9:] for line in out.splitlines()) == ["0 of 2: 2", "1 of 2: 2"]
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
+@pytest.mark.parametrize("native", [0, 1])
+def test_ranks_that_want_different_backends(process_world: World, native: int) -> None:
+    def body(rank: int) -> None:
+        with pytest.raises(tr.TorshError) as caught:
+            tr.new_group(backend="native" if rank == native else "gloo", timeout=5)
+        assert rank == 0 or "give all ranks of a group the same" in str(caught.value)
+        assert summed() == 3
+
+    check(process_world(2, body, 30.0))
 
 
 def test_ranks_that_cannot_be_excluded(process_world: World) -> None:

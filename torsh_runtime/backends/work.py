@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from torsh_runtime.backends.future import Future, WorkFuture
+from torsh_runtime.errors import CommError
 
 
 class Work(ABC):
@@ -122,6 +123,23 @@ class CompletedWork(Work):
 
 
 COMPLETED = CompletedWork()
+
+
+class FailedWork(CompletedWork):
+    """Work that had failed when the call returned."""
+
+    def __init__(self, error: CommError) -> None:
+        super().__init__()
+        self._error = error
+
+    def giving(self, outputs: Sequence[object]) -> FailedWork:
+        return self
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        raise self._error
+
+    def exception(self) -> CommError:
+        return self._error
 
 
 def in_seconds(timeout: float | timedelta | None) -> float | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from torsh_runtime.comm.group import NotAMember, ProcessGroup
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.non_member import NotAMember
 from torsh_runtime.errors import ConfigError
 
 _default: ProcessGroup | None = None

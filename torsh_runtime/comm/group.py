@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
+from torsh_runtime.backends.configuring import Configuring, check_plan
 from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.timeouts import Timeout, seconds
 from torsh_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from torsh_runtime.comm.session import Session
+    from torsh_runtime.comm.session import Footing, Session
+    from torsh_runtime.store.user import Store
 
 
 class ProcessGroup:
@@ -40,14 +43,22 @@ class ProcessGroup:
         name: tells the job's groups apart; the same on all members.
         session: what further groups are made from; None if none can be.
         """
-        self._backend = backend
         self._timeout = timeout
+        self._session = self._maker = session
+        self._interceptor = 0
+        self._configuring = Configuring()
+        self._footing: Footing | None = None
+        self._be(backend, ranks, name)
+
+    def _be(self, backend: Backend, ranks: Sequence[int] | None, name: str) -> None:
+        self._put(backend)
         self._members = range(backend.world_size)
         self._ranks = self._members if ranks is None else tuple(ranks)
         self._places = {rank: place for place, rank in enumerate(self._ranks)}
         self._name = name
-        self._session = session
-        self._interceptor = 0
+
+    def _put(self, backend: Backend) -> None:
+        self._backend = self._own_backend = backend
 
     @property
     def rank(self) -> int:
@@ -249,7 +260,7 @@ class ProcessGroup:
         try:
             yield
         finally:
-            self._backend, self._interceptor = own, 0
+            self._backend, self._interceptor = self._own_backend, 0
 
     def check_not_held_back(self, what: str) -> None:
         """RuntimeError if operations of this thread wait for the end of a coalesce() block, and
@@ -265,13 +276,78 @@ class ProcessGroup:
         return self._backend.shared_memory(num_bytes, self._timeout)
 
     def abort(self) -> None:
-        """End all ranks' pending and later operations with CommAborted. From any thread."""
+        """End all ranks' pending and later operations with CommAborted. From any thread; a
+        configure() that is under way in another one ends, too."""
+        self._configuring.give_up()
         self._backend.abort()
+
+    def configure(
+        self,
+        store_addr: Store | str,
+        replica_id: str,
+        rank: int,
+        world_size: int,
+        quorum_id: int | None = None,
+        timeout: Timeout = None,
+    ) -> None:
+        """Make this group, alive or dead, one of other members, who all call this with the same
+        quorum_id; whoever holds it goes on holding it. Arguments as in torchft.
+
+        store_addr: a Store that all of them reach, or "host:port/prefix" of one (serve_store());
+            what was told there under another prefix or quorum_id is not read.
+        replica_id: makes no difference. rank, world_size: this process's place in the new group.
+        quorum_id: a number that no attempt over this store had; None if the prefix says enough.
+        timeout: for meeting the others, in seconds or a timedelta; None: the group's.
+
+        What this rank has under way ends with CommAborted, and what others have that needs it with
+        that or PeerLost; messages that nobody received are gone. Groups and meshes that were made
+        of the default group refuse all operations when that has become another. The group's own
+        ranks are what functions that take ranks of the default group, and split(), count then.
+
+        Raises CommTimeout naming the ranks that did not come, CommAborted if a later configure()
+        or an abort() ended this one, and what init_process_group() raises: then the group refuses
+        all operations until it is configured again. ConfigError for a quorum_id that was used, and
+        for groups without a job. RuntimeError within coalesce(). Any thread may call it, also in a
+        callback; not a signal handler.
+        """
+        from torsh_runtime.comm.session import Plan
+
+        self.check_not_held_back("configure()")
+        connect = self.session.configure
+        if connect is None:
+            raise ConfigError("init_process_group() did not make this group: it has no job")
+        check_plan(rank, world_size)
+        kind = self._own_backend.type
+        asked = None if kind is BackendType.SINGLE else kind
+        plan = Plan(store_addr, rank, world_size, quorum_id, asked)
+        self._configuring.change(
+            lambda: self._own_backend,
+            self._put,
+            self._leave_footing,
+            lambda turn, left: connect(plan, turn, left),
+            self._stand_on,
+            seconds(timeout, self._timeout),
+        )
+
+    def _leave_footing(self) -> None:
+        """Let go of what belongs to this configuration, and to no later one."""
+        if self._maker is not None:
+            self._maker.seal.forget(self._name)
+        footing, self._footing = self._footing, None
+        if footing is not None:
+            footing.session.close()
+            footing.leave()
+
+    def _stand_on(self, footing: Footing) -> None:
+        self._be(footing.backend, None, footing.name)
+        self._session, self._footing = footing.session, footing
 
     def close(self) -> None:
         """Leave the group; a peer that still needs this rank gets PeerLost."""
-        if self._session is not None:
-            self._session.forget(self)
+        self._configuring.give_up()
+        if self._maker is not None:
+            self._maker.forget(self)
+        self._leave_footing()
         self._backend.close()
 
     def _member(self, rank: int) -> int:
@@ -298,52 +374,3 @@ class ProcessGroup:
             self._check_one_per_rank(name, arrays or ())
         elif arrays:
             raise ValueError(f"{name} is for rank {root} only; give None on rank {self.rank}")
-
-
-class NonMember(ProcessGroup):
-    """What a process gets for a group that it is not in: rank and world_size are -1, and every
-    operation raises ConfigError.
-    """
-
-    def __init__(self, rank: int, ranks: Sequence[int], timeout: float, name: str) -> None:
-        """`rank`: this process's in the default group; `ranks`: the members'."""
-        self._words = (
-            f"rank {rank} is not in the group of ranks {list(ranks)} and can do nothing in it. Use "
-            f"it only where get_rank(group) is not -1."
-        )
-        super().__init__(cast(Backend, _NoBackend(self._words)), timeout, ranks, name)
-
-    @property
-    def session(self) -> NoReturn:
-        self._refuse()
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigError(self._words)
-
-    _member = _other = _source = _check_one_per_rank = _check_only_at = _refuse
-
-    def close(self) -> None:
-        """Nothing to leave."""
-
-
-class NotAMember:
-    """What every NonMember is equal to, as in torch.distributed: GroupMember.NON_GROUP_MEMBER."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NonMember | NotAMember)
-
-    def __hash__(self) -> int:
-        return hash(NotAMember)
-
-
-class _NoBackend:
-    """Refuses every operation."""
-
-    rank = world_size = -1
-    type = BackendType.SINGLE
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-
-    def __getattr__(self, operation: str) -> NoReturn:
-        raise ConfigError(self._words)

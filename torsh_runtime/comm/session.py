@@ -6,29 +6,66 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from torsh_runtime.backends.base import Backend, BackendType
-from torsh_runtime.comm.group import NonMember, ProcessGroup
+from torsh_runtime.backends.configuring import Turn
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.non_member import NonMember
 from torsh_runtime.comm.seal import Seal
 from torsh_runtime.errors import CommAborted, ConfigError
+from torsh_runtime.store.user import Store
 
 Connect = Callable[[BackendType, str, int, Sequence[int], float], Backend]
 """(kind, name, rank in the group, members, timeout) -> this rank's end of a new group."""
+
+
+class Plan(NamedTuple):
+    """What a group is to become by configure()."""
+
+    store: Store | str
+    rank: int
+    world_size: int
+    quorum_id: int | None
+    kind: BackendType | None
+    """The backend; None: the first rank's choice."""
+
+
+class Footing(NamedTuple):
+    """What a group stands on that was configured."""
+
+    backend: Backend
+    name: str
+    session: Session
+    """What further groups are made from."""
+    leave: Callable[[], None]
+    """Lets go of the store."""
+
+
+Configure = Callable[[Plan, Turn, float], Footing]
+"""(plan, the call, timeout) -> the group that the ranks make which plan the same."""
 
 
 class Session:
     """Makes groups out of the ranks of the default group, and closes them with it."""
 
     def __init__(
-        self, rank: int, world_size: int, connect: Connect, seal: Seal, local_world_size: int = 1
+        self,
+        rank: int,
+        world_size: int,
+        connect: Connect,
+        seal: Seal,
+        local_world_size: int = 1,
+        configure: Configure | None = None,
     ) -> None:
         """`rank`: this process's in the default group, of `world_size` ranks, of which
-        `local_world_size` are on its node.
+        `local_world_size` are on its node; 0 if that is not known.
         """
         self.rank = rank
         self.world_size = world_size
         self.local_world_size = local_world_size
         self.seal = seal
+        self.configure = configure
         self._connect = connect
         self._lock = threading.Lock()
         self._made: Counter[str] = Counter()
@@ -49,11 +86,7 @@ class Session:
         `parent` and ranks. Raises ConfigError for ranks that make no group, CommAborted after
         close(), and whatever connecting the backend raises.
         """
-        if self._is_closed:
-            raise CommAborted(
-                "the default group that this one belongs to is closed: make another with "
-                "init_process_group(), and then what is made of it"
-            )
+        self.check_open()
         self._check(ranks)
         name = self.name(parent, ranks)
         if self.rank not in ranks:
@@ -62,6 +95,14 @@ class Session:
         group = ProcessGroup(backend, timeout, ranks, name, self)
         self._open.append(group)
         return group
+
+    def check_open(self) -> None:
+        """CommAborted after close()."""
+        if self._is_closed:
+            raise CommAborted(
+                "the default group that this one belongs to is closed, or was configured: make "
+                "another with init_process_group() if it is closed, and then what is made of it"
+            )
 
     def close(self) -> None:
         """Leave all groups that were made, the youngest first; no more can be made."""

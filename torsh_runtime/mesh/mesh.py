@@ -14,7 +14,7 @@ from torsh_runtime.backends.base import BackendType
 from torsh_runtime.comm.choosing import backend_type, device_of, get_default_backend_for_device
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.mesh.layout import Axis, Layout, resolved
 
 Dim = str | int
@@ -144,7 +144,7 @@ class DeviceMesh:
     def mesh(self) -> NDArray[np.int64]:
         """The ranks, as the default group numbers them, in the shape of the mesh."""
         places = self._layout.members(self._place)
-        ranks = [self._groups.root.global_rank(place) for place in places]
+        ranks = [self._groups.ranks[place] for place in places]
         return np.array(ranks, np.int64).reshape(self.shape)
 
     def size(self, mesh_dim: Dim | None = None) -> int:
@@ -153,7 +153,7 @@ class DeviceMesh:
 
     def get_rank(self) -> int:
         """This process's rank in the default group."""
-        return self._groups.root.global_rank(self._place)
+        return self._groups.ranks[self._place]
 
     def get_local_rank(self, mesh_dim: Dim | None = None) -> int:
         """Where along an axis this rank stands, which is its rank in the axis's group. None: of a
@@ -214,13 +214,19 @@ class _Groups:
     def __init__(self, root: ProcessGroup) -> None:
         """`root`: the mesh's group, in which its places are the ranks."""
         self.root = root
+        self.ranks, self._session = root.ranks, root.session
         self._name = root.session.name(f"{root.name}/mesh", root.ranks)
         self._lock = threading.Lock()
         self._making: dict[tuple[object, ...], threading.Lock] = {}
         self._made: dict[tuple[object, ...], ProcessGroup] = {}
 
     def get(self, places: tuple[int, ...], kind: BackendType) -> ProcessGroup:
-        """That of these places in this order."""
+        """That of these places in this order. CommAborted if the group has become another."""
+        self._session.check_open()
+        if self.root.ranks is not self.ranks:
+            raise CommAborted(
+                "the mesh's group was configured since, for other ranks: make another mesh of it"
+            )
         if places == tuple(range(self.root.world_size)) and kind == self.root.backend:
             return self.root
         key = (kind, *places)
@@ -232,8 +238,8 @@ class _Groups:
             return self._made[key]
 
     def _make(self, places: tuple[int, ...], kind: BackendType) -> ProcessGroup:
-        ranks = [self.root.global_rank(place) for place in places]
-        return self.root.session.group(self._name, ranks, kind, self.root.timeout)
+        ranks = [self.ranks[place] for place in places]
+        return self._session.group(self._name, ranks, kind, self.root.timeout)
 
 
 def _kinds(

@@ -182,6 +182,10 @@ class Store:
             if time.monotonic() > deadline:
                 raise StoreTimeout(f"others have changed {key!r} for {self._seconds:g} s all along")
 
+    def apart(self, name: str) -> tuple[StoreClient, str]:
+        """For the library: a part of the store that no key of a program is in, and its prefix."""
+        return self._client.scoped(f"{name}/{self._prefix}"), self._prefix
+
     def _queue(self, key: str) -> StoreQueue:
         return StoreQueue(self._beside(_QUEUES, key))
 

@@ -16,7 +16,8 @@ from torsh_runtime.backends.base import Backend, BackendType
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.comm.default import default_group, set_default_group
-from torsh_runtime.comm.group import NonMember, ProcessGroup
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.non_member import NonMember
 from torsh_runtime.comm.roots import root_rank
 from torsh_runtime.comm.seal import ALL, Letter, Seal
 from torsh_runtime.comm.session import Session

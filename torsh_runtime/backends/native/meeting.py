@@ -6,6 +6,7 @@ The store carries who is where; each group needs keys of its own there:
     link/<rank>    its Contact, in a group of several nodes
     failed         [rank, its error's class, the ranks that this blames, its words], of the first
                    that gave up
+    backend/0      the backend that the first rank was told, where callers have it told
 """
 
 from __future__ import annotations
@@ -20,11 +21,19 @@ from typing import Protocol, Self
 
 import msgpack
 
+from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.native import links, segment
 from torsh_runtime.backends.native.links import Contact, Doors, Keys
 from torsh_runtime.backends.native.network import Network, is_loopback
 from torsh_runtime.backends.native.place import Place, Terms, check_terms, layout
-from torsh_runtime.errors import CommError, CommTimeout, PeerLost, StoreError, StoreTimeout
+from torsh_runtime.errors import (
+    CommError,
+    CommTimeout,
+    ConfigError,
+    PeerLost,
+    StoreError,
+    StoreTimeout,
+)
 from torsh_runtime.store.base import Entry
 
 _SLICE = 1.0
@@ -223,7 +232,8 @@ class _Board:
         self.look_around()
 
     def look_around(self) -> None:
-        """Raise what another rank gave up for, if one has."""
+        """Raise what another rank gave up for, if one has; ConfigError if rank 0 is elsewhere."""
+        self._check_backend()
         entry = self._store.get("failed")
         if entry is None:
             return
@@ -234,6 +244,14 @@ class _Board:
         if kind == CommTimeout.__name__:
             raise self._too_late(culprits, f", as rank {rank} found")
         raise CommError(f"rank {rank} gave up joining the group: {words}")
+
+    def _check_backend(self) -> None:
+        entry = self._store.get("backend/0")
+        if entry is not None and entry.value != BackendType.NATIVE.encode():
+            raise ConfigError(
+                f"rank {self.rank} was given backend {BackendType.NATIVE} and rank 0 "
+                f"{entry.value.decode(errors='replace')}: give all ranks of a group the same"
+            )
 
     def _too_late(self, missing: list[int], detail: str = "") -> CommTimeout:
         return CommTimeout("init_process_group", 0, self._timeout, missing, detail)

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +69,7 @@ class Place:
         """This process's."""
         return cls(
             pid=os.getpid(),
-            machine=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            machine=_boot_id(),
             pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
             network=str(Path("/proc/self/ns/net").readlink()),
             host=socket.gethostname(),
@@ -110,6 +111,11 @@ class Place:
         if not isinstance(self.token, bytes) or len(self.token) != TOKEN_BYTES:
             raise ValueError
         self.terms.check()
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def layout(places: Mapping[int, Place]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from torsh_runtime.backends.base import Backend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.allocator import tune_allocator
+from torsh_runtime.integrations.torch.configuring import meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
 from torsh_runtime.integrations.torch.store import TorchStore
 from torsh_runtime.status import own_page
@@ -67,15 +68,8 @@ def _on_several_nodes() -> bool:
 
 
 def _connect(given: Any, seconds: float) -> Backend:
-    if given.group_size == 1:
-        from torsh_runtime.backends.single import SingleBackend
-
-        return SingleBackend()
-    from torsh_runtime.backends.native.backend import NativeBackend
-
     store = TorchStore(given.store)
     # Every rank counts its own calls, so that a group made again has keys of its own.
-    turn = store.add(f"turn/{given.group_rank}", 1)
-    return NativeBackend.connect(
-        store.scoped(f"{turn}/"), given.group_rank, given.group_size, seconds, given.group_id
-    )
+    turn = store.add(f"turn/{given.group_rank}", 1) if given.group_size > 1 else 1
+    scoped = store.scoped(f"{turn}/")
+    return meet(scoped, given.group_rank, given.group_size, seconds, given.group_id)

@@ -7,16 +7,18 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C import _current_graph_task_id, _distributed_c10d
+from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.work import Work
+from torsh_runtime.backends.work import FailedWork, Work
+from torsh_runtime.errors import CommError
 from torsh_runtime.integrations.torch import NAME, sparse
 from torsh_runtime.integrations.torch.compiling import not_compiled
+from torsh_runtime.integrations.torch.configuring import Configurable
 from torsh_runtime.integrations.torch.observing import shown
 from torsh_runtime.integrations.torch.options import asynchronous, reduction, seconds, spellings
 from torsh_runtime.integrations.torch.tensors import movable, only
-from torsh_runtime.integrations.torch.work import DONE, TorshWork
+from torsh_runtime.integrations.torch.work import DONE, TorshWork, in_backward
 
 _CPU = torch.device("cpu")
 c10d: Any = _distributed_c10d  # its stubs lack much of it
@@ -24,7 +26,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 @not_compiled
-class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
+class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     """torch's ProcessGroup over a Backend; ranks are the group's own.
 
     Operations take their arguments in all the ways that torch's own do. When options say
@@ -41,11 +43,9 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             is the caller, go on beside it in any case. Otherwise those that all ranks call at about
             the same time are complete when their calls return: the pass needs the processors.
         """
-        super().__init__(backend.rank, backend.world_size)
+        c10d.ProcessGroup.__init__(self, backend.rank, backend.world_size)
+        Configurable.__init__(self, store, backend, timeout)
         self._overlap_backward = overlap_backward
-        self._store = store
-        self._torsh = backend
-        self._timeout = timeout
         self._name = self._desc = ""
         self._collectives = self._splits = 0
 
@@ -61,7 +61,10 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not asynchronous(opts):
             self._torsh.all_reduce(tensor, op, limit)
             return DONE
-        work = self._torsh.all_reduce(tensor, op, limit, self._may_overlap())
+        try:
+            work = self._torsh.all_reduce(tensor, op, limit, self._may_overlap())
+        except CommError as error:
+            work = _failed(error)
         return TorshWork((work,), tensors)
 
     @spellings(c10d.AllreduceCoalescedOptions, "op", "timeout")
@@ -220,14 +223,6 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def abort(self) -> None:
-        """End all ranks' pending and later operations with CommAborted. From any thread."""
-        self._torsh.abort()
-
-    def shutdown(self) -> None:
-        """Leave the group; a peer that still needs this rank gets PeerLost."""
-        self._torsh.close()
-
     def set_timeout(self, timeout: timedelta) -> None:
         """How long an operation may take that begins from now on."""
         self._timeout = timeout.total_seconds()
@@ -333,7 +328,7 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return seconds(opts, self._timeout), asynchronous(opts) and self._may_overlap()
 
     def _may_overlap(self) -> bool:
-        if self._overlap_backward or _current_graph_task_id() == -1:
+        if self._overlap_backward or not in_backward():
             return True
         return not self._torsh.all_come()
 
@@ -344,6 +339,13 @@ class TorshProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if any(len(given) for given in lists):
             raise ValueError(f"rank {self.rank()} is not the root, {root}: it gives no list")
         return None
+
+
+def _failed(error: CommError) -> Work:
+    """Raises it, but in a backward pass, whose Work fails instead."""
+    if not in_backward():
+        raise error
+    return FailedWork(error)
 
 
 def _one_list(lists: Sequence[Tensors]) -> Tensors:

@@ -83,6 +83,20 @@ class StandIn(TorshProcessGroup):
                 ours.accelerated = theirs
         return ours
 
+    def configure(self, *given: Any, **named: Any) -> None:
+        """As of a torsh group, and gloo's part for accelerators is made anew. NotImplementedError
+        if torch has made one.
+        """
+        if self.accelerated is not None:
+            raise NotImplementedError(
+                "configure() is for groups of CPU tensors, and this one has a part for "
+                "accelerators: make a group of backend 'torsh' for the tensors on CPUs"
+            )
+        super().configure(*given, **named)
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.shutdown()
+
     def abort(self) -> None:
         """End all ranks' operations, on all devices."""
         super().abort()

@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d
+from torch._C import _current_graph_task_id, _distributed_c10d
 
 from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.integrations.torch import futures
 from torsh_runtime.integrations.torch.compiling import not_compiled
 
 c10d: Any = _distributed_c10d
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 _NO_TIMEOUT = timedelta(0)
 
 
@@ -70,14 +71,27 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of `result()`. It fails with a RuntimeError that quotes the CommError."""
+        """A future of `result()`. It fails with a RuntimeError that quotes the CommError; in a
+        backward pass it does not fail, but the pass ends with the CommError.
+        """
         if self.is_success():
             return futures.completed(self._outputs)
         over: torch.futures.Future[Any] = torch.futures.Future()
-        # Only what a callback raises becomes an error that C++, such as DDP's reducer, sees.
-        finished = over.then(lambda _: self.wait())
+        if in_backward():
+            _queue_callback(lambda: _queue_callback(self.synchronize))
+            finished = over
+        else:  # only what a callback raises becomes an error that C++ sees
+            finished = over.then(lambda _: self.wait())
         _when_done(list(self._works), over)
         return futures.after(finished, self._outputs)
+
+
+def in_backward() -> bool:
+    """Whether this is called in a backward pass, where DDP's reducer is the caller. One that sees a
+    call or a future fail is of no more use; so the pass is let go on, and fails when it has ended,
+    after the reducer's own callback: then it can take the next step, in other company.
+    """
+    return bool(_current_graph_task_id() != -1)
 
 
 def _when_done(works: list[Work], over: torch.futures.Future[Any]) -> None:

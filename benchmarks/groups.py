@@ -1,0 +1,254 @@
+"""What groups cost that are made while a job runs: `python benchmarks/groups.py --help`.
+
+A group that becomes another in place (configure()), a new group, and the groups of a mesh, each
+with its first all_reduce of 8 bytes, on our own groups, on torch's with our backend, and on Gloo's.
+All are made again and again by the same processes in one run, in turns; a time is the worst rank's.
+Ratios are of medians, to Gloo's and to our own new group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.bars import Check
+from benchmarks.table import MISSING, ratio, render
+
+Times = dict[str, list[float]]
+"""Seconds of one rank, by what was made."""
+CONFIGURE, NEW, TORCH_CONFIGURE, TORCH_NEW, GLOO_NEW = (
+    "configure",
+    "new_group",
+    "torch configure",
+    "torch new_group",
+    "gloo new_group",
+)
+MESH, TORCH_MESH, GLOO_MESH = "mesh", "torch mesh", "gloo mesh"
+_RATIOS = {
+    "to new_group": [(CONFIGURE, NEW), (TORCH_CONFIGURE, TORCH_NEW)],
+    "to gloo": [
+        *((made, GLOO_NEW) for made in (CONFIGURE, NEW, TORCH_CONFIGURE, TORCH_NEW)),
+        *((made, GLOO_MESH) for made in (MESH, TORCH_MESH)),
+    ],
+}
+_MESH_BAR = 0.5
+_PATIENCE = 120.0
+
+
+class Rank:
+    """One of the processes."""
+
+    def __init__(self, rank: int, ranks: int, port: int, meet: Barrier) -> None:
+        """`port`: of torch's store, which the first process serves; the next one is of ours."""
+        import torch.distributed as dist
+
+        self._rank = rank
+        self._ranks = ranks
+        self._port = port
+        self._meet = meet
+        self._store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0)
+        self._turn = 0
+        self.times: Times = {}
+
+    def make_groups(self, rounds: int) -> None:
+        """In turns: a group becomes another, and new groups."""
+        import torch.distributed as dist
+
+        import torsh_runtime as tr
+
+        self._begin("gloo")
+        own = tr.init_process_group(
+            "native", f"tcp://127.0.0.1:{self._port + 1}", _PATIENCE, self._ranks, self._rank
+        )
+        ours, theirs = tr.new_group(), dist.new_group(backend="torsh")
+        for turn in range(rounds):
+            self._time(CONFIGURE, lambda turn=turn: self._configure(ours, tr.get_store(), turn))
+            self._time(
+                TORCH_CONFIGURE, lambda turn=turn: self._configure(theirs, self._store, turn)
+            )
+            tr.destroy_process_group(self._time(NEW, tr.new_group))
+            for name, backend in ((TORCH_NEW, "torsh"), (GLOO_NEW, "gloo")):
+                made = self._time(name, lambda backend=backend: dist.new_group(backend=backend))
+                dist.destroy_process_group(made)
+        tr.destroy_process_group(own)
+        dist.destroy_process_group()
+
+    def make_meshes(self, rounds: int) -> None:
+        """In turns: meshes of axes of two ranks each over fresh default groups."""
+        import torch.distributed as dist
+
+        import torsh_runtime as tr
+
+        shape = (2,) * int(math.log2(self._ranks))
+        for turn in range(rounds):
+            for name, backend in ((TORCH_MESH, "torsh"), (GLOO_MESH, "gloo")):
+                self._begin(backend)
+                self._time(name, lambda: dist.init_device_mesh("cpu", shape))
+                self._meet.wait()
+                dist.destroy_process_group()
+            address = f"tcp://127.0.0.1:{self._port + 1 + turn}"
+            tr.init_process_group("native", address, _PATIENCE, self._ranks, self._rank)
+            self._time(MESH, lambda: tr.init_device_mesh(shape))
+            self._meet.wait()
+            tr.destroy_process_group()
+
+    def _begin(self, backend: str) -> None:
+        import torch.distributed as dist
+
+        self._turn += 1
+        store = dist.PrefixStore(f"default {self._turn}", self._store)
+        dist.init_process_group(backend, store=store, rank=self._rank, world_size=self._ranks)
+
+    def _configure(self, group: Any, store: Any, turn: int) -> Any:
+        group.configure(store, "", (self._rank + turn) % self._ranks, self._ranks, turn)
+        return group
+
+    def _time(self, name: str, make: Callable[[], Any]) -> Any:
+        self._meet.wait()
+        begin = time.perf_counter()
+        made = make()
+        for group in made.get_all_groups() if hasattr(made, "get_all_groups") else [made]:
+            _reduce(group)
+        self.times.setdefault(name, []).append(time.perf_counter() - begin)
+        return made
+
+
+def _reduce(group: Any) -> None:
+    import numpy as np
+
+    import torsh_runtime as tr
+
+    if isinstance(group, tr.ProcessGroup):
+        tr.all_reduce(np.ones(1), group=group)
+        return
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1, dtype=torch.float64), group=group)
+
+
+def measure(ranks: int, scene: str, rounds: int) -> Times:
+    """What the scene's ranks were slowest at, round by round. RuntimeError if one failed."""
+    import torsh_runtime.integrations.torch  # noqa: F401
+
+    context, port = get_context("fork"), _ports(rounds + 2)
+    meet = context.Barrier(ranks, timeout=_PATIENCE)
+    pipes = []
+    for rank in range(ranks):
+        reader, writer = context.Pipe(False)
+        arguments = (rank, ranks, port, meet, scene, rounds, writer)
+        context.Process(target=_be_rank, args=arguments).start()
+        writer.close()
+        pipes.append(reader)
+    try:
+        told: list[Times] = [pipe.recv() for pipe in pipes]
+    except EOFError:
+        raise RuntimeError(f"a rank of the scene {scene} failed") from None
+    return {
+        name: [max(each) for each in zip(*(t[name] for t in told), strict=True)] for name in told[0]
+    }
+
+
+def _be_rank(
+    number: int, ranks: int, port: int, meet: Barrier, scene: str, rounds: int, writer: Any
+) -> None:
+    rank = Rank(number, ranks, port, meet)
+    getattr(rank, scene)(rounds)
+    meet.wait()  # the first one serves the store
+    writer.send(rank.times)
+
+
+def _ports(count: int) -> int:
+    """The first of so many ports that are free now."""
+    for first in range(20000, 30000, count):
+        probes = [socket.socket() for _ in range(count)]
+        try:
+            for port, probe in enumerate(probes, first):
+                probe.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
+    raise RuntimeError("there are no free ports")
+
+
+def _rows(ranks: int, times: Times) -> Iterator[list[str]]:
+    for name, samples in times.items():
+        middle = statistics.median(samples)
+        quartiles = statistics.quantiles(samples, n=4)
+        yield [
+            str(ranks),
+            name,
+            f"{middle * 1e3:.2f}",
+            f"{quartiles[0] * 1e3:.2f} to {quartiles[2] * 1e3:.2f}",
+            *(_ratio(pairs, name, times) for pairs in _RATIOS.values()),
+        ]
+
+
+def _ratio(pairs: list[tuple[str, str]], name: str, times: Mapping[str, list[float]]) -> str:
+    other = dict(pairs).get(name)
+    if other is None or other not in times:
+        return MISSING
+    return ratio(statistics.median(times[name]) / statistics.median(times[other]))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 1 if a bar was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", default="2,4,8", help="of the groups (default %(default)s)")
+    parser.add_argument(
+        "--mesh", type=int, default=8, help="ranks of the mesh, a power of 2; 0: none"
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="(default %(default)s)")
+    parser.add_argument("--bars", action="store_true", help="print pass or fail, and exit with 1")
+    parser.add_argument("--json", type=Path, help="write every sample")
+    parser.add_argument("--quick", action="store_true", help="see whether it works")
+    given = parser.parse_args(arguments)
+    rounds = 3 if given.quick else given.rounds
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not whatever the host's name leads to
+    os.environ["TORSH_SECRET"] = "00" * 16
+    found = {
+        ranks: measure(ranks, "make_groups", rounds) for ranks in map(int, given.ranks.split(","))
+    }
+    if given.mesh:
+        found.setdefault(given.mesh, {}).update(measure(given.mesh, "make_meshes", rounds))
+    header = ["ranks", "made", "ms", "quartiles", *_RATIOS]
+    rows = [row for ranks, times in found.items() for row in _rows(ranks, times)]
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors\n{render(header, rows)}")
+    if given.json:
+        given.json.write_text(json.dumps(found))
+    return _judge(found[given.mesh]) if given.bars and given.mesh else 0
+
+
+def _judge(times: Times) -> int:
+    checks = [
+        Check(
+            f"{name} to {GLOO_MESH}",
+            statistics.median(times[name]) / statistics.median(times[GLOO_MESH]),
+            _MESH_BAR,
+            at_most=True,
+        )
+        for name in (MESH, TORCH_MESH)
+    ]
+    print(*checks, sep="\n")
+    return 0 if all(check.passed for check in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What a process has of a group that it is not in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+
+
+class NonMember(ProcessGroup):
+    """What a process gets for a group that it is not in: rank and world_size are -1, and every
+    operation raises ConfigError.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], timeout: float, name: str) -> None:
+        """`rank`: this process's in the default group; `ranks`: the members'."""
+        self._words = (
+            f"rank {rank} is not in the group of ranks {list(ranks)} and can do nothing in it. Use "
+            f"it only where get_rank(group) is not -1."
+        )
+        super().__init__(cast(Backend, _NoBackend(self._words)), timeout, ranks, name)
+
+    @property
+    def session(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigError(self._words)
+
+    _member = _other = _source = _check_one_per_rank = _check_only_at = _refuse
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class NotAMember:
+    """What every NonMember is equal to, as in torch.distributed: GroupMember.NON_GROUP_MEMBER."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NonMember | NotAMember)
+
+    def __hash__(self) -> int:
+        return hash(NotAMember)
+
+
+class _NoBackend:
+    """Refuses every operation."""
+
+    rank = world_size = -1
+    type = BackendType.SINGLE
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def __getattr__(self, operation: str) -> NoReturn:
+        raise ConfigError(self._words)

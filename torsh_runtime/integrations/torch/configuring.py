@@ -1,0 +1,201 @@
+"""What makes a process group of torch one that can be given other members in place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.configuring import (
+    Configuring,
+    StoreOfTurn,
+    Turn,
+    check_first,
+    check_plan,
+)
+from torsh_runtime.errors import ConfigError, StoreError
+from torsh_runtime.integrations.torch.store import TorchStore
+
+if TYPE_CHECKING:
+    from torsh_runtime.backends.native.meeting import Store
+
+c10d: Any = _distributed_c10d
+
+
+class Configurable:
+    """A process group over a Backend that may give way to another one."""
+
+    def __init__(self, store: Any, backend: Backend, timeout: float) -> None:
+        self._store = store
+        self._torsh = backend
+        self._timeout = timeout
+        self._collectives = self._splits = 0
+        self._configuring = Configuring()
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._torsh.rank
+
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        return self._torsh.world_size
+
+    # By these names torch's C++ asks, such as DDP's reducer.
+    getRank, getSize = rank, size  # noqa: N815
+
+    def configure(
+        self,
+        store_addr: Any,
+        replica_id: str,
+        rank: int,
+        world_size: int,
+        quorum_id: int | None = None,
+        group_rank: int | None = None,
+        group_world_size: int | None = None,
+        global_ranks: Sequence[int] | None = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> None:
+        """Make this group, alive or dead, one of other members, who all call this with the same
+        quorum_id; DDP, meshes and whoever else holds it go on holding it. Arguments as in torchft.
+
+        store_addr: a torch Store that all of them reach, or "host:port/prefix" of a TCPStore that
+            somebody serves; what was told there under another prefix or quorum_id is not read.
+        replica_id, group_rank, group_world_size: make no difference.
+        rank, world_size: this process's place in the new group.
+        quorum_id: a number that no attempt over this store had; None if the prefix says enough.
+        global_ranks: the members as ranks of the default group, for functions of torch that take
+            such; None: only this rank is known to them, unless this is the default group.
+        timeout: for meeting the others; None: the group's.
+
+        What this rank has under way ends with CommAborted, and what others have that needs it with
+        PeerLost; sequence numbers begin anew. Other groups stay as they are.
+
+        Raises CommTimeout naming the ranks that did not come, CommAborted if a later configure() or
+        an abort() ended this one, StoreError, PeerLost: then the group refuses all operations until
+        it is configured again. ConfigError for a quorum_id that was used. Any thread may call it,
+        also in a callback; not a signal handler.
+        """
+        check_plan(rank, world_size)
+        _check_members(global_ranks, world_size)
+        limit = self._timeout if timeout is None else timeout.total_seconds()
+        plan = _Plan(store_addr, rank, world_size, quorum_id, global_ranks)
+        self._configuring.change(
+            lambda: self._torsh,
+            self._put,
+            self._count_anew,
+            lambda turn, left: _configured(plan, turn, left),
+            lambda made: made.give(self),
+            limit,
+        )
+
+    def _count_anew(self) -> None:
+        self._collectives = self._splits = 0
+
+    def _put(self, backend: Backend) -> None:
+        self._torsh = backend
+
+    def abort(self) -> None:
+        """End all ranks' pending and later operations with CommAborted. From any thread; a
+        configure() that is under way in another one ends, too."""
+        self._configuring.give_up()
+        self._torsh.abort()
+
+    def shutdown(self) -> None:
+        """Leave the group; a peer that still needs this rank gets PeerLost."""
+        self._configuring.give_up()
+        self._torsh.close()
+
+
+class _Plan(NamedTuple):
+    """What a group is to become by configure()."""
+
+    store: Any
+    """torch's, or the address of one."""
+    rank: int
+    world_size: int
+    quorum_id: int | None
+    global_ranks: Sequence[int] | None
+
+
+class _Configured(NamedTuple):
+    """What it has become."""
+
+    backend: Backend
+    store: Any
+    plan: _Plan
+
+    def leave(self) -> None:
+        """Nothing: torch's stores end with who holds them."""
+
+    def give(self, group: Any) -> None:
+        """Put it in the group, and into torch's tables of groups."""
+        group._torsh, group._store = self.backend, self.store
+        world = dist.distributed_c10d._world
+        if group in world.pg_map:
+            world.pg_map[group] = (world.pg_map[group][0], self.store)
+            world.pg_group_ranks[group] = self._places(dist.group.WORLD in (None, group))
+
+    def _places(self, is_default: bool) -> dict[int, int]:
+        """The members' places by their ranks in the default group, as far as those are known."""
+        if self.plan.global_ranks is not None:
+            return {rank: place for place, rank in enumerate(self.plan.global_ranks)}
+        if is_default:
+            return {rank: rank for rank in range(self.plan.world_size)}
+        return {dist.get_rank(): self.plan.rank}
+
+
+def _check_members(ranks: Sequence[int] | None, world_size: int) -> None:
+    """ConfigError if these are given and not one for each of the group's ranks."""
+    if ranks is not None and (len(ranks) != world_size or len({*ranks}) != world_size):
+        raise ConfigError(f"global_ranks is {ranks}; it must be {world_size} distinct ranks")
+
+
+def _configured(plan: _Plan, turn: Turn, timeout: float) -> _Configured:
+    """What a group is to become by TorshProcessGroup.configure()."""
+    deadline = time.monotonic() + timeout
+    quorum = "" if plan.quorum_id is None else str(plan.quorum_id)
+    given = c10d.PrefixStore(f"configure/{quorum}", _reached(plan.store, timeout))
+    store = TorchStore(given)
+    check_first(store.add(f"turn/{plan.rank}", 1), plan.rank, f"quorum_id {plan.quorum_id}")
+    waiting = StoreOfTurn(store, turn)
+    left = max(deadline - time.monotonic(), 0.001)
+    name = f"configured/{quorum}"
+    return _Configured(meet(waiting, plan.rank, plan.world_size, left, name), given, plan)
+
+
+def _reached(store: Any, timeout: float) -> Any:
+    """The store, or that of the address."""
+    if not isinstance(store, str):
+        return store
+    address, _, prefix = store.partition("/")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"store_addr is {store!r}; it must be a Store, or host:port/prefix")
+    try:
+        served = c10d.TCPStore(
+            host.strip("[]"),
+            int(port),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        raise StoreError(f"no torch store answered at {address}: {error}") from None
+    return c10d.PrefixStore(prefix, served)
+
+
+def meet(store: Store, rank: int, world_size: int, seconds: float, name: str) -> Backend:
+    """This rank's end of a new group, whose ranks meet in the store."""
+    if world_size == 1:
+        from torsh_runtime.backends.single import SingleBackend
+
+        return SingleBackend()
+    from torsh_runtime.backends.native.backend import NativeBackend
+
+    return NativeBackend.connect(store, rank, world_size, seconds, name)

@@ -1,0 +1,122 @@
+"""The default group, and what groups of a job become by configure()."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.configuring import StoreOfTurn, Turn, check_first
+from torsh_runtime.backends.native.network import secret_of
+from torsh_runtime.comm.choosing import backend_type
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.session import Footing, Plan
+from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.job import REQUEST, Job, LateJob, key_by_hand, store_client
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.keys import KEY_BYTES, derive
+from torsh_runtime.store.user import Store
+
+
+class JobGroup(ProcessGroup):
+    """The default group, which owns the job."""
+
+    def __init__(
+        self, backend: Backend, timeout: float, job: Job | LateJob, name: str | None = None
+    ) -> None:
+        """`name`: as ProcessGroup's; None is the job's."""
+        own = job.name if name is None else name
+        super().__init__(backend, timeout, name=own, session=job.session(partial(configured, job)))
+        self._job = job
+
+    def store(self) -> Store:
+        """The job's, for the program's own keys."""
+        return self._job.store(self.timeout)
+
+    def shrunk(self, staying: Sequence[int]) -> JobGroup:
+        """A default group of these of its ranks in the same job; leaves this one."""
+        if self._footing is not None:
+            raise ConfigError("this group was configured: exclude ranks by configure(), too")
+        assert isinstance(self._job, Job), "of one rank none can be excluded"
+        job = self._job.shrunk(staying)
+        name = self.session.name(f"{self.name}/shrunk", staying)
+        kind = backend_type(self.backend)
+        rank = staying.index(self.rank)
+        backend = job.make_backend(kind, name, rank, staying, self.timeout)
+        self._leave()
+        return JobGroup(backend, self.timeout, job, name)
+
+    def close(self) -> None:
+        # Who has become another group has nobody that it knows to wait for.
+        wait_for_peers = not self._backend.failed and self._footing is None
+        try:
+            self._leave()
+        finally:
+            self._job.close(wait_for_peers)
+
+    def _leave(self) -> None:
+        """Leave this group and those that were made of it, and not the job."""
+        try:
+            self.session.close()
+        finally:
+            super().close()
+
+    def _leave_footing(self) -> None:
+        self.session.close()  # what was made of its ranks is not of the next ones
+        super()._leave_footing()
+
+
+def configured(home: Job | LateJob, plan: Plan, turn: Turn, timeout: float) -> Footing:
+    """What a group is to stand on by ProcessGroup.configure(). `home` is the job of its process,
+    whose ranks alone have its Store; at an address others may come.
+
+    All that is told in the store has the prefix and the quorum_id before it, where each rank comes
+    once, and Python objects are proved by a key of this configuration alone.
+    """
+    deadline = time.monotonic() + timeout
+    quorum = "" if plan.quorum_id is None else str(plan.quorum_id)
+    with ExitStack() as held:
+        base, prefix = _base(plan.store, home.env, timeout, held)
+        store, name = base.scoped(f"{quorum}/"), f"configured/{prefix}{quorum}"
+        check_first(store.add(f"turn/{plan.rank}", 1), plan.rank, f"quorum_id {plan.quorum_id}")
+        if plan.rank == 0:
+            store.put("nonce", secrets.token_bytes(KEY_BYTES))
+        ranks = range(plan.world_size)
+        place = replace(
+            home.env,
+            rank=plan.rank,
+            world_size=len(ranks),
+            local_world_size=0,
+            store_endpoint=store.endpoint,
+        )
+        job = Job(place, cast(StoreClient, StoreOfTurn(store, turn)), None, 1, b"", ranks)
+        left = max(deadline - time.monotonic(), 0.001)
+        backend = job.make_backend(plan.kind, name, plan.rank, ranks, left)
+        held.push(lambda kind, *_: backend.close() if kind else None)
+        nonce = store.wait(["nonce"], REQUEST)["nonce"].value
+        known = home.secret if isinstance(plan.store, Store) else secret_of(home.env.secret)
+        job = replace(job, client=store, secret=derive(known, "configuration", name, nonce))
+        session = job.session(partial(configured, home))
+        return Footing(backend, name, session, held.pop_all().close)
+
+
+def _base(
+    store: Store | str, env: WorkerEnv, timeout: float, held: ExitStack
+) -> tuple[StoreClient, str]:
+    """Where a store has what configure() needs, and the prefix that its user gave; `held` closes
+    what was opened for it.
+    """
+    if isinstance(store, Store):
+        return store.apart("configure")
+    if not isinstance(store, str):
+        raise ConfigError(f"store_addr is {store!r}; it must be a Store, or host:port/prefix")
+    place, _, prefix = store.removeprefix("tcp://").partition("/")
+    client = store_client(f"tcp:{place}", key_by_hand(env), timeout)
+    held.callback(client.close)
+    return client.scoped(f"configure/{prefix}/"), f"{prefix}/"
