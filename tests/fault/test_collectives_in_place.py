@@ -48,8 +48,13 @@ def forever(operation: Operation, group: ProcessGroup, whole: Array, part: Array
         operation(group, whole, part)
 
 
+@pytest.mark.parametrize("shared", ["0", "1"])
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_who_was_stopped_writes_nothing_later(name: str) -> None:
+def test_who_was_stopped_writes_nothing_later(
+    name: str, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORSH_SHARE_ARRAYS", shared)
+
     def body(rank: int) -> bool:
         group = tr.new_group(timeout=BRIEFLY)
         whole, part = np.zeros(ELEMENTS, np.float32), np.zeros(ELEMENTS // RANKS, np.float32)
@@ -91,7 +96,11 @@ def test_roots_may_run_ahead(process_world: Any, ranks: int) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks that share a CPU do not write")
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
-def test_who_was_held_at_the_very_moment_of_writing_writes_nothing(name: str) -> None:
+def test_who_was_held_at_the_very_moment_of_writing_writes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORSH_SHARE_ARRAYS", "0")  # where others write with plain stores
+
     def body(rank: int) -> bool:
         group = tr.new_group(timeout=BRIEFLY)
         whole = np.zeros(ELEMENTS, np.float32)

@@ -95,7 +95,13 @@ def run_processes(
         pipes.append(reader)
         children.append(child)
     if meanwhile is not None:
-        meanwhile(children)
+        try:
+            meanwhile(children)
+        except BaseException:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            raise
     return [_result(reader, child) for reader, child in zip(pipes, children, strict=True)]
 
 
