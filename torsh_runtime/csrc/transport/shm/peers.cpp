@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <mutex>
-#include <string>
 #include <system_error>
+
+#include "transport/process_stat.hpp"
 
 namespace torsh::shm {
 namespace {
@@ -62,13 +61,9 @@ Peers::Peers(const std::vector<int>& pids) : pids_(pids) {
   }
 }
 
-// The state stands behind the name, which is in parentheses and may hold any others.
 bool Peers::is_stopped(int rank) const {
-  std::ifstream file("/proc/" + std::to_string(pids_[static_cast<std::size_t>(rank)]) + "/stat");
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  const std::size_t name = text.rfind(')');
-  if (name == std::string::npos || name + 2 >= text.size()) return false;
-  return text[name + 2] == 'T' || text[name + 2] == 't';
+  const auto found = read_stat(pids_[static_cast<std::size_t>(rank)]);
+  return found && found->is_stopped();
 }
 
 std::vector<int> Peers::find_dead() const {
