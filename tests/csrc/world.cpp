@@ -174,6 +174,8 @@ void World::give_process(int rank) {
   }
 }
 
+int World::process(int rank) const { return processes_[static_cast<std::size_t>(rank)]->pid(); }
+
 // The kernel ends a process' connections when it has ended.
 void World::kill(int rank) {
   processes_[static_cast<std::size_t>(rank)]->end();

@@ -58,6 +58,7 @@ class World {
   // A process of its own stands for the rank: whoever watches the rank watches that. The rank's
   // memory cannot be reached then. Before run(), which ends the process.
   void give_process(int rank);
+  int process(int rank) const;
   // Kills it, without a word from the rank to its group, whose connections end.
   void kill(int rank);
 

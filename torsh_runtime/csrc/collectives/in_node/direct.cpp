@@ -112,7 +112,7 @@ void Direct::push(int peer, const Place& to, std::size_t at, const std::byte* fr
 void Direct::lose(int peer) {
   const double patience = std::min(channel_.deadline(), now() + 1.0);
   while (true) {
-    if (const auto failure = channel_.gone({peer})) channel_.fail(*failure);
+    if (const auto failure = channel_.gone(peer)) channel_.fail(*failure);
     channel_.check_wait();
     if (now() > patience) channel_.abort();
     const timespec moment{0, 1'000'000};

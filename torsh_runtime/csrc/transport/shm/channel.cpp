@@ -268,7 +268,7 @@ void Channel::await(int peer) {
   while (!posted(peer)) {
     sleep(peer);
     if (posted(peer)) return;
-    check();
+    check(peer);
   }
 }
 

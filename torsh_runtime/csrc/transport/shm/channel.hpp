@@ -120,10 +120,14 @@ class Channel {
   void check_wait();
   // Peers, as channel ranks, whose process has ended. What they sent may still lie there.
   std::vector<int> dead() const;
+  // Whether this peer's has.
+  bool has_ended(int peer) const { return peers_.has_ended(peer); }
+  // Whether it is about to: its program has run for the last time.
+  bool is_ending(int peer) const { return peers_.is_ending(peer); }
   // Whether a signal has stopped the peer's process.
   bool is_stopped(int peer) const { return peers_.is_stopped(peer); }
-  // Says if one of these peers has ended or left.
-  std::optional<Failure> gone(const std::vector<int>& peers);
+  // Says if this peer has ended, is about to, or has left.
+  std::optional<Failure> gone(int peer);
   // Whether a peer has closed the group.
   bool has_left(int peer) { return segment_.area(peer).own.left.load(std::memory_order_acquire) != 0; }
   // A failure of the operation under way; `culprit` is a channel rank.
@@ -175,9 +179,9 @@ class Channel {
   bool shares_cpu(int peer);
   void move_away();
   void sleep(int peer);
-  void check();
+  void check(int awaited);
   void check_deadline();
-  void check_peers();
+  void check_peers(int awaited);
   void compare(int peer);
   [[noreturn]] void disagree(int peer);
   bool record(const Failure& failure);

@@ -7,9 +7,9 @@
 
 namespace torsh::shm {
 
-void Channel::check() {
+void Channel::check(int awaited) {
   check_abort();
-  check_peers();
+  check_peers(awaited);
   if (hooks_.look_around) hooks_.look_around();
   check_wait();
   if (now() >= deadline_) check_deadline();
@@ -53,20 +53,18 @@ void Channel::check_wait() {
 
 std::vector<int> Channel::dead() const { return peers_.find_dead(); }
 
-std::optional<Failure> Channel::gone(const std::vector<int>& peers) {
-  const std::vector<int> ended = dead();
-  for (const int peer : peers) {
-    if (std::find(ended.begin(), ended.end(), peer) != ended.end()) return failure(FailureKind::peer_lost, peer);
-    if (has_left(peer)) return failure(FailureKind::peer_left, peer);
-  }
+std::optional<Failure> Channel::gone(int peer) {
+  if (has_ended(peer) || is_ending(peer)) return failure(FailureKind::peer_lost, peer);
+  if (has_left(peer)) return failure(FailureKind::peer_left, peer);
   return std::nullopt;
 }
 
 // A process may well end after its last collective. It is lost only if, after it was seen dead,
 // somebody's flag of this round is still missing: then it cannot have passed the round. Of an
-// earlier round its own must be.
-void Channel::check_peers() {
-  const std::vector<int> ended = dead();
+// earlier round its own must be. The one that is waited for just now is looked at more closely.
+void Channel::check_peers(int awaited) {
+  std::vector<int> ended = dead();
+  if (is_ending(awaited)) ended.push_back(awaited);
   const std::vector<int> missing = not_posted();
   if (missing.empty()) return;
   for (const int peer : ended) {

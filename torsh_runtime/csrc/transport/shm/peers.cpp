@@ -1,11 +1,15 @@
 #include "transport/shm/peers.hpp"
 
+#include <dirent.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <system_error>
 
 #include "transport/process_stat.hpp"
@@ -46,6 +50,21 @@ Process find_process(int pid) {
   return known;
 }
 
+// Whether all threads of a process are on their way out. False if it cannot be told.
+bool all_exit(const std::string& process) {
+  const std::string tasks = process + "/task";
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir(("/proc/" + tasks).c_str()), &closedir);
+  if (!directory) return false;
+  bool any = false;
+  while (const dirent* entry = readdir(directory.get())) {
+    if (entry->d_name[0] == '.') continue;
+    const auto thread = read_stat(tasks + "/" + entry->d_name);
+    if (!thread || !thread->exiting) return false;
+    any = true;
+  }
+  return any;
+}
+
 }  // namespace
 
 Peers::Peers(const std::vector<int>& pids) : pids_(pids) {
@@ -59,6 +78,20 @@ Peers::Peers(const std::vector<int>& pids) : pids_(pids) {
       dead_from_start_.push_back(static_cast<int>(rank));
     }
   }
+}
+
+bool Peers::has_ended(int rank) const {
+  if (std::find(dead_from_start_.begin(), dead_from_start_.end(), rank) != dead_from_start_.end()) return true;
+  const auto found = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
+  if (found == ranks_.end() || *found != rank) return false;
+  return torsh::shm::has_ended(*watched_[static_cast<std::size_t>(found - ranks_.begin())]);
+}
+
+// The threads are looked at twice, as one may have started another between being listed and ending.
+bool Peers::is_ending(int rank) const {
+  const std::string process = std::to_string(pids_[static_cast<std::size_t>(rank)]);
+  const auto leader = read_stat(process);
+  return leader && leader->exiting && all_exit(process) && all_exit(process);
 }
 
 bool Peers::is_stopped(int rank) const {
