@@ -7,10 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "collectives/in_node/exposure.hpp"
 #include "common/clock.hpp"
+#include "transport/shm/cpu_quota.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
@@ -85,12 +89,85 @@ void a_number_that_is_another_process_by_now() {
   });
 }
 
+bool is_roomy(Shape shape) {
+  std::atomic<int> roomy{0};
+  const int ranks = shape.ranks();
+  World(std::move(shape)).run([&](Member& member) { roomy += member.group.channel().is_roomy(); });
+  if (roomy != 0 && roomy != ranks) throw Wrong("the ranks disagree about the processors that they have");
+  return roomy != 0;
+}
+
+// Ranks spin only if they may use a processor each all the time.
+void a_quota_of_processors() {
+  if (!is_roomy({.nodes = {3}, .processors = 8})) throw Wrong("three ranks have not enough of 8 processors");
+  if (!is_roomy({.nodes = {3}, .processors = 8, .quota = 3})) throw Wrong("three ranks have not enough of a quota of 3");
+  if (is_roomy({.nodes = {3}, .processors = 8, .quota = 2.9})) throw Wrong("three ranks have enough of a quota of 2.9");
+}
+
+// A tree of files like the kernel's, which goes with this.
+class FakeFiles {
+ public:
+  FakeFiles() {
+    std::string pattern = std::filesystem::temp_directory_path() / "torsh-cgroups-XXXXXX";
+    if (mkdtemp(pattern.data()) == nullptr) throw Wrong("no directory for files");
+    root_ = pattern;
+  }
+  ~FakeFiles() { std::filesystem::remove_all(root_); }
+  FakeFiles(const FakeFiles&) = delete;
+  FakeFiles& operator=(const FakeFiles&) = delete;
+
+  const std::string& root() const { return root_; }
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
+    std::ofstream(root_ + path) << text;
+  }
+  void expect(double cpus) const {
+    const auto found = shm::find_cpu_quota(root_);
+    if ((found ? found->cpus : 0) != cpus) throw Wrong("a quota of " + std::to_string(cpus) + " was not found");
+    if (found && found->group == 0) throw Wrong("a quota has no group");
+  }
+
+ private:
+  std::string root_;
+};
+
+void quotas_of_the_second_version() {
+  const FakeFiles files;
+  files.expect(0);
+  files.write("/proc/self/cgroup", "0::/pod/worker\n");
+  files.write("/proc/self/mountinfo", "1 0 0:1 / / rw - ext4 /dev/a rw\n30 23 0:26 / /cg rw,nosuid shared:9 - cgroup2 cgroup2 rw\n");
+  files.write("/cg/pod/worker/cpu.max", "max 100000\n");
+  files.expect(0);
+  files.write("/cg/pod/cpu.max", "150000 100000\n");
+  files.expect(1.5);
+  files.write("/cg/pod/worker/cpu.max", "50000 100000\n");
+  files.expect(0.5);
+  files.write("/proc/self/cgroup", "0::/../elsewhere\n");  // seen from a container
+  files.expect(0);
+  files.write("/cg/cpu.max", "400000 100000\n");
+  files.expect(4);
+}
+
+void quotas_of_the_first_version() {
+  const FakeFiles files;
+  files.write("/proc/self/cgroup", "5:memory:/other\n4:cpu,cpuacct:/docker/abc\n0::/\n");
+  files.write("/proc/self/mountinfo", "33 23 0:29 /docker/abc /cg/cpu rw shared:11 - cgroup cgroup rw,cpu,cpuacct\n");
+  files.write("/cg/cpu/cpu.cfs_quota_us", "-1\n");
+  files.write("/cg/cpu/cpu.cfs_period_us", "50000\n");
+  files.expect(0);
+  files.write("/cg/cpu/cpu.cfs_quota_us", "125000\n");
+  files.expect(2.5);
+}
+
 }  // namespace
 
 const std::vector<Scene>& scenes() {
   static const std::vector<Scene> all{
       {"last words over two streams", last_words_over_two_streams},
       {"a number that is another process by now", a_number_that_is_another_process_by_now},
+      {"a quota of processors", a_quota_of_processors},
+      {"quotas of the second version", quotas_of_the_second_version},
+      {"quotas of the first version", quotas_of_the_first_version},
   };
   return all;
 }

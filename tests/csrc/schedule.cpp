@@ -90,7 +90,8 @@ Shape random_shape(Random& random) {
   shape.processors = random.among({0, 64});
   shape.regions = random.one_in(4);
   shape.strategy = random.among({Strategy::adaptive, Strategy::standard, Strategy::ring, Strategy::tree, Strategy::hierarchical});
-  shape.tuning = {random.among<std::size_t>({256, 1 << 10, 4 << 10}), random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10})};
+  const auto whole = random.among<std::size_t>({256, 1 << 10, 4 << 10});
+  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10})};
   shape.limits = {random.among<std::size_t>({0, 1 << 10}), random.among<std::size_t>({0, 2 << 10, 32 << 10}), 4 << 10,
                   random.among<std::size_t>({4 << 10, 32 << 10})};
   return shape;

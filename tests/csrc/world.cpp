@@ -209,6 +209,10 @@ void World::be(int rank, const std::function<void(Member&)>& body, std::barrier<
   Group group(std::move(made));
   shm::Channel& channel = group.channel();
   for (int cpu = 0; cpu < shape_.processors; ++cpu) CPU_SET(cpu, &channel.segment().area(channel.rank()).own.cpus);
+  if (shape_.quota > 0) {
+    channel.segment().area(channel.rank()).own.quota = shape_.quota;
+    channel.segment().area(channel.rank()).own.quota_group = 1;
+  }
   group.meet(patience);
   const std::span<std::byte> mapped = shape_.regions ? share_memory(group) : std::span<std::byte>();
   met.arrive_and_wait();  // else the first one's fault may find others in their meeting

@@ -17,7 +17,7 @@ import torsh_runtime as tr
 VICTIM = 1
 MAPPED = 16 << 20
 TIMES = 200
-"""So often that much memory is mapped: to free the page tables takes as long as for so much more."""
+"""So often that is mapped: to free the page tables takes long, and needs little memory."""
 ATTEMPTS = 5
 
 WAITS: dict[str, Callable[[], object]] = {

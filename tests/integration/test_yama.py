@@ -61,7 +61,8 @@ def test_the_ranks_of_a_keeper_allow_its_descendants(
     ended = launcher.run("--nproc-per-node", "2", *options, "--no-python", str(wrapper))
     assert ended[0] == 0, ended
     allowed, readers = noted(launcher, "allows"), noted(launcher, "reads")
-    assert len(allowed) == 2 and set(allowed) == set(readers) == set(readers.values())
+    assert len(allowed) == 2
+    assert set(allowed) == set(readers) == set(readers.values())
     assert len(set(allowed.values())) == 1  # the keeper
 
 
@@ -75,15 +76,21 @@ def test_other_ranks_allow_nobody_and_do_without(launcher: Launcher) -> None:
         "    probe.bind(('127.0.0.1', 0))\n"
         "    port = str(probe.getsockname()[1])\n"
         f"job = {{**os.environ, **{job!r}, 'MASTER_PORT': port}}\n"
-        f"ranks = [subprocess.Popen([sys.executable, {script!r}], env={{**job, 'RANK': str(rank)}})"
-        " for rank in range(2)]\n"
+        f"argv = [sys.executable, {script!r}]\n"
+        "start = lambda rank: subprocess.Popen(argv, env={**job, 'RANK': rank})\n"
+        "ranks = [start('0'), start('1')]\n"
         "sys.exit(max(rank.wait() for rank in ranks))\n"
     )
     done = subprocess.run(
-        [sys.executable, starter], env=launcher.environ, capture_output=True, timeout=60, check=False
+        [sys.executable, starter],
+        env=launcher.environ,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert not noted(launcher, "allows") and not noted(launcher, "reads")
+    assert not noted(launcher, "allows")
+    assert not noted(launcher, "reads")
 
 
 def test_what_is_allowed_already_stays_as_it_is(launcher: Launcher) -> None:

@@ -10,7 +10,7 @@
 namespace torsh {
 namespace {
 
-constexpr double spin_seconds = 100e-6;
+using shm::spin_seconds;
 constexpr int polls_per_spin = 64;
 constexpr int yield_limit = 100;
 constexpr double yield_seconds = 0.001;  // a yield to a busy stranger may cost a time slice

@@ -1,12 +1,11 @@
 #include "collectives/in_node/direct.hpp"
 #include "collectives/in_node/exposure.hpp"
 #include "collectives/in_node/in_node.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
-
-constexpr std::size_t fetch_limit = 32 << 10;  // from here on others' memory is fetched; never if crowded
 
 // A buffer cut into a part for each rank, in whole cache lines.
 class Parts {
@@ -43,7 +42,7 @@ class AllReduce {
   void run(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
     if (bytes <= shm::tiny_bytes) return tiny(data, count);
-    if (bytes <= channel_.tuning().whole_limit) return whole(data, count);
+    if (bytes <= limits(channel_).whole) return whole(data, count);
     if (in_place(data, count)) return;
     channel_.next_block();
     for_blocks(bytes, channel_.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
@@ -97,7 +96,7 @@ class AllReduce {
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
     Direct direct(channel_, 0);
-    const bool fetching_pays = channel_.is_roomy() && bytes >= fetch_limit;
+    const bool fetching_pays = bytes >= limits(channel_).fetch_array;
     const std::size_t each = bytes / static_cast<std::size_t>(channel_.ranks());
     if (!fetching_pays && !direct.regions_pay(each)) return false;
     const Exposed exposed(channel_);

@@ -2,12 +2,13 @@
 #include "collectives/in_node/exchange.hpp"
 #include "collectives/in_node/exposure.hpp"
 #include "collectives/in_node/in_node.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
 
-constexpr std::size_t page = 4096, broadcast_block = 64 << 10;
+constexpr std::size_t page = 4096;
 
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
   if (channel.rank() == root) return channel.tell(data.data, data.bytes);

@@ -6,30 +6,21 @@
 #include <cstring>
 
 #include "collectives/in_node/exposure.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 #include "collectives/in_node/streaming.hpp"
 #include "common/clock.hpp"
 
 namespace torsh::in_node {
-namespace {
-
-// From so many bytes of each peer on: with a processor for each rank, and without, where a round
-// costs more because ranks have to take turns.
-constexpr std::size_t reach_limit = 8 << 10, crowded_reach_limit = 32 << 10;
-constexpr std::size_t region_limit = 1 << 10, crowded_region_limit = 4 << 10;
-constexpr std::size_t stream_limit = 64 << 20;
-
-}  // namespace
-
 Direct::Direct(shm::Channel& channel, std::size_t written)
     : channel_(channel), streams_(written >= stream_limit), places_(channel.ranks()) {}
 
 bool Direct::reach_pays(std::size_t bytes) const {
-  return channel_.reach().allowed() && bytes >= (channel_.is_roomy() ? reach_limit : crowded_reach_limit);
+  return channel_.reach().allowed() && bytes >= limits(channel_).reach;
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
-  return !channel_.regions().empty() && bytes >= (channel_.is_roomy() ? region_limit : crowded_region_limit);
+  return !channel_.regions().empty() && bytes >= limits(channel_).region;
 }
 
 Place Direct::place(const Piece& buffer, std::size_t bytes) const {
@@ -59,9 +50,7 @@ std::byte* Direct::mapped(int peer, const Place& place) const {
   return channel_.regions().at(peer, {place.region, place.at});
 }
 
-std::size_t Direct::piece_bytes() const {
-  return channel_.reach().room().size() / static_cast<std::size_t>(channel_.ranks()) / cache_line * cache_line;
-}
+std::size_t Direct::piece_bytes() const { return fetched_piece(channel_.ranks()); }
 
 const std::byte* Direct::fetch(int peer, const Place& from, std::size_t at, std::size_t bytes) {
   if (const std::byte* data = mapped(peer, from)) return data + at;
@@ -71,14 +60,15 @@ const std::byte* Direct::fetch(int peer, const Place& from, std::size_t at, std:
 }
 
 std::byte* Direct::room_of(int rank) {
-  return channel_.reach().room().data() + static_cast<std::size_t>(rank) * piece_bytes();
+  const auto count = static_cast<std::size_t>(channel_.ranks());
+  return channel_.reach().room(count * piece_bytes()).data() + static_cast<std::size_t>(rank) * piece_bytes();
 }
 
 void Direct::pull(int peer, std::byte* to, const Place& from, std::size_t at, std::size_t bytes) {
   if (const std::byte* data = mapped(peer, from)) return copy(to, data + at, bytes);
   if (!streams_) return read(peer, to, from.at + at, bytes);
-  const std::span<std::byte> room = channel_.reach().room();  // the system does not write past the caches
-  for_blocks(bytes, room.size() / 2, [&](std::size_t done, std::size_t length) {
+  const std::span<std::byte> room = channel_.reach().room(shm::Reach::piece_bytes);  // the system does not write past the caches
+  for_blocks(bytes, room.size(), [&](std::size_t done, std::size_t length) {
     read(peer, room.data(), from.at + at + done, length);
     copy(to + done, room.data(), length);
   });

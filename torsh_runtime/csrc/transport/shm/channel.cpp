@@ -13,23 +13,21 @@
 #include "common/prefetch.hpp"
 #include "transport/forks.hpp"
 #include "transport/shm/cpu.hpp"
+#include "transport/shm/cpu_quota.hpp"
 #include "transport/shm/futex.hpp"
 
 namespace torsh::shm {
 namespace {
 
-constexpr int spin_limit = 2000;
+constexpr int polls_per_look = 64;  // at the clock
 constexpr int yield_limit = 100;
 constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
-constexpr std::size_t least_share = 128;  // bytes of a block for each rank
 constexpr double short_nap = 50e-6;
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
 }  // namespace
-
-std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limit, tuning.block_bytes); }
 
 Channel::Channel(const Setup& setup, Hooks hooks)
     : forks_(fork_count()),
@@ -46,8 +44,12 @@ Channel::Channel(const Setup& setup, Hooks hooks)
       world_(setup.world),
       cpus_(allowed_cpus(segment_.area(rank_).own.cpus)),
       neighbours_(std::max(setup.neighbours, ranks_)) {
-  if (tuning_.block_bytes < least_share * static_cast<std::size_t>(ranks_)) {
+  if (tuning_.block_bytes < least_block(ranks_)) {
     throw std::invalid_argument("block_bytes is too small for so many ranks");
+  }
+  if (const auto quota = find_cpu_quota()) {
+    segment_.area(rank_).own.quota = quota->cpus;
+    segment_.area(rank_).own.quota_group = quota->group;
   }
 }
 
@@ -63,7 +65,7 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
   }
   channel.owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   const int busy_threads = background ? 2 * channel.neighbours_ : channel.neighbours_;
-  channel.spins_ = busy_threads <= channel.cpus_.load(std::memory_order_relaxed) ? spin_limit : 0;
+  channel.spins_ = busy_threads <= channel.cpus_.load(std::memory_order_relaxed);
 }
 
 Channel::Operation::~Operation() {
@@ -95,7 +97,20 @@ void Channel::settle() {
     least = std::min(least, CPU_COUNT(&cpus));
   }
   const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
-  cpus_.store(bound ? least * neighbours_ : CPU_COUNT(&any), std::memory_order_relaxed);
+  cpus_.store(std::min(bound ? least * neighbours_ : CPU_COUNT(&any), cpus_by_quota()), std::memory_order_relaxed);
+}
+
+// That all ranks of this machine may use at a time if they share limits as those of this node do.
+int Channel::cpus_by_quota() {
+  double least = CPU_SETSIZE;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto& own = segment_.area(rank).own;
+    if (own.quota_group == 0) continue;
+    int sharers = 0;
+    for (int peer = 0; peer < ranks_; ++peer) sharers += segment_.area(peer).own.quota_group == own.quota_group;
+    least = std::min(least, own.quota * neighbours_ / sharers);
+  }
+  return static_cast<int>(least);
 }
 
 void Channel::begin(const Call& call, double timeout) {
@@ -223,10 +238,14 @@ void Channel::post(const void* payload, std::size_t bytes) {
 }
 
 bool Channel::spin(int peer) {
-  if (spins_ == 0 || shares_cpu(peer)) return false;
-  for (int i = 0; i < spins_; ++i) {
-    if (posted(peer)) return true;
-    spin_pause();
+  if (!spins_ || shares_cpu(peer)) return false;
+  double until = 0;
+  for (double time = 0; time <= until; time = now()) {
+    for (int i = 0; i < polls_per_look; ++i) {
+      if (posted(peer)) return true;
+      spin_pause();
+    }
+    if (until == 0) until = now() + spin_seconds;
   }
   return posted(peer);
 }

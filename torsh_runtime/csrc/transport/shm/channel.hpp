@@ -18,15 +18,9 @@
 #include "transport/shm/reach.hpp"
 #include "transport/shm/regions.hpp"
 #include "transport/shm/segment.hpp"
+#include "transport/shm/tuning.hpp"
 
 namespace torsh::shm {
-
-// Where one algorithm gives way to the next, in bytes; the same on all ranks.
-struct Tuning {
-  std::size_t whole_limit = 4 << 10;  // all_reduce: up to here every rank reduces everything in one round
-  std::size_t block_bytes = 512 << 10;  // larger buffers go through the slots in blocks of this size
-};
-std::size_t slot_bytes(const Tuning& tuning);
 
 // How a channel takes part in a group that may span several nodes; all may be empty.
 struct Hooks {
@@ -62,7 +56,7 @@ class Channel {
   int ranks() const { return ranks_; }
   const Tuning& tuning() const { return tuning_; }
   Segment& segment() { return segment_; }
-  // Whether each rank of this machine can have a processor for itself.
+  // Whether each rank of this machine can have a processor for itself, and may use it all the time.
   // As far as this rank knows; once all have met, and called settle(), they agree.
   bool is_roomy() const { return neighbours_ <= cpus_.load(std::memory_order_relaxed); }
   void settle();
@@ -161,6 +155,7 @@ class Channel {
   void close();
 
  private:
+  int cpus_by_quota();
   void begin(const Call& call, double timeout);
   Flag& flag(int peer, std::uint64_t round) { return segment_.area(peer).flags[round % num_flags]; }
   void begin_round();
@@ -207,7 +202,7 @@ class Channel {
   bool failed_ = false;  // when it was closed
   std::atomic<int> cpus_;  // processors of this machine for its ranks
   const int neighbours_;   // that many of them
-  int spins_ = 0;   // in a wait of the operation under way
+  bool spins_ = false;  // in a wait of the operation under way
   int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
   double moved_ = 0;      // when this thread last moved
   // Rounds, of which flags hold the lower half.

@@ -64,6 +64,8 @@ struct RankArea {
     std::atomic<std::uint64_t> coming;    // that of the one it is about to call, if it has said so
     std::atomic<std::uint32_t> left;
     cpu_set_t cpus;  // that this rank may run on
+    double quota;    // of processors, that the ranks of this control group share
+    std::uint64_t quota_group;  // 0: no limit
   } own;
   BellSign bell;
   Announcement writing;
