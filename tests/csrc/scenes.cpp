@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 
 #include "collectives/in_node/exposure.hpp"
 #include "common/clock.hpp"
+#include "group/operations.hpp"
 #include "transport/shm/cpu_quota.hpp"
 #include "world.hpp"
 
@@ -86,6 +88,36 @@ void a_number_that_is_another_process_by_now() {
       waitpid(stranger, nullptr, 0);
       if (written != 0 || found != 1) throw Wrong("a stranger's memory was written to");
     }
+  });
+}
+
+// A leader that dies when all ranks have come, and before it has told its squad so, is lost to that.
+void a_leader_that_dies_before_it_releases() {
+  World world({.nodes = {4}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
+  world.give_process(0);
+  std::atomic<bool> over{false};
+  world.run([&](Member& member) {
+    shm::Segment& segment = member.group.channel().segment();
+    const auto barrier = [&] { member.group.perform(Call{.kind = OpKind::barrier}, Barrier{}, patience); };
+    if (member.rank == 2 || member.rank == 3) return barrier();
+    if (member.rank == 1) {
+      try {
+        barrier();
+      } catch (const Failure& failure) {
+        over = true;
+        if (failure.kind == FailureKind::peer_lost && failure.rank == 0) return;
+        throw Wrong("the squad learnt of another fault: " + describe(failure));
+      }
+      throw Wrong("the squad was released by nobody");
+    }
+    std::uint32_t last = 0;
+    for (const shm::Flag& flag : segment.area(0).flags) last = std::max(last, flag.round.load());
+    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.area(rank).flags[(last + 1) % shm::num_flags]; };
+    while (flag_of(1).round != last + 1 || flag_of(2).round != last + 1) std::this_thread::yield();
+    flag_of(0).fingerprint = flag_of(2).fingerprint;
+    flag_of(0).round = last + 1;
+    world.kill(0);
+    while (!over) std::this_thread::yield();
   });
 }
 
@@ -165,6 +197,7 @@ const std::vector<Scene>& scenes() {
   static const std::vector<Scene> all{
       {"last words over two streams", last_words_over_two_streams},
       {"a number that is another process by now", a_number_that_is_another_process_by_now},
+      {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
       {"a quota of processors", a_quota_of_processors},
       {"quotas of the second version", quotas_of_the_second_version},
       {"quotas of the first version", quotas_of_the_first_version},

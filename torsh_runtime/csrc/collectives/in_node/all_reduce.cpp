@@ -63,8 +63,9 @@ class AllReduce {
   void whole(std::byte* data, std::size_t count) {
     channel_.next_block();
     copy_shared(channel_.slot(own_), data, count * reduce_.element());
-    if (!receives_) return channel_.tell();
-    channel_.round();
+    if (root_ == everyone) channel_.barrier();
+    else if (receives_) channel_.round();
+    else return channel_.tell();
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
     reduce_({&data, 1}, sources_.data(), count);
   }
@@ -80,12 +81,12 @@ class AllReduce {
     for_peers(channel_, [&](int peer) {
       copy_shared(slot + parts.offset(peer), data + parts.offset(peer), parts.bytes(peer));
     });
-    channel_.round();
+    channel_.barrier();
     for (int peer = 0; peer < channel_.ranks(); ++peer) {
       sources_[peer] = (peer == own_ ? data : channel_.slot(peer)) + parts.offset(own_);
     }
     reduce_where_they_are(parts.count(own_));
-    channel_.round();
+    channel_.barrier();
     if (!receives_) return;
     for_peers(channel_, [&](int peer) {
       copy_shared(data + parts.offset(peer), slot + parts.offset(peer), parts.bytes(peer));

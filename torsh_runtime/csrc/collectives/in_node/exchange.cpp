@@ -59,7 +59,7 @@ class Exchange {
     for (std::uint32_t block = 1; block < most_blocks_; ++block) {
       channel_.next_block();
       fill(block);
-      channel_.round();
+      channel_.barrier();
       for_peers(channel_, [&](int peer) { streams_[peer] = channel_.slot(peer) + table_; });
       take(block);
     }

@@ -49,7 +49,7 @@ class ReduceScatter {
         const Piece& given = of(inputs_, peer);
         copy_shared(channel_.slot(own_) + part(peer), given.data + at, within(given.bytes, at, limit));
       });
-      channel_.round();
+      channel_.barrier();
       for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer) + part(own_);
       sources_[own_] = of(inputs_, own_).data + at;
       reduce_sources(at, within(output_.bytes, at, limit));
@@ -76,7 +76,7 @@ class ReduceScatter {
     channel_.next_block();
     for (int peer = 0; peer < channel_.ranks(); ++peer) places_[peer] = direct.place(of(inputs_, peer), most);
     std::memcpy(channel_.slot(own_), places_.data(), ranks * sizeof(Place));
-    channel_.round();
+    channel_.barrier();
     bool all = true;
     for (int peer = 0; peer < channel_.ranks(); ++peer) {
       const Place* told = reinterpret_cast<const Place*>(channel_.slot(peer));

@@ -98,6 +98,7 @@ void Channel::settle() {
   }
   const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
   cpus_.store(std::min(bound ? least * neighbours_ : CPU_COUNT(&any), cpus_by_quota()), std::memory_order_relaxed);
+  two_levels_ = is_roomy() && ranks_ >= tuning_.two_levels_from;
 }
 
 // That all ranks of this machine may use at a time if they share limits as those of this node do.
@@ -151,6 +152,48 @@ bool Channel::all_come(double patience) {
 double Channel::deadline() {
   if (deadline_ == 0) deadline_ = now() + timeout_;
   return deadline_;
+}
+
+void Channel::barrier() {
+  if (!two_levels_) return round();
+  begin_round();
+  free_[block_ & 1] = round_ + 1;
+  const int size = squad_size(ranks_), leader = rank_ / size * size;
+  if (rank_ == leader) {
+    meet_squad();
+    post(nullptr, 0);
+    for (int other = 0; other < ranks_; other += size) {
+      if (other != rank_) meet(other);
+    }
+    release();
+  } else {
+    post(nullptr, 0);
+    await_release(leader);
+  }
+  passed_ = round_;
+}
+
+void Channel::meet_squad() {
+  const int end = std::min(rank_ + squad_size(ranks_), ranks_);
+  for (int peer = rank_ + 1; peer < end; ++peer) meet(peer);
+}
+
+// All calls are compared by the leaders, so nothing is left to compare.
+void Channel::await_release(int leader) {
+  awaited_ = round_;
+  awaits_release_ = true;
+  struct Over {
+    bool& awaits;
+    ~Over() { awaits = false; }
+  } over{awaits_release_};
+  if (!posted(leader) && !spin(leader)) await(leader);
+}
+
+void Channel::release() {
+  Flag& own = flag(rank_, round_);
+  own.released.store(static_cast<std::uint32_t>(round_), std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(own.released);
 }
 
 void Channel::round(const void* payload, std::size_t bytes) {
@@ -220,7 +263,7 @@ void Channel::meet(int peer) {
 }
 
 void Channel::close_round() {
-  round();
+  barrier();
   std::atomic_thread_fence(std::memory_order_acquire);
   check_abort();
 }
@@ -293,12 +336,12 @@ void Channel::await(int peer) {
 
 void Channel::sleep(int peer) {
   RankArea& area = segment_.area(peer);
-  std::atomic<std::uint32_t>& word = flag(peer, awaited_).round;
+  std::atomic<std::uint32_t>& awaited = word(peer);
   area.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
-  const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+  const std::uint32_t seen = awaited.load(std::memory_order_seq_cst);
   const bool aborted = segment_.header().aborted_by.load(std::memory_order_seq_cst) != 0;
   if (!has_come(seen) && !aborted) {
-    futex_wait(word, seen, std::min(nap, deadline_ - now()));
+    futex_wait(awaited, seen, std::min(nap, deadline_ - now()));
   }
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }

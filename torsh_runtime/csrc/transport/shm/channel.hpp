@@ -4,6 +4,8 @@
 // Slots alternate with the blocks: whoever begins block k + 2 after a round of block k + 1 in which it
 // waited for all has seen flags that were posted after the last read of block k; so two slots a rank
 // are enough and no block needs a closing round. After other rounds it waits until they are there.
+// Where ranks are many (tuning.hpp), a barrier is of two levels: a squad's leader waits for its
+// squad before it posts, then for the other leaders, and then releases its squad, which waits for that alone.
 // A flag's line is written again num_flags rounds later, when all have posted a flag after it.
 #pragma once
 
@@ -92,6 +94,8 @@ class Channel {
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
   // Interrupted, after which the group is dead on all ranks.
   void round(const void* payload = nullptr, std::size_t bytes = 0);
+  // A round in which all ranks do so, without payload: of two levels where they are many.
+  void barrier();
   // The same, but this rank waits for nobody, or for one peer alone. That others than that one have
   // called something else is found in the next round that waits for them.
   void tell(const void* payload = nullptr, std::size_t bytes = 0);
@@ -162,9 +166,18 @@ class Channel {
   void note_unchecked();
   void post(const void* payload, std::size_t bytes);
   void meet(int peer);
+  void meet_squad();
+  void await_release(int leader);
+  void release();
   void catch_up(std::uint64_t round);
   void await(int peer);
-  bool posted(int peer) { return has_come(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
+  // The word of a peer that is waited for.
+  std::atomic<std::uint32_t>& word(int peer) {
+    Flag& shown = flag(peer, awaited_);
+    return awaits_release_ ? shown.released : shown.round;
+  }
+  bool posted(int peer) { return has_come(word(peer).load(std::memory_order_acquire)); }
+  bool has_posted(int peer) { return has_come(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
   // Whether a flag that shows this shows the awaited round, or a later one.
   bool has_come(std::uint32_t shown) const {
     return static_cast<std::int32_t>(shown - static_cast<std::uint32_t>(awaited_)) >= 0;
@@ -175,7 +188,7 @@ class Channel {
   void move_away();
   void sleep(int peer);
   void check(int awaited);
-  void check_deadline();
+  void check_deadline(int awaited);
   void check_peers(int awaited);
   void compare(int peer);
   [[noreturn]] void disagree(int peer);
@@ -208,6 +221,8 @@ class Channel {
   // Rounds, of which flags hold the lower half.
   std::uint64_t round_ = 0;
   std::uint64_t awaited_ = 0;   // that of the flags that are waited for
+  bool awaits_release_ = false; // of a leader, instead of its flag
+  bool two_levels_ = false;
   std::uint64_t passed_ = 0;    // one that everybody has posted
   std::uint64_t free_[2] = {};  // once posted by all, nobody reads this rank's slot any more
   std::uint64_t block_ = 0;

@@ -28,7 +28,10 @@ struct alignas(128) Flag {
   std::uint16_t unused;
   std::uint64_t fingerprint;  // of the writer's call
   std::byte payload[tiny_bytes];
+  // In the next line, of a leader in a round of two levels: the round, once all ranks are in it. A futex word.
+  alignas(64) std::atomic<std::uint32_t> released;
 };
+static_assert(sizeof(Flag) == 128);
 
 // Why the group is dead, as the rank found out that writes it; ranks are the group's.
 struct AbortRecord {

@@ -11,6 +11,13 @@ struct Tuning {
   std::size_t whole_limit = 4 << 10;          // all_reduce: up to here every rank reduces everything in one round
   std::size_t crowded_whole_limit = 4 << 10;  // the same where ranks share processors
   std::size_t block_bytes = 512 << 10;        // larger buffers go through the slots in blocks of this size
+  // From so many ranks on, with a processor each, rounds are of two levels. In one of one level a rank reads
+  // n - 1 lines, several at a time; in one of two about twice the root of n, in three steps of which each waits
+  // for the one before. By the count of lines alone (tests/csrc/lines.cpp), at four lines at a time.
+  int two_levels_from = 32;
+  // From so many ranks on, with a processor each, a broadcast in place is a scatter and an all_gather: then no
+  // more than two ranks copy the same bytes at a time, and most copy from others than the root.
+  int spread_from = 16;
 };
 
 constexpr std::size_t slot_bytes(const Tuning& tuning) {
@@ -33,6 +40,13 @@ constexpr Tuning default_tuning(int ranks) {
   const std::size_t least = std::clamp<std::size_t>((8 << 10) * n, 64 << 10, 128 << 10);
   const std::size_t block = std::clamp<std::size_t>((1 << 20) / n / page * page, least, 512 << 10);
   return {whole, crowded, std::max(block, (least_block(ranks) + page - 1) / page * page)};
+}
+
+// How many ranks have a leader in common, who is one of them: about as many as there are leaders.
+constexpr int squad_size(int ranks) {
+  int size = 1;
+  while (size * size < ranks) ++size;
+  return size;
 }
 
 }  // namespace torsh::shm
