@@ -17,6 +17,7 @@
 #include "common/clock.hpp"
 #include "group/operations.hpp"
 #include "transport/shm/cpu_quota.hpp"
+#include "lines.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
@@ -198,6 +199,7 @@ const std::vector<Scene>& scenes() {
       {"last words over two streams", last_words_over_two_streams},
       {"a number that is another process by now", a_number_that_is_another_process_by_now},
       {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
+      {"lines that ranks fetch", check_lines},
       {"a quota of processors", a_quota_of_processors},
       {"quotas of the second version", quotas_of_the_second_version},
       {"quotas of the first version", quotas_of_the_first_version},

@@ -67,6 +67,7 @@ class AllReduce {
     else if (receives_) channel_.round();
     else return channel_.tell();
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
+    for_peers(channel_, [&](int) { count_lines(count * reduce_.element()); });
     reduce_({&data, 1}, sources_.data(), count);
   }
 
@@ -89,7 +90,7 @@ class AllReduce {
     channel_.barrier();
     if (!receives_) return;
     for_peers(channel_, [&](int peer) {
-      copy_shared(data + parts.offset(peer), slot + parts.offset(peer), parts.bytes(peer));
+      copy_fetched(data + parts.offset(peer), slot + parts.offset(peer), parts.bytes(peer));
     });
   }
 
@@ -117,6 +118,7 @@ class AllReduce {
   }
 
   void reduce_where_they_are(std::size_t count) {
+    for_peers(channel_, [&](int) { count_lines(count * reduce_.element()); });
     std::size_t wanted = 0;
     const auto add = [&](int rank) { targets_[static_cast<int>(wanted++)] = const_cast<std::byte*>(sources_[rank]); };
     add(root_ == everyone ? own_ : root_);

@@ -19,7 +19,7 @@ void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
 void small_broadcast(shm::Channel& channel, Piece data, int root) {
   if (channel.rank() == root) return channel.tell_at_length(data.data, data.bytes);
   channel.listen(root);
-  copy_shared(data.data, channel.told(root), data.bytes);
+  copy_fetched(data.data, channel.told(root), data.bytes);
 }
 
 // In blocks so small that the root fills the next one while the others empty the last; where ranks share
@@ -34,7 +34,7 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
       channel.tell();
     } else {
       channel.listen(root);
-      copy_shared(data.data + at, channel.slot(root), length);
+      copy_fetched(data.data + at, channel.slot(root), length);
     }
   });
 }
@@ -93,7 +93,7 @@ void staged_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
     channel.barrier();
     for_peers(channel, [&](int peer) {
       const Piece& output = of(outputs, peer);
-      copy_shared(output.data + at, channel.slot(peer), within(output.bytes, at, limit));
+      copy_fetched(output.data + at, channel.slot(peer), within(output.bytes, at, limit));
     });
   });
 }

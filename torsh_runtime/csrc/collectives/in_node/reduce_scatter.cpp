@@ -51,6 +51,7 @@ class ReduceScatter {
       });
       channel_.barrier();
       for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer) + part(own_);
+      for_peers(channel_, [&](int) { count_lines(within(output_.bytes, at, limit)); });
       sources_[own_] = of(inputs_, own_).data + at;
       reduce_sources(at, within(output_.bytes, at, limit));
     });

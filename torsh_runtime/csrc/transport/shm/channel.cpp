@@ -10,6 +10,7 @@
 
 #include "common/clock.hpp"
 #include "common/kernels.hpp"
+#include "common/line_count.hpp"
 #include "common/prefetch.hpp"
 #include "transport/forks.hpp"
 #include "transport/shm/cpu.hpp"
@@ -180,6 +181,7 @@ void Channel::meet_squad() {
 
 // All calls are compared by the leaders, so nothing is left to compare.
 void Channel::await_release(int leader) {
+  count_line();
   awaited_ = round_;
   awaits_release_ = true;
   struct Over {
@@ -251,12 +253,15 @@ void Channel::catch_up(std::uint64_t round) {
   if (round <= passed_) return;
   awaited_ = round;
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != rank_ && !posted(peer) && !spin(peer)) await(peer);
+    if (peer == rank_) continue;
+    count_line();
+    if (!posted(peer) && !spin(peer)) await(peer);
   }
   passed_ = round;
 }
 
 void Channel::meet(int peer) {
+  count_line();
   awaited_ = round_;
   if (!posted(peer) && !spin(peer)) await(peer);
   compare(peer);
