@@ -31,7 +31,7 @@ std::vector<Shape> shapes() {
   for (const int ranks : {1, 2, 3, 4, 8}) all.push_back({.nodes = {ranks}});
   for (const int ranks : {2, 3, 8}) all.push_back({.nodes = {ranks}, .processors = 64});
   for (const int ranks : {3, 7}) {
-    all.push_back({.nodes = {ranks}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2, 2}});
+    all.push_back({.nodes = {ranks}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
   }
   all.push_back({.nodes = {4}, .reach = false});
   all.push_back({.nodes = {4}, .processors = 64, .regions = true});
@@ -94,8 +94,7 @@ Shape random_shape(Random& random) {
   shape.regions = random.one_in(4);
   shape.strategy = random.among({Strategy::adaptive, Strategy::standard, Strategy::ring, Strategy::tree, Strategy::hierarchical});
   const auto whole = random.among<std::size_t>({256, 1 << 10, 4 << 10});
-  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10}), random.among({3, 32}),
-                  random.among({3, 32})};
+  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10}), random.among({3, 32})};
   shape.limits = {random.among<std::size_t>({0, 1 << 10}), random.among<std::size_t>({0, 2 << 10, 32 << 10}), 4 << 10,
                   random.among<std::size_t>({4 << 10, 32 << 10})};
   return shape;
@@ -163,7 +162,7 @@ std::vector<Course> faults() {
         const Step step{.kind = kind, .count = 20000, .seed = courses.size()};
         courses.push_back({.shape = {.nodes = nodes, .processors = 64}, .steps = std::vector<Step>(4, step), .fault = fault,
                            .victim = static_cast<int>(courses.size() % (two_levels ? 5 : 3)), .when = 2});
-        if (two_levels) courses.back().shape.tuning.two_levels_from = courses.back().shape.tuning.spread_from = 2;
+        if (two_levels) courses.back().shape.tuning.two_levels_from = 2;
       }
     }
   }

@@ -39,24 +39,6 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   });
 }
 
-// Each rank but the root takes a part from there, and then the others' parts from those who have them.
-void spread(shm::Channel& channel, Direct& direct, Piece data, int root) {
-  const int ranks = channel.ranks();
-  const auto others = static_cast<std::size_t>(ranks - 1);
-  const std::size_t part = (data.bytes / page / others + 1) * page;
-  const auto take = [&](int owner, int from) {
-    const std::size_t at = static_cast<std::size_t>((owner - root + ranks) % ranks - 1) * part;
-    const std::size_t length = within(data.bytes, at, part);
-    if (length != 0) direct.pull(from, data.data + at, direct.of(from), at, length);
-  };
-  if (channel.rank() != root) take(channel.rank(), root);
-  channel.barrier();
-  if (channel.rank() == root) return;
-  for_peers(channel, [&](int peer) {
-    if (peer != root) take(peer, peer);
-  });
-}
-
 // The root gives each of the others so much that all have the same to do.
 bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
   const Exposed exposed(channel);
@@ -64,9 +46,7 @@ bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
   Direct direct(channel, data.bytes * (ranks - 1));
   if (!direct.meet(data, data.bytes)) return false;
   const std::size_t given = data.bytes / ranks / page * page;
-  if (data.bytes >= limits(channel).spread) {
-    spread(channel, direct, data, root);
-  } else if (channel.rank() == root) {
+  if (channel.rank() == root) {
     for_peers(channel, [&](int peer) { direct.push(peer, direct.of(peer), 0, data.data, given); });
   } else {
     direct.pull(root, data.data + given, direct.of(root), given, data.bytes - given);

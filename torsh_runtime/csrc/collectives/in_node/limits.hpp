@@ -10,8 +10,7 @@
 //                         else                       in blocks through the slots
 //   broadcast             up to 48                   in the flag's line
 //                         up to 8 KiB                in the room for what is told
-//                         from reach or region on    in place; with many ranks (Tuning::spread_from), roomy and
-//                                                    each part from reach on, as a scatter and an all_gather
+//                         from reach or region on    in place
 //                         else                       in blocks through the root's slot
 //   all_gather            up to 48                   in the flags' lines
 //                         from reach or region on    in place
@@ -43,7 +42,6 @@ struct Limits {
   std::size_t fetch_piece;  // of a piece in reduce_scatter; less is quicker through the slots
   std::size_t reach;        // from here on the system copies from a peer's memory
   std::size_t region;       // from here on mapped memory is used in place
-  std::size_t spread;       // from here on a broadcast in place goes by parts
 };
 
 // Of all ranks' writing together: from here on copies go past the caches.
@@ -54,9 +52,8 @@ constexpr std::size_t broadcast_block = 64 << 10;
 inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
   constexpr std::size_t never = ~std::size_t{0};
   const std::size_t parts = static_cast<std::size_t>(ranks) * (8 << 10);  // a call to the system for each
-  if (!is_roomy) return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 4 << 10, never};
-  const std::size_t spread = ranks >= tuning.spread_from ? parts : never;
-  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 8 << 10, 1 << 10, spread};
+  if (!is_roomy) return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 4 << 10};
+  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 8 << 10, 1 << 10};
 }
 
 inline Limits limits(const shm::Channel& channel) {

@@ -15,9 +15,6 @@ struct Tuning {
   // n - 1 lines, several at a time; in one of two about twice the root of n, in three steps of which each waits
   // for the one before. By the count of lines alone (tests/csrc/lines.cpp), at four lines at a time.
   int two_levels_from = 32;
-  // From so many ranks on, with a processor each, a broadcast in place is a scatter and an all_gather: then no
-  // more than two ranks copy the same bytes at a time, and most copy from others than the root.
-  int spread_from = 16;
 };
 
 constexpr std::size_t slot_bytes(const Tuning& tuning) {
