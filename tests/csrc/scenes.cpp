@@ -1,8 +1,23 @@
 #include "scenes.hpp"
 
+#include <linux/sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
+#include "collectives/in_node/exposure.hpp"
 #include "common/clock.hpp"
+#include "group/operations.hpp"
+#include "transport/shm/cpu_quota.hpp"
+#include "lines.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
@@ -35,10 +50,160 @@ void last_words_over_two_streams() {
   });
 }
 
+// A process with this very number, which waits to be killed; -1 if this one may not choose numbers.
+pid_t fork_as(pid_t number) {
+  clone_args wanted{};
+  wanted.exit_signal = SIGCHLD;
+  wanted.set_tid = reinterpret_cast<std::uint64_t>(&number);
+  wanted.set_tid_size = 1;
+  const auto made = static_cast<pid_t>(syscall(SYS_clone3, &wanted, sizeof wanted));
+  while (made == 0) pause();
+  return made;
+}
+
+std::uint64_t word_of(pid_t process, std::uint64_t* at) {
+  std::uint64_t word = 0;
+  const iovec own{&word, sizeof word}, other{at, sizeof word};
+  if (process_vm_readv(process, &own, 1, &other, 1, 0) != sizeof word) throw Wrong("the process cannot be read");
+  return word;
+}
+
+// Nothing is written into the memory of a process that has got the number of a rank that has ended. Needs
+// root, to choose the number; without it the scene ends early.
+void a_number_that_is_another_process_by_now() {
+  World world({.nodes = {2}});
+  world.give_process(1);
+  const pid_t number = world.process(1);
+  world.run([&](Member& member) {
+    if (member.rank == 1) return;
+    std::uint64_t target = 1;
+    world.kill(1);
+    const pid_t stranger = fork_as(number);
+    if (stranger < 0) return;
+    alignas(64) static std::byte data[shm::Reach::piece_bytes]{};
+    {
+      in_node::Writing writing(member.group.channel(), reinterpret_cast<std::uint64_t>(&target), sizeof target);
+      const std::size_t written = writing.copy(1, data);
+      const std::uint64_t found = word_of(stranger, &target);
+      kill(stranger, SIGKILL);
+      waitpid(stranger, nullptr, 0);
+      if (written != 0 || found != 1) throw Wrong("a stranger's memory was written to");
+    }
+  });
+}
+
+// A leader that dies when all ranks have come, and before it has told its squad so, is lost to that.
+void a_leader_that_dies_before_it_releases() {
+  World world({.nodes = {4}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
+  world.give_process(0);
+  std::atomic<bool> over{false};
+  world.run([&](Member& member) {
+    shm::Segment& segment = member.group.channel().segment();
+    const auto barrier = [&] { member.group.perform(Call{.kind = OpKind::barrier}, Barrier{}, patience); };
+    if (member.rank == 2 || member.rank == 3) return barrier();
+    if (member.rank == 1) {
+      try {
+        barrier();
+      } catch (const Failure& failure) {
+        over = true;
+        if (failure.kind == FailureKind::peer_lost && failure.rank == 0) return;
+        throw Wrong("the squad learnt of another fault: " + describe(failure));
+      }
+      throw Wrong("the squad was released by nobody");
+    }
+    std::uint32_t last = 0;
+    for (const shm::Flag& flag : segment.area(0).flags) last = std::max(last, flag.round.load());
+    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.area(rank).flags[(last + 1) % shm::num_flags]; };
+    while (flag_of(1).round != last + 1 || flag_of(2).round != last + 1) std::this_thread::yield();
+    flag_of(0).fingerprint = flag_of(2).fingerprint;
+    flag_of(0).round = last + 1;
+    world.kill(0);
+    while (!over) std::this_thread::yield();
+  });
+}
+
+bool is_roomy(Shape shape) {
+  std::atomic<int> roomy{0};
+  const int ranks = shape.ranks();
+  World(std::move(shape)).run([&](Member& member) { roomy += member.group.channel().is_roomy(); });
+  if (roomy != 0 && roomy != ranks) throw Wrong("the ranks disagree about the processors that they have");
+  return roomy != 0;
+}
+
+// Ranks spin only if they may use a processor each all the time.
+void a_quota_of_processors() {
+  if (!is_roomy({.nodes = {3}, .processors = 8})) throw Wrong("three ranks have not enough of 8 processors");
+  if (!is_roomy({.nodes = {3}, .processors = 8, .quota = 3})) throw Wrong("three ranks have not enough of a quota of 3");
+  if (is_roomy({.nodes = {3}, .processors = 8, .quota = 2.9})) throw Wrong("three ranks have enough of a quota of 2.9");
+}
+
+// A tree of files like the kernel's, which goes with this.
+class FakeFiles {
+ public:
+  FakeFiles() {
+    std::string pattern = std::filesystem::temp_directory_path() / "torsh-cgroups-XXXXXX";
+    if (mkdtemp(pattern.data()) == nullptr) throw Wrong("no directory for files");
+    root_ = pattern;
+  }
+  ~FakeFiles() { std::filesystem::remove_all(root_); }
+  FakeFiles(const FakeFiles&) = delete;
+  FakeFiles& operator=(const FakeFiles&) = delete;
+
+  const std::string& root() const { return root_; }
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
+    std::ofstream(root_ + path) << text;
+  }
+  void expect(double cpus) const {
+    const auto found = shm::find_cpu_quota(root_);
+    if ((found ? found->cpus : 0) != cpus) throw Wrong("a quota of " + std::to_string(cpus) + " was not found");
+    if (found && found->group == 0) throw Wrong("a quota has no group");
+  }
+
+ private:
+  std::string root_;
+};
+
+void quotas_of_the_second_version() {
+  const FakeFiles files;
+  files.expect(0);
+  files.write("/proc/self/cgroup", "0::/pod/worker\n");
+  files.write("/proc/self/mountinfo", "1 0 0:1 / / rw - ext4 /dev/a rw\n30 23 0:26 / /cg rw,nosuid shared:9 - cgroup2 cgroup2 rw\n");
+  files.write("/cg/pod/worker/cpu.max", "max 100000\n");
+  files.expect(0);
+  files.write("/cg/pod/cpu.max", "150000 100000\n");
+  files.expect(1.5);
+  files.write("/cg/pod/worker/cpu.max", "50000 100000\n");
+  files.expect(0.5);
+  files.write("/proc/self/cgroup", "0::/../elsewhere\n");  // seen from a container
+  files.expect(0);
+  files.write("/cg/cpu.max", "400000 100000\n");
+  files.expect(4);
+}
+
+void quotas_of_the_first_version() {
+  const FakeFiles files;
+  files.write("/proc/self/cgroup", "5:memory:/other\n4:cpu,cpuacct:/docker/abc\n0::/\n");
+  files.write("/proc/self/mountinfo", "33 23 0:29 /docker/abc /cg/cpu rw shared:11 - cgroup cgroup rw,cpu,cpuacct\n");
+  files.write("/cg/cpu/cpu.cfs_quota_us", "-1\n");
+  files.write("/cg/cpu/cpu.cfs_period_us", "50000\n");
+  files.expect(0);
+  files.write("/cg/cpu/cpu.cfs_quota_us", "125000\n");
+  files.expect(2.5);
+}
+
 }  // namespace
 
 const std::vector<Scene>& scenes() {
-  static const std::vector<Scene> all{{"last words over two streams", last_words_over_two_streams}};
+  static const std::vector<Scene> all{
+      {"last words over two streams", last_words_over_two_streams},
+      {"a number that is another process by now", a_number_that_is_another_process_by_now},
+      {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
+      {"lines that ranks fetch", check_lines},
+      {"a quota of processors", a_quota_of_processors},
+      {"quotas of the second version", quotas_of_the_second_version},
+      {"quotas of the first version", quotas_of_the_first_version},
+  };
   return all;
 }
 

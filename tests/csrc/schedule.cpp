@@ -30,6 +30,9 @@ std::vector<Shape> shapes() {
   std::vector<Shape> all;
   for (const int ranks : {1, 2, 3, 4, 8}) all.push_back({.nodes = {ranks}});
   for (const int ranks : {2, 3, 8}) all.push_back({.nodes = {ranks}, .processors = 64});
+  for (const int ranks : {3, 7}) {
+    all.push_back({.nodes = {ranks}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
+  }
   all.push_back({.nodes = {4}, .reach = false});
   all.push_back({.nodes = {4}, .processors = 64, .regions = true});
   all.push_back({.nodes = {2}, .regions = true});
@@ -90,7 +93,8 @@ Shape random_shape(Random& random) {
   shape.processors = random.among({0, 64});
   shape.regions = random.one_in(4);
   shape.strategy = random.among({Strategy::adaptive, Strategy::standard, Strategy::ring, Strategy::tree, Strategy::hierarchical});
-  shape.tuning = {random.among<std::size_t>({256, 1 << 10, 4 << 10}), random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10})};
+  const auto whole = random.among<std::size_t>({256, 1 << 10, 4 << 10});
+  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10}), random.among({3, 32})};
   shape.limits = {random.among<std::size_t>({0, 1 << 10}), random.among<std::size_t>({0, 2 << 10, 32 << 10}), 4 << 10,
                   random.among<std::size_t>({4 << 10, 32 << 10})};
   return shape;
@@ -151,12 +155,14 @@ std::vector<Course> messages() {
 
 std::vector<Course> faults() {
   std::vector<Course> courses;
-  for (const std::vector<int>& nodes : {std::vector{3}, std::vector{2, 2}}) {
+  for (const std::vector<int>& nodes : {std::vector{3}, std::vector{2, 2}, std::vector{5}}) {
+    const bool two_levels = nodes.front() == 5;
     for (const Fault fault : {Fault::abort, Fault::leave, Fault::mismatch, Fault::absence, Fault::interrupt, Fault::death}) {
       for (const OpKind kind : kinds) {
         const Step step{.kind = kind, .count = 20000, .seed = courses.size()};
         courses.push_back({.shape = {.nodes = nodes, .processors = 64}, .steps = std::vector<Step>(4, step), .fault = fault,
-                           .victim = static_cast<int>(courses.size() % 3), .when = 2});
+                           .victim = static_cast<int>(courses.size() % (two_levels ? 5 : 3)), .when = 2});
+        if (two_levels) courses.back().shape.tuning.two_levels_from = 2;
       }
     }
   }

@@ -101,7 +101,7 @@ std::string Shape::words() const {
   for (const int ranks_there : nodes) text.append(text.empty() ? "" : "+").append(std::to_string(ranks_there));
   text += " ranks";
   if (nodes.size() > 1) text += std::string(", ") + name(strategy) + (scattered ? ", scattered" : "") + (tcp ? ", TCP" : "");
-  return text + (processors != 0 ? ", a processor each" : "") + (reach ? "" : ", out of reach") + (regions ? ", mapped" : "");
+  return text + (processors != 0 ? ", a processor each" : "") + (processors != 0 && ranks() >= tuning.two_levels_from ? ", two levels" : "") + (reach ? "" : ", out of reach") + (regions ? ", mapped" : "");
 }
 
 std::string describe(const Failure& failure) {
@@ -174,6 +174,8 @@ void World::give_process(int rank) {
   }
 }
 
+int World::process(int rank) const { return processes_[static_cast<std::size_t>(rank)]->pid(); }
+
 // The kernel ends a process' connections when it has ended.
 void World::kill(int rank) {
   processes_[static_cast<std::size_t>(rank)]->end();
@@ -207,6 +209,10 @@ void World::be(int rank, const std::function<void(Member&)>& body, std::barrier<
   Group group(std::move(made));
   shm::Channel& channel = group.channel();
   for (int cpu = 0; cpu < shape_.processors; ++cpu) CPU_SET(cpu, &channel.segment().area(channel.rank()).own.cpus);
+  if (shape_.quota > 0) {
+    channel.segment().area(channel.rank()).own.quota = shape_.quota;
+    channel.segment().area(channel.rank()).own.quota_group = 1;
+  }
   group.meet(patience);
   const std::span<std::byte> mapped = shape_.regions ? share_memory(group) : std::span<std::byte>();
   met.arrive_and_wait();  // else the first one's fault may find others in their meeting

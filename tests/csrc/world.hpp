@@ -29,9 +29,10 @@ struct Shape {
   int streams = 1;            // for data, between two ranks of different nodes
   bool reach = true;          // ranks of a node can copy from each other's memory
   int processors = 0;         // that the ranks take the machine to have; 0 is what it has
+  double quota = 0;           // of processors, that they take the system to let them use together
   bool regions = false;       // buffers lie in memory that all ranks of the node have mapped
   across::Strategy strategy{};
-  shm::Tuning tuning{4 << 10, 64 << 10};
+  shm::Tuning tuning{4 << 10, 4 << 10, 64 << 10};
   across::Limits limits{1 << 10, 8 << 10, 4 << 10, 16 << 10};
 
   int ranks() const;
@@ -58,6 +59,7 @@ class World {
   // A process of its own stands for the rank: whoever watches the rank watches that. The rank's
   // memory cannot be reached then. Before run(), which ends the process.
   void give_process(int rank);
+  int process(int rank) const;
   // Kills it, without a word from the rank to its group, whose connections end.
   void kill(int rank);
 

@@ -30,7 +30,7 @@ def read(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("ranks", [1, 2, 16, 100, 1024, 4000])
 def test_without_a_file_every_rank_has_its_part_of_a_block(ranks: int) -> None:
     tuning = TuningFile({}, {}).tuning(ranks)
-    assert 0 < tuning.whole_limit <= tuning.block_bytes
+    assert 0 < tuning.whole_limit <= tuning.crowded_whole_limit <= tuning.block_bytes
     assert tuning.block_bytes % 4096 == 0
     assert tuning.block_bytes >= max(128 * ranks, 65536)
 
@@ -79,6 +79,19 @@ def test_blocks_too_small_for_the_ranks_are_refused(read: Any, ranks: int, block
     made = read(shm={str(ranks): {"block_bytes": block, "whole_limit": 0}})
     with pytest.raises(ConfigError, match=f"block_bytes \\({block}\\) .* {ranks} ranks"):
         made.tuning(ranks)
+
+
+def test_with_more_ranks_fewer_bytes_are_reduced_by_all() -> None:
+    tunings = [TuningFile({}, {}).tuning(ranks) for ranks in (4, 8, 16, 64, 192)]
+    assert [tuning.whole_limit for tuning in tunings] == [4096, 1024, 256, 128, 128]
+    crowded = [tuning.crowded_whole_limit for tuning in tunings]
+    assert crowded == [4096, 4096, 4096, 1024, 341]
+
+
+def test_a_measured_limit_counts_crowded_or_not(read: Any) -> None:
+    made = read(shm={"2": {"whole_limit": 8192}, "4": {"crowded_whole_limit": 64}})
+    limits = [(made.tuning(n).whole_limit, made.tuning(n).crowded_whole_limit) for n in (2, 4)]
+    assert limits == [(8192, 8192), (4096, 64)]
 
 
 def test_a_block_holds_what_all_reduce_at_once(read: Any) -> None:

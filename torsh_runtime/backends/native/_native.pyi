@@ -18,12 +18,16 @@ def reduce(
     divisor: int,
     factor: float,
 ) -> None: ...
+def least_block(ranks: int) -> int: ...
 
 class Typed:
     def __init__(self, buffer: object, dtype: int, name: str | None = None) -> None: ...
 
 class Tuning:
+    def __init__(self, ranks: int) -> None: ...
+
     whole_limit: int
+    crowded_whole_limit: int
     block_bytes: int
 
 class Limits:

@@ -29,16 +29,6 @@ _DEFAULT_PATH = "~/.config/torsh/tuning.json"
 _VERSION = 1
 _PAGE = 4096
 _LINE = 64
-_WHOLE_LIMITS = (1 << 10, 4 << 10)
-"""Bytes up to which every rank reduces everything: of two ranks, and of more. Measured with a CPU
-per rank, where a round is cheap, and with two ranks per CPU, where it is not."""
-_LEAST_SHARE = 2 * _LINE
-"""Bytes that a block must have for each rank of the node, which works on its own part."""
-_BLOCKS_BYTES = 1 << 20
-"""Bytes of all ranks' blocks together: what passes through the slots at a time should stay in
-the processors' own caches. Measured with blocks of 128 KiB to 4 MiB, 2 and 4 ranks."""
-_BLOCK_LIMITS = (64 << 10, 512 << 10)
-"""The least and the most bytes of one rank's block."""
 _LARGEST = 64 << 20
 _LARGEST_FILE = 1 << 20
 _LEAST_LIMITS = {"leader": 0, "tree": 0, "segment": _PAGE, "block": _PAGE}
@@ -87,12 +77,13 @@ class TuningFile:
 
     def tuning(self, ranks: int) -> _native.Tuning:
         """For so many ranks of one node."""
-        tuning = _native.Tuning()
-        tuning.whole_limit = _WHOLE_LIMITS[ranks > 2]
-        tuning.block_bytes = _default_block(ranks)
+        tuning = _native.Tuning(ranks)
         measured = max((known for known in self._shm if known <= ranks), default=None)
-        _apply(tuning, self._shm.get(measured, {}) if measured is not None else {})
-        least = max(_least_block(ranks), tuning.whole_limit)
+        values = self._shm[measured] if measured is not None else {}
+        if "whole_limit" in values:  # measured on this machine, crowded or not
+            values = {"crowded_whole_limit": values["whole_limit"], **values}
+        _apply(tuning, values)
+        least = max(_native.least_block(ranks), tuning.whole_limit, tuning.crowded_whole_limit)
         if tuning.block_bytes % _PAGE or tuning.block_bytes < least:
             raise ConfigError(
                 f"tuning: block_bytes ({tuning.block_bytes}) must be a multiple of {_PAGE} and, "
@@ -132,16 +123,6 @@ def _content(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(_LARGEST_FILE)
-
-
-def _default_block(ranks: int) -> int:
-    least, most = _BLOCK_LIMITS
-    fitting = min(most, max(least, _BLOCKS_BYTES // ranks // _PAGE * _PAGE))
-    return max(fitting, _least_block(ranks))
-
-
-def _least_block(ranks: int) -> int:
-    return -(-_LEAST_SHARE * ranks // _PAGE) * _PAGE
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, int]:

@@ -67,8 +67,9 @@ void reduce(nb::handle targets, nb::handle sources, int dtype, int op, std::size
 
 void bind_tuning(nb::module_& m) {
   nb::class_<Tuning>(m, "Tuning")
-      .def(nb::init<>())
+      .def("__init__", [](Tuning* self, int ranks) { new (self) Tuning(torsh::shm::default_tuning(ranks)); })
       .def_rw("whole_limit", &Tuning::whole_limit)
+      .def_rw("crowded_whole_limit", &Tuning::crowded_whole_limit)
       .def_rw("block_bytes", &Tuning::block_bytes);
   nb::class_<Limits>(m, "Limits")
       .def(nb::init<>())
@@ -163,6 +164,7 @@ NB_MODULE(_native, m) {
   m.def("segment_bytes", [](int ranks, const Tuning& tuning) {
     return torsh::shm::Segment::bytes_for(ranks, torsh::shm::slot_bytes(tuning));
   });
+  m.def("least_block", &torsh::shm::least_block);
   m.def("abandon", &torsh::shm::Segment::abandon);
   m.def("is_reducible", [](int dtype, int op) { return torsh::is_reducible(dtype_of(dtype), op_of(op)); });
   m.def("reduce", &reduce);

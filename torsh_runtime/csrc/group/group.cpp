@@ -212,7 +212,11 @@ void Group::check() {
 
 // Ranks of this node that have ended, or left, and that somebody here waits for.
 void Group::check_neighbours() {
-  const std::vector<int> ended = channel_.dead();
+  std::vector<int> ended = channel_.dead();
+  for (const int peer : messages_->awaited(true)) {
+    const int index = neighbour(peer);
+    if (index >= 0 && !contains(ended, index) && channel_.is_ending(index)) ended.push_back(index);
+  }
   for (int index = 0; index < channel_.ranks(); ++index) {
     const bool is_dead = contains(ended, index);
     if (index == channel_.rank() || !(is_dead || channel_.has_left(index))) continue;

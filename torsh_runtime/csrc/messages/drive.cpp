@@ -10,8 +10,8 @@
 namespace torsh {
 namespace {
 
+using shm::spin_seconds;
 constexpr double pause = 0.1;  // seconds without a wait
-constexpr double spin_seconds = 100e-6;
 constexpr int polls_per_spin = 64;
 constexpr int yield_limit = 100;
 constexpr double yield_seconds = 0.001;  // a yield to a busy stranger may cost a time slice

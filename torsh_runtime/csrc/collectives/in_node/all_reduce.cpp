@@ -1,12 +1,11 @@
 #include "collectives/in_node/direct.hpp"
 #include "collectives/in_node/exposure.hpp"
 #include "collectives/in_node/in_node.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
-
-constexpr std::size_t fetch_limit = 32 << 10;  // from here on others' memory is fetched; never if crowded
 
 // A buffer cut into a part for each rank, in whole cache lines.
 class Parts {
@@ -43,7 +42,7 @@ class AllReduce {
   void run(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
     if (bytes <= shm::tiny_bytes) return tiny(data, count);
-    if (bytes <= channel_.tuning().whole_limit) return whole(data, count);
+    if (bytes <= limits(channel_).whole) return whole(data, count);
     if (in_place(data, count)) return;
     channel_.next_block();
     for_blocks(bytes, channel_.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
@@ -64,9 +63,11 @@ class AllReduce {
   void whole(std::byte* data, std::size_t count) {
     channel_.next_block();
     copy_shared(channel_.slot(own_), data, count * reduce_.element());
-    if (!receives_) return channel_.tell();
-    channel_.round();
+    if (root_ == everyone) channel_.barrier();
+    else if (receives_) channel_.round();
+    else return channel_.tell();
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
+    for_peers(channel_, [&](int) { count_lines(count * reduce_.element()); });
     reduce_({&data, 1}, sources_.data(), count);
   }
 
@@ -81,15 +82,15 @@ class AllReduce {
     for_peers(channel_, [&](int peer) {
       copy_shared(slot + parts.offset(peer), data + parts.offset(peer), parts.bytes(peer));
     });
-    channel_.round();
+    channel_.barrier();
     for (int peer = 0; peer < channel_.ranks(); ++peer) {
       sources_[peer] = (peer == own_ ? data : channel_.slot(peer)) + parts.offset(own_);
     }
     reduce_where_they_are(parts.count(own_));
-    channel_.round();
+    channel_.barrier();
     if (!receives_) return;
     for_peers(channel_, [&](int peer) {
-      copy_shared(data + parts.offset(peer), slot + parts.offset(peer), parts.bytes(peer));
+      copy_fetched(data + parts.offset(peer), slot + parts.offset(peer), parts.bytes(peer));
     });
   }
 
@@ -97,7 +98,7 @@ class AllReduce {
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
     Direct direct(channel_, 0);
-    const bool fetching_pays = channel_.is_roomy() && bytes >= fetch_limit;
+    const bool fetching_pays = bytes >= limits(channel_).fetch_array;
     const std::size_t each = bytes / static_cast<std::size_t>(channel_.ranks());
     if (!fetching_pays && !direct.regions_pay(each)) return false;
     const Exposed exposed(channel_);
@@ -117,6 +118,7 @@ class AllReduce {
   }
 
   void reduce_where_they_are(std::size_t count) {
+    for_peers(channel_, [&](int) { count_lines(count * reduce_.element()); });
     std::size_t wanted = 0;
     const auto add = [&](int rank) { targets_[static_cast<int>(wanted++)] = const_cast<std::byte*>(sources_[rank]); };
     add(root_ == everyone ? own_ : root_);

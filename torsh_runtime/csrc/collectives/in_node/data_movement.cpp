@@ -2,12 +2,13 @@
 #include "collectives/in_node/exchange.hpp"
 #include "collectives/in_node/exposure.hpp"
 #include "collectives/in_node/in_node.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
 
-constexpr std::size_t page = 4096, broadcast_block = 64 << 10;
+constexpr std::size_t page = 4096;
 
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
   if (channel.rank() == root) return channel.tell(data.data, data.bytes);
@@ -18,7 +19,7 @@ void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
 void small_broadcast(shm::Channel& channel, Piece data, int root) {
   if (channel.rank() == root) return channel.tell_at_length(data.data, data.bytes);
   channel.listen(root);
-  copy_shared(data.data, channel.told(root), data.bytes);
+  copy_fetched(data.data, channel.told(root), data.bytes);
 }
 
 // In blocks so small that the root fills the next one while the others empty the last; where ranks share
@@ -33,7 +34,7 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
       channel.tell();
     } else {
       channel.listen(root);
-      copy_shared(data.data + at, channel.slot(root), length);
+      copy_fetched(data.data + at, channel.slot(root), length);
     }
   });
 }
@@ -69,10 +70,10 @@ void staged_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
     const std::size_t length = within(input.bytes, at, limit);
     copy_shared(channel.slot(channel.rank()), input.data + at, length);
     copy_own(of(outputs, channel.rank()).data + at, input.data + at, length);
-    channel.round();
+    channel.barrier();
     for_peers(channel, [&](int peer) {
       const Piece& output = of(outputs, peer);
-      copy_shared(output.data + at, channel.slot(peer), within(output.bytes, at, limit));
+      copy_fetched(output.data + at, channel.slot(peer), within(output.bytes, at, limit));
     });
   });
 }
@@ -105,7 +106,7 @@ bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
 
 }  // namespace
 
-void barrier(shm::Channel& channel) { channel.round(); }
+void barrier(shm::Channel& channel) { channel.barrier(); }
 
 void broadcast(shm::Channel& channel, Piece data, int root) {
   if (data.bytes <= shm::tiny_bytes) return tiny_broadcast(channel, data, root);

@@ -6,32 +6,22 @@
 #include <cstring>
 
 #include "collectives/in_node/exposure.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 #include "collectives/in_node/streaming.hpp"
 #include "common/clock.hpp"
 
 namespace torsh::in_node {
-namespace {
-
-// From so many bytes of each peer on: with a processor for each rank, and without, where a round
-// costs more because ranks have to take turns.
-constexpr std::size_t reach_limit = 8 << 10, crowded_reach_limit = 32 << 10;
-constexpr std::size_t region_limit = 1 << 10, crowded_region_limit = 4 << 10;
-constexpr std::size_t array_limit = 64 << 10;  // not all arrays lie in regions: asking costs a round
-constexpr std::size_t stream_limit = 64 << 20;
-
-}  // namespace
-
 Direct::Direct(shm::Channel& channel, std::size_t written)
     : channel_(channel), streams_(written >= stream_limit), places_(channel.ranks()) {}
 
 bool Direct::reach_pays(std::size_t bytes) const {
-  return channel_.reach().allowed() && bytes >= (channel_.is_roomy() ? reach_limit : crowded_reach_limit);
+  return channel_.reach().allowed() && bytes >= limits(channel_).reach;
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
-  if (channel_.regions().has_arena() && bytes >= array_limit) return true;
-  return !channel_.regions().empty() && bytes >= (channel_.is_roomy() ? region_limit : crowded_region_limit);
+  if (channel_.regions().has_arena() && bytes >= limits(channel_).array) return true;
+  return !channel_.regions().empty() && bytes >= limits(channel_).region;
 }
 
 Place Direct::place(const Piece& buffer, std::size_t bytes) {
@@ -61,9 +51,7 @@ std::byte* Direct::mapped(int peer, const Place& place) const {
   return channel_.regions().at(peer, {place.region, place.at});
 }
 
-std::size_t Direct::piece_bytes() const {
-  return channel_.reach().room().size() / static_cast<std::size_t>(channel_.ranks()) / cache_line * cache_line;
-}
+std::size_t Direct::piece_bytes() const { return fetched_piece(channel_.ranks()); }
 
 const std::byte* Direct::fetch(int peer, const Place& from, std::size_t at, std::size_t bytes) {
   if (const std::byte* data = mapped(peer, from)) return data + at;
@@ -73,14 +61,15 @@ const std::byte* Direct::fetch(int peer, const Place& from, std::size_t at, std:
 }
 
 std::byte* Direct::room_of(int rank) {
-  return channel_.reach().room().data() + static_cast<std::size_t>(rank) * piece_bytes();
+  const auto count = static_cast<std::size_t>(channel_.ranks());
+  return channel_.reach().room(count * piece_bytes()).data() + static_cast<std::size_t>(rank) * piece_bytes();
 }
 
 void Direct::pull(int peer, std::byte* to, const Place& from, std::size_t at, std::size_t bytes) {
   if (const std::byte* data = mapped(peer, from)) return copy(to, data + at, bytes);
   if (!streams_) return read(peer, to, from.at + at, bytes);
-  const std::span<std::byte> room = channel_.reach().room();  // the system does not write past the caches
-  for_blocks(bytes, room.size() / 2, [&](std::size_t done, std::size_t length) {
+  const std::span<std::byte> room = channel_.reach().room(shm::Reach::piece_bytes);  // the system does not write past the caches
+  for_blocks(bytes, room.size(), [&](std::size_t done, std::size_t length) {
     read(peer, room.data(), from.at + at + done, length);
     copy(to + done, room.data(), length);
   });
@@ -114,7 +103,7 @@ void Direct::push(int peer, const Place& to, std::size_t at, const std::byte* fr
 void Direct::lose(int peer) {
   const double patience = std::min(channel_.deadline(), now() + 1.0);
   while (true) {
-    if (const auto failure = channel_.gone({peer})) channel_.fail(*failure);
+    if (const auto failure = channel_.gone(peer)) channel_.fail(*failure);
     channel_.check_wait();
     if (now() > patience) channel_.abort();
     const timespec moment{0, 1'000'000};

@@ -59,7 +59,7 @@ class Exchange {
     for (std::uint32_t block = 1; block < most_blocks_; ++block) {
       channel_.next_block();
       fill(block);
-      channel_.round();
+      channel_.barrier();
       for_peers(channel_, [&](int peer) { streams_[peer] = channel_.slot(peer) + table_; });
       take(block);
     }
@@ -151,6 +151,7 @@ class Exchange {
 
   void find_in_table(int peer) {
     const std::byte* slot = channel_.slot(peer);
+    count_lines(sizeof(Entry));
     std::memcpy(&found_[peer], slot + static_cast<std::size_t>(channel_.rank()) * sizeof(Entry), sizeof(Entry));
     streams_[peer] = slot + table_;
   }
@@ -158,7 +159,7 @@ class Exchange {
   void take(std::uint32_t block) {
     for_peers(channel_, [&](int peer) {
       for_part(found_[peer], block, [&](std::size_t in_piece, std::size_t in_block, std::size_t bytes) {
-        copy_shared(of(taken_, peer).data + in_piece, streams_[peer] + in_block, bytes);
+        copy_fetched(of(taken_, peer).data + in_piece, streams_[peer] + in_block, bytes);
       });
     });
   }

@@ -24,7 +24,9 @@ Writing::Writing(shm::Channel& channel, std::uint64_t address, std::size_t bytes
 
 Writing::~Writing() { announced_.active.store(0, std::memory_order_release); }
 
+// The number of a process that has ended may be another one's by now.
 std::size_t Writing::copy(int peer, const std::byte* from) {
+  if (channel_.has_ended(peer)) return 0;
   return channel_.reach().write(peer, &announced_, from);
 }
 
@@ -36,7 +38,7 @@ void Exposed::retreat() {
     shm::Announcement& announced = channel_.segment().area(peer).writing;
     announced.bytes.store(0, std::memory_order_seq_cst);
     while (announced.active.load(std::memory_order_seq_cst) != 0) {
-      if (channel_.gone({peer}) || channel_.is_stopped(peer)) return;
+      if (channel_.gone(peer) || channel_.is_stopped(peer)) return;
       sched_yield();
     }
   });

@@ -1,5 +1,6 @@
 #include "collectives/in_node/in_node.hpp"
 #include "collectives/in_node/steps.hpp"
+#include "transport/shm/tracer.hpp"
 
 namespace torsh::in_node {
 namespace {
@@ -21,6 +22,7 @@ bool is_everyones(shm::Channel& channel, const Card& own) {
   return same;
 }
 
+// After a round in which all have shown their cards.
 bool reaches_all(shm::Channel& channel) {
   bool reached = true;
   for_peers(channel, [&](int peer) {
@@ -31,8 +33,15 @@ bool reaches_all(shm::Channel& channel) {
   return reached;
 }
 
+bool holds_for_all(shm::Channel& channel, bool own) {
+  channel.round(&own, sizeof own);
+  for_peers(channel, [&](int peer) { own = own && *channel.payload(peer) != std::byte{0}; });
+  return own;
+}
+
 }  // namespace
 
+// The second attempt is made only where the first one fails, so nothing is opened that need not be.
 void meet(shm::Channel& channel) {
   const std::shared_ptr<shm::Arena> arena = shm::Arena::current();
   std::vector<std::byte*> bases;
@@ -42,8 +51,13 @@ void meet(shm::Channel& channel) {
   if (is_everyones(channel, own)) channel.regions().add(arena, std::move(bases));
   bool reached = reaches_all(channel);
   channel.settle();
-  channel.round(&reached, sizeof reached);
-  for_peers(channel, [&](int peer) { reached = reached && *channel.payload(peer) != std::byte{0}; });
+  reached = holds_for_all(channel, reached);
+  if (!reached) {
+    shm::admit_siblings();
+    channel.round(&own, sizeof own);
+    reached = reaches_all(channel);
+    reached = holds_for_all(channel, reached);
+  }
   channel.reach().allow(reached);
 }
 

@@ -1,11 +1,10 @@
 #include "collectives/in_node/direct.hpp"
 #include "collectives/in_node/in_node.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 
 namespace torsh::in_node {
 namespace {
-
-constexpr std::size_t fetch_limit = 64 << 10;  // of each rank; less is quicker through the slots
 
 class ReduceScatter {
  public:
@@ -50,8 +49,9 @@ class ReduceScatter {
         const Piece& given = of(inputs_, peer);
         copy_shared(channel_.slot(own_) + part(peer), given.data + at, within(given.bytes, at, limit));
       });
-      channel_.round();
+      channel_.barrier();
       for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer) + part(own_);
+      for_peers(channel_, [&](int) { count_lines(within(output_.bytes, at, limit)); });
       sources_[own_] = of(inputs_, own_).data + at;
       reduce_sources(at, within(output_.bytes, at, limit));
     });
@@ -73,11 +73,11 @@ class ReduceScatter {
   // Every rank tells where its inputs lie. Whether all can be got at.
   bool meet(Direct& direct) {
     const std::size_t most = longest(inputs_), ranks = static_cast<std::size_t>(channel_.ranks());
-    if (!direct.pays(most) || (most < fetch_limit && !direct.regions_pay(most))) return false;
+    if (!direct.pays(most) || (most < limits(channel_).fetch_piece && !direct.regions_pay(most))) return false;
     channel_.next_block();
     for (int peer = 0; peer < channel_.ranks(); ++peer) places_[peer] = direct.place(of(inputs_, peer), most);
     std::memcpy(channel_.slot(own_), places_.data(), ranks * sizeof(Place));
-    channel_.round();
+    channel_.barrier();
     bool all = true;
     for (int peer = 0; peer < channel_.ranks(); ++peer) {
       const Place* told = reinterpret_cast<const Place*>(channel_.slot(peer));

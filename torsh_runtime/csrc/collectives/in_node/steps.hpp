@@ -7,6 +7,7 @@
 
 #include "common/copy.hpp"
 #include "common/kernels.hpp"
+#include "common/line_count.hpp"
 #include "common/prefetch.hpp"
 #include "transport/shm/channel.hpp"
 
@@ -54,6 +55,12 @@ inline std::size_t within(std::size_t bytes, std::size_t at, std::size_t limit) 
 // Between two buffers of this rank, which may be the same one.
 inline void copy_own(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (to != from && bytes != 0) std::memcpy(to, from, bytes);
+}
+
+// From what another rank has written.
+inline void copy_fetched(std::byte* to, const std::byte* from, std::size_t bytes) {
+  count_lines(bytes);
+  copy_shared(to, from, bytes);
 }
 
 // What each of the ranks may have of a slot at a time, in whole lines.

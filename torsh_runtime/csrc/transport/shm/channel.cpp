@@ -10,26 +10,25 @@
 
 #include "common/clock.hpp"
 #include "common/kernels.hpp"
+#include "common/line_count.hpp"
 #include "common/prefetch.hpp"
 #include "transport/forks.hpp"
 #include "transport/shm/cpu.hpp"
+#include "transport/shm/cpu_quota.hpp"
 #include "transport/shm/futex.hpp"
 
 namespace torsh::shm {
 namespace {
 
-constexpr int spin_limit = 2000;
+constexpr int polls_per_look = 64;  // at the clock
 constexpr int yield_limit = 100;
 constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
-constexpr std::size_t least_share = 128;  // bytes of a block for each rank
 constexpr double short_nap = 50e-6;
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
 }  // namespace
-
-std::size_t slot_bytes(const Tuning& tuning) { return std::max(tuning.whole_limit, tuning.block_bytes); }
 
 Channel::Channel(const Setup& setup, Hooks hooks)
     : forks_(fork_count()),
@@ -46,8 +45,12 @@ Channel::Channel(const Setup& setup, Hooks hooks)
       world_(setup.world),
       cpus_(allowed_cpus(segment_.area(rank_).own.cpus)),
       neighbours_(std::max(setup.neighbours, ranks_)) {
-  if (tuning_.block_bytes < least_share * static_cast<std::size_t>(ranks_)) {
+  if (tuning_.block_bytes < least_block(ranks_)) {
     throw std::invalid_argument("block_bytes is too small for so many ranks");
+  }
+  if (const auto quota = find_cpu_quota()) {
+    segment_.area(rank_).own.quota = quota->cpus;
+    segment_.area(rank_).own.quota_group = quota->group;
   }
 }
 
@@ -63,7 +66,7 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
   }
   channel.owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   const int busy_threads = background ? 2 * channel.neighbours_ : channel.neighbours_;
-  channel.spins_ = busy_threads <= channel.cpus_.load(std::memory_order_relaxed) ? spin_limit : 0;
+  channel.spins_ = busy_threads <= channel.cpus_.load(std::memory_order_relaxed);
 }
 
 Channel::Operation::~Operation() {
@@ -95,7 +98,21 @@ void Channel::settle() {
     least = std::min(least, CPU_COUNT(&cpus));
   }
   const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
-  cpus_.store(bound ? least * neighbours_ : CPU_COUNT(&any), std::memory_order_relaxed);
+  cpus_.store(std::min(bound ? least * neighbours_ : CPU_COUNT(&any), cpus_by_quota()), std::memory_order_relaxed);
+  two_levels_ = is_roomy() && ranks_ >= tuning_.two_levels_from;
+}
+
+// That all ranks of this machine may use at a time if they share limits as those of this node do.
+int Channel::cpus_by_quota() {
+  double least = CPU_SETSIZE;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto& own = segment_.area(rank).own;
+    if (own.quota_group == 0) continue;
+    int sharers = 0;
+    for (int peer = 0; peer < ranks_; ++peer) sharers += segment_.area(peer).own.quota_group == own.quota_group;
+    least = std::min(least, own.quota * neighbours_ / sharers);
+  }
+  return static_cast<int>(least);
 }
 
 void Channel::begin(const Call& call, double timeout) {
@@ -136,6 +153,49 @@ bool Channel::all_come(double patience) {
 double Channel::deadline() {
   if (deadline_ == 0) deadline_ = now() + timeout_;
   return deadline_;
+}
+
+void Channel::barrier() {
+  if (!two_levels_) return round();
+  begin_round();
+  free_[block_ & 1] = round_ + 1;
+  const int size = squad_size(ranks_), leader = rank_ / size * size;
+  if (rank_ == leader) {
+    meet_squad();
+    post(nullptr, 0);
+    for (int other = 0; other < ranks_; other += size) {
+      if (other != rank_) meet(other);
+    }
+    release();
+  } else {
+    post(nullptr, 0);
+    await_release(leader);
+  }
+  passed_ = round_;
+}
+
+void Channel::meet_squad() {
+  const int end = std::min(rank_ + squad_size(ranks_), ranks_);
+  for (int peer = rank_ + 1; peer < end; ++peer) meet(peer);
+}
+
+// All calls are compared by the leaders, so nothing is left to compare.
+void Channel::await_release(int leader) {
+  count_line();
+  awaited_ = round_;
+  awaits_release_ = true;
+  struct Over {
+    bool& awaits;
+    ~Over() { awaits = false; }
+  } over{awaits_release_};
+  if (!posted(leader) && !spin(leader)) await(leader);
+}
+
+void Channel::release() {
+  Flag& own = flag(rank_, round_);
+  own.released.store(static_cast<std::uint32_t>(round_), std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(own.released);
 }
 
 void Channel::round(const void* payload, std::size_t bytes) {
@@ -193,19 +253,22 @@ void Channel::catch_up(std::uint64_t round) {
   if (round <= passed_) return;
   awaited_ = round;
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != rank_ && !posted(peer) && !spin(peer)) await(peer);
+    if (peer == rank_) continue;
+    count_line();
+    if (!posted(peer) && !spin(peer)) await(peer);
   }
   passed_ = round;
 }
 
 void Channel::meet(int peer) {
+  count_line();
   awaited_ = round_;
   if (!posted(peer) && !spin(peer)) await(peer);
   compare(peer);
 }
 
 void Channel::close_round() {
-  round();
+  barrier();
   std::atomic_thread_fence(std::memory_order_acquire);
   check_abort();
 }
@@ -223,10 +286,14 @@ void Channel::post(const void* payload, std::size_t bytes) {
 }
 
 bool Channel::spin(int peer) {
-  if (spins_ == 0 || shares_cpu(peer)) return false;
-  for (int i = 0; i < spins_; ++i) {
-    if (posted(peer)) return true;
-    spin_pause();
+  if (!spins_ || shares_cpu(peer)) return false;
+  double until = 0;
+  for (double time = 0; time <= until; time = now()) {
+    for (int i = 0; i < polls_per_look; ++i) {
+      if (posted(peer)) return true;
+      spin_pause();
+    }
+    if (until == 0) until = now() + spin_seconds;
   }
   return posted(peer);
 }
@@ -268,18 +335,18 @@ void Channel::await(int peer) {
   while (!posted(peer)) {
     sleep(peer);
     if (posted(peer)) return;
-    check();
+    check(peer);
   }
 }
 
 void Channel::sleep(int peer) {
   RankArea& area = segment_.area(peer);
-  std::atomic<std::uint32_t>& word = flag(peer, awaited_).round;
+  std::atomic<std::uint32_t>& awaited = word(peer);
   area.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
-  const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+  const std::uint32_t seen = awaited.load(std::memory_order_seq_cst);
   const bool aborted = segment_.header().aborted_by.load(std::memory_order_seq_cst) != 0;
   if (!has_come(seen) && !aborted) {
-    futex_wait(word, seen, std::min(nap, deadline_ - now()));
+    futex_wait(awaited, seen, std::min(nap, deadline_ - now()));
   }
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }

@@ -4,6 +4,8 @@
 // Slots alternate with the blocks: whoever begins block k + 2 after a round of block k + 1 in which it
 // waited for all has seen flags that were posted after the last read of block k; so two slots a rank
 // are enough and no block needs a closing round. After other rounds it waits until they are there.
+// Where ranks are many (tuning.hpp), a barrier is of two levels: a squad's leader waits for its
+// squad before it posts, then for the other leaders, and then releases its squad, which waits for that alone.
 // A flag's line is written again num_flags rounds later, when all have posted a flag after it.
 #pragma once
 
@@ -18,15 +20,9 @@
 #include "transport/shm/reach.hpp"
 #include "transport/shm/regions.hpp"
 #include "transport/shm/segment.hpp"
+#include "transport/shm/tuning.hpp"
 
 namespace torsh::shm {
-
-// Where one algorithm gives way to the next, in bytes; the same on all ranks.
-struct Tuning {
-  std::size_t whole_limit = 4 << 10;  // all_reduce: up to here every rank reduces everything in one round
-  std::size_t block_bytes = 512 << 10;  // larger buffers go through the slots in blocks of this size
-};
-std::size_t slot_bytes(const Tuning& tuning);
 
 // How a channel takes part in a group that may span several nodes; all may be empty.
 struct Hooks {
@@ -62,7 +58,7 @@ class Channel {
   int ranks() const { return ranks_; }
   const Tuning& tuning() const { return tuning_; }
   Segment& segment() { return segment_; }
-  // Whether each rank of this machine can have a processor for itself.
+  // Whether each rank of this machine can have a processor for itself, and may use it all the time.
   // As far as this rank knows; once all have met, and called settle(), they agree.
   bool is_roomy() const { return neighbours_ <= cpus_.load(std::memory_order_relaxed); }
   void settle();
@@ -98,6 +94,8 @@ class Channel {
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
   // Interrupted, after which the group is dead on all ranks.
   void round(const void* payload = nullptr, std::size_t bytes = 0);
+  // A round in which all ranks do so, without payload: of two levels where they are many.
+  void barrier();
   // The same, but this rank waits for nobody, or for one peer alone. That others than that one have
   // called something else is found in the next round that waits for them.
   void tell(const void* payload = nullptr, std::size_t bytes = 0);
@@ -120,10 +118,14 @@ class Channel {
   void check_wait();
   // Peers, as channel ranks, whose process has ended. What they sent may still lie there.
   std::vector<int> dead() const;
+  // Whether this peer's has.
+  bool has_ended(int peer) const { return peers_.has_ended(peer); }
+  // Whether it is about to: its program has run for the last time.
+  bool is_ending(int peer) const { return peers_.is_ending(peer); }
   // Whether a signal has stopped the peer's process.
   bool is_stopped(int peer) const { return peers_.is_stopped(peer); }
-  // Says if one of these peers has ended or left.
-  std::optional<Failure> gone(const std::vector<int>& peers);
+  // Says if this peer has ended, is about to, or has left.
+  std::optional<Failure> gone(int peer);
   // Whether a peer has closed the group.
   bool has_left(int peer) { return segment_.area(peer).own.left.load(std::memory_order_acquire) != 0; }
   // A failure of the operation under way; `culprit` is a channel rank.
@@ -157,15 +159,25 @@ class Channel {
   void close();
 
  private:
+  int cpus_by_quota();
   void begin(const Call& call, double timeout);
   Flag& flag(int peer, std::uint64_t round) { return segment_.area(peer).flags[round % num_flags]; }
   void begin_round();
   void note_unchecked();
   void post(const void* payload, std::size_t bytes);
   void meet(int peer);
+  void meet_squad();
+  void await_release(int leader);
+  void release();
   void catch_up(std::uint64_t round);
   void await(int peer);
-  bool posted(int peer) { return has_come(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
+  // The word of a peer that is waited for.
+  std::atomic<std::uint32_t>& word(int peer) {
+    Flag& shown = flag(peer, awaited_);
+    return awaits_release_ ? shown.released : shown.round;
+  }
+  bool posted(int peer) { return has_come(word(peer).load(std::memory_order_acquire)); }
+  bool has_posted(int peer) { return has_come(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
   // Whether a flag that shows this shows the awaited round, or a later one.
   bool has_come(std::uint32_t shown) const {
     return static_cast<std::int32_t>(shown - static_cast<std::uint32_t>(awaited_)) >= 0;
@@ -175,9 +187,9 @@ class Channel {
   bool shares_cpu(int peer);
   void move_away();
   void sleep(int peer);
-  void check();
-  void check_deadline();
-  void check_peers();
+  void check(int awaited);
+  void check_deadline(int awaited);
+  void check_peers(int awaited);
   void compare(int peer);
   [[noreturn]] void disagree(int peer);
   bool record(const Failure& failure);
@@ -203,12 +215,14 @@ class Channel {
   bool failed_ = false;  // when it was closed
   std::atomic<int> cpus_;  // processors of this machine for its ranks
   const int neighbours_;   // that many of them
-  int spins_ = 0;   // in a wait of the operation under way
+  bool spins_ = false;  // in a wait of the operation under way
   int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
   double moved_ = 0;      // when this thread last moved
   // Rounds, of which flags hold the lower half.
   std::uint64_t round_ = 0;
   std::uint64_t awaited_ = 0;   // that of the flags that are waited for
+  bool awaits_release_ = false; // of a leader, instead of its flag
+  bool two_levels_ = false;
   std::uint64_t passed_ = 0;    // one that everybody has posted
   std::uint64_t free_[2] = {};  // once posted by all, nobody reads this rank's slot any more
   std::uint64_t block_ = 0;

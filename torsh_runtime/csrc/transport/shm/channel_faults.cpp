@@ -7,18 +7,19 @@
 
 namespace torsh::shm {
 
-void Channel::check() {
+void Channel::check(int awaited) {
   check_abort();
-  check_peers();
+  check_peers(awaited);
   if (hooks_.look_around) hooks_.look_around();
   check_wait();
-  if (now() >= deadline_) check_deadline();
+  if (now() >= deadline_) check_deadline(awaited);
 }
 
 // Who has not even begun this operation is to blame, and not those who wait for it themselves.
-void Channel::check_deadline() {
-  const std::vector<int> waited = not_posted();
-  if (waited.empty()) return;
+void Channel::check_deadline(int awaited) {
+  if (posted(awaited)) return;
+  std::vector<int> waited = not_posted();
+  if (waited.empty()) waited.push_back(awaited);  // a leader, to be released by
   Failure late = failure(FailureKind::timeout, rank_);
   late.seconds = timeout_;
   late.missing = absent();
@@ -53,29 +54,29 @@ void Channel::check_wait() {
 
 std::vector<int> Channel::dead() const { return peers_.find_dead(); }
 
-std::optional<Failure> Channel::gone(const std::vector<int>& peers) {
-  const std::vector<int> ended = dead();
-  for (const int peer : peers) {
-    if (std::find(ended.begin(), ended.end(), peer) != ended.end()) return failure(FailureKind::peer_lost, peer);
-    if (has_left(peer)) return failure(FailureKind::peer_left, peer);
-  }
+std::optional<Failure> Channel::gone(int peer) {
+  if (has_ended(peer) || is_ending(peer)) return failure(FailureKind::peer_lost, peer);
+  if (has_left(peer)) return failure(FailureKind::peer_left, peer);
   return std::nullopt;
 }
 
 // A process may well end after its last collective. It is lost only if, after it was seen dead,
 // somebody's flag of this round is still missing: then it cannot have passed the round. Of an
-// earlier round its own must be.
-void Channel::check_peers() {
-  const std::vector<int> ended = dead();
+// earlier round its own must be. The one that is waited for just now is looked at more closely. A leader is
+// lost, too, if it has not released its squad: then its own flag may be there.
+void Channel::check_peers(int awaited) {
+  std::vector<int> ended = dead();
+  if (is_ending(awaited)) ended.push_back(awaited);
+  if (posted(awaited)) return;
   const std::vector<int> missing = not_posted();
-  if (missing.empty()) return;
   for (const int peer : ended) {
-    if (awaited_ != round_ && posted(peer)) continue;
+    const bool has_done_its_part = missing.empty() ? peer != awaited : awaited_ != round_ && has_posted(peer);
+    if (has_done_its_part) continue;
     check_abort();  // perhaps by a rank that then ended because of it
     fail(failure(FailureKind::peer_lost, peer));
   }
   for (const int peer : missing) {
-    if (has_left(peer) && !posted(peer)) {
+    if (has_left(peer) && !has_posted(peer)) {
       fail(failure(FailureKind::peer_left, peer));
     }
   }
@@ -84,7 +85,7 @@ void Channel::check_peers() {
 std::vector<int> Channel::not_posted() {
   std::vector<int> missing;
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (peer != rank_ && !posted(peer)) missing.push_back(peer);
+    if (peer != rank_ && !has_posted(peer)) missing.push_back(peer);
   }
   return missing;
 }
@@ -167,7 +168,10 @@ bool Channel::record(const Failure& found) {
 }
 
 void Channel::wake(int peer) {
-  for (Flag& flag : segment_.area(peer).flags) futex_wake(flag.round);
+  for (Flag& each : segment_.area(peer).flags) {
+    futex_wake(each.round);
+    futex_wake(each.released);
+  }
 }
 
 std::optional<Failure> Channel::cause() {

@@ -1,15 +1,18 @@
 #include "transport/shm/peers.hpp"
 
+#include <dirent.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <system_error>
+
+#include "transport/process_stat.hpp"
 
 namespace torsh::shm {
 namespace {
@@ -47,6 +50,21 @@ Process find_process(int pid) {
   return known;
 }
 
+// Whether all threads of a process are on their way out. False if it cannot be told.
+bool all_exit(const std::string& process) {
+  const std::string tasks = process + "/task";
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir(("/proc/" + tasks).c_str()), &closedir);
+  if (!directory) return false;
+  bool any = false;
+  while (const dirent* entry = readdir(directory.get())) {
+    if (entry->d_name[0] == '.') continue;
+    const auto thread = read_stat(tasks + "/" + entry->d_name);
+    if (!thread || !thread->exiting) return false;
+    any = true;
+  }
+  return any;
+}
+
 }  // namespace
 
 Peers::Peers(const std::vector<int>& pids) : pids_(pids) {
@@ -62,13 +80,23 @@ Peers::Peers(const std::vector<int>& pids) : pids_(pids) {
   }
 }
 
-// The state stands behind the name, which is in parentheses and may hold any others.
+bool Peers::has_ended(int rank) const {
+  if (std::find(dead_from_start_.begin(), dead_from_start_.end(), rank) != dead_from_start_.end()) return true;
+  const auto found = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
+  if (found == ranks_.end() || *found != rank) return false;
+  return torsh::shm::has_ended(*watched_[static_cast<std::size_t>(found - ranks_.begin())]);
+}
+
+// The threads are looked at twice, as one may have started another between being listed and ending.
+bool Peers::is_ending(int rank) const {
+  const std::string process = std::to_string(pids_[static_cast<std::size_t>(rank)]);
+  const auto leader = read_stat(process);
+  return leader && leader->exiting && all_exit(process) && all_exit(process);
+}
+
 bool Peers::is_stopped(int rank) const {
-  std::ifstream file("/proc/" + std::to_string(pids_[static_cast<std::size_t>(rank)]) + "/stat");
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  const std::size_t name = text.rfind(')');
-  if (name == std::string::npos || name + 2 >= text.size()) return false;
-  return text[name + 2] == 'T' || text[name + 2] == 't';
+  const auto found = read_stat(pids_[static_cast<std::size_t>(rank)]);
+  return found && found->is_stopped();
 }
 
 std::vector<int> Peers::find_dead() const {

@@ -20,6 +20,11 @@ class Peers {
 
   // The ranks whose process has ended. Any thread.
   std::vector<int> find_dead() const;
+  // Whether this rank's has. Any thread.
+  bool has_ended(int rank) const;
+  // Whether a rank's process runs no more of its program, though it may not have ended: that takes until
+  // its memory is freed, which for some gigabytes is the better part of a second. Any thread.
+  bool is_ending(int rank) const;
   // Whether a rank's process is stopped, by SIGSTOP or a debugger. Any thread.
   bool is_stopped(int rank) const;
 

@@ -9,8 +9,6 @@
 namespace torsh::shm {
 namespace {
 
-constexpr std::size_t room_bytes = 512 << 10;
-
 std::uint64_t random_word() {
   std::random_device source;
   return static_cast<std::uint64_t>(source()) << 32 | source();
@@ -61,9 +59,10 @@ std::size_t Reach::write(int peer, const void* to, const std::byte* from) {
   return done > 0 ? static_cast<std::size_t>(done) : 0;
 }
 
-std::span<std::byte> Reach::room() {
-  if (room_.empty()) room_.resize(room_bytes / sizeof(Line));
-  return {room_.data()->bytes, room_bytes};
+std::span<std::byte> Reach::room(std::size_t bytes) {
+  const std::size_t lines = (bytes + sizeof(Line) - 1) / sizeof(Line);
+  if (room_.size() < lines) room_.resize(lines);
+  return {room_.data()->bytes, bytes};
 }
 
 }  // namespace torsh::shm

@@ -40,9 +40,9 @@ class Reach {
   // bytes, 0 if that fails. No signal that stops this process does so while the system copies.
   std::size_t write(int peer, const void* to, const std::byte* from);
 
-  // Memory for what is read only to be used at once: of a size that stays in the processor's cache.
-  // Aligned to cache lines; the same for every call.
-  std::span<std::byte> room();
+  // Memory for what is read only to be used at once. Aligned to cache lines; the same for every call, unless
+  // that wants more than all before.
+  std::span<std::byte> room(std::size_t bytes);
 
  private:
   struct alignas(64) Line {

@@ -28,7 +28,10 @@ struct alignas(128) Flag {
   std::uint16_t unused;
   std::uint64_t fingerprint;  // of the writer's call
   std::byte payload[tiny_bytes];
+  // In the next line, of a leader in a round of two levels: the round, once all ranks are in it. A futex word.
+  alignas(64) std::atomic<std::uint32_t> released;
 };
+static_assert(sizeof(Flag) == 128);
 
 // Why the group is dead, as the rank found out that writes it; ranks are the group's.
 struct AbortRecord {
@@ -64,6 +67,8 @@ struct RankArea {
     std::atomic<std::uint64_t> coming;    // that of the one it is about to call, if it has said so
     std::atomic<std::uint32_t> left;
     cpu_set_t cpus;  // that this rank may run on
+    double quota;    // of processors, that the ranks of this control group share
+    std::uint64_t quota_group;  // 0: no limit
   } own;
   BellSign bell;
   Announcement writing;

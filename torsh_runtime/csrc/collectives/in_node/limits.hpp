@@ -1,0 +1,73 @@
+// Where one algorithm of a node gives way to the next: all of that, in one place.
+//
+// By the number of ranks n and by bytes: of the array for all_reduce, reduce and broadcast, else of a rank's
+// largest piece. "Roomy" is a processor for each rank; without it a round costs a turn of all ranks.
+//
+//   all_reduce, reduce    up to 48                   in the flags' lines
+//                         up to whole                every rank reduces everything, from the slots
+//                         from fetch_array on, roomy in place, by the system's copying
+//                         a part of region or more   in place, in mapped memory
+//                         else                       in blocks through the slots
+//   broadcast             up to 48                   in the flag's line
+//                         up to 8 KiB                in the room for what is told
+//                         from reach or region on    in place
+//                         else                       in blocks through the root's slot
+//   all_gather            up to 48                   in the flags' lines
+//                         from reach or region on    in place
+//                         else                       in blocks through the slots
+//   reduce_scatter        all pieces up to 48        in the flags' lines
+//                         from fetch_piece or region on, in place
+//                         else                       in blocks through the slots
+//   gather, scatter,      all pieces up to 48        in the flags' lines
+//   all_to_all            from reach or region on    in place, each pair by itself
+//                         else                       in blocks through the slots
+//
+// "In place" is by the system's copying (from reach on) or in mapped memory (from region on, or where only
+// ordinary arrays may lie there, from array on), and only if all ranks find that they can get at what they
+// need; otherwise it is "else".
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "common/prefetch.hpp"
+#include "transport/shm/channel.hpp"
+
+namespace torsh::in_node {
+
+// Bytes. Measured, where nothing else is said, with 2 and 4 ranks with a processor each, and with 2 and 4
+// for each processor.
+struct Limits {
+  std::size_t whole;        // of an array that every rank reduces
+  std::size_t fetch_array;  // of an array whose parts each rank fetches from all others
+  std::size_t fetch_piece;  // of a piece in reduce_scatter; less is quicker through the slots
+  std::size_t reach;        // from here on the system copies from a peer's memory
+  std::size_t region;       // from here on mapped memory is used in place
+  std::size_t array;        // the same of ordinary arrays, not all of which are mapped: asking costs a round
+};
+
+// Of all ranks' writing together: from here on copies go past the caches.
+constexpr std::size_t stream_limit = 64 << 20;
+// What the root of a broadcast fills while the others empty the last one, where ranks have processors.
+constexpr std::size_t broadcast_block = 64 << 10;
+
+inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
+  constexpr std::size_t never = ~std::size_t{0};
+  const std::size_t parts = static_cast<std::size_t>(ranks) * (8 << 10);  // a call to the system for each
+  if (!is_roomy) return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 4 << 10, 64 << 10};
+  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 8 << 10, 1 << 10, 64 << 10};
+}
+
+inline Limits limits(const shm::Channel& channel) {
+  return limits(channel.ranks(), channel.is_roomy(), channel.tuning());
+}
+
+// How much of a peer's buffer is fetched at a time: as much as stays in the processor's own cache (512 KiB of
+// all peers), but so much that the call does not count: 8 KiB go at two thirds of the speed of 64 KiB, whose
+// pieces of 64 ranks are in the cache that processors share.
+inline std::size_t fetched_piece(int ranks) {
+  constexpr std::size_t cached = 512 << 10, least = 64 << 10;
+  return std::max(cached / static_cast<std::size_t>(ranks) / cache_line * cache_line, least);
+}
+
+}  // namespace torsh::in_node

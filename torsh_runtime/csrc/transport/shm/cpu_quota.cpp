@@ -1,0 +1,88 @@
+#include "transport/shm/cpu_quota.hpp"
+
+#include <sys/stat.h>
+
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+namespace torsh::shm {
+namespace {
+
+// A control group of this process: where its hierarchy is mounted, and its name below that.
+struct Cgroup {
+  std::string mount, name;
+  bool is_second_version;
+};
+
+bool has_word(const std::string& list, const std::string& word) { return ("," + list + ",").find("," + word + ",") != std::string::npos; }
+
+// Where the hierarchy is mounted, and which of its groups that shows; "" and "" if it is not.
+std::pair<std::string, std::string> find_mount(const std::string& root, bool is_second_version) {
+  std::ifstream file(root + "/proc/self/mountinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t middle = line.find(" - ");
+    if (middle == std::string::npos) continue;
+    std::istringstream fields(line.substr(0, middle)), more(line.substr(middle + 3));
+    std::string skipped, top, point, kind, source, options;
+    fields >> skipped >> skipped >> skipped >> top >> point;
+    more >> kind >> source >> options;
+    const bool fits = is_second_version ? kind == "cgroup2" : kind == "cgroup" && has_word(options, "cpu");
+    if (fits) return {point, top};
+  }
+  return {};
+}
+
+std::vector<Cgroup> find_cgroups(const std::string& root) {
+  std::vector<Cgroup> found;
+  std::ifstream file(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && !has_word(controllers, "cpu")) continue;
+    const auto [point, top] = find_mount(root, controllers.empty());
+    if (point.empty()) continue;
+    std::string name = line.substr(second + 1);
+    const bool is_below = top == "/" || (name + "/").compare(0, top.size() + 1, top + "/") == 0;
+    name = is_below ? name.substr(top == "/" ? 0 : top.size()) : "";  // a container sees no more than its own
+    if (name.find("..") != std::string::npos) name.clear();
+    found.push_back({root + point, name == "/" ? "" : name, controllers.empty()});
+  }
+  return found;
+}
+
+// Processors' worth of time; 0 is no limit.
+double read_limit(const std::string& folder, bool is_second_version) {
+  double quota = 0, period = 0;
+  if (is_second_version) {
+    std::ifstream(folder + "/cpu.max") >> quota >> period;  // "max" is no number
+  } else {
+    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;  // -1 is no limit
+    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+  }
+  return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+std::uint64_t number_of(const std::string& folder) {
+  struct stat facts {};
+  if (stat(folder.c_str(), &facts) != 0) return 1;
+  return (static_cast<std::uint64_t>(facts.st_dev) << 48 ^ facts.st_ino) | std::uint64_t{1} << 63;
+}
+
+}  // namespace
+
+std::optional<CpuQuota> find_cpu_quota(const std::string& root) {
+  std::optional<CpuQuota> tightest;
+  for (const Cgroup& cgroup : find_cgroups(root)) {
+    for (std::string name = cgroup.name;; name.erase(name.rfind('/'))) {
+      const std::string folder = cgroup.mount + name;
+      const double cpus = read_limit(folder, cgroup.is_second_version);
+      if (cpus > 0 && (!tightest || cpus <= tightest->cpus)) tightest = {cpus, number_of(folder)};
+      if (name.rfind('/') == std::string::npos) break;
+    }
+  }
+  return tightest;
+}
+
+}  // namespace torsh::shm

@@ -1,0 +1,49 @@
+// What a node's groups can be tuned by (benchmarks/tune.py).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace torsh::shm {
+
+// Where one algorithm gives way to the next, in bytes; the same on all ranks.
+struct Tuning {
+  std::size_t whole_limit = 4 << 10;          // all_reduce: up to here every rank reduces everything in one round
+  std::size_t crowded_whole_limit = 4 << 10;  // the same where ranks share processors
+  std::size_t block_bytes = 512 << 10;        // larger buffers go through the slots in blocks of this size
+  // From so many ranks on, with a processor each, rounds are of two levels. In one of one level a rank reads
+  // n - 1 lines, several at a time; in one of two about twice the root of n, in three steps of which each waits
+  // for the one before. By the count of lines alone (tests/csrc/lines.cpp), at four lines at a time.
+  int two_levels_from = 32;
+};
+
+constexpr std::size_t slot_bytes(const Tuning& tuning) {
+  return std::max({tuning.whole_limit, tuning.crowded_whole_limit, tuning.block_bytes});
+}
+
+// The least that a block may be: two cache lines for each rank, which works on its own part.
+constexpr std::size_t least_block(int ranks) { return 128 * static_cast<std::size_t>(ranks); }
+
+// Without a measurement. To reduce b bytes by itself each of n ranks fetches (n - 1) * b from others' caches, in
+// one round; in blocks it is about 2 * b, in two. So the limit falls with n, and later where a round costs a
+// turn of all ranks. Blocks of all ranks together should stay in the processors' own caches (1 MiB), but
+// each rank's part of a block should take longer than the rounds (8 KiB), as far as memory allows (16 MiB for
+// 64 ranks). Measured with blocks of 128 KiB to 4 MiB on 2 and 4 ranks, of 64 KiB to 256 KiB on 16 and 64.
+constexpr Tuning default_tuning(int ranks) {
+  constexpr std::size_t page = 4096;
+  const auto n = static_cast<std::size_t>(ranks);
+  const std::size_t whole = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>((64 << 10) / (n * n), 128, 4 << 10);
+  const std::size_t crowded = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>((64 << 10) / n, 128, 4 << 10);
+  const std::size_t least = std::clamp<std::size_t>((8 << 10) * n, 64 << 10, 128 << 10);
+  const std::size_t block = std::clamp<std::size_t>((1 << 20) / n / page * page, least, 512 << 10);
+  return {whole, crowded, std::max(block, (least_block(ranks) + page - 1) / page * page)};
+}
+
+// How many ranks have a leader in common, who is one of them: about as many as there are leaders.
+constexpr int squad_size(int ranks) {
+  int size = 1;
+  while (size * size < ranks) ++size;
+  return size;
+}
+
+}  // namespace torsh::shm
