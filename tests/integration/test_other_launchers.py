@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.hosts import needs_hosts, plugged
+from support.launchers import skip_unless_torchrun_starts
 from support.process_worlds import NotHereError, environ, mpiexec
 
 SCRIPT = """
@@ -51,6 +52,7 @@ def launcher(name: str) -> list[str]:
 @pytest.mark.torch
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 def test_torchrun_also_after_a_restart(script: Path) -> None:
+    skip_unless_torchrun_starts()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     assert lines([*command, "--max-restarts", "1", str(script)]) == ["sum 2, ranks [0, 1]"] * 4
 

@@ -144,6 +144,7 @@ def test_what_gloo_does_itself_is_counted_and_said(capfd: pytest.CaptureFixture[
         assert gloo is group._gloo("cuda")
         assert type(gloo._get_backend(torch.device("cuda"))).__name__ == "ProcessGroupGloo"
         stand_in._say_at_the_end(rank)
+        dist.barrier()  # who left now would keep the other from connecting
         return stand_in._elsewhere["cuda"]
 
     assert stand_in(2, body) == [2, 2]

@@ -82,8 +82,9 @@ def test_the_group_may_read_a_file_of_roots_only(file: Path) -> None:
 
 @as_root
 def test_a_file_of_ones_own_is_not_for_the_group(file: Path, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(folder.stat().st_mode | 0o011)
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
     os.chown(file, 1234, -1)
     file.chmod(0o640)
     os.seteuid(1234)
