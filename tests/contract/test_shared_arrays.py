@@ -263,6 +263,8 @@ def fork_during_an_operation(rank: int) -> None:
         time.sleep(0.3)  # it has lent the array by now
 
         def sees_what_was() -> bool:
+            in_fork(lambda: bool((array == 1).all()))  # as a fork of it does
+            in_fork(lambda: bool((array == 1).all()))
             return bool((array == 1).all()) and not is_shared(array)
 
         in_fork(sees_what_was)

@@ -127,7 +127,8 @@ std::byte* Arena::allocate(std::size_t bytes, bool zero) {
   std::optional<Blocks::Taken> taken;
   {
     const std::lock_guard<std::mutex> alone(mutex_);
-    if (!gives_ || blocks_.given().size() >= most_blocks) return nullptr;
+    const bool has_room = bytes <= setup_.stride && blocks_.given().size() < most_blocks;
+    if (!gives_ || !has_room) return nullptr;
     taken = blocks_.take(bytes, zero);
   }
   if (!taken) return nullptr;
@@ -169,7 +170,7 @@ bool Arena::release(std::byte* data) {
 
 std::optional<std::uint64_t> Arena::lend(const std::byte* data, std::size_t bytes) {
   const auto offset = static_cast<std::size_t>(data - own_);
-  if (offset >= setup_.stride) return std::nullopt;
+  if (offset >= setup_.stride || bytes == 0) return std::nullopt;
   const std::lock_guard<std::mutex> alone(mutex_);
   Blocks::Entry* found = blocks_.around(offset, bytes);
   if (found == nullptr || found->second.is_private || is_fork_) return std::nullopt;
@@ -279,6 +280,7 @@ void Arena::in_fork() {
     std::memcpy(copy, range.data, range.bytes);
     mremap(copy, range.bytes, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, range.data);
   }
+  lent_.clear();
   if (!is_fork_) close(file_.release());
   is_fork_ = true;
   gives_ = false;
