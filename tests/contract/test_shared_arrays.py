@@ -6,6 +6,7 @@ import os
 import random
 import re
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -328,6 +329,46 @@ def fail(rank: int) -> None:
 
 def test_after_a_failure_nobody_else_can_write_into_an_array(process_world: World) -> None:
     check(process_world(2, fail, 60.0))
+
+
+def fail_beside_another(rank: int) -> None:
+    one, other = tr.new_group([0, 1], timeout=0.5), tr.new_group([0, 1])
+    whole = np.full(2 * COUNT, rank + 1, np.float32)
+    half, rest = whole[:COUNT], whole[COUNT:]
+    if rank == 0:
+        work = tr.all_reduce(rest, group=other, async_op=True)
+        with pytest.raises(tr.CommTimeout):
+            tr.all_reduce(half, group=one)
+        tr.send(np.zeros(1), 1)
+        assert work is not None
+        work.wait()
+        assert not is_shared(whole)
+    else:
+        tr.recv(np.zeros(1), 0)
+        tr.all_reduce(rest, group=other)
+    assert (rest == 3).all()
+
+
+def test_a_failure_leaves_other_groups_their_part_of_an_array(process_world: World) -> None:
+    check(process_world(2, fail_beside_another, 60.0))
+
+
+def leave_in_another_thread(rank: int, address: str) -> None:
+    leaving = threading.Thread(target=tr.destroy_process_group)
+    leaving.start()
+    leaving.join()
+    tr.init_process_group("native", address, 20.0, 2, rank)
+    assert is_shared(np.ones(COUNT))
+
+
+def test_a_group_that_another_thread_has_left_is_no_obstacle(process_world: World) -> None:
+    address = free_address()
+    check(process_world(2, lambda rank: leave_in_another_thread(rank, address), 30.0))
+
+
+def test_what_the_control_group_may_use_counts() -> None:
+    limit = arrays._limit_of_cgroup()
+    assert 0 < limit <= sys.maxsize
 
 
 # ---- memory

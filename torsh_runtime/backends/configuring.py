@@ -94,8 +94,9 @@ class Configuring:
                 made = connect(turn, max(deadline - time.monotonic(), 0.001))
                 self._settle(turn, made, adopt)
             except BaseException as error:
-                put(_refusing(old, f"is not configured: {_cause(error)}. Call configure() again"))
-                raise _as_configure(error, timeout) from error.__cause__
+                told = _as_configure(error, timeout)
+                put(_refusing(old, f"is not configured: {_cause(told)}. Call configure() again"))
+                raise told from error.__cause__
 
     def give_up(self) -> None:
         """End a call that is under way."""
@@ -164,8 +165,8 @@ class StoreOfTurn:
             try:
                 found: Mapping[str, Entry] = self._store.wait(keys, min(left, _SLICE))
                 return found
-            except StoreTimeout:
-                if left <= _SLICE:
+            except StoreTimeout:  # of a store that does not answer, after longer than a slice
+                if left <= _SLICE or time.monotonic() >= deadline:
                     raise
 
     def __getattr__(self, name: str) -> Any:

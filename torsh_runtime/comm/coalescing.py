@@ -32,7 +32,7 @@ def coalesce(group: ProcessGroup | None = None, async_op: bool = False) -> Itera
 
     The Work, which is what `async_op=True` returns inside too, is that of all of them; without
     async_op they are complete when the block has ended. An exception in the block launches none.
-    RuntimeError when the group is coalescing already.
+    Arrays of a block must not overlap. RuntimeError when the group is coalescing already.
     """
     group = group or default_group()
     batch = _Batch(async_op)

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.errors import ConfigError
@@ -46,28 +50,47 @@ def share(
     file: int, segment_bytes: int, local: Sequence[int], rank: int, pids: Sequence[int]
 ) -> _native.SharedArrays | None:
     """From now on new large arrays of this thread's context lie in the file, until end() of what
-    this returns. None where that is not to be: the file has no room for arrays, the process does
-    not get the address space, or numpy has another allocator by its user's choice.
+    this returns. None where that is not to be: the file has no room for arrays, the process has a
+    limit on its address space, or numpy has another allocator by its user's choice.
 
     local: the ranks of this rank's node, and pids their processes.
     """
     status = os.fstat(file)
-    if status.st_size == segment_bytes or not _native.SharedArrays.possible():
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if status.st_size == segment_bytes or is_limited or not _native.SharedArrays.possible():
         return None
     try:
         arrays = _native.SharedArrays(
             file,
             _pages(segment_bytes),
             _stride(len(local)),
-            _memory() // _KEPT // len(local),
+            min(_memory(), _limit_of_cgroup()) // _KEPT // len(local),
             local.index(rank),
             list(pids),
             status.st_ino | _UNLIKE_REGIONS,
         )
-    except RuntimeError:  # a limit on the address space (ulimit -v), say
+    except RuntimeError:  # the system refuses what it takes, or to give memory back
         return None
     arrays.begin()
     return arrays
+
+
+def _limit_of_cgroup() -> int:
+    """Bytes that the control groups of this process may use (cgroups(7), versions 1 and 2), as far
+    as they can be seen.
+    """
+    limits = [sys.maxsize]
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            top = Path("/sys/fs/cgroup", controllers)
+            file = "memory.limit_in_bytes" if controllers else "memory.max"
+            for folder in (top / name.lstrip("/"), *(top / name.lstrip("/")).parents):
+                with suppress(OSError, ValueError):  # "max" is no number
+                    limits.append(int((folder / file).read_text()))
+    return min(limits)
 
 
 def _memory() -> int:

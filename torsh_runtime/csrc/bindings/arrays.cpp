@@ -86,7 +86,13 @@ nb::object capsule(std::shared_ptr<shm::Arena> arena) {
 
 SharedArrays::SharedArrays(const shm::ArenaSetup& setup) : arena_(shm::Arena::make(setup)), handler_(capsule(arena_)) {}
 
-bool SharedArrays::possible() { return current_handler().is(default_handler()) && !shm::Arena::current(); }
+bool SharedArrays::possible() {
+  const nb::object current = current_handler();
+  const auto* known = static_cast<PyDataMem_Handler*>(PyCapsule_GetPointer(current.ptr(), capsule_name));
+  if (known == nullptr) throw nb::python_error();
+  const bool is_ours = known->allocator.malloc == take;  // of a group that another thread has left
+  return (is_ours || current.is(default_handler())) && !shm::Arena::current();
+}
 
 void SharedArrays::begin() { use(handler_); }
 

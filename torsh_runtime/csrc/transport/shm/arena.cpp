@@ -50,6 +50,11 @@ void in_any_fork() {
   arenas().mutex.unlock();
 }
 
+// No array can have more: numpy's own allocator is to say so.
+std::size_t most_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
 // Other threads may write there: this changes nothing of what they do.
 void touch(std::byte* page) {
   auto& word = *reinterpret_cast<std::atomic<std::uint32_t>*>(page);
@@ -79,8 +84,10 @@ std::shared_ptr<Arena> Arena::make(const ArenaSetup& setup) {
 }
 
 std::shared_ptr<Arena> Arena::current() {
-  const std::lock_guard<std::mutex> alone(arenas().mutex);
-  const std::shared_ptr<Arena> found = arenas().current.lock();
+  const auto found = [] {
+    const std::lock_guard<std::mutex> alone(arenas().mutex);
+    return arenas().current.lock();
+  }();
   return found && found->gives_ ? found : nullptr;
 }
 
@@ -96,6 +103,12 @@ Arena::Arena(const ArenaSetup& setup)
   madvise(base_, bytes, MADV_DONTFORK);
   madvise(base_, bytes, MADV_DONTDUMP);
   madvise(own_, setup.stride, MADV_DODUMP);
+  // Without holes in the file nothing could be given back, and nothing would be zeros again.
+  if (!drop(0, Blocks::page)) {
+    const int error = errno;
+    munmap(base_, bytes);
+    throw std::system_error(error, std::generic_category(), "cannot give memory of arrays back");
+  }
   madvise(own_, setup.stride, MADV_HUGEPAGE);  // where the system gives any for shared memory
 }
 
@@ -105,7 +118,7 @@ Arena::~Arena() {
     std::erase(arenas().all, this);
   }
   if (is_fork_) return;  // what it has of it lies between other mappings of its own
-  if (!is_pinned_) drop(0, setup_.stride);
+  if (!is_pinned_) (void)drop(0, setup_.stride);
   munmap(base_, setup_.stride * setup_.pids.size());
 }
 
@@ -127,7 +140,7 @@ std::byte* Arena::allocate(std::size_t bytes, bool zero) {
   std::optional<Blocks::Taken> taken;
   {
     const std::lock_guard<std::mutex> alone(mutex_);
-    const bool has_room = bytes <= setup_.stride && blocks_.given().size() < most_blocks;
+    const bool has_room = bytes <= most_bytes() && blocks_.given().size() < most_blocks;
     if (!gives_ || !has_room) return nullptr;
     taken = blocks_.take(bytes, zero);
   }
@@ -152,16 +165,20 @@ bool Arena::release(std::byte* data) {
   const auto found = blocks_.given().find(offset);
   if (found == blocks_.given().end()) return false;
   const Block block = found->second;
+  if (block.is_absent) {
+    blocks_.forget(offset);
+    return true;
+  }
   const bool usable = !is_fork_ && !block.is_tainted && (!block.is_private || map_own(offset, block.bytes, MAP_SHARED));
   if (!usable) {
     madvise(data, block.bytes, MADV_DONTNEED);
-    if (!is_fork_ && !block.is_pinned) drop(offset, block.bytes);
+    if (!is_fork_ && !block.is_pinned) (void)drop(offset, block.bytes);
     blocks_.forget(offset);
     return true;
   }
   if (block.is_private) {
     madvise(data, block.bytes, MADV_DONTFORK);
-    drop(offset, block.bytes);
+    (void)drop(offset, block.bytes);
   }
   blocks_.give_back(offset, !block.is_private);
   drop_kept();
@@ -173,7 +190,7 @@ std::optional<std::uint64_t> Arena::lend(const std::byte* data, std::size_t byte
   if (offset >= setup_.stride || bytes == 0) return std::nullopt;
   const std::lock_guard<std::mutex> alone(mutex_);
   Blocks::Entry* found = blocks_.around(offset, bytes);
-  if (found == nullptr || found->second.is_private || is_fork_) return std::nullopt;
+  if (found == nullptr || found->second.is_private || found->second.is_spoilt || is_fork_) return std::nullopt;
   ++found->second.lent;
   return offset;
 }
@@ -184,9 +201,10 @@ void Arena::take_back(std::uint64_t offset, bool well) {
   if (found == nullptr) return;
   Block& block = found->second;
   --block.lent;
-  if (well || block.is_private || is_fork_) return;
-  make_private(*found);
+  block.is_spoilt = block.is_spoilt || !well;
+  if (!block.is_spoilt || block.lent != 0 || block.is_private || is_fork_) return;
   block.is_tainted = true;
+  (void)make_private(*found);
 }
 
 void Arena::retire() {
@@ -207,12 +225,13 @@ bool Arena::map_own(std::size_t offset, std::size_t bytes, int sharing) {
               in_file(offset)) != MAP_FAILED;
 }
 
-void Arena::drop(std::size_t offset, std::size_t bytes) {
-  fallocate(file_.number(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, in_file(offset), static_cast<off_t>(bytes));
+bool Arena::drop(std::size_t offset, std::size_t bytes) {
+  constexpr int how = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  return fallocate(file_.number(), how, in_file(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 void Arena::drop_kept() {
-  while (const auto range = blocks_.next_to_drop()) drop(range->offset, range->bytes);
+  while (const auto range = blocks_.next_to_drop()) (void)drop(range->offset, range->bytes);
 }
 
 // Calls on_data for what is present in the file, a bit at a time, and on_hole if something is not.
@@ -235,18 +254,19 @@ void Arena::for_parts(std::size_t offset, std::size_t bytes, OnData on_data, OnH
 // The mapping changes at once, so that what other threads write meanwhile is lost nowhere: before in the
 // file, of which a copy is made, and from then on in the copy. Pages that are not present yet stay the
 // file's, for this process and its forks: they must remain zeros.
-void Arena::make_private(Blocks::Entry& entry) {
+bool Arena::make_private(Blocks::Entry& entry) {
   auto& [start, block] = entry;
+  if (!map_own(start, block.bytes, MAP_PRIVATE)) return false;  // too many mappings, say
   block.is_private = true;
-  if (!map_own(start, block.bytes, MAP_PRIVATE)) {  // too many mappings
-    block.is_tainted = block.is_pinned = is_pinned_ = true;
-    return;
-  }
   const auto copy = [&](std::size_t offset, std::size_t bytes) {
-    if (!block.is_pinned && copy_pages(own_ + offset, bytes)) return drop(offset, bytes);
-    block.is_tainted = block.is_pinned = is_pinned_ = true;
+    if (!block.is_pinned && copy_pages(own_ + offset, bytes)) {
+      (void)drop(offset, bytes);
+    } else {
+      block.is_tainted = block.is_pinned = is_pinned_ = true;
+    }
   };
   for_parts(start, block.bytes, copy, [&] { block.is_tainted = true; });
+  return true;
 }
 
 // A fork has its arrays as they were, and nothing that is done to them on one side is seen on the other:
@@ -255,32 +275,48 @@ void Arena::before_fork() {
   mutex_.lock();
   if (is_fork_) return;
   for (Blocks::Entry& entry : blocks_.given()) {
-    const auto& [start, block] = entry;
+    const Block& block = entry.second;
     if (block.is_private) continue;
-    if (block.lent == 0) {
-      make_private(entry);
-      continue;
-    }
-    lent_.push_back({own_ + start, block.bytes});
-    madvise(own_ + start, block.bytes, MADV_DOFORK);
+    if (block.lent != 0 || !make_private(entry)) copy_for_fork(entry);
   }
 }
 
+// Room is found here, where it does no harm if there is none: then the fork goes without the array.
+void Arena::copy_for_fork(Blocks::Entry& entry) {
+  auto& [start, block] = entry;
+  constexpr int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* room = mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, how, -1, 0);
+  if (room != MAP_FAILED && madvise(own_ + start, block.bytes, MADV_DOFORK) != 0) {
+    munmap(room, block.bytes);
+    room = MAP_FAILED;
+  }
+  copied_.push_back({&entry, room});
+}
+
 void Arena::in_parent() {
-  for (const Range& range : lent_) madvise(range.data, range.bytes, MADV_DONTFORK);
-  lent_.clear();
+  for (const auto& [entry, room] : copied_) {
+    if (room == MAP_FAILED) continue;
+    munmap(room, entry->second.bytes);
+    madvise(own_ + entry->first, entry->second.bytes, MADV_DONTFORK);
+  }
+  copied_.clear();
   mutex_.unlock();
 }
 
 // Allocates and frees nothing: other threads of the parent may have been at it.
 void Arena::in_fork() {
-  for (const Range& range : lent_) {
-    void* copy = mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (copy == MAP_FAILED) continue;
-    std::memcpy(copy, range.data, range.bytes);
-    mremap(copy, range.bytes, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, range.data);
+  for (const auto& [entry, room] : copied_) {
+    auto& [start, block] = *entry;
+    block.is_absent = true;
+    if (room == MAP_FAILED) continue;
+    std::memcpy(room, own_ + start, block.bytes);
+    if (mremap(room, block.bytes, block.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, own_ + start) == MAP_FAILED) {
+      munmap(own_ + start, block.bytes);  // better none than the parent's
+    } else {
+      block.is_absent = false;
+    }
   }
-  lent_.clear();
+  copied_.clear();
   if (!is_fork_) close(file_.release());
   is_fork_ = true;
   gives_ = false;

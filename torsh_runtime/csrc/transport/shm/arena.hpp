@@ -56,7 +56,8 @@ class Arena {
   // Begins to let peers use memory of one block; where it lies in this rank's part. None if they cannot
   // see it (any more).
   std::optional<std::uint64_t> lend(const std::byte* data, std::size_t bytes);
-  // Ends that. After a failure (not `well`) peers may be about to write there, and see it no more.
+  // Ends that. After a failure (not `well`) peers may be about to write there: they see it no more, once no
+  // other operation uses it.
   void take_back(std::uint64_t offset, bool well);
 
   // Gives nothing more, and lets go of what is kept for other arrays.
@@ -68,16 +69,18 @@ class Arena {
   void in_fork();
 
  private:
-  struct Range {
-    std::byte* data;
-    std::size_t bytes;
+  // A block that stays shared, and where a fork is to have it from.
+  struct Copied {
+    Blocks::Entry* entry;
+    void* room;
   };
 
   explicit Arena(const ArenaSetup& setup);
   off_t in_file(std::size_t offset) const;
   bool map_own(std::size_t offset, std::size_t bytes, int sharing);
-  void make_private(Blocks::Entry& entry);
-  void drop(std::size_t offset, std::size_t bytes);
+  bool make_private(Blocks::Entry& entry);
+  void copy_for_fork(Blocks::Entry& entry);
+  bool drop(std::size_t offset, std::size_t bytes);
   void drop_kept();
   template <class OnData, class OnHole>
   void for_parts(std::size_t offset, std::size_t bytes, OnData on_data, OnHole on_hole) const;
@@ -91,7 +94,7 @@ class Arena {
   std::atomic<bool> gives_{true};
   bool is_fork_ = false;
   bool is_pinned_ = false;   // some block is
-  std::vector<Range> lent_;  // while a fork is under way
+  std::vector<Copied> copied_;  // while a fork is under way
 };
 
 // While peers may use a block. If that ends with an error, they cannot see it from then on.

@@ -15,6 +15,8 @@ struct Block {
   bool is_private = false;  // peers do not see it any more
   bool is_tainted = false;  // others may still use its part of the file, even when it is gone
   bool is_pinned = false;   // and need what is there
+  bool is_spoilt = false;   // an operation on it has failed: it is to become private
+  bool is_absent = false;   // of a fork, which has not got it
 };
 
 class Blocks {

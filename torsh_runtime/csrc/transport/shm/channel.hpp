@@ -177,9 +177,13 @@ class Channel {
     return awaits_release_ ? shown.released : shown.round;
   }
   bool posted(int peer) { return has_come(word(peer).load(std::memory_order_acquire)); }
-  bool has_posted(int peer) { return has_come(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
-  // Whether a flag that shows this shows the awaited round, or a later one.
+  bool has_posted(int peer) { return is_awaited(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
+  // Whether a flag that shows this shows the awaited round, or a later one. Rounds that nobody is released
+  // from leave an old number there, so of releases it must be this one.
   bool has_come(std::uint32_t shown) const {
+    return awaits_release_ ? shown == static_cast<std::uint32_t>(awaited_) : is_awaited(shown);
+  }
+  bool is_awaited(std::uint32_t shown) const {
     return static_cast<std::int32_t>(shown - static_cast<std::uint32_t>(awaited_)) >= 0;
   }
   bool spin(int peer);

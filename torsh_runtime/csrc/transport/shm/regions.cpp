@@ -20,6 +20,7 @@ void Regions::add(std::shared_ptr<Arena> arena, std::vector<std::byte*> bases) {
 std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t bytes, std::vector<Loan>& loans) const {
   if (arena_) {
     const int errors = std::uncaught_exceptions();
+    loans.reserve(loans.size() + 1);  // from the loan on nothing may fail
     if (const auto offset = arena_->lend(data, bytes)) {
       loans.emplace_back(arena_, *offset, errors);
       return Spot{arena_->number(), *offset};
