@@ -160,7 +160,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, default=Path(output), help=f"default: ${VARIABLE}, {DEFAULT_PATH}")
     add("--quick", action="store_true", help="little, in one round: shows that it works")
     options = parser.parse_args(arguments)
-    options.output = options.output.expanduser().absolute()
+    try:
+        options.output = options.output.expanduser().absolute()
+    except RuntimeError:
+        parser.error(f"there is no home directory for {options.output}: say --output FILE")
     if options.quick:
         options.rounds, options.seconds = 1, 0.001
     return options

@@ -246,13 +246,11 @@ def _apart(env: WorkerEnv) -> WorkerEnv:
 def _agree(
     store: StoreClient, kind: BackendType | None, rank: int, ranks: Sequence[int], timeout: float
 ) -> BackendType:
-    """The backend of a group: its first rank's. ConfigError if this rank was told another one; who
-    was told the native one finds that out while it meets the others, and need not wait here.
-    """
+    """The backend of a group: its first rank's. ConfigError if this rank was told another one."""
     chosen = kind or (_choose() if rank == 0 else None)
     keys = [f"backend/{peer}" for peer in range(len(ranks))]
     store.put(keys[rank], chosen.value.encode() if chosen else b"")
-    if chosen and (rank == 0 or chosen is BackendType.NATIVE):
+    if chosen and rank == 0:
         return chosen
     try:
         entry = store.wait(keys[:1], timeout)[keys[0]]

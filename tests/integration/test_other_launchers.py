@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.hosts import needs_hosts, plugged
-from support.launchers import skip_unless_torchrun_starts
+from support.localhost import skip_unless_torchrun_starts
 from support.process_worlds import NotHereError, environ, mpiexec
 
 SCRIPT = """

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
+from support.localhost import skip_unless_torchrun_starts
 from support.processes import marked, soon
 
 Tool = Literal["torshrun", "torchrun"]
@@ -40,14 +39,6 @@ exec(os.environ.get("THEN", ""))
 """The worker: writes down what it sees and then does what THEN, which is Python, says. A file
 `place + ".ready"` says that a signal may come.
 """
-
-
-def skip_unless_torchrun_starts() -> None:
-    """Skip the test where nothing resolves localhost, which torchrun waits for."""
-    try:
-        socket.getaddrinfo("localhost", None)
-    except socket.gaierror:
-        pytest.skip("torchrun does not start where nothing resolves 'localhost'")
 
 
 @dataclass(frozen=True, slots=True)

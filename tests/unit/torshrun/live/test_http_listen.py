@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from support.localhost import needs_localhost
 
 from torsh_runtime.errors import ConfigError
 from torshrun.live.http_server import listen
@@ -29,7 +30,9 @@ def reaches(host: str, listener: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", ""])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("localhost", marks=needs_localhost), ""]
+)
 def test_ipv4(host: str) -> None:
     with listen(host, 0) as listener:
         assert reaches("127.0.0.1", listener)
