@@ -73,5 +73,5 @@ class DeadManTimer:
             self.group.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         if beating:
+            self.renew()  # first: whoever stops this process now must not leave them running
             self.group.send(signal.SIGCONT)
-            self.renew()
