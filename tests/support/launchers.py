@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -133,7 +134,8 @@ class Bench:
 
 def _end(mark: str) -> None:
     for pid in marked(mark):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGKILL)
     assert soon(lambda: not marked(mark))
 
 
