@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -138,12 +139,20 @@ class Job:
         rank: int,
         ranks: Sequence[int],
         timeout: float,
+        parent: Backend | None = None,
     ) -> Backend:
-        """This rank's end of a new group; `rank` is its place among `ranks`."""
+        """This rank's end of a new group; `rank` is its place among `ranks`.
+
+        parent: the default group's backend, which may make it by its own means.
+        """
         if len(ranks) == 1 and kind in ALONE:
             return SingleBackend(kind)
         deadline = time.monotonic() + timeout
         store = self.client.scoped(f"group/{self.turn}/{name}/")
+        if parent is not None and kind is parent.type:
+            made = parent.subgroup(store, name, ranks, timeout)
+            if made is not None:
+                return made
         try:
             agreed = _agree(store, kind, rank, ranks, timeout)
         except BaseException as error:
@@ -152,11 +161,12 @@ class Job:
         left = max(deadline - time.monotonic(), 0.001)
         return _make_backend(agreed, store, rank, len(ranks), left, name)
 
-    def session(self, configure: Configure | None = None) -> Session:
+    def session(self, default: Backend, configure: Configure | None = None) -> Session:
         """What the groups of its default group are made from, and configured by."""
         rank = self.members.index(self.env.rank)
         local = self.env.local_world_size
-        return Session(rank, len(self.members), self.make_backend, self.seal, local, configure)
+        connect = partial(self.make_backend, parent=default)
+        return Session(rank, len(self.members), connect, self.seal, local, configure)
 
     def store(self, timeout: float) -> Store:
         """A part of the store for the program's own keys, fresh for each default group."""
@@ -225,7 +235,7 @@ class LateJob:
         """As Job's."""
         return self.made().store(timeout)
 
-    def session(self, configure: Configure | None = None) -> Session:
+    def session(self, default: Backend, configure: Configure | None = None) -> Session:
         """As Job's."""
         return Session(0, 1, self.make_backend, Seal(self.secret), configure=configure)
 

@@ -32,7 +32,8 @@ class JobGroup(ProcessGroup):
     ) -> None:
         """`name`: as ProcessGroup's; None is the job's."""
         own = job.name if name is None else name
-        super().__init__(backend, timeout, name=own, session=job.session(partial(configured, job)))
+        session = job.session(backend, partial(configured, job))
+        super().__init__(backend, timeout, name=own, session=session)
         self._job = job
 
     def store(self) -> Store:
@@ -102,7 +103,7 @@ def configured(home: Job | LateJob, plan: Plan, turn: Turn, timeout: float) -> F
         nonce = store.wait(["nonce"], REQUEST)["nonce"].value
         known = home.secret if isinstance(plan.store, Store) else secret_of(home.env.secret)
         job = replace(job, client=store, secret=derive(known, "configuration", name, nonce))
-        session = job.session(partial(configured, home))
+        session = job.session(backend, partial(configured, home))
         return Footing(backend, name, session, held.pop_all().close)
 
 

@@ -18,7 +18,7 @@ import pytest
 from support.worlds import Raised, free_address
 
 import torsh_runtime as tr
-from torsh_runtime.backends.native import arrays
+from torsh_runtime.backends.native import arrays, node_file
 
 World = Callable[..., list[Any]]
 COUNT = 400_000
@@ -422,5 +422,5 @@ def let_go(rank: int) -> None:
 def test_memory_of_arrays_that_are_gone_is_given_back(
     process_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", arrays._memory() // KEPT // 2)
+    monkeypatch.setattr(arrays, "_KEPT", node_file.memory() // KEPT // 2)
     check(process_world(2, let_go, 60.0))

@@ -18,6 +18,7 @@
 #include "group/operations.hpp"
 #include "transport/shm/cpu_quota.hpp"
 #include "lines.hpp"
+#include "pool.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
@@ -195,15 +196,19 @@ void quotas_of_the_first_version() {
 }  // namespace
 
 const std::vector<Scene>& scenes() {
-  static const std::vector<Scene> all{
-      {"last words over two streams", last_words_over_two_streams},
-      {"a number that is another process by now", a_number_that_is_another_process_by_now},
-      {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
-      {"lines that ranks fetch", check_lines},
-      {"a quota of processors", a_quota_of_processors},
-      {"quotas of the second version", quotas_of_the_second_version},
-      {"quotas of the first version", quotas_of_the_first_version},
-  };
+  static const std::vector<Scene> all = [] {
+    std::vector<Scene> made{
+        {"last words over two streams", last_words_over_two_streams},
+        {"a number that is another process by now", a_number_that_is_another_process_by_now},
+        {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
+        {"lines that ranks fetch", check_lines},
+        {"a quota of processors", a_quota_of_processors},
+        {"quotas of the second version", quotas_of_the_second_version},
+        {"quotas of the first version", quotas_of_the_first_version},
+    };
+    for (const Scene& each : pool_scenes()) made.push_back(each);
+    return made;
+  }();
   return all;
 }
 

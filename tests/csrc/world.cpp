@@ -192,7 +192,9 @@ GroupSetup World::setup(int rank) {
     const auto& process = processes_[static_cast<std::size_t>(peer)];
     made.node.pids.push_back(process && peer != rank ? process->pid() : shape_.reach ? getpid() : 0);
   }
-  made.node.descriptor = segments_[static_cast<std::size_t>(made.layout.node)].number();
+  const int file = segments_[static_cast<std::size_t>(made.layout.node)].number();
+  const auto local = static_cast<int>(made.node.names.size());
+  made.node.memory = shm::map_segment(file, shm::Segment::bytes_for(local, shm::slot_bytes(shape_.tuning)));
   made.node.tuning = shape_.tuning;
   made.node.world = static_cast<std::uint32_t>(shape_.ranks());
   made.node.neighbours = shape_.ranks();

@@ -16,12 +16,13 @@ _ROOM = 2 << 20
 
 
 def _join_a_group_without_memory_for_rank_1(rank: int) -> Any:
+    group = tr.new_group()
     if rank == 1:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, hard))
     try:
-        tr.new_group(timeout=60)
+        group.configure(tr.get_store(), "", rank, group.world_size, 1, timeout=60)
     except (tr.errors.CommError, tr.errors.BackendUnavailable) as error:
         return type(error).__name__, str(error)
     return "no error", ""

@@ -25,22 +25,35 @@ def texts(results: list[Any]) -> list[str]:
     return results
 
 
-def refused(settings: Mapping[str, str], kind: type[Exception] = tr.ConfigError) -> str:
-    """What a new group with these variables raises; the default group is as good as before."""
-    os.environ.update(settings)
-    with pytest.raises(kind) as caught:
-        tr.new_group(timeout=20.0)
-    for name in settings:
-        del os.environ[name]
-    array = np.ones(1)
-    tr.all_reduce(array)
-    assert array[0] == tr.get_world_size()
-    return str(caught.value)
+class Refusing:
+    """What becomes of default groups of so many ranks that are made with wrong settings."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._wrong, self._right = free_address(), free_address()
+
+    def words(
+        self, rank: int, settings: Mapping[str, str], kind: type[Exception] = tr.ConfigError
+    ) -> str:
+        """What is raised with these variables; without them there is a group again."""
+        tr.destroy_process_group()
+        os.environ.update(settings)
+        with pytest.raises(kind) as caught:
+            tr.init_process_group("native", self._wrong, 20.0, self._ranks, rank)
+        for name in settings:
+            del os.environ[name]
+        tr.init_process_group("native", self._right, 20.0, self._ranks, rank)
+        array = np.ones(1)
+        tr.all_reduce(array)
+        assert array[0] == self._ranks
+        return str(caught.value)
 
 
 def test_ranks_with_different_algorithms_are_refused(process_world: World) -> None:
+    refusing = Refusing(3)
+
     def body(rank: int) -> str:
-        return refused({"TORSH_ALGORITHM": "ring" if rank == 1 else "tree"})
+        return refusing.words(rank, {"TORSH_ALGORITHM": "ring" if rank == 1 else "tree"})
 
     for text in texts(process_world(3, body, 30.0)):
         assert "ranks 0 and 1 have different settings" in text
@@ -63,9 +76,10 @@ def test_ranks_with_different_tuning_are_refused(
     files = [tmp_path / "0", tmp_path / "1"]
     for file, content in zip(files, [{}, sections], strict=True):
         file.write_text(json.dumps({"version": 1, **content}))
+    refusing = Refusing(2)
 
     def body(rank: int) -> str:
-        return refused({"TORSH_TUNING": str(files[rank])})
+        return refusing.words(rank, {"TORSH_TUNING": str(files[rank])})
 
     for text in texts(process_world(2, body, 30.0)):
         assert words in text
@@ -79,21 +93,34 @@ def test_ranks_with_different_tuning_are_refused(
 def test_the_others_hear_what_is_wrong_on_one_rank(
     process_world: World, name: str, value: str, victim: int
 ) -> None:
+    refusing = Refusing(2)
+
     def body(rank: int) -> str:
         if rank == victim:
-            return refused({name: value})
-        return refused({}, tr.CommError)
+            return refusing.words(rank, {name: value})
+        return refusing.words(rank, {}, tr.CommError)
 
     for text in texts(process_world(2, body, 30.0)):
         assert f"{name}={value}" in text.replace("'", "")
 
 
+def test_further_groups_have_the_settings_of_the_first(process_world: World) -> None:
+    def body(rank: int) -> float:
+        os.environ["TORSH_ALGORITHM"] = ("ring", "best")[rank]
+        array = np.ones(1)
+        tr.all_reduce(array, group=tr.new_group())
+        return float(array[0])
+
+    assert process_world(2, body, 30.0) == [2.0, 2.0]
+
+
 def test_the_others_hear_of_a_block_that_is_too_small(process_world: World, tmp_path: Path) -> None:
     file = tmp_path / "tuning.json"
     file.write_text(json.dumps({"version": 1, "shm": {"1": {"block_bytes": 0, "whole_limit": 0}}}))
+    refusing = Refusing(2)
 
     def body(rank: int) -> str:
-        return refused({"TORSH_TUNING": str(file)})
+        return refusing.words(rank, {"TORSH_TUNING": str(file)})
 
     for text in texts(process_world(2, body, 30.0)):
         assert "block_bytes (0)" in text

@@ -75,7 +75,7 @@ def account(meeting: Meeting) -> dict[str, object]:
         "nodes": meeting.nodes,
         "links": {peer: len(lanes) for peer, lanes in meeting.links.items()},
         "heard": all(all(lanes) for lanes in heard.values()),
-        "bytes": os.fstat(meeting.segment).st_size,
+        "bytes": os.fstat(meeting.file).st_size,
         "blocking": [fd for lanes in meeting.links.values() for fd in lanes if os.get_blocking(fd)],
     }
 

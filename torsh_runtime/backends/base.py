@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.work import COMPLETED, Work
+from torsh_runtime.store.base import Entry
 
 
 class ReduceOp(IntEnum):
@@ -75,6 +76,14 @@ class BackendType(StrEnum):
     """PyTorch's Gloo."""
     SINGLE = "single"
     """World size 1: nothing to communicate."""
+
+
+class MeetingStore(Protocol):
+    """What ranks need of a store to meet; StoreClient has it."""
+
+    def put(self, key: str, value: bytes) -> object: ...
+    def get(self, key: str) -> Entry | None: ...
+    def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]: ...
 
 
 class Backend(ABC):
@@ -278,6 +287,18 @@ class Backend(ABC):
         many at the same time. Backends that have no such thing give ordinary memory.
         """
         return memoryview(bytearray(num_bytes))
+
+    def subgroup(
+        self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
+    ) -> Backend | None:
+        """This rank's end of a group of some of the ranks, in this order, who all call it, with the
+        same name, which no group had before. It needs not be alive itself, but open.
+
+        None, on all of them, if they have to meet over the store, whose keys are the new group's:
+        as long as one is awaited it is looked there whether that has happened. `timeout`: seconds
+        to meet. Raises what making a group raises, and has told of it in the store.
+        """
+        return None
 
     @abstractmethod
     def abort(self) -> None:

@@ -7,7 +7,6 @@ collectives of them need no copies in between, as with `empty_shared`.
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 import sys
@@ -16,12 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.backends.native.node_file import Room, memory
 from torsh_runtime.errors import ConfigError
 
 SWITCH = "TORSH_SHARE_ARRAYS"
 """The environment variable that turns this off: 0."""
-_OVERSIZE = 4
-"""The file's size over that of the machine's memory: room that is broken up stays usable."""
 _KEPT = 16
 """A rank keeps so much of its share of the machine's memory for arrays to come: one part of 16."""
 _UNLIKE_REGIONS = 1 << 63
@@ -36,35 +34,24 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
     return text == "1"
 
 
-def sizes(ranks: int, segment_bytes: int, wanted: bool) -> tuple[int, ...]:
-    """That a file for so many ranks of a node and their segment may have, with room for arrays or
-    without: the best one first.
-    """
-    if ranks == 1:
-        return (segment_bytes,)
-    roomy = _pages(segment_bytes) + ranks * _stride(ranks)
-    return (roomy, segment_bytes) if wanted else (segment_bytes, roomy)
-
-
 def share(
-    file: int, segment_bytes: int, local: Sequence[int], rank: int, pids: Sequence[int]
+    file: int, room: Room, local: Sequence[int], rank: int, pids: Sequence[int]
 ) -> _native.SharedArrays | None:
     """From now on new large arrays of this thread's context lie in the file, until end() of what
     this returns. None where that is not to be: the file has no room for arrays, the process has a
     limit on its address space, or numpy has another allocator by its user's choice.
 
-    local: the ranks of this rank's node, and pids their processes.
+    room: where it lies in the file. local: the ranks of this rank's node, and pids their processes.
     """
     status = os.fstat(file)
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    if status.st_size == segment_bytes or is_limited or not _native.SharedArrays.possible():
+    if status.st_size < room.end(len(local)) or is_limited or not _native.SharedArrays.possible():
         return None
     try:
         arrays = _native.SharedArrays(
             file,
-            _pages(segment_bytes),
-            _stride(len(local)),
-            min(_memory(), _limit_of_cgroup()) // _KEPT // len(local),
+            *room,
+            min(memory(), _limit_of_cgroup()) // _KEPT // len(local),
             local.index(rank),
             list(pids),
             status.st_ino | _UNLIKE_REGIONS,
@@ -91,17 +78,3 @@ def _limit_of_cgroup() -> int:
                 with suppress(OSError, ValueError):  # "max" is no number
                     limits.append(int((folder / file).read_text()))
     return min(limits)
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-
-
-def _pages(num_bytes: int) -> int:
-    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _stride(ranks: int) -> int:
-    """Bytes of each rank's part; a whole number of the largest usual pages."""
-    huge = 2 << 20
-    return -(-_OVERSIZE * _memory() // ranks // huge) * huge

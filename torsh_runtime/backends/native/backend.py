@@ -6,23 +6,25 @@ import mmap
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.arrays import is_known, stage
-from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, MeetingStore, Reduce
 from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.failures import comm_error
-from torsh_runtime.backends.native.meeting import Meeting, Store, give_up, hear_why, meet
+from torsh_runtime.backends.native.meeting import Meeting, give_up, hear_why, meet
+from torsh_runtime.backends.native.node_file import NodeFile
 from torsh_runtime.backends.native.settings import STRATEGIES, Settings
 from torsh_runtime.backends.native.shared import Sharing
+from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
 from torsh_runtime.backends.work import COMPLETED, CompletedWork, Work
 from torsh_runtime.errors import (
@@ -39,6 +41,17 @@ _UINT8 = DTYPES.index("uint8")
 _TAGS = (1 << 64) - 1
 
 
+class Node(NamedTuple):
+    """The part of a group that shares memory with this rank."""
+
+    ranks: Sequence[int]
+    pids: Sequence[int]
+    neighbours: int
+    """How many ranks, of this group and what it was made of, share the machine's processors."""
+    pool: _native.SegmentPool | None
+    """Where they make further groups."""
+
+
 class NativeBackend(Backend):
     """One rank's end of a native group. Make it with `connect`."""
 
@@ -48,15 +61,17 @@ class NativeBackend(Backend):
         self,
         group: _native.Group,
         rank: int,
-        local: Sequence[int],
         world_size: int,
+        node: Node,
+        settings: Settings,
         arrays: _native.SharedArrays | None = None,
     ) -> None:
-        """`local`: the ranks of this rank's node. `arrays`: to be ended with the group."""
+        """`arrays`: to be ended with the group."""
         self._group = group
         self._rank = rank
-        self._local = local
         self._world_size = world_size
+        self._node = node
+        self._settings = settings
         self._shared: list[mmap.mmap] = []
         self._arrays = arrays
         self._callbacks = Callbacks()
@@ -64,7 +79,7 @@ class NativeBackend(Backend):
     @classmethod
     def connect(
         cls,
-        store: Store,
+        store: MeetingStore,
         rank: int,
         world_size: int,
         timeout: float,
@@ -88,29 +103,61 @@ class NativeBackend(Backend):
             rank,
             world_size,
             timeout,
-            segment_sizes=lambda ranks: arrays.sizes(
-                ranks, settings.segment_bytes(ranks), share_arrays
-            ),
+            segment_sizes=lambda ranks: settings.node_file(ranks).sizes(share_arrays),
             network=settings.network,
             terms=settings.terms,
             name=name,
         ) as meeting:
             local = next(node for node in meeting.nodes if rank in node)
+            file = settings.node_file(len(local))
             try:
-                group = _group(meeting, local, world_size, settings, name)
-                own = _arrays(meeting, local, settings) if share_arrays else None
+                memory = _mapped(meeting, file)
+                pool = _pool(meeting, local, file)
+                group = _group(meeting, memory, world_size, settings, name)
+                own = _arrays(meeting, local, file) if share_arrays else None
             except BaseException as error:
                 _abandon(store, meeting, local, error)
                 raise
-        backend = cls(group, rank, local, world_size, own)
+        node = Node(local, meeting.pids, meeting.neighbours, pool)
+        return cls(group, rank, world_size, node, settings, own)._met(store, deadline)
+
+    def subgroup(
+        self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
+    ) -> Backend | None:
+        """As the port has it. The settings are those of this group."""
+        pool, local = self._node.pool, self._node.ranks
+        if pool is None or not {*ranks} <= {*local}:
+            return None
+        deadline = time.monotonic() + timeout
+        places, rank = [local.index(each) for each in ranks], ranks.index(self._rank)
+        num_bytes = self._settings.segment_bytes(len(ranks))
+        memory = meet_in_memory(pool, store, name, rank, places, num_bytes, timeout)
+        if memory is None:
+            return None
+        pids = [self._node.pids[place] for place in places]
+        node = Node(range(len(ranks)), pids, self._node.neighbours, None)
+        met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, file=-1)
         try:
-            group.meet(max(deadline - time.monotonic(), 0.001))
+            group = _group(met, memory, len(ranks), self._settings, name)
         except BaseException as error:
-            backend.close()
-            if isinstance(error, CommAborted | PeerLost):
-                hear_why(store, rank)
+            give_up(store, rank, error)
+            _native.abandon(memory, rank, len(ranks), rank)
             raise
-        return backend
+        made = NativeBackend(group, rank, len(ranks), node, self._settings)
+        return made._met(store, deadline, self._group.has_reach)
+
+    def _met(
+        self, store: MeetingStore, deadline: float, known_reach: bool | None = None
+    ) -> NativeBackend:
+        """This one, when all ranks are there."""
+        try:
+            self._group.meet(max(deadline - time.monotonic(), 0.001), known_reach)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, CommAborted | PeerLost):
+                hear_why(store, self._rank)
+            raise
+        return self
 
     @property
     def rank(self) -> int:
@@ -267,7 +314,7 @@ class NativeBackend(Backend):
         return self._work(self._group.barrier(timeout, async_op))
 
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
-        sharing = Sharing(self, self._local, num_bytes, timeout)
+        sharing = Sharing(self, self._node.ranks, num_bytes, timeout)
         try:
             memory = sharing.map()
         except (BackendUnavailable, CommError, ConfigError):
@@ -306,7 +353,7 @@ def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape((*array.shape, 1)).view(np.uint8)
 
 
-def _settings(store: Store, rank: int) -> Settings:
+def _settings(store: MeetingStore, rank: int) -> Settings:
     """This process's; the others are told if there is something wrong with them."""
     try:
         return Settings.from_environ(os.environ)
@@ -315,31 +362,50 @@ def _settings(store: Store, rank: int) -> Settings:
         raise
 
 
-def _abandon(store: Store, meeting: Meeting, local: Sequence[int], error: BaseException) -> None:
+def _abandon(
+    store: MeetingStore, meeting: Meeting, local: Sequence[int], error: BaseException
+) -> None:
     """Tell the ranks that wait for this one why it does not come, though it has met them."""
     give_up(store, meeting.rank, error)
     with suppress(RuntimeError):  # those of other nodes see that its connections end
-        _native.abandon(meeting.segment, local.index(meeting.rank), len(local), meeting.rank)
+        _native.abandon(meeting.file, local.index(meeting.rank), len(local), meeting.rank)
 
 
-def _arrays(
-    meeting: Meeting, local: Sequence[int], settings: Settings
-) -> _native.SharedArrays | None:
-    num_bytes = settings.segment_bytes(len(local))
-    return arrays.share(meeting.segment, num_bytes, local, meeting.rank, meeting.pids)
+def _mapped(meeting: Meeting, file: NodeFile) -> _native.SegmentMemory:
+    with _refusals(meeting.rank):
+        return _native.map_segment(meeting.file, file.segment_bytes)
+
+
+def _pool(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
+    """None where the system has refused so large a file, or refuses to map it."""
+    if len(local) == 1 or os.fstat(meeting.file).st_size < file.pool.end(len(local)):
+        return None
+    with suppress(RuntimeError):
+        place = local.index(meeting.rank)
+        return _native.SegmentPool(meeting.file, *file.pool, place, meeting.pids)
+    return None
+
+
+def _arrays(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SharedArrays | None:
+    return arrays.share(meeting.file, file.arrays, local, meeting.rank, meeting.pids)
 
 
 def _group(
-    meeting: Meeting, local: Sequence[int], world_size: int, settings: Settings, name: str
+    meeting: Meeting,
+    memory: _native.SegmentMemory,
+    world_size: int,
+    settings: Settings,
+    name: str,
 ) -> _native.Group:
     number = zlib.crc32(name.encode()) & 0x7FFFFFFF
     page = own_page()
+    local = next(node for node in meeting.nodes if meeting.rank in node)
     links = meeting.take_links()
-    try:
+    with _refusals(meeting.rank):
         return _native.Group(
             rank=meeting.rank,
             nodes=meeting.nodes,
-            segment=meeting.segment,
+            segment=memory,
             tuning=settings.tuning.tuning(len(local)),
             pids=meeting.pids,
             neighbours=meeting.neighbours,
@@ -352,7 +418,14 @@ def _group(
             stage=stage_native,
             failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
         )
-    except (RuntimeError, ValueError) as error:  # no memory, no descriptors, an old kernel
+
+
+@contextmanager
+def _refusals(rank: int) -> Iterator[None]:
+    """BackendUnavailable for no memory, no descriptors, an old kernel."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
         raise BackendUnavailable(
-            f"the native backend on rank {meeting.rank}", f"The system refused: {error}"
+            f"the native backend on rank {rank}", f"The system refused: {error}"
         ) from error

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import msgpack
 
-from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.base import BackendType, MeetingStore
 from torsh_runtime.backends.native import links, segment
 from torsh_runtime.backends.native.links import Contact, Doors, Keys
 from torsh_runtime.backends.native.network import Network, is_loopback
@@ -34,18 +34,9 @@ from torsh_runtime.errors import (
     StoreError,
     StoreTimeout,
 )
-from torsh_runtime.store.base import Entry
 
-_SLICE = 1.0
+SLICE = 1.0
 """Seconds between two looks at whether another rank has given up."""
-
-
-class Store(Protocol):
-    """What meeting needs of a store; StoreClient has it."""
-
-    def put(self, key: str, value: bytes) -> object: ...
-    def get(self, key: str) -> Entry | None: ...
-    def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +50,7 @@ class Meeting:
     """Of the ranks of this rank's node, in order of rank."""
     neighbours: int
     """How many ranks run on this machine, which is more than a node where it holds several."""
-    segment: int
+    file: int
     """Descriptor of the node's memory."""
     links: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """For each rank of another node non-blocking sockets: one for control, then those for data."""
@@ -83,12 +74,12 @@ class Meeting:
 
     def close(self) -> None:
         """Close the descriptors. Only once: their numbers may soon be others'."""
-        for descriptor in (self.segment, *sum(self.links.values(), ())):
+        for descriptor in (self.file, *sum(self.links.values(), ())):
             os.close(descriptor)
 
 
 def meet(
-    store: Store,
+    store: MeetingStore,
     rank: int,
     world_size: int,
     timeout: float,
@@ -108,7 +99,7 @@ def meet(
     CommError with the words of a rank that gave up, ConfigError for what this machine lacks and
     for terms that differ.
     """
-    board = _Board(store, rank, timeout)
+    board = Board(store, rank, timeout)
     try:
         with ExitStack() as holding, segment.Offer() as offer:
             own = Place.here(offer.name, offer.token, terms)
@@ -131,7 +122,7 @@ def meet(
     return Meeting(rank, nodes, pids, machines.count(own.machine), memory, linked)
 
 
-def give_up(store: Store, rank: int, error: BaseException) -> None:
+def give_up(store: MeetingStore, rank: int, error: BaseException) -> None:
     """Tell the ranks that meet in the store why this one will not come, unless one has told
     already.
     """
@@ -141,13 +132,13 @@ def give_up(store: Store, rank: int, error: BaseException) -> None:
             store.put("failed", msgpack.packb([rank, kind, _culprits(error), words or kind]))
 
 
-def hear_why(store: Store, rank: int) -> None:
+def hear_why(store: MeetingStore, rank: int) -> None:
     """Raise what another rank gave up for after all had met, if one tells that within a moment."""
-    _Board(store, rank, _SLICE).hear_why()
+    Board(store, rank, SLICE).hear_why()
 
 
 def _share(
-    board: _Board,
+    board: Board,
     offer: segment.Offer,
     places: Mapping[int, Place],
     sizes: Sequence[int],
@@ -164,7 +155,7 @@ def _share(
 
 
 def _link(
-    board: _Board, places: Mapping[int, Place], network: Network, name: str
+    board: Board, places: Mapping[int, Place], network: Network, name: str
 ) -> dict[int, tuple[int, ...]]:
     """Links to the ranks of other nodes."""
     own = places[board.rank]
@@ -197,10 +188,10 @@ def _usable(peer: int, contact: Contact, place: Place, own: Place) -> Contact:
     return replace(contact, addresses=addresses)
 
 
-class _Board:
+class Board:
     """The group's keys in the store, and the deadline for all that is done with them."""
 
-    def __init__(self, store: Store, rank: int, timeout: float) -> None:
+    def __init__(self, store: MeetingStore, rank: int, timeout: float) -> None:
         self.rank = rank
         self._store = store
         self._timeout = timeout
@@ -210,6 +201,10 @@ class _Board:
         """Seconds until the deadline, more than 0."""
         return max(self._deadline - time.monotonic(), 0.001)
 
+    def has_passed(self) -> bool:
+        """Whether the deadline has."""
+        return time.monotonic() >= self._deadline
+
     def exchange(self, topic: str, value: bytes, ranks: Iterable[int]) -> dict[int, bytes]:
         """What each of the ranks has to tell under the topic, this one its value."""
         self._store.put(f"{topic}/{self.rank}", value)
@@ -217,18 +212,18 @@ class _Board:
         while True:
             remaining = self.remaining()
             try:
-                found = self._store.wait(list(keys), min(remaining, _SLICE))
+                found = self._store.wait(list(keys), min(remaining, SLICE))
                 return {peer: found[key].value for key, peer in keys.items()}
             except StoreTimeout:
                 self.look_around()
-                if remaining <= _SLICE:
+                if remaining <= SLICE:
                     missing = [peer for key, peer in keys.items() if self._store.get(key) is None]
-                    raise self._too_late(missing) from None
+                    raise self.too_late(missing) from None
 
     def hear_why(self) -> None:
         """Raise what another rank gave up for, if one tells that within a moment."""
         with suppress(StoreTimeout):
-            self._store.wait(["failed"], min(self.remaining(), _SLICE))
+            self._store.wait(["failed"], min(self.remaining(), SLICE))
         self.look_around()
 
     def look_around(self) -> None:
@@ -242,7 +237,7 @@ class _Board:
             detail = f"rank {rank} found that it is gone ({words})"
             raise PeerLost(culprits[0], "init_process_group", 0, detail)
         if kind == CommTimeout.__name__:
-            raise self._too_late(culprits, f", as rank {rank} found")
+            raise self.too_late(culprits, f", as rank {rank} found")
         raise CommError(f"rank {rank} gave up joining the group: {words}")
 
     def _check_backend(self) -> None:
@@ -253,7 +248,8 @@ class _Board:
                 f"{entry.value.decode(errors='replace')}: give all ranks of a group the same"
             )
 
-    def _too_late(self, missing: list[int], detail: str = "") -> CommTimeout:
+    def too_late(self, missing: Sequence[int], detail: str = "") -> CommTimeout:
+        """What is raised when these have not come."""
         return CommTimeout("init_process_group", 0, self._timeout, missing, detail)
 
 

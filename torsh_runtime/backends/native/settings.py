@@ -9,6 +9,7 @@ from typing import Self
 from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import Network
+from torsh_runtime.backends.native.node_file import NodeFile
 from torsh_runtime.backends.native.place import Terms
 from torsh_runtime.backends.native.tuning import TuningFile
 from torsh_runtime.errors import ConfigError
@@ -43,6 +44,10 @@ class Settings:
             tuning=TuningFile.read(environ),
             share_arrays=arrays.is_wanted(environ),
         )
+
+    def node_file(self, ranks: int) -> NodeFile:
+        """What so many ranks of a node share."""
+        return NodeFile(ranks, self.segment_bytes(ranks))
 
     def segment_bytes(self, ranks: int) -> int:
         """What the segment of so many ranks of a node takes."""

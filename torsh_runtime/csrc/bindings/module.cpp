@@ -5,13 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "bindings/arrays.hpp"
 #include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
+#include "bindings/segments.hpp"
+#include "bindings/signals.hpp"
 
 namespace nb = nanobind;
 using torsh::DType;
@@ -20,6 +20,7 @@ using torsh::ReduceOp;
 using torsh::python::Completions;
 using torsh::python::Pending;
 using torsh::python::Rank;
+using torsh::python::SegmentMemory;
 using torsh::python::SharedArrays;
 using torsh::python::Typed;
 using torsh::across::Limits;
@@ -28,12 +29,6 @@ using torsh::shm::Tuning;
 using namespace nb::literals;
 
 namespace {
-
-bool interrupted() {
-  if (gettid() != getpid()) return false;  // Python runs signal handlers on its main thread only
-  const nb::gil_scoped_acquire hold;
-  return PyErr_CheckSignals() != 0;
-}
 
 DType dtype_of(int number) {
   if (number < 0 || number >= static_cast<int>(torsh::num_dtypes)) throw nb::value_error("no such dtype");
@@ -79,7 +74,7 @@ void bind_tuning(nb::module_& m) {
       .def_rw("block", &Limits::block);
 }
 
-void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, int segment, const Tuning& tuning,
+void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, const SegmentMemory& segment, const Tuning& tuning,
                 const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
                 double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure) {
   GroupSetup setup;
@@ -97,7 +92,7 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
   }
   setup.node.names = setup.layout.local();
   if (setup.node.names.size() != pids.size()) throw nb::value_error("there must be a process for each rank of the node");
-  setup.node.descriptor = segment;
+  setup.node.memory = segment.base;
   setup.node.pids = pids;
   setup.node.tuning = tuning;
   setup.node.group = number;
@@ -106,7 +101,7 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
   setup.heartbeat = heartbeat;
   setup.strategy = static_cast<Strategy>(strategy);
   setup.limits = limits;
-  setup.interrupted = interrupted;
+  setup.interrupted = torsh::python::interrupted;
   new (self) Rank(std::move(setup), record, std::move(stage), std::move(failure));
 }
 
@@ -114,7 +109,8 @@ void bind_group(nb::module_& m) {
   nb::class_<Rank>(m, "Group")
       .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
            "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "stage"_a, "failure"_a)
-      .def("meet", &Rank::meet)
+      .def("meet", &Rank::meet, "timeout"_a, "known_reach"_a.none() = nb::none())
+      .def_prop_ro("has_reach", &Rank::has_reach)
       .def_prop_ro("failed", &Rank::failed)
       .def("all_reduce", &Rank::all_reduce)
       .def("all_reduce_list", &Rank::all_reduce_list)
@@ -161,11 +157,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // a group that lives until the process ends is no leak
   m.attr("MAX_LOCAL_RANKS") = torsh::shm::max_ranks;
   m.attr("ANY_SOURCE") = torsh::any_source;
-  m.def("segment_bytes", [](int ranks, const Tuning& tuning) {
-    return torsh::shm::Segment::bytes_for(ranks, torsh::shm::slot_bytes(tuning));
-  });
   m.def("least_block", &torsh::shm::least_block);
-  m.def("abandon", &torsh::shm::Segment::abandon);
   m.def("is_reducible", [](int dtype, int op) { return torsh::is_reducible(dtype_of(dtype), op_of(op)); });
   m.def("reduce", &reduce);
 
@@ -184,6 +176,7 @@ NB_MODULE(_native, m) {
       .def("message", &Pending::message)
       .def("when_over", &Pending::when_over);
   nb::class_<Completions>(m, "Completions").def(nb::init<>()).def("wait", &Completions::wait);
+  torsh::python::bind_segments(m);
   bind_group(m);
   bind_arrays(m);
 }

@@ -126,8 +126,8 @@ Rank::~Rank() {
   }
 }
 
-void Rank::meet(double timeout) {
-  guarded([&] { group_->meet(timeout); });
+void Rank::meet(double timeout, std::optional<bool> known_reach) {
+  guarded([&] { group_->meet(timeout, known_reach); });
 }
 
 void Rank::abort() {

@@ -39,7 +39,9 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
 
   // The ranks' first meeting: returns when all are there. timeout in seconds.
-  void meet(double timeout);
+  void meet(double timeout, std::optional<bool> known_reach);
+  // Whether those of this node can read each other's memory, once they have met.
+  bool has_reach() const { return group_->channel().reach().allowed(); }
   bool failed() const { return group_->failed(); }
 
   nb::object all_reduce(nb::handle array, nb::handle op, double timeout, bool async_op);

@@ -92,9 +92,9 @@ across::Team& Group::team() {
   return team_;
 }
 
-void Group::meet(double timeout) {
-  const auto meeting = [](Group& group) {
-    in_node::meet(group.channel());
+void Group::meet(double timeout, std::optional<bool> known_reach) {
+  const auto meeting = [known_reach](Group& group) {
+    in_node::meet(group.channel(), known_reach);
     if (!group.in_node()) across::barrier(group.team());
   };
   execute(Call{.kind = OpKind::barrier}, meeting, timeout, false);

@@ -42,8 +42,8 @@ class Group {
   // For the operation under way, in a group of several nodes.
   across::Team& team();
 
-  // The ranks' first meeting; also finds out whether they can read each other's memory.
-  void meet(double timeout);
+  // The ranks' first meeting; also finds out whether they can read each other's memory, unless that is known.
+  void meet(double timeout, std::optional<bool> known_reach = {});
   // Whether this process was forked off from the rank's, and is none.
   bool is_fork() const { return channel_.is_fork(); }
   // Whether the group is dead.

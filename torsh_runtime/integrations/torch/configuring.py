@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.base import Backend, MeetingStore
 from torsh_runtime.backends.configuring import (
     Configuring,
     StoreOfTurn,
@@ -20,9 +20,6 @@ from torsh_runtime.backends.configuring import (
 )
 from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.integrations.torch.store import TorchStore
-
-if TYPE_CHECKING:
-    from torsh_runtime.backends.native.meeting import Store
 
 c10d: Any = _distributed_c10d
 
@@ -105,6 +102,12 @@ class Configurable:
         configure() that is under way in another one ends, too."""
         self._configuring.give_up()
         self._torsh.abort()
+
+    def subgroup(
+        self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
+    ) -> Backend | None:
+        """As Backend has it."""
+        return self._torsh.subgroup(store, f"{name} {ranks}", ranks, timeout)
 
     def shutdown(self) -> None:
         """Leave the group; a peer that still needs this rank gets PeerLost."""
@@ -190,7 +193,7 @@ def _reached(store: Any, timeout: float) -> Any:
     return c10d.PrefixStore(prefix, served)
 
 
-def meet(store: Store, rank: int, world_size: int, seconds: float, name: str) -> Backend:
+def meet(store: MeetingStore, rank: int, world_size: int, seconds: float, name: str) -> Backend:
     """This rank's end of a new group, whose ranks meet in the store."""
     if world_size == 1:
         from torsh_runtime.backends.single import SingleBackend

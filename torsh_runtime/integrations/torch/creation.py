@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
@@ -22,8 +25,15 @@ c10d: Any = _distributed_c10d
 Group = TypeVar("Group", bound=TorshProcessGroup)
 
 
-def create(given: Any, options: object, kind: type[Group] = TorshProcessGroup) -> Group:
+def create(
+    given: Any,
+    options: object,
+    kind: type[Group] = TorshProcessGroup,
+    parent: TorshProcessGroup | None = None,
+) -> Group:
     """The process group that torch describes (its _DistributedBackendOptions).
+
+    parent: the group of whose ranks global_ranks_in_group are some; None: the default group.
 
     Raises CommTimeout naming the ranks that did not come within the group's timeout, StoreError
     when torch's store fails, BackendUnavailable, TypeError for backend options.
@@ -34,7 +44,7 @@ def create(given: Any, options: object, kind: type[Group] = TorshProcessGroup) -
         )
     seconds = given.timeout.total_seconds()
     tune_allocator()
-    backend = _connect(given, seconds)
+    backend = _connect(given, seconds, _default() if parent is None else parent)
     page = own_page()
     if page is not None:
         page.note_initialised()
@@ -53,7 +63,8 @@ def split(
     given.store = c10d.PrefixStore(f"{name}/", parent.get_group_store())
     given.group_rank, given.group_size = ranks.index(parent.rank()), len(ranks)
     given.timeout, given.group_id = timeout, name
-    group = create(given, None, type(parent))
+    given.global_ranks_in_group = list(ranks)
+    group = create(given, None, type(parent), parent)
     group.setGroupName(name)
     group.setGroupDesc(desc)
     return group
@@ -67,9 +78,24 @@ def _on_several_nodes() -> bool:
         return False
 
 
-def _connect(given: Any, seconds: float) -> Backend:
+def _default() -> object:
+    """What the default group has for CPUs, if there is a default group."""
+    world = dist.group.WORLD
+    if world is None or isinstance(world, TorshProcessGroup):
+        return world
+    with suppress(RuntimeError):  # it has nothing for CPUs
+        return world._get_backend(torch.device("cpu"))
+    return None
+
+
+def _connect(given: Any, seconds: float, parent: object) -> Backend:
     store = TorchStore(given.store)
     # Every rank counts its own calls, so that a group made again has keys of its own.
     turn = store.add(f"turn/{given.group_rank}", 1) if given.group_size > 1 else 1
     scoped = store.scoped(f"{turn}/")
+    ranks = list(given.global_ranks_in_group)
+    if ranks and isinstance(parent, TorshProcessGroup):
+        made = parent.subgroup(scoped, given.group_id, ranks, seconds)
+        if made is not None:
+            return made
     return meet(scoped, given.group_rank, given.group_size, seconds, given.group_id)

@@ -62,7 +62,7 @@ class AllReduce {
 
   void whole(std::byte* data, std::size_t count) {
     channel_.next_block();
-    copy_shared(channel_.slot(own_), data, count * reduce_.element());
+    copy_shared(channel_.own_slot(count * reduce_.element()), data, count * reduce_.element());
     if (root_ == everyone) channel_.barrier();
     else if (receives_) channel_.round();
     else return channel_.tell();
@@ -78,7 +78,7 @@ class AllReduce {
   // first one nobody but its owner touches a slot: one does for all blocks.
   void block(std::byte* data, std::size_t count) {
     const Parts parts(count, reduce_.element(), channel_.ranks());
-    std::byte* slot = channel_.slot(own_);
+    std::byte* slot = channel_.own_slot(count * reduce_.element());
     for_peers(channel_, [&](int peer) {
       copy_shared(slot + parts.offset(peer), data + parts.offset(peer), parts.bytes(peer));
     });

@@ -30,7 +30,7 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_block();
     if (channel.rank() == root) {
-      copy_shared(channel.slot(root), data.data + at, length);
+      copy_shared(channel.own_slot(length), data.data + at, length);
       channel.tell();
     } else {
       channel.listen(root);
@@ -68,7 +68,7 @@ void staged_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
   for_blocks(longest(outputs), limit, [&](std::size_t at, std::size_t) {
     channel.next_block();
     const std::size_t length = within(input.bytes, at, limit);
-    copy_shared(channel.slot(channel.rank()), input.data + at, length);
+    copy_shared(channel.own_slot(length), input.data + at, length);
     copy_own(of(outputs, channel.rank()).data + at, input.data + at, length);
     channel.barrier();
     for_peers(channel, [&](int peer) {

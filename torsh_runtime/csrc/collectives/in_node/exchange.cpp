@@ -79,6 +79,7 @@ class Exchange {
       else head_.direct = true;
       rooms = rooms || to.kind != Place::Kind::nowhere;
     });
+    written_ = table_ + std::min<std::size_t>(end, room_);
     head_.blocks = static_cast<std::uint32_t>((end + room_ - 1) / room_);
     head_.tiny = !head_.direct && !rooms && sizeof head_ + others_ + end <= shm::tiny_bytes;
   }
@@ -97,14 +98,14 @@ class Exchange {
   }
 
   void post_table() {
-    std::byte* slot = channel_.slot(channel_.rank());
+    std::byte* slot = channel_.own_slot(written_);
     std::memcpy(slot, offers_.data(), (others_ + 1) * sizeof(Entry));
     fill(0);
     channel_.round(&head_, sizeof head_);
   }
 
   void fill(std::uint32_t block) {
-    std::byte* slot = channel_.slot(channel_.rank()) + table_;
+    std::byte* slot = channel_.own_slot(written_) + table_;
     for_peers(channel_, [&](int peer) {
       for_part(offers_[peer], block, [&](std::size_t in_piece, std::size_t in_block, std::size_t bytes) {
         copy_shared(slot + in_block, of(given_, peer).data + in_piece, bytes);
@@ -193,6 +194,7 @@ class Exchange {
   Direct direct_;
   const Pieces taken_, given_;
   const std::size_t pulled_, others_, table_, room_;
+  std::size_t written_ = 0;  // bytes of the slot that this rank uses
   Head head_;
   PerRank<Entry> offers_, found_;      // to and from each peer
   PerRank<const std::byte*> streams_;  // the present block of each peer's

@@ -4,14 +4,16 @@
 // throw Failure or Interrupted; the buffers are undefined then.
 #pragma once
 
+#include <optional>
+
 #include "common/kernels.hpp"
 #include "transport/shm/channel.hpp"
 
 namespace torsh::in_node {
 
 // The ranks' first operation: a barrier in which they also find out whether all have a processor each
-// and can reach each other's memory.
-void meet(shm::Channel& channel);
+// and can reach each other's memory, unless that is known from another group of theirs.
+void meet(shm::Channel& channel, std::optional<bool> known_reach = {});
 // `reduce` has channel.ranks() sources.
 void all_reduce(shm::Channel& channel, const Reduction& reduce, std::byte* data, std::size_t count);
 // Only root's data are changed.

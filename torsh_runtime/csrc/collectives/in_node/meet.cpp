@@ -39,26 +39,25 @@ bool holds_for_all(shm::Channel& channel, bool own) {
   return own;
 }
 
+// The second attempt is made only where the first one fails, so nothing is opened that need not be.
+bool find_reach(shm::Channel& channel, const Card& own) {
+  if (holds_for_all(channel, reaches_all(channel))) return true;
+  shm::admit_siblings();
+  channel.round(&own, sizeof own);
+  return holds_for_all(channel, reaches_all(channel));
+}
+
 }  // namespace
 
-// The second attempt is made only where the first one fails, so nothing is opened that need not be.
-void meet(shm::Channel& channel) {
+void meet(shm::Channel& channel, std::optional<bool> known_reach) {
   const std::shared_ptr<shm::Arena> arena = shm::Arena::current();
   std::vector<std::byte*> bases;
   if (arena) bases = arena->bases(channel.reach().pids());
   const Card own{channel.reach().probe(), bases.empty() ? 0 : arena->number()};
   channel.round(&own, sizeof own);
   if (is_everyones(channel, own)) channel.regions().add(arena, std::move(bases));
-  bool reached = reaches_all(channel);
   channel.settle();
-  reached = holds_for_all(channel, reached);
-  if (!reached) {
-    shm::admit_siblings();
-    channel.round(&own, sizeof own);
-    reached = reaches_all(channel);
-    reached = holds_for_all(channel, reached);
-  }
-  channel.reach().allow(reached);
+  channel.reach().allow(known_reach ? *known_reach : find_reach(channel, own));
 }
 
 }  // namespace torsh::in_node

@@ -45,9 +45,10 @@ class ReduceScatter {
     const auto part = [&](int rank) { return static_cast<std::size_t>(rank) * limit; };
     for_blocks(longest(inputs_), limit, [&](std::size_t at, std::size_t) {
       channel_.next_block();
+      std::byte* slot = channel_.own_slot(part(channel_.ranks()));
       for_peers(channel_, [&](int peer) {
         const Piece& given = of(inputs_, peer);
-        copy_shared(channel_.slot(own_) + part(peer), given.data + at, within(given.bytes, at, limit));
+        copy_shared(slot + part(peer), given.data + at, within(given.bytes, at, limit));
       });
       channel_.barrier();
       for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer) + part(own_);
@@ -76,7 +77,7 @@ class ReduceScatter {
     if (!direct.pays(most) || (most < limits(channel_).fetch_piece && !direct.regions_pay(most))) return false;
     channel_.next_block();
     for (int peer = 0; peer < channel_.ranks(); ++peer) places_[peer] = direct.place(of(inputs_, peer), most);
-    std::memcpy(channel_.slot(own_), places_.data(), ranks * sizeof(Place));
+    std::memcpy(channel_.own_slot(ranks * sizeof(Place)), places_.data(), ranks * sizeof(Place));
     channel_.barrier();
     bool all = true;
     for (int peer = 0; peer < channel_.ranks(); ++peer) {

@@ -36,7 +36,7 @@ Channel::Channel(const Setup& setup, Hooks hooks)
       ranks_(static_cast<int>(setup.names.size())),
       names_(setup.names),
       tuning_(setup.tuning),
-      segment_(setup.descriptor, rank_, ranks_, slot_bytes(tuning_)),
+      segment_(setup.memory, rank_, ranks_, slot_bytes(tuning_)),
       peers_(setup.pids),
       reach_(rank_, setup.pids),
       hooks_(std::move(hooks)),
@@ -48,7 +48,7 @@ Channel::Channel(const Setup& setup, Hooks hooks)
   if (tuning_.block_bytes < least_block(ranks_)) {
     throw std::invalid_argument("block_bytes is too small for so many ranks");
   }
-  if (const auto quota = find_cpu_quota()) {
+  if (const auto quota = recent_cpu_quota()) {
     segment_.area(rank_).own.quota = quota->cpus;
     segment_.area(rank_).own.quota_group = quota->group;
   }
@@ -217,7 +217,7 @@ void Channel::tell(const void* payload, std::size_t bytes) {
 }
 
 void Channel::tell_at_length(const std::byte* data, std::size_t bytes) {
-  segment_.prepare_to_tell(rank_);
+  segment_.prepare_to_tell();
   note_unchecked();
   begin_round();
   copy_shared(segment_.told(rank_, round_), data, bytes);

@@ -40,7 +40,7 @@ struct Hooks {
 // processes. `progress`, which must outlive the channel, is where it notes what it does, as the
 // group of this number; null is nowhere.
 struct Setup {
-  int descriptor;
+  std::shared_ptr<std::byte> memory;  // the segment's
   int rank;
   std::vector<int> names, pids;
   Tuning tuning;
@@ -113,6 +113,11 @@ class Channel {
   // round between two blocks.
   void next_block();
   std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1); }
+  // This rank's, so many bytes of which it is to write.
+  std::byte* own_slot(std::size_t bytes) {
+    segment_.prepare_slot(block_ & 1, bytes);
+    return slot(rank_);
+  }
 
   // For waits elsewhere: throws if the group is dead or the caller interrupted.
   void check_wait();

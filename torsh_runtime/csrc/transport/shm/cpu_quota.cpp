@@ -3,8 +3,11 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <vector>
+
+#include "common/clock.hpp"
 
 namespace torsh::shm {
 namespace {
@@ -83,6 +86,21 @@ std::optional<CpuQuota> find_cpu_quota(const std::string& root) {
     }
   }
   return tightest;
+}
+
+std::optional<CpuQuota> recent_cpu_quota() {
+  struct Reading {
+    std::mutex mutex;
+    std::optional<CpuQuota> quota;
+    double valid_until = 0;
+  };
+  static Reading& last = *new Reading;  // never destroyed: groups may outlive statics
+  const std::lock_guard<std::mutex> alone(last.mutex);
+  if (now() >= last.valid_until) {
+    last.quota = find_cpu_quota("");
+    last.valid_until = now() + 1;
+  }
+  return last.quota;
 }
 
 }  // namespace torsh::shm

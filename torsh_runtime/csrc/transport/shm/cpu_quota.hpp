@@ -14,6 +14,8 @@ struct CpuQuota {
 
 // The tightest of the limits on this process; none if there is none, or it cannot be read. Files are
 // looked for below `root`.
-std::optional<CpuQuota> find_cpu_quota(const std::string& root = "");
+std::optional<CpuQuota> find_cpu_quota(const std::string& root);
+// The same of this machine, as it was a second ago at most: it takes a dozen files to read. Any thread.
+std::optional<CpuQuota> recent_cpu_quota();
 
 }  // namespace torsh::shm

@@ -3,15 +3,14 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "transport/shm/futex.hpp"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "transport/shm/populate.hpp"
 
 namespace torsh::shm {
 namespace {
@@ -23,15 +22,6 @@ std::size_t control_bytes(int ranks) {
   return (bytes + page - 1) / page * page;
 }
 
-// Present now, so that a lack of memory is an error here and not a SIGBUS in a collective.
-void populate(std::byte* from, std::size_t bytes) {
-  if (madvise(from, bytes, MADV_POPULATE_WRITE) == 0) return;
-  if (errno != EINVAL) throw std::system_error(errno, std::generic_category(), "no memory for the shared segment");
-  for (std::size_t at = 0; at < bytes; at += page) {  // Linux < 5.14
-    reinterpret_cast<std::atomic<std::uint32_t>*>(from + at)->fetch_add(0);
-  }
-}
-
 }  // namespace
 
 std::size_t Segment::bytes_for(int ranks, std::size_t slot_bytes) {
@@ -40,50 +30,53 @@ std::size_t Segment::bytes_for(int ranks, std::size_t slot_bytes) {
   return control_bytes(ranks) + count * of_rank;
 }
 
-Segment::Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes)
-    : ranks_(static_cast<std::size_t>(ranks)), slot_bytes_(slot_bytes), length_(bytes_for(ranks, slot_bytes)) {
+std::shared_ptr<std::byte> map_segment(int descriptor, std::size_t bytes) {
   struct stat status {};
   if (fstat(descriptor, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat of the shared segment");
-  if (static_cast<std::size_t>(status.st_size) < length_) {
+  if (static_cast<std::size_t>(status.st_size) < bytes) {
     throw std::invalid_argument("the shared segment is smaller than its ranks and slots need");
   }
-  void* mapped = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map the shared segment");
-  base_ = static_cast<std::byte*>(mapped);
-  slots_ = base_ + control_bytes(ranks);
-  told_ = slots_ + ranks_ * 2 * slot_bytes;
-  rings_ = told_ + ranks_ * num_flags * told_bytes;
-  try {
-    populate(base_, control_bytes(ranks));
-    populate(slot(rank, 0), 2 * slot_bytes_);
-  } catch (...) {
-    munmap(base_, length_);
-    throw;
-  }
+  return {static_cast<std::byte*>(mapped), [bytes](std::byte* base) { munmap(base, bytes); }};
 }
 
-void Segment::prepare_to_tell(int rank) {
-  if (!tells_) populate(told(rank, 0), num_flags * told_bytes);
+Segment::Segment(std::shared_ptr<std::byte> memory, int rank, int ranks, std::size_t slot_bytes)
+    : memory_(std::move(memory)), rank_(rank), ranks_(static_cast<std::size_t>(ranks)), slot_bytes_(slot_bytes) {
+  slots_ = base() + control_bytes(ranks);
+  told_ = slots_ + ranks_ * 2 * slot_bytes;
+  rings_ = told_ + ranks_ * num_flags * told_bytes;
+  populate(base(), control_bytes(ranks));
+}
+
+// At least twice as much as before, so that operations which grow do not ask for each page by itself.
+void Segment::extend_slot(unsigned parity, std::size_t bytes) {
+  const std::size_t present = present_[parity];
+  const std::size_t wanted = std::min((std::max(bytes, 2 * present) + page - 1) / page * page, slot_bytes_);
+  populate(slot(rank_, parity) + present, wanted - present);
+  present_[parity] = wanted;
+}
+
+void Segment::prepare_to_tell() {
+  if (!tells_) populate(told(rank_, 0), num_flags * told_bytes);
   tells_ = true;
 }
 
-void Segment::abandon(int descriptor, int rank, int ranks, int name) {
-  const std::size_t bytes = control_bytes(ranks);
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map the shared segment");
-  auto* areas = reinterpret_cast<RankArea*>(static_cast<std::byte*>(mapped) + sizeof(Header));
+void Segment::abandon(std::byte* memory, int rank, int ranks, int name) {
+  auto* areas = reinterpret_cast<RankArea*>(memory + sizeof(Header));
   AbortRecord& account = areas[rank].abort;
   account.kind = FailureKind::aborted;
   account.rank = account.reporter = name;
   account.op = OpKind::barrier;
   std::uint32_t none = 0;
-  static_cast<Header*>(mapped)->aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank) + 1);
+  reinterpret_cast<Header*>(memory)->aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank) + 1);
   for (int peer = 0; peer < ranks; ++peer) {
     for (Flag& flag : areas[peer].flags) futex_wake(flag.round);
   }
-  munmap(mapped, bytes);
 }
 
-Segment::~Segment() { munmap(base_, length_); }
+void Segment::abandon(int descriptor, int rank, int ranks, int name) {
+  abandon(map_segment(descriptor, control_bytes(ranks)).get(), rank, ranks, name);
+}
 
 }  // namespace torsh::shm

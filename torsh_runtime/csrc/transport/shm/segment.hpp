@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "common/failure.hpp"
 #include "common/types.hpp"
@@ -81,23 +82,27 @@ struct alignas(128) Header {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// A mapping of the segment. The descriptor stays the caller's.
+// Maps the first bytes of a file of at least that size; the descriptor stays the caller's. Throws
+// std::system_error, and std::invalid_argument for a file that is too small.
+std::shared_ptr<std::byte> map_segment(int descriptor, std::size_t bytes);
+
 class Segment {
  public:
   static std::size_t bytes_for(int ranks, std::size_t slot_bytes);
   // For a rank that cannot make its end of the group: the others of its node, which wait for it, find
-  // the group aborted by it. `name` is the group's number of it. Throws std::system_error.
+  // the group aborted by it. `name` is the group's number of it.
+  static void abandon(std::byte* memory, int rank, int ranks, int name);
+  // The same of a file; throws what map_segment does.
   static void abandon(int descriptor, int rank, int ranks, int name);
 
-  // Maps the whole segment and makes this rank's own pages present, except for what it tells at length.
+  // Makes the pages present by which the ranks wait for each other; others become so when they are used.
   // Throws std::system_error.
-  Segment(int descriptor, int rank, int ranks, std::size_t slot_bytes);
-  ~Segment();
+  Segment(std::shared_ptr<std::byte> memory, int rank, int ranks, std::size_t slot_bytes);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  Header& header() { return *reinterpret_cast<Header*>(base_); }
-  RankArea& area(int rank) { return reinterpret_cast<RankArea*>(base_ + sizeof(Header))[rank]; }
+  Header& header() { return *reinterpret_cast<Header*>(base()); }
+  RankArea& area(int rank) { return reinterpret_cast<RankArea*>(base() + sizeof(Header))[rank]; }
   std::byte* slot(int rank, unsigned parity) {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + parity) * slot_bytes_;
   }
@@ -105,8 +110,11 @@ class Segment {
   std::byte* told(int rank, std::uint64_t round) {
     return told_ + (static_cast<std::size_t>(rank) * num_flags + round % num_flags) * told_bytes;
   }
-  // Makes the pages present to which this rank tells. Throws std::system_error.
-  void prepare_to_tell(int rank);
+  // Makes what a rank's slot begins with present, or that to which it tells. Throws std::system_error.
+  void prepare_slot(unsigned parity, std::size_t bytes) {
+    if (bytes > present_[parity]) extend_slot(parity, bytes);
+  }
+  void prepare_to_tell();
   std::size_t ring_capacity() const { return shm::ring_capacity(static_cast<int>(ranks_)); }
   // Memory of the ring that `from` writes and `to` reads. It becomes present when it is used.
   RingMemory& ring(int from, int to) {
@@ -115,13 +123,17 @@ class Segment {
   }
 
  private:
-  std::size_t ranks_;
-  std::size_t slot_bytes_;
-  std::size_t length_;
-  std::byte* base_;
+  void extend_slot(unsigned parity, std::size_t bytes);
+  std::byte* base() const { return memory_.get(); }
+
+  const std::shared_ptr<std::byte> memory_;
+  const int rank_;
+  const std::size_t ranks_;
+  const std::size_t slot_bytes_;
   std::byte* slots_;
   std::byte* told_;
-  bool tells_ = false;  // this rank, at length
+  std::size_t present_[2] = {};  // bytes of this rank's slots
+  bool tells_ = false;           // this rank, at length
   std::byte* rings_;
 };
 

@@ -1,0 +1,62 @@
+"""What lies where in the file that the ranks of a node share.
+
+Their group's segment comes first. Behind it each rank has room for the segments of further groups,
+and then for arrays. Only what is used takes memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import NamedTuple
+
+_POOL_STRIDE = 16 << 30
+"""Bytes of each rank's room for segments: more groups than a process can use."""
+_OVERSIZE = 4
+"""Room for arrays over the machine's memory: room that is broken up stays usable."""
+_HUGE = 2 << 20
+"""Bytes of the largest usual pages."""
+
+
+class NodeFile(NamedTuple):
+    """The file of so many ranks, whose segment has so many bytes."""
+
+    ranks: int
+    segment_bytes: int
+
+    @property
+    def pool(self) -> Room:
+        """For segments."""
+        return Room(_rounded(self.segment_bytes, mmap.PAGESIZE), _POOL_STRIDE)
+
+    @property
+    def arrays(self) -> Room:
+        """For arrays."""
+        stride = _rounded(_OVERSIZE * memory() // self.ranks, _HUGE)
+        return Room(self.pool.end(self.ranks), stride)
+
+    def sizes(self, with_arrays: bool) -> tuple[int, ...]:
+        """That the file may have, the best one first: systems may refuse large ones."""
+        if self.ranks == 1:
+            return (self.segment_bytes,)
+        best = (self.arrays if with_arrays else self.pool).end(self.ranks)
+        return (best, self.segment_bytes)
+
+
+class Room(NamedTuple):
+    """Where the parts of all ranks begin, and the bytes of each."""
+
+    offset: int
+    stride: int
+
+    def end(self, ranks: int) -> int:
+        return self.offset + ranks * self.stride
+
+
+def memory() -> int:
+    """Bytes of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+
+
+def _rounded(num_bytes: int, unit: int) -> int:
+    return -(-num_bytes // unit) * unit
