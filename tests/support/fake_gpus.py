@@ -196,13 +196,8 @@ class OnDevice(Backend):
         outputs = [] if root == self.rank else [array]
         return self._call("broadcast", outputs, (array, root, timeout, async_op))
 
-    def all_gather(self, output: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_gather", [output], (output, array, timeout, async_op))
-
-    def all_gather_list(
-        self, outputs: Any, array: Any, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("all_gather_list", outputs, (outputs, array, timeout, async_op))
+    def all_gather(self, outputs: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
+        return self._call("all_gather", _arrays(outputs), (outputs, array, timeout, async_op))
 
     def gather(
         self, outputs: Any, array: Any, root: int, timeout: float, async_op: bool = False
@@ -215,22 +210,12 @@ class OnDevice(Backend):
         return self._call("scatter", [array], (array, inputs, root, timeout, async_op))
 
     def reduce_scatter(
-        self, output: Any, array: Any, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("reduce_scatter", [output], (output, array, op, timeout, async_op))
-
-    def reduce_scatter_list(
         self, output: Any, inputs: Any, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._call("reduce_scatter_list", [output], (output, inputs, op, timeout, async_op))
+        return self._call("reduce_scatter", [output], (output, inputs, op, timeout, async_op))
 
-    def all_to_all(self, output: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_to_all", [output], (output, array, timeout, async_op))
-
-    def all_to_all_list(
-        self, outputs: Any, inputs: Any, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("all_to_all_list", outputs, (outputs, inputs, timeout, async_op))
+    def all_to_all(self, outputs: Any, inputs: Any, timeout: float, async_op: bool = False) -> Work:
+        return self._call("all_to_all", _arrays(outputs), (outputs, inputs, timeout, async_op))
 
     def send(self, array: Any, dst: int, tag: int, timeout: float, async_op: bool = False) -> Work:
         return self._call("send", [], (array, dst, tag, timeout, async_op))

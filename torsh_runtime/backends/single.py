@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from torsh_runtime.arrays import stage
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
 from torsh_runtime.backends.library.operands import (
-    Array,
-    check_dtype,
+    check_both,
+    check_part,
     check_rank,
-    check_size,
     flat,
-    flat_list,
+    flat_parts,
 )
 from torsh_runtime.backends.library.reductions import combine, reduction_of
 from torsh_runtime.backends.work import COMPLETED, Work
@@ -20,7 +19,6 @@ from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.client import StoreClient
 
 _NO_PEER = "messages go to other ranks, and this group has one rank only"
-_SAME = "as the other array's: there is one rank"
 
 
 class SingleBackend(Backend):
@@ -77,14 +75,9 @@ class SingleBackend(Backend):
             return COMPLETED
 
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._copy(output, array)
-
-    def all_gather_list(
-        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self.gather(outputs, array, 0, timeout)
+        return self._copy(outputs, [array])
 
     def gather(
         self,
@@ -95,8 +88,7 @@ class SingleBackend(Backend):
         async_op: bool = False,
     ) -> Work:
         check_rank("root", root, 1)
-        with flat_list("outputs", outputs, 1, writable=True) as pieces:
-            return self._copy(pieces[0], array)
+        return self._copy(outputs or (), [array])
 
     def scatter(
         self,
@@ -107,43 +99,18 @@ class SingleBackend(Backend):
         async_op: bool = False,
     ) -> Work:
         check_rank("root", root, 1)
-        with flat_list("inputs", inputs, 1, writable=False) as pieces:
-            return self._copy(array, pieces[0])
+        return self._copy([array], inputs or ())
 
     def reduce_scatter(
-        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        self._check_open()
-        with flat(array, writable=False) as source, flat(output, writable=True) as target:
-            _check_alike(target, source)
-            _reduce(target, source, op)
-        return COMPLETED
-
-    def reduce_scatter_list(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: Reduce,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        with flat_list("inputs", inputs, 1, writable=False) as pieces:
-            return self.reduce_scatter(output, pieces[0], op, timeout)
+        return self._copy([output], inputs, op)
 
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._copy(output, array)
-
-    def all_to_all_list(
-        self,
-        outputs: Sequence[object],
-        inputs: Sequence[object],
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        with flat_list("inputs", inputs, 1, writable=False) as pieces:
-            return self.gather(outputs, pieces[0], 0, timeout)
+        check_both(outputs, inputs)
+        return self._copy(outputs, inputs)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
@@ -192,19 +159,16 @@ class SingleBackend(Backend):
         if self._end:
             raise CommAborted(f"the process group {self._end}; make a new one")
 
-    def _copy(self, output: object, array: object) -> Work:
+    def _copy(self, outputs: object, inputs: object, op: Reduce | None = None) -> Work:
+        """The only part of each."""
         self._check_open()
-        with flat(array, writable=False) as source, flat(output, writable=True) as target:
-            _check_alike(target, source)
+        with (
+            flat_parts("inputs", inputs, 1, writable=False) as sources,
+            flat_parts("outputs", outputs, 1, writable=True) as targets,
+        ):
+            source, target = sources.arrays[0], targets.arrays[0]
+            check_part("outputs", targets, 0, source, source.size)
+            if op is not None and reduction_of(source.dtype, op) is ReduceOp.PREMUL_SUM:
+                source = combine([source], op, 1)
             target[...] = source
         return COMPLETED
-
-
-def _check_alike(target: Array, source: Array) -> None:
-    check_dtype("output", target, source)
-    check_size("output", target, source.size, _SAME)
-
-
-def _reduce(target: Array, source: Array, op: Reduce) -> None:
-    is_scaled = reduction_of(source.dtype, op) is ReduceOp.PREMUL_SUM
-    target[...] = combine([source], op, 1) if is_scaled else source

@@ -72,7 +72,7 @@ class Group:
     def all_reduce(
         self, array: object, op: object, timeout: float, async_op: bool
     ) -> Pending | None: ...
-    def all_reduce_list(
+    def all_reduce_coalesced(
         self, arrays: Sequence[object], op: object, timeout: float, async_op: bool
     ) -> list[Pending | None]: ...
     def reduce(
@@ -82,10 +82,7 @@ class Group:
         self, array: object, root: int, timeout: float, async_op: bool
     ) -> Pending | None: ...
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool
-    ) -> Pending | None: ...
-    def all_gather_list(
-        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool
+        self, outputs: object, array: object, timeout: float, async_op: bool
     ) -> Pending | None: ...
     def gather(
         self,
@@ -104,21 +101,10 @@ class Group:
         async_op: bool,
     ) -> Pending | None: ...
     def reduce_scatter(
-        self, output: object, array: object, op: object, timeout: float, async_op: bool
-    ) -> Pending | None: ...
-    def reduce_scatter_list(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: object,
-        timeout: float,
-        async_op: bool,
+        self, output: object, inputs: object, op: object, timeout: float, async_op: bool
     ) -> Pending | None: ...
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool
-    ) -> Pending | None: ...
-    def all_to_all_list(
-        self, outputs: Sequence[object], inputs: Sequence[object], timeout: float, async_op: bool
+        self, outputs: object, inputs: object, timeout: float, async_op: bool
     ) -> Pending | None: ...
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool

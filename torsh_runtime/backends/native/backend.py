@@ -128,10 +128,10 @@ class NativeBackend(Backend):
         pending = self._group.all_reduce(array, op, timeout, async_op)
         return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
 
-    def all_reduce_list(
+    def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
     ) -> list[Work]:
-        begun = self._group.all_reduce_list(arrays, op, timeout, async_op)
+        begun = self._group.all_reduce_coalesced(arrays, op, timeout, async_op)
         return [self._work(pending) for pending in begun]
 
     def reduce(
@@ -144,14 +144,9 @@ class NativeBackend(Backend):
         return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
 
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.all_gather(output, array, timeout, async_op))
-
-    def all_gather_list(
-        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._work(self._group.all_gather_list(outputs, array, timeout, async_op))
+        return self._work(self._group.all_gather(outputs, array, timeout, async_op))
 
     def gather(
         self,
@@ -174,33 +169,14 @@ class NativeBackend(Backend):
         return self._work(self._group.scatter(array, inputs, root, timeout, async_op))
 
     def reduce_scatter(
-        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.reduce_scatter(output, array, op, timeout, async_op))
-
-    def reduce_scatter_list(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: Reduce,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        return self._work(self._group.reduce_scatter_list(output, inputs, op, timeout, async_op))
+        return self._work(self._group.reduce_scatter(output, inputs, op, timeout, async_op))
 
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.all_to_all(output, array, timeout, async_op))
-
-    def all_to_all_list(
-        self,
-        outputs: Sequence[object],
-        inputs: Sequence[object],
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        return self._work(self._group.all_to_all_list(outputs, inputs, timeout, async_op))
+        return self._work(self._group.all_to_all(outputs, inputs, timeout, async_op))
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
