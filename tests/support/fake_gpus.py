@@ -249,14 +249,14 @@ class OnDevice(Backend):
 def _arrays(given: Any) -> list[Any]:
     if isinstance(given, np.ndarray) and given.dtype.isnative and given.dtype.kind not in "mM":
         return [given]
-    if isinstance(given, list):
+    if isinstance(given, list | tuple):
         return [array for each in given for array in _arrays(each)]
     return []
 
 
 def _replaced(given: Any, staged: Staged) -> Any:
-    if _arrays(given) and isinstance(given, list):
-        return [_replaced(each, staged) for each in given]
+    if _arrays(given) and isinstance(given, list | tuple):
+        return type(given)(_replaced(each, staged) for each in given)
     return staged.array(given) if _arrays(given) else given
 
 

@@ -90,6 +90,36 @@ def all_to_all_list(backend: Backend, dtype: str) -> None:
 
 
 @SUITE.case()
+def equal_parts_are_an_array_or_a_list(backend: Backend) -> None:
+    ranks, rank = backend.world_size, backend.rank
+    mine = np.arange(5) + 10 * rank
+    given = np.arange(5 * ranks).reshape(ranks, 5) + 100 * rank
+    results = []
+    for form in (np.asarray, list, tuple):
+        gathered, part, got = np.empty((ranks, 5), int), np.empty(5, int), np.empty((ranks, 5), int)
+        backend.all_gather(form(gathered), mine, LONG)
+        backend.reduce_scatter(part, form(given), ReduceOp.SUM, LONG)
+        backend.all_to_all(form(got), form(given), LONG)
+        results.append((gathered, part, got))
+    offsets = np.arange(ranks)[:, None]
+    for gathered, part, got in results:
+        assert (gathered == np.arange(5) + 10 * offsets).all()
+        assert (part == sum(np.arange(5) + 5 * rank + 100 * r for r in range(ranks))).all()
+        assert (got == np.arange(5) + 5 * rank + 100 * offsets).all()
+
+
+@SUITE.case()
+def an_array_and_a_list_are_not_exchanged(backend: Backend) -> None:
+    rows = np.zeros((backend.world_size, 3))
+    for outputs, inputs in ((rows, [*rows]), ([*rows], rows)):
+        with pytest.raises(ValueError, match="a list each"):
+            backend.all_to_all(outputs, inputs, LONG)
+    with pytest.raises(ValueError, match="outputs"):
+        backend.all_to_all([*rows], [np.zeros(4) for _ in rows], LONG)
+    backend.barrier(LONG)  # the group lives
+
+
+@SUITE.case()
 def large_arrays(backend: Backend) -> None:
     ranks, size = backend.world_size, 700_001
     array = np.concatenate([values(backend.rank, size, "int32", r) for r in range(ranks)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -77,6 +78,7 @@ X, Y, LIST = object(), object(), [object()] * 4
         (lambda: tr.reduce(X, group_dst=1), ("reduce", X, 1, tr.ReduceOp.SUM, 7.0, False)),
         (lambda: tr.broadcast(X, 10), ("broadcast", X, 0, 7.0, False)),
         (lambda: tr.all_gather(LIST, X), ("all_gather", LIST, X, 7.0, False)),
+        (lambda: tr.all_gather(deque(LIST), X), ("all_gather", LIST, X, 7.0, False)),
         (lambda: tr.all_gather_into_tensor(X, Y), ("all_gather", X, Y, 7.0, False)),
         (lambda: tr.gather(X, LIST, 12), ("gather", LIST, X, 2, 7.0, False)),
         (lambda: tr.gather(X, dst=11), ("gather", None, X, 1, 7.0, False)),
@@ -103,6 +105,20 @@ X, Y, LIST = object(), object(), [object()] * 4
 def test_calls_reach_the_backend(spy: Spy, call: Callable[[], object], expected: Any) -> None:
     call()
     assert spy.calls == [expected]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tr.all_gather_into_tensor(LIST, X),
+        lambda: tr.reduce_scatter_tensor(X, LIST),
+        lambda: tr.all_to_all_single(LIST, LIST),
+    ],
+)
+def test_a_list_is_no_array_in_equal_parts(spy: Spy, call: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match=r"\(\) takes lists"):
+        call()
+    assert not spy.calls
 
 
 def test_async_op_is_passed_on_and_gives_work(spy: Spy) -> None:
