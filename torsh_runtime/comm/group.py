@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torsh_runtime.comm.session import Footing, Session
     from torsh_runtime.store.user import Store
 
-_LISTS = (list, tuple)
-
 
 class ProcessGroup:
     """Collectives over one backend. See Backend for what arrays may be and what may be raised.
@@ -134,8 +132,6 @@ class ProcessGroup:
         self, output_tensor: object, input_tensor: object, async_op: bool = False
     ) -> Work:
         """Gather everyone's input, in order of rank, into output: world_size × its elements."""
-        if type(output_tensor) in _LISTS:
-            raise _one_array("output_tensor", "all_gather")
         return self._backend.all_gather(output_tensor, input_tensor, self._timeout, async_op)
 
     def all_gather(
@@ -171,8 +167,6 @@ class ProcessGroup:
         self, output: object, input: object, op: Reduce = ReduceOp.SUM, async_op: bool = False
     ) -> Work:
         """Reduce everyone's input, world_size × output's elements; rank r gets part r."""
-        if type(input) in _LISTS:
-            raise _one_array("input", "reduce_scatter")
         return self._backend.reduce_scatter(output, input, op, self._timeout, async_op)
 
     def reduce_scatter(
@@ -189,8 +183,6 @@ class ProcessGroup:
     def all_to_all_single(self, output: object, input: object, async_op: bool = False) -> Work:
         """Send the r-th of world_size equal parts of input to rank r, and put what rank r sent
         into the r-th part of output."""
-        if type(output) in _LISTS or type(input) in _LISTS:
-            raise _one_array("output and input", "all_to_all")
         return self._backend.all_to_all(output, input, self._timeout, async_op)
 
     def all_to_all(
@@ -370,7 +362,7 @@ class ProcessGroup:
             raise ValueError(
                 f"{name} has {len(arrays)} arrays; it needs one per rank, {self.world_size}"
             )
-        return list(arrays)
+        return [*arrays]
 
     def _only_at(
         self, name: str, arrays: Sequence[object] | None, root: int
@@ -380,7 +372,3 @@ class ProcessGroup:
         if arrays:
             raise ValueError(f"{name} is for rank {root} only; give None on rank {self.rank}")
         return None
-
-
-def _one_array(name: str, other: str) -> TypeError:
-    return TypeError(f"{name} must be an array to be cut into equal parts; {other}() takes lists")

@@ -107,20 +107,6 @@ def test_calls_reach_the_backend(spy: Spy, call: Callable[[], object], expected:
     assert spy.calls == [expected]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: tr.all_gather_into_tensor(LIST, X),
-        lambda: tr.reduce_scatter_tensor(X, LIST),
-        lambda: tr.all_to_all_single(LIST, LIST),
-    ],
-)
-def test_a_list_is_no_array_in_equal_parts(spy: Spy, call: Callable[[], object]) -> None:
-    with pytest.raises(TypeError, match=r"\(\) takes lists"):
-        call()
-    assert not spy.calls
-
-
 def test_async_op_is_passed_on_and_gives_work(spy: Spy) -> None:
     assert tr.all_reduce(X) is None
     work = tr.all_reduce(X, async_op=True)

@@ -47,19 +47,21 @@ class NativeBackend(Backend):
     def __init__(
         self,
         group: _native.Group,
+        callbacks: Callbacks,
         rank: int,
         local: Sequence[int],
         world_size: int,
         arrays: _native.SharedArrays | None = None,
     ) -> None:
-        """`local`: the ranks of this rank's node. `arrays`: to be ended with the group."""
+        """`callbacks`: the group's. `local`: the ranks of this rank's node. `arrays`: to be ended
+        with the group."""
         self._group = group
         self._rank = rank
         self._local = local
         self._world_size = world_size
         self._shared: list[mmap.mmap] = []
         self._arrays = arrays
-        self._callbacks = Callbacks()
+        self._callbacks = callbacks
 
     @classmethod
     def connect(
@@ -81,6 +83,7 @@ class NativeBackend(Backend):
         BackendUnavailable when the system refuses what a group needs.
         """
         deadline = time.monotonic() + timeout
+        callbacks = Callbacks()
         settings = _settings(store, rank)
         share_arrays = share_arrays and settings.share_arrays
         with meet(
@@ -97,12 +100,12 @@ class NativeBackend(Backend):
         ) as meeting:
             local = next(node for node in meeting.nodes if rank in node)
             try:
-                group = _group(meeting, local, world_size, settings, name)
+                group = _group(meeting, local, world_size, settings, name, callbacks)
                 own = _arrays(meeting, local, settings) if share_arrays else None
             except BaseException as error:
                 _abandon(store, meeting, local, error)
                 raise
-        backend = cls(group, rank, local, world_size, own)
+        backend = cls(group, callbacks, rank, local, world_size, own)
         try:
             group.meet(max(deadline - time.monotonic(), 0.001))
         except BaseException as error:
@@ -125,28 +128,25 @@ class NativeBackend(Backend):
         return self._group.failed
 
     def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        pending = self._group.all_reduce(array, op, timeout, async_op)
-        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
+        return self._group.all_reduce(array, op, timeout, async_op)
 
     def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
     ) -> list[Work]:
-        begun = self._group.all_reduce_coalesced(arrays, op, timeout, async_op)
-        return [self._work(pending) for pending in begun]
+        return self._group.all_reduce_coalesced(arrays, op, timeout, async_op)
 
     def reduce(
         self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.reduce(array, root, op, timeout, async_op))
+        return self._group.reduce(array, root, op, timeout, async_op)
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        pending = self._group.broadcast(array, root, timeout, async_op)
-        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
+        return self._group.broadcast(array, root, timeout, async_op)
 
     def all_gather(
         self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.all_gather(outputs, array, timeout, async_op))
+        return self._group.all_gather(outputs, array, timeout, async_op)
 
     def gather(
         self,
@@ -156,7 +156,7 @@ class NativeBackend(Backend):
         timeout: float,
         async_op: bool = False,
     ) -> Work:
-        return self._work(self._group.gather(outputs, array, root, timeout, async_op))
+        return self._group.gather(outputs, array, root, timeout, async_op)
 
     def scatter(
         self,
@@ -166,17 +166,17 @@ class NativeBackend(Backend):
         timeout: float,
         async_op: bool = False,
     ) -> Work:
-        return self._work(self._group.scatter(array, inputs, root, timeout, async_op))
+        return self._group.scatter(array, inputs, root, timeout, async_op)
 
     def reduce_scatter(
         self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.reduce_scatter(output, inputs, op, timeout, async_op))
+        return self._group.reduce_scatter(output, inputs, op, timeout, async_op)
 
     def all_to_all(
         self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.all_to_all(outputs, inputs, timeout, async_op))
+        return self._group.all_to_all(outputs, inputs, timeout, async_op)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
@@ -230,9 +230,6 @@ class NativeBackend(Backend):
             raise ValueError(f"src={src!r} is not a rank of the group (0 to {last})")
         return _native.ANY_SOURCE if src is None else src
 
-    def _work(self, pending: _native.Pending | None) -> Work:
-        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
-
     def _message(self, pending: _native.Pending) -> Work:
         rank = pending.source()
         if rank == _native.ANY_SOURCE:
@@ -240,7 +237,7 @@ class NativeBackend(Backend):
         return CompletedWork(rank)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        return self._work(self._group.barrier(timeout, async_op))
+        return self._group.barrier(timeout, async_op)
 
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
         sharing = Sharing(self, self._local, num_bytes, timeout)
@@ -306,7 +303,12 @@ def _arrays(
 
 
 def _group(
-    meeting: Meeting, local: Sequence[int], world_size: int, settings: Settings, name: str
+    meeting: Meeting,
+    local: Sequence[int],
+    world_size: int,
+    settings: Settings,
+    name: str,
+    callbacks: Callbacks,
 ) -> _native.Group:
     number = zlib.crc32(name.encode()) & 0x7FFFFFFF
     page = own_page()
@@ -327,6 +329,8 @@ def _group(
             number=number,
             stage=stage_native,
             failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
+            complete=COMPLETED,
+            begun=partial(NativeWork, callbacks=callbacks),
         )
     except (RuntimeError, ValueError) as error:  # no memory, no descriptors, an old kernel
         raise BackendUnavailable(

@@ -1,4 +1,4 @@
-// The collectives as Python calls them. They return None when they are over, and with `async_op` a Pending.
+// The collectives as Python calls them.
 #include <algorithm>
 
 #include "bindings/parts.hpp"
@@ -44,22 +44,15 @@ nb::object perform(Rank& rank, const Call& call, Operation operation, double tim
   if (!async_op) {
     rank.guarded([&] { rank.group().perform(call, operation, timeout); });
     (views.finish(), ...);
-    return nb::none();
+    return rank.complete();
   }
   auto kept = std::make_shared<KeptViews<Views...>>(std::move(views)...);
   const JobPtr job = rank.guarded([&] { return rank.group().start(call, operation, timeout); });
-  return nb::cast(Pending(rank, job, std::move(kept)));
+  return rank.begun(Pending(rank, job, std::move(kept)));
 }
 
-// This rank's own part must be of the size of what it gives for it, or gets.
-void check_own(Rank& rank, const char* name, const PartViews& parts, std::uint64_t count) {
-  if (parts.count(rank.group().rank(), rank.group().ranks()) == count) return;
-  throw nb::value_error((std::string("the part of ") + name + " for this rank must be of the other array's size").c_str());
-}
-
-void check_parts(Rank& rank, const char* name, const PartViews& parts, const View& own) {
-  parts.check(name, own.dtype(), rank.group().ranks());
-  check_own(rank, name, parts, own.count());
+void check_parts(Rank& rank, const char* name, const PartViews& parts, Elements dtype, std::uint64_t own) {
+  parts.check(name, dtype, own, rank.group().rank(), rank.group().ranks());
 }
 
 // Equal parts are of a shape that all ranks know from their own.
@@ -136,7 +129,7 @@ nb::object broadcast(Rank& rank, nb::handle array, int root, double timeout, boo
 nb::object all_gather(Rank& rank, nb::handle outputs, nb::handle array, double timeout, bool async_op) {
   PartViews to(outputs, true, rank.stage());
   View from(array, false, rank.stage());
-  check_parts(rank, "outputs", to, from);
+  check_parts(rank, "outputs", to, from.dtype(), from.count());
   const Call call = shared_call(OpKind::all_gather, to, from);
   const AllGather operation{to.parts(), from.piece()};
   return perform(rank, call, operation, timeout, async_op, std::move(to), std::move(from));
@@ -146,7 +139,7 @@ nb::object gather(Rank& rank, nb::handle outputs, nb::handle array, int root, do
   rank.check_rank("root", root);
   PartViews to(outputs, true, rank.stage());
   View from(array, false, rank.stage());
-  if (root == rank.group().rank()) check_parts(rank, "outputs", to, from);
+  if (root == rank.group().rank()) check_parts(rank, "outputs", to, from.dtype(), from.count());
   const Call call{.kind = OpKind::gather, .dtype = from.dtype(), .root = root};  // each rank has its own size
   const Gather operation{to.parts(), from.piece(), root};
   return perform(rank, call, operation, timeout, async_op, std::move(to), std::move(from));
@@ -156,7 +149,7 @@ nb::object scatter(Rank& rank, nb::handle array, nb::handle inputs, int root, do
   rank.check_rank("root", root);
   View to(array, true, rank.stage());
   PartViews from(inputs, false, rank.stage());
-  if (root == rank.group().rank()) check_parts(rank, "inputs", from, to);
+  if (root == rank.group().rank()) check_parts(rank, "inputs", from, to.dtype(), to.count());
   const Call call{.kind = OpKind::scatter, .dtype = to.dtype(), .root = root};  // each rank has its own size
   const Scatter operation{to.piece(), from.parts(), root};
   return perform(rank, call, operation, timeout, async_op, std::move(to), std::move(from));
@@ -165,7 +158,7 @@ nb::object scatter(Rank& rank, nb::handle array, nb::handle inputs, int root, do
 nb::object reduce_scatter(Rank& rank, nb::handle output, nb::handle inputs, nb::handle op, double timeout, bool async_op) {
   View to(output, true, rank.stage());
   PartViews from(inputs, false, rank.stage());
-  check_parts(rank, "inputs", from, to);
+  check_parts(rank, "inputs", from, to.dtype(), to.count());
   const across::ReduceSpec spec = reduction(op, to.dtype());
   const Call call = shared_call(OpKind::reduce_scatter, from, to, spec.op);
   const ReduceScatter operation{spec, to.piece(), from.parts()};
@@ -174,11 +167,10 @@ nb::object reduce_scatter(Rank& rank, nb::handle output, nb::handle inputs, nb::
 
 nb::object all_to_all(Rank& rank, nb::handle outputs, nb::handle inputs, double timeout, bool async_op) {
   PartViews to(outputs, true, rank.stage()), from(inputs, false, rank.stage());
-  const int own = rank.group().rank(), ranks = rank.group().ranks();
-  from.check("inputs", from.dtype(), ranks);
-  to.check("outputs", from.dtype(), ranks);
   if (!to.whole() != !from.whole()) throw nb::value_error("outputs and inputs must be an array each, or a list each");
-  check_own(rank, "outputs", to, from.count(own, ranks));
+  const std::uint64_t own = from.count(rank.group().rank(), rank.group().ranks());
+  check_parts(rank, "inputs", from, from.dtype(), own);
+  check_parts(rank, "outputs", to, from.dtype(), own);
   Call call{.kind = OpKind::all_to_all, .dtype = from.dtype()};  // sizes are a matter of each pair
   if (from.whole()) call = from.whole()->call(OpKind::all_to_all);
   const AllToAll operation{to.parts(), from.parts()};

@@ -82,7 +82,8 @@ void bind_tuning(nb::module_& m) {
 
 void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, int segment, const Tuning& tuning,
                 const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
-                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure) {
+                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure,
+                nb::object complete, nb::object begun) {
   GroupSetup setup;
   for (const std::vector<int>& sockets : links) {
     std::vector<torsh::Descriptor>& owned = setup.links.emplace_back();
@@ -108,13 +109,14 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
   setup.strategy = static_cast<Strategy>(strategy);
   setup.limits = limits;
   setup.interrupted = interrupted;
-  new (self) Rank(std::move(setup), record, std::move(stage), std::move(failure));
+  new (self) Rank(std::move(setup), record, std::move(stage), std::move(failure), std::move(complete), std::move(begun));
 }
 
 void bind_group(nb::module_& m) {
   auto group = nb::class_<Rank>(m, "Group")
       .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
-           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "stage"_a, "failure"_a)
+           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "stage"_a, "failure"_a,
+           "complete"_a, "begun"_a)
       .def("meet", &Rank::meet)
       .def_prop_ro("failed", &Rank::failed)
       .def("all_come", &Rank::all_come)

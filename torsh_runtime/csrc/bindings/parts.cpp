@@ -18,20 +18,15 @@ Elements PartViews::dtype() const {
   return list_.empty() ? Elements{DType::uint8, nullptr} : list_.front().dtype();
 }
 
-std::uint64_t PartViews::count(int rank, int ranks) const {
-  return whole_ ? whole_->count() / static_cast<std::uint64_t>(ranks) : list_[static_cast<std::size_t>(rank)].count();
-}
-
-void PartViews::check(const char* name, Elements dtype, int ranks) const {
+void PartViews::check_each(const char* name, Elements dtype, std::uint64_t count, int rank, int ranks) const {
   const auto refuse = [name](const char* why) { throw nb::value_error((std::string(name) + why).c_str()); };
-  if (whole_ && whole_->count() % static_cast<std::uint64_t>(ranks) != 0) {
-    refuse(" must be of a size that world_size divides: an equal part is each rank's");
-  }
-  if (!whole_ && list_.size() != static_cast<std::size_t>(ranks)) refuse(" must hold one array for each rank");
   const auto alike = [dtype](const View& view) { return view.dtype() == dtype; };
+  if (!whole_ && list_.size() != static_cast<std::size_t>(ranks)) refuse(" must hold one array for each rank");
   if (whole_ ? !alike(*whole_) : !std::all_of(list_.begin(), list_.end(), alike)) {
     throw nb::value_error("all arrays of a call must have the same dtype");
   }
+  if (whole_) refuse(" must be of world_size times the size of a part");
+  if (this->count(rank, ranks) != count) refuse("[rank] must be of the size of this rank's other array");
 }
 
 Call PartViews::call(OpKind kind, ReduceOp op) const {

@@ -18,10 +18,17 @@ class PartViews {
 
   const std::optional<View>& whole() const { return whole_; }
   Elements dtype() const;
-  // Elements of a rank's part.
-  std::uint64_t count(int rank, int ranks) const;
-  // Raises a ValueError, with the argument's name, unless there is a part of this dtype for each rank.
-  void check(const char* name, Elements dtype, int ranks) const;
+  // Elements of a rank's part; 0 if there is none.
+  std::uint64_t count(int rank, int ranks) const {
+    if (whole_) return whole_->count() / static_cast<std::uint64_t>(ranks);
+    return static_cast<std::size_t>(rank) < list_.size() ? list_[static_cast<std::size_t>(rank)].count() : 0;
+  }
+  // Raises a ValueError, with the argument's name, unless there is a part of this dtype for each rank, of which
+  // that of `rank` has so many elements.
+  void check(const char* name, Elements dtype, std::uint64_t count, int rank, int ranks) const {
+    const bool fits = whole_ && whole_->dtype() == dtype && whole_->count() == count * static_cast<std::uint64_t>(ranks);
+    if (!fits) check_each(name, dtype, count, rank, ranks);
+  }
 
   Parts parts() const { return whole_ ? Parts(whole_->piece()) : Parts(pieces(list_)); }
   // What all ranks must agree on where the parts are a list: their sizes stand for the shape.
@@ -29,6 +36,8 @@ class PartViews {
   void finish();
 
  private:
+  void check_each(const char* name, Elements dtype, std::uint64_t count, int rank, int ranks) const;
+
   std::optional<View> whole_;
   std::vector<View> list_;
 };

@@ -52,8 +52,13 @@ void Rank::raise(const Failure& failure) const {
   throw nb::python_error();
 }
 
-Rank::Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure)
-    : record_(record), stage_(std::move(stage)), failure_(std::move(failure)), group_([&] {
+Rank::Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure, nb::object complete, nb::object begun)
+    : record_(record),
+      stage_(std::move(stage)),
+      failure_(std::move(failure)),
+      complete_(std::move(complete)),
+      begun_(std::move(begun)),
+      group_([&] {
         setup.node.progress = record_.progress();
         return std::make_unique<Group>(std::move(setup));
       }()) {}

@@ -28,8 +28,9 @@ class Record {
 
 class Rank {
  public:
-  // `stage` as in View; `failure(*facts) -> exception`.
-  Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure);
+  // `stage` as in View; `failure(*facts) -> exception`; what collectives return: `complete` when they are
+  // over, else `begun(Pending)`.
+  Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure, nb::object complete, nb::object begun);
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -57,6 +58,8 @@ class Rank {
 
   Group& group() { return *group_; }
   const nb::object& stage() const { return stage_; }
+  const nb::object& complete() const { return complete_; }
+  nb::object begun(Pending pending) const { return begun_(std::move(pending)); }
   // Runs the body without the GIL and turns what it throws into Python errors.
   template <class Body>
   auto guarded(Body body) {
@@ -74,7 +77,7 @@ class Rank {
   [[noreturn]] void raise(const Failure& failure) const;
 
   const Record record_;
-  const nb::object stage_, failure_;
+  const nb::object stage_, failure_, complete_, begun_;
   std::unique_ptr<Group> group_;
   // Looked through now and then for what is over.
   std::deque<std::pair<std::function<bool()>, std::shared_ptr<Kept>>> under_way_;
