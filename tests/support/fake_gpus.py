@@ -178,10 +178,9 @@ class OnDevice(Backend):
     type = BackendType.NCCL
 
     def __init__(self, inner: NcclBackend) -> None:
+        super().__init__(inner.rank, inner.world_size)
         self._inner = inner
 
-    rank = property(lambda self: self._inner.rank)
-    world_size = property(lambda self: self._inner.world_size)
     failed = property(lambda self: self._inner.failed)
 
     def all_reduce(self, array: Any, op: Reduce, timeout: float, async_op: bool = False) -> Work:
@@ -202,7 +201,7 @@ class OnDevice(Backend):
     def gather(
         self, outputs: Any, array: Any, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._call("gather", outputs or [], (outputs, array, root, timeout, async_op))
+        return self._call("gather", _arrays(outputs), (outputs, array, root, timeout, async_op))
 
     def scatter(
         self, array: Any, inputs: Any, root: int, timeout: float, async_op: bool = False

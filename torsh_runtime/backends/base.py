@@ -101,15 +101,19 @@ class Backend(ABC):
 
     type: BackendType
 
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """This process's rank in the group."""
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
 
     @property
-    @abstractmethod
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
+        return self._world_size
 
     @property
     @abstractmethod
@@ -151,23 +155,13 @@ class Backend(ABC):
 
     @abstractmethod
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         """Copy rank r's array into root's outputs[r], for each r; None on the other ranks."""
 
     @abstractmethod
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         """Copy root's inputs[r] into rank r's array, for each r; None on the other ranks."""
 

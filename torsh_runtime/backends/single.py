@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torsh_runtime.arrays import stage
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
 from torsh_runtime.backends.library.operands import (
@@ -28,6 +26,7 @@ class SingleBackend(Backend):
 
     def __init__(self, stands_for: BackendType | None = None) -> None:
         """`stands_for`: the backend that was asked for, whose name the group then has."""
+        super().__init__(0, 1)
         self._end = ""
         if stands_for is not None:
             self.type = stands_for
@@ -40,14 +39,6 @@ class SingleBackend(Backend):
         if world_size != 1:
             raise ConfigError(f"backend 'single' is for one rank; world_size is {world_size}")
         return cls()
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def world_size(self) -> int:
-        return 1
 
     @property
     def failed(self) -> bool:
@@ -80,26 +71,16 @@ class SingleBackend(Backend):
         return self._copy(outputs, [array])
 
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         check_rank("root", root, 1)
-        return self._copy(outputs or (), [array])
+        return self._copy(outputs, [array])
 
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         check_rank("root", root, 1)
-        return self._copy([array], inputs or ())
+        return self._copy([array], inputs)
 
     def reduce_scatter(
         self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False

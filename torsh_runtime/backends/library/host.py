@@ -7,7 +7,7 @@ arrays of one dtype and of the right sizes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
@@ -75,12 +75,7 @@ class HostBackend(StepwiseBackend):
         return self._collective("all_gather", steps(), timeout, async_op)
 
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         def steps() -> Steps:
             with (
@@ -92,12 +87,7 @@ class HostBackend(StepwiseBackend):
         return self._collective("gather", steps(), timeout, async_op)
 
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         def steps() -> Steps:
             with (
@@ -209,15 +199,15 @@ class HostBackend(StepwiseBackend):
 
     @contextmanager
     def _parts_at(
-        self, name: str, root: int, given: Sequence[object] | None, own: Array, *, writable: bool
+        self, name: str, root: int, given: object, own: Array, *, writable: bool
     ) -> Iterator[FlatParts]:
         """The same on the root; nothing on the other ranks."""
         check_rank("root", root, self._world_size)
         if root == self._rank:
-            with self._parts(name, given or (), own, writable=writable) as found:
+            with self._parts(name, given, own, writable=writable) as found:
                 yield found
         else:
-            operands.none_here(name, given)
+            operands.check_none(name, given)
             nothing = np.empty(0, own.dtype)
             yield operands.equal_parts(name, nothing, self._world_size)
 

@@ -147,9 +147,9 @@ def check_both(outputs: object, inputs: object) -> None:
         raise ValueError("outputs and inputs must be an array each, or a list each")
 
 
-def none_here(name: str, arrays: Sequence[object] | None) -> None:
-    """ValueError if a rank that is not the root gives arrays that only the root has."""
-    if arrays:
+def check_none(name: str, given: object) -> None:
+    """ValueError if a rank that is not the root gives what only the root has."""
+    if given is not None:
         raise ValueError(f"{name} is for the root only; pass None on the other ranks")
 
 

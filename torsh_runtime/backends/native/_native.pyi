@@ -85,20 +85,10 @@ class Group:
         self, outputs: object, array: object, timeout: float, async_op: bool
     ) -> Work: ...
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool
     ) -> Work: ...
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool
     ) -> Work: ...
     def reduce_scatter(
         self, output: object, inputs: object, op: object, timeout: float, async_op: bool

@@ -55,10 +55,9 @@ class NativeBackend(Backend):
     ) -> None:
         """`callbacks`: the group's. `local`: the ranks of this rank's node. `arrays`: to be ended
         with the group."""
+        super().__init__(rank, world_size)
         self._group = group
-        self._rank = rank
         self._local = local
-        self._world_size = world_size
         self._shared: list[mmap.mmap] = []
         self._arrays = arrays
         self._callbacks = callbacks
@@ -116,14 +115,6 @@ class NativeBackend(Backend):
         return backend
 
     @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
     def failed(self) -> bool:
         return self._group.failed
 
@@ -149,22 +140,12 @@ class NativeBackend(Backend):
         return self._group.all_gather(outputs, array, timeout, async_op)
 
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         return self._group.gather(outputs, array, root, timeout, async_op)
 
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         return self._group.scatter(array, inputs, root, timeout, async_op)
 

@@ -14,10 +14,10 @@ from torsh_runtime.backends.library.news import News
 from torsh_runtime.backends.library.operands import (
     Parts,
     check_both,
+    check_none,
     check_part,
     check_peer,
     check_rank,
-    none_here,
     parts_of,
 )
 from torsh_runtime.backends.library.steps import Steps
@@ -30,7 +30,6 @@ from torsh_runtime.errors import CommError
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 """ncclResult_t."""
-Lists = Sequence[object]
 
 
 class NcclOperations(StepwiseBackend):
@@ -107,12 +106,7 @@ class NcclOperations(StepwiseBackend):
         return self._collective("all_gather", steps, timeout, async_op)
 
     def gather(
-        self,
-        outputs: Lists | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         source = Operand(array)
         targets = self._parts_at(root, "outputs", outputs, source)
@@ -120,12 +114,7 @@ class NcclOperations(StepwiseBackend):
         return self._collective("gather", steps, timeout, async_op)
 
     def scatter(
-        self,
-        array: object,
-        inputs: Lists | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         target = Operand(array)
         sources = self._parts_at(root, "inputs", inputs, target)
@@ -253,12 +242,12 @@ class NcclOperations(StepwiseBackend):
         check_part(name, found, self._rank, own, own.size)
         return found
 
-    def _parts_at(self, root: int, name: str, given: Lists | None, own: Operand) -> Parts[Operand]:
+    def _parts_at(self, root: int, name: str, given: object, own: Operand) -> Parts[Operand]:
         """The same on the root; nothing on the other ranks."""
         check_rank("root", root, self._world_size)
         if root == self._rank:
-            return self._parts(name, given or (), own)
-        none_here(name, given)
+            return self._parts(name, given, own)
+        check_none(name, given)
         return Parts([], [0] * self._world_size, True)
 
     def _only(self, root: int, operand: Operand) -> Parts[Operand]:
