@@ -81,6 +81,16 @@ def reference(arrays: list[np.ndarray], op: ReduceOp) -> np.ndarray:
     return total
 
 
+def test_arrays_are_packed_into_a_mebibyte_at_most(world: World) -> None:
+    def body(backend: Backend) -> int:
+        arrays = [np.ones(1024, np.float32) for _ in range(257)]  # 256 of them are 1 MiB
+        begun = backend.all_reduce_coalesced(arrays, SUM, LONG)
+        assert all((array == backend.world_size).all() for array in arrays)
+        return len(begun)
+
+    assert set(world(body)) == {2}
+
+
 @pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
 def test_all_reduce_is_exact_on_every_rank(world: World, dtype: str, op: ReduceOp) -> None:
     def body(backend: Backend) -> None:

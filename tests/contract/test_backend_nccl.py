@@ -175,7 +175,7 @@ def test_every_operation_in_a_group_of_one(backend: NcclBackend, arrays: Any, dt
     backend.reduce(source, 0, ReduceOp.SUM, LONG)
     backend.broadcast(source, 0, LONG)
     backend.all_gather(outputs[0], source, LONG)
-    backend.all_gather_list([outputs[1]], source, LONG)
+    backend.all_gather([outputs[1]], source, LONG)
     backend.gather([outputs[2]], source, 0, LONG)
     backend.scatter(outputs[3], [source], 0, LONG)
     backend.reduce_scatter(outputs[4], source, ReduceOp.SUM, LONG)

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -249,11 +249,11 @@ class Device:
     def create_stream(self, obj: object = None, options: Any = None) -> Stream:
         self._check_current()
         blocking = options is not None and not options.nonblocking
-        return Stream._of(machine().new_queue(self._gpu, blocking).handle)
+        return Stream._of(_handle=machine().new_queue(self._gpu, blocking).handle)
 
     def create_event(self, options: object = None) -> Event:
         self._check_current()
-        return Event._of(self._gpu)
+        return Event._of(_gpu=self._gpu)
 
     def sync(self) -> None:
         for queue in self._gpu.queues:
@@ -264,18 +264,22 @@ class Device:
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: the device is not the current one")
 
 
-class Event:
-    _gpu: Gpu
-    _task: Task | None = None
+class Made:
+    """What a program cannot make by itself."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        raise RuntimeError("events are made by a stream or a device")
+        raise RuntimeError("events and streams are made by a device, a stream or from a handle")
 
     @classmethod
-    def _of(cls, gpu: Gpu) -> Event:
-        event = cls.__new__(cls)
-        event._gpu = gpu
-        return event
+    def _of(cls, **facts: Any) -> Self:
+        made = cls.__new__(cls)
+        vars(made).update(facts)
+        return made
+
+
+class Event(Made):
+    _gpu: Gpu
+    _task: Task | None = None
 
     @property
     def is_done(self) -> bool:
@@ -288,21 +292,12 @@ class Event:
         self._task = None
 
 
-class Stream:
+class Stream(Made):
     _handle: int
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        raise RuntimeError("streams are made by a device, or from a handle")
-
-    @classmethod
-    def _of(cls, handle: int) -> Stream:
-        stream = cls.__new__(cls)
-        stream._handle = handle
-        return stream
 
     @staticmethod
     def from_handle(handle: int) -> Stream:
-        return Stream._of(handle)
+        return Stream._of(_handle=handle)
 
     @property
     def handle(self) -> int:
@@ -313,7 +308,7 @@ class Stream:
 
     def record(self, event: Event | None = None, options: object = None) -> Event:
         queue = machine().queue(self._handle)
-        event = event or Event._of(machine().context)
+        event = event or Event._of(_gpu=machine().context)
         if event._gpu is not queue.gpu:
             raise CUDAError(
                 f"CUDA_ERROR_INVALID_HANDLE: an event of device {event._gpu.number} is "

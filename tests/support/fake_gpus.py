@@ -178,10 +178,9 @@ class OnDevice(Backend):
     type = BackendType.NCCL
 
     def __init__(self, inner: NcclBackend) -> None:
+        super().__init__(inner.rank, inner.world_size)
         self._inner = inner
 
-    rank = property(lambda self: self._inner.rank)
-    world_size = property(lambda self: self._inner.world_size)
     failed = property(lambda self: self._inner.failed)
 
     def all_reduce(self, array: Any, op: Reduce, timeout: float, async_op: bool = False) -> Work:
@@ -196,18 +195,13 @@ class OnDevice(Backend):
         outputs = [] if root == self.rank else [array]
         return self._call("broadcast", outputs, (array, root, timeout, async_op))
 
-    def all_gather(self, output: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_gather", [output], (output, array, timeout, async_op))
-
-    def all_gather_list(
-        self, outputs: Any, array: Any, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("all_gather_list", outputs, (outputs, array, timeout, async_op))
+    def all_gather(self, outputs: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
+        return self._call("all_gather", _arrays(outputs), (outputs, array, timeout, async_op))
 
     def gather(
         self, outputs: Any, array: Any, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._call("gather", outputs or [], (outputs, array, root, timeout, async_op))
+        return self._call("gather", _arrays(outputs), (outputs, array, root, timeout, async_op))
 
     def scatter(
         self, array: Any, inputs: Any, root: int, timeout: float, async_op: bool = False
@@ -215,22 +209,12 @@ class OnDevice(Backend):
         return self._call("scatter", [array], (array, inputs, root, timeout, async_op))
 
     def reduce_scatter(
-        self, output: Any, array: Any, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("reduce_scatter", [output], (output, array, op, timeout, async_op))
-
-    def reduce_scatter_list(
         self, output: Any, inputs: Any, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._call("reduce_scatter_list", [output], (output, inputs, op, timeout, async_op))
+        return self._call("reduce_scatter", [output], (output, inputs, op, timeout, async_op))
 
-    def all_to_all(self, output: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_to_all", [output], (output, array, timeout, async_op))
-
-    def all_to_all_list(
-        self, outputs: Any, inputs: Any, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("all_to_all_list", outputs, (outputs, inputs, timeout, async_op))
+    def all_to_all(self, outputs: Any, inputs: Any, timeout: float, async_op: bool = False) -> Work:
+        return self._call("all_to_all", _arrays(outputs), (outputs, inputs, timeout, async_op))
 
     def send(self, array: Any, dst: int, tag: int, timeout: float, async_op: bool = False) -> Work:
         return self._call("send", [], (array, dst, tag, timeout, async_op))
@@ -264,14 +248,14 @@ class OnDevice(Backend):
 def _arrays(given: Any) -> list[Any]:
     if isinstance(given, np.ndarray) and given.dtype.isnative and given.dtype.kind not in "mM":
         return [given]
-    if isinstance(given, list):
+    if isinstance(given, list | tuple):
         return [array for each in given for array in _arrays(each)]
     return []
 
 
 def _replaced(given: Any, staged: Staged) -> Any:
-    if _arrays(given) and isinstance(given, list):
-        return [_replaced(each, staged) for each in given]
+    if _arrays(given) and isinstance(given, list | tuple):
+        return type(given)(_replaced(each, staged) for each in given)
     return staged.array(given) if _arrays(given) else given
 
 

@@ -96,6 +96,10 @@ class Backend(ABC):
     output or the other way round; any other overlap is undefined. Every rank must make the same
     calls, with the same dtype and shapes, in the same order, except for send and recv.
 
+    `outputs` and `inputs` have a part for each rank: a list or tuple of arrays, in order of rank,
+    whose sizes may differ; or, in all_gather, reduce_scatter and all_to_all, one array to be cut
+    into world_size equal parts. Which of the two it is must be the same on all ranks.
+
     `timeout` is in seconds, counted from when the operation begins. With `async_op` a call may
     return before the operation is complete; the arrays belong to it until its Work is done. What
     is wrong with the arguments raises TypeError or ValueError before anything was communicated.
@@ -106,15 +110,19 @@ class Backend(ABC):
 
     type: BackendType
 
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """This process's rank in the group."""
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
 
     @property
-    @abstractmethod
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
+        return self._world_size
 
     @property
     @abstractmethod
@@ -125,7 +133,7 @@ class Backend(ABC):
     def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
         """Reduce in place; all ranks get identical bits, also from run to run."""
 
-    def all_reduce_list(
+    def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
     ) -> list[Work]:
         """Reduce each of the arrays in place, where that gains anything several as one."""
@@ -143,16 +151,9 @@ class Backend(ABC):
 
     @abstractmethod
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        """Concatenate everyone's array, in order of rank, into output (world_size times as
-        many elements)."""
-
-    @abstractmethod
-    def all_gather_list(
-        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Copy rank r's array into outputs[r], for each r; sizes may differ from rank to rank."""
+        """Copy rank r's array into outputs[r], for each r."""
 
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
         """Everyone's numbers, which lie in the processor's memory whatever arrays the backend
@@ -163,60 +164,28 @@ class Backend(ABC):
 
     @abstractmethod
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         """Copy rank r's array into root's outputs[r], for each r; None on the other ranks."""
 
     @abstractmethod
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         """Copy root's inputs[r] into rank r's array, for each r; None on the other ranks."""
 
     @abstractmethod
     def reduce_scatter(
-        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        """Reduce everyone's array (world_size times as many elements as output); rank r gets
-        the r-th part."""
-
-    @abstractmethod
-    def reduce_scatter_list(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: Reduce,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        """Reduce everyone's inputs[r] into rank r's output; sizes may differ with r."""
+        """Reduce everyone's inputs[r] into rank r's output."""
 
     @abstractmethod
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        """Send the r-th of world_size equal parts of array to rank r, and put what rank r sent
-        into the r-th part of output."""
-
-    @abstractmethod
-    def all_to_all_list(
-        self,
-        outputs: Sequence[object],
-        inputs: Sequence[object],
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        """Send inputs[r] to rank r's outputs[own rank]; each pair may have a size of its own."""
+        """Send inputs[r] to rank r's outputs[own rank]. Both are arrays, or both are lists, whose
+        sizes may differ from pair to pair."""
 
     @abstractmethod
     def send(

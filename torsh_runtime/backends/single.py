@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torsh_runtime.arrays import stage
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
 from torsh_runtime.backends.library.operands import (
-    Array,
-    check_dtype,
+    check_both,
+    check_part,
     check_rank,
-    check_size,
     flat,
-    flat_list,
+    flat_parts,
 )
 from torsh_runtime.backends.library.reductions import combine, reduction_of
 from torsh_runtime.backends.work import COMPLETED, Work
@@ -20,7 +17,6 @@ from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.client import StoreClient
 
 _NO_PEER = "messages go to other ranks, and this group has one rank only"
-_SAME = "as the other array's: there is one rank"
 
 
 class SingleBackend(Backend):
@@ -30,6 +26,7 @@ class SingleBackend(Backend):
 
     def __init__(self, stands_for: BackendType | None = None) -> None:
         """`stands_for`: the backend that was asked for, whose name the group then has."""
+        super().__init__(0, 1)
         self._end = ""
         if stands_for is not None:
             self.type = stands_for
@@ -42,14 +39,6 @@ class SingleBackend(Backend):
         if world_size != 1:
             raise ConfigError(f"backend 'single' is for one rank; world_size is {world_size}")
         return cls()
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def world_size(self) -> int:
-        return 1
 
     @property
     def failed(self) -> bool:
@@ -77,73 +66,32 @@ class SingleBackend(Backend):
             return COMPLETED
 
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._copy(output, array)
-
-    def all_gather_list(
-        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self.gather(outputs, array, 0, timeout)
+        return self._copy(outputs, [array])
 
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         check_rank("root", root, 1)
-        with flat_list("outputs", outputs, 1, writable=True) as pieces:
-            return self._copy(pieces[0], array)
+        return self._copy(outputs, [array])
 
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
         check_rank("root", root, 1)
-        with flat_list("inputs", inputs, 1, writable=False) as pieces:
-            return self._copy(array, pieces[0])
+        return self._copy([array], inputs)
 
     def reduce_scatter(
-        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        self._check_open()
-        with flat(array, writable=False) as source, flat(output, writable=True) as target:
-            _check_alike(target, source)
-            _reduce(target, source, op)
-        return COMPLETED
-
-    def reduce_scatter_list(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: Reduce,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        with flat_list("inputs", inputs, 1, writable=False) as pieces:
-            return self.reduce_scatter(output, pieces[0], op, timeout)
+        return self._copy([output], inputs, op)
 
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._copy(output, array)
-
-    def all_to_all_list(
-        self,
-        outputs: Sequence[object],
-        inputs: Sequence[object],
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        with flat_list("inputs", inputs, 1, writable=False) as pieces:
-            return self.gather(outputs, pieces[0], 0, timeout)
+        check_both(outputs, inputs)
+        return self._copy(outputs, inputs)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
@@ -192,19 +140,16 @@ class SingleBackend(Backend):
         if self._end:
             raise CommAborted(f"the process group {self._end}; make a new one")
 
-    def _copy(self, output: object, array: object) -> Work:
+    def _copy(self, outputs: object, inputs: object, op: Reduce | None = None) -> Work:
+        """The only part of each."""
         self._check_open()
-        with flat(array, writable=False) as source, flat(output, writable=True) as target:
-            _check_alike(target, source)
+        with (
+            flat_parts("inputs", inputs, 1, writable=False) as sources,
+            flat_parts("outputs", outputs, 1, writable=True) as targets,
+        ):
+            source, target = sources.arrays[0], targets.arrays[0]
+            check_part("outputs", targets, 0, source, source.size)
+            if op is not None and reduction_of(source.dtype, op) is ReduceOp.PREMUL_SUM:
+                source = combine([source], op, 1)
             target[...] = source
         return COMPLETED
-
-
-def _check_alike(target: Array, source: Array) -> None:
-    check_dtype("output", target, source)
-    check_size("output", target, source.size, _SAME)
-
-
-def _reduce(target: Array, source: Array, op: Reduce) -> None:
-    is_scaled = reduction_of(source.dtype, op) is ReduceOp.PREMUL_SUM
-    target[...] = combine([source], op, 1) if is_scaled else source

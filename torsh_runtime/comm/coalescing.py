@@ -94,7 +94,7 @@ class _Recorder:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._backend, name)
-        if name.removesuffix("_list") not in OPERATIONS:
+        if name not in OPERATIONS:
             return value
         note, backend, thread = self._batch.add, self._backend, self._thread
 
@@ -141,7 +141,7 @@ class _Batch(Work):
             else:
                 backend, (op, timeout) = alike[0][0], how
                 arrays = [arguments[0] for _, _, arguments in alike]
-                self._works += backend.all_reduce_list(arrays, op, timeout, self._async_op)
+                self._works += backend.all_reduce_coalesced(arrays, op, timeout, self._async_op)
         self._calls.clear()
 
     def _begin(self, backend: Backend, operation: str, arguments: tuple[Any, ...]) -> Work:

@@ -138,8 +138,8 @@ class ProcessGroup:
         self, tensor_list: Sequence[object], tensor: object, async_op: bool = False
     ) -> Work:
         """Copy rank r's tensor into tensor_list[r], for each r; sizes may differ with r."""
-        self._check_one_per_rank("tensor_list", tensor_list)
-        return self._backend.all_gather_list(tensor_list, tensor, self._timeout, async_op)
+        outputs = self._one_per_rank("tensor_list", tensor_list)
+        return self._backend.all_gather(outputs, tensor, self._timeout, async_op)
 
     def gather(
         self,
@@ -149,10 +149,8 @@ class ProcessGroup:
         async_op: bool = False,
     ) -> Work:
         """Copy rank r's tensor into rank dst's gather_list[r], for each r; sizes may differ."""
-        self._check_only_at("gather_list", gather_list, dst)
-        return self._backend.gather(
-            gather_list or None, tensor, self._member(dst), self._timeout, async_op
-        )
+        outputs = self._only_at("gather_list", gather_list, dst)
+        return self._backend.gather(outputs, tensor, self._member(dst), self._timeout, async_op)
 
     def scatter(
         self,
@@ -162,10 +160,8 @@ class ProcessGroup:
         async_op: bool = False,
     ) -> Work:
         """Copy rank src's scatter_list[r] into rank r's tensor, for each r; sizes may differ."""
-        self._check_only_at("scatter_list", scatter_list, src)
-        return self._backend.scatter(
-            tensor, scatter_list or None, self._member(src), self._timeout, async_op
-        )
+        inputs = self._only_at("scatter_list", scatter_list, src)
+        return self._backend.scatter(tensor, inputs, self._member(src), self._timeout, async_op)
 
     def reduce_scatter_tensor(
         self, output: object, input: object, op: Reduce = ReduceOp.SUM, async_op: bool = False
@@ -181,8 +177,8 @@ class ProcessGroup:
         async_op: bool = False,
     ) -> Work:
         """Reduce everyone's input_list[r] into rank r's output; sizes may differ with r."""
-        self._check_one_per_rank("input_list", input_list)
-        return self._backend.reduce_scatter_list(output, input_list, op, self._timeout, async_op)
+        inputs = self._one_per_rank("input_list", input_list)
+        return self._backend.reduce_scatter(output, inputs, op, self._timeout, async_op)
 
     def all_to_all_single(self, output: object, input: object, async_op: bool = False) -> Work:
         """Send the r-th of world_size equal parts of input to rank r, and put what rank r sent
@@ -196,11 +192,9 @@ class ProcessGroup:
         async_op: bool = False,
     ) -> Work:
         """Send input_tensor_list[r] to rank r's output_tensor_list[own rank]."""
-        self._check_one_per_rank("output_tensor_list", output_tensor_list)
-        self._check_one_per_rank("input_tensor_list", input_tensor_list)
-        return self._backend.all_to_all_list(
-            output_tensor_list, input_tensor_list, self._timeout, async_op
-        )
+        outputs = self._one_per_rank("output_tensor_list", output_tensor_list)
+        inputs = self._one_per_rank("input_tensor_list", input_tensor_list)
+        return self._backend.all_to_all(outputs, inputs, self._timeout, async_op)
 
     def send(self, tensor: object, dst: int, tag: int = 0, async_op: bool = False) -> Work:
         """Send to rank dst. Messages with the same tag arrive in order; up to 64 KiB of them
@@ -363,14 +357,18 @@ class ProcessGroup:
     def _source(self, src: int | None) -> int | None:
         return None if src is None else self._other(src, "src")
 
-    def _check_one_per_rank(self, name: str, arrays: Sequence[object]) -> None:
+    def _one_per_rank(self, name: str, arrays: Sequence[object]) -> list[object]:
         if len(arrays) != self.world_size:
             raise ValueError(
                 f"{name} has {len(arrays)} arrays; it needs one per rank, {self.world_size}"
             )
+        return [*arrays]
 
-    def _check_only_at(self, name: str, arrays: Sequence[object] | None, root: int) -> None:
+    def _only_at(
+        self, name: str, arrays: Sequence[object] | None, root: int
+    ) -> list[object] | None:
         if self.rank == root:
-            self._check_one_per_rank(name, arrays or ())
-        elif arrays:
+            return self._one_per_rank(name, arrays or ())
+        if arrays:
             raise ValueError(f"{name} is for rank {root} only; give None on rank {self.rank}")
+        return None

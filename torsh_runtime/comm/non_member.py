@@ -30,7 +30,7 @@ class NonMember(ProcessGroup):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(self._words)
 
-    _member = _other = _source = _check_one_per_rank = _check_only_at = _refuse
+    _member = _other = _source = _one_per_rank = _only_at = _refuse
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -37,7 +37,7 @@ def all_gather(backend: Backend, dtype: str) -> None:
 @SUITE.each(DTYPES)
 def all_gather_list(backend: Backend, dtype: str) -> None:
     outputs = [empty(uneven(r), dtype) for r in range(backend.world_size)]
-    backend.all_gather_list(outputs, values(backend.rank, uneven(backend.rank), dtype), LONG)
+    backend.all_gather(outputs, values(backend.rank, uneven(backend.rank), dtype), LONG)
     for r, output in enumerate(outputs):
         check_equal(output, values(r, uneven(r), dtype))
 
@@ -84,9 +84,39 @@ def all_to_all_list(backend: Backend, dtype: str) -> None:
     ranks, own = range(backend.world_size), backend.rank
     inputs = [values(own, uneven(own + 2 * r), dtype, r) for r in ranks]
     outputs = [empty(uneven(r + 2 * own), dtype) for r in ranks]
-    backend.all_to_all_list(outputs, inputs, LONG)
+    backend.all_to_all(outputs, inputs, LONG)
     for r, output in enumerate(outputs):
         check_equal(output, values(r, uneven(r + 2 * own), dtype, own))
+
+
+@SUITE.case()
+def equal_parts_are_an_array_or_a_list(backend: Backend) -> None:
+    ranks, rank = backend.world_size, backend.rank
+    mine = np.arange(5) + 10 * rank
+    given = np.arange(5 * ranks).reshape(ranks, 5) + 100 * rank
+    results = []
+    for form in (np.asarray, list, tuple):
+        gathered, part, got = np.empty((ranks, 5), int), np.empty(5, int), np.empty((ranks, 5), int)
+        backend.all_gather(form(gathered), mine, LONG)
+        backend.reduce_scatter(part, form(given), ReduceOp.SUM, LONG)
+        backend.all_to_all(form(got), form(given), LONG)
+        results.append((gathered, part, got))
+    offsets = np.arange(ranks)[:, None]
+    for gathered, part, got in results:
+        assert (gathered == np.arange(5) + 10 * offsets).all()
+        assert (part == sum(np.arange(5) + 5 * rank + 100 * r for r in range(ranks))).all()
+        assert (got == np.arange(5) + 5 * rank + 100 * offsets).all()
+
+
+@SUITE.case()
+def an_array_and_a_list_are_not_exchanged(backend: Backend) -> None:
+    rows = np.zeros((backend.world_size, 3))
+    for outputs, inputs in ((rows, [*rows]), ([*rows], rows)):
+        with pytest.raises(ValueError, match="a list each"):
+            backend.all_to_all(outputs, inputs, LONG)
+    with pytest.raises(ValueError, match="outputs"):
+        backend.all_to_all([*rows], [np.zeros(4) for _ in rows], LONG)
+    backend.barrier(LONG)  # the group lives
 
 
 @SUITE.case()
@@ -145,7 +175,7 @@ def strided_arrays(backend: Backend) -> None:
     assert (gathered == backwards).all()
     columns = np.zeros((3, ranks), np.int64)
     outputs = [columns[:, r] for r in range(ranks)]
-    backend.all_gather_list(outputs, np.full(6, backend.rank)[::2], LONG)
+    backend.all_gather(outputs, np.full(6, backend.rank)[::2], LONG)
     assert (columns == np.arange(ranks)).all()
 
 
@@ -207,7 +237,7 @@ def sizes_and_dtypes_must_fit(backend: Backend) -> None:
     with pytest.raises(ValueError, match=r"world_size|size"):
         backend.reduce_scatter(np.empty(7), np.empty(7 * ranks + 1), ReduceOp.SUM, LONG)
     with pytest.raises(ValueError, match="outputs"):
-        backend.all_gather_list([np.empty(1)] * (ranks + 1), np.empty(1), LONG)
+        backend.all_gather([np.empty(1)] * (ranks + 1), np.empty(1), LONG)
     with pytest.raises(ValueError, match=r"size|elements"):
         backend.all_to_all(np.empty(3 * ranks), np.empty(4 * ranks), LONG)
     for root in (-1, ranks):
@@ -233,7 +263,7 @@ def torch_tensors(backend: Backend) -> None:
         assert (grid[:, ::2] == total).all()
         assert not grid[:, 1::2].any()
         parts = [torch.zeros(7, dtype=dtype) for _ in range(ranks)]
-        backend.all_gather_list(parts, torch.ones(7, dtype=dtype), LONG)
+        backend.all_gather(parts, torch.ones(7, dtype=dtype), LONG)
         assert all((part == 1).all() for part in parts)
     parameter = torch.nn.Parameter(torch.full((4,), float(backend.rank)))
     backend.broadcast(parameter, ranks - 1, LONG)
@@ -298,7 +328,7 @@ def any_dtype_is_moved(backend: Backend, name: str) -> None:
         backend.all_to_all(table, joined([raw(rank, size, dtype, r) for r in range(n)]), LONG)
         check_equal(table, joined([raw(r, size, dtype, rank) for r in range(n)]))
     uneven_parts = [np.zeros(uneven(r), dtype) for r in range(n)]
-    backend.all_gather_list(uneven_parts, raw(rank, uneven(rank), dtype), LONG)
+    backend.all_gather(uneven_parts, raw(rank, uneven(rank), dtype), LONG)
     for r, part in enumerate(uneven_parts):
         check_equal(part, raw(r, uneven(r), dtype))
     strided = np.zeros((4, 6), dtype)
@@ -343,7 +373,7 @@ def torch_tensors_that_are_only_moved(backend: Backend) -> None:
         if backend.rank:
             assert (whole[:, ::2].to(torch.complex64) == 1).all()
         parts = [torch.zeros(2, 3, dtype=dtype) for _ in range(backend.world_size)]
-        backend.all_gather_list(parts, mine, LONG)
+        backend.all_gather(parts, mine, LONG)
         for rank, part in enumerate(parts):
             assert (part.to(torch.complex64) == rank + 1).all()
         with pytest.raises(TypeError, match=str(dtype).removeprefix("torch.")):

@@ -67,7 +67,7 @@ def reduce_scatter_list(backend: Backend, dtype: str) -> None:
     for op in reductions(dtype):
         inputs = [[values(r, uneven(part), dtype, part) for part in ranks] for r in ranks]
         output = empty(uneven(backend.rank), dtype)
-        backend.reduce_scatter_list(output, inputs[backend.rank], op, LONG)
+        backend.reduce_scatter(output, inputs[backend.rank], op, LONG)
         check_reduced(output, [row[backend.rank] for row in inputs], op)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -76,7 +77,8 @@ X, Y, LIST = object(), object(), [object()] * 4
         (lambda: tr.reduce(X, 13), ("reduce", X, 3, tr.ReduceOp.SUM, 7.0, False)),
         (lambda: tr.reduce(X, group_dst=1), ("reduce", X, 1, tr.ReduceOp.SUM, 7.0, False)),
         (lambda: tr.broadcast(X, 10), ("broadcast", X, 0, 7.0, False)),
-        (lambda: tr.all_gather(LIST, X), ("all_gather_list", LIST, X, 7.0, False)),
+        (lambda: tr.all_gather(LIST, X), ("all_gather", LIST, X, 7.0, False)),
+        (lambda: tr.all_gather(deque(LIST), X), ("all_gather", LIST, X, 7.0, False)),
         (lambda: tr.all_gather_into_tensor(X, Y), ("all_gather", X, Y, 7.0, False)),
         (lambda: tr.gather(X, LIST, 12), ("gather", LIST, X, 2, 7.0, False)),
         (lambda: tr.gather(X, dst=11), ("gather", None, X, 1, 7.0, False)),
@@ -84,13 +86,13 @@ X, Y, LIST = object(), object(), [object()] * 4
         (lambda: tr.scatter(X, src=11), ("scatter", X, None, 1, 7.0, False)),
         (
             lambda: tr.reduce_scatter(X, LIST, tr.ReduceOp.MAX),
-            ("reduce_scatter_list", X, LIST, tr.ReduceOp.MAX, 7.0, False),
+            ("reduce_scatter", X, LIST, tr.ReduceOp.MAX, 7.0, False),
         ),
         (
             lambda: tr.reduce_scatter_tensor(X, Y, tr.premul_sum(0.5)),
             ("reduce_scatter", X, Y, tr.PremulSum(0.5), 7.0, False),
         ),
-        (lambda: tr.all_to_all(LIST, LIST), ("all_to_all_list", LIST, LIST, 7.0, False)),
+        (lambda: tr.all_to_all(LIST, LIST), ("all_to_all", LIST, LIST, 7.0, False)),
         (lambda: tr.all_to_all_single(X, Y), ("all_to_all", X, Y, 7.0, False)),
         (lambda: tr.send(X, 13, tag=5), ("send", X, 3, 5, 7.0, False)),
         (lambda: tr.recv(X, 13), ("recv", X, 3, 0, 7.0, False)),

@@ -17,8 +17,11 @@ from torsh_runtime import status
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.native import _native
 from torsh_runtime.backends.native.backend import stage_native
+from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.failures import comm_error
 from torsh_runtime.backends.native.tuning import TuningFile
+from torsh_runtime.backends.native.work import NativeWork
+from torsh_runtime.backends.work import COMPLETED
 from torsh_runtime.errors import CommTimeout
 from torshrun.health.pages import Collective, StatusPages, WorkerStatus
 
@@ -62,6 +65,8 @@ def native_group(
         number=number,
         stage=stage_native,
         failure=partial(comm_error, {}),
+        complete=COMPLETED,
+        begun=partial(NativeWork, callbacks=Callbacks()),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -17,7 +17,14 @@ import numpy as np
 from torsh_runtime.backends.base import BackendType, Reduce
 from torsh_runtime.backends.library.host import HostBackend
 from torsh_runtime.backends.library.news import News
-from torsh_runtime.backends.library.operands import Array, distribute, joined, room_for
+from torsh_runtime.backends.library.operands import (
+    Array,
+    FlatParts,
+    distribute,
+    equal_parts,
+    joined,
+    room_for,
+)
 from torsh_runtime.backends.library.reductions import Encoding, combine, encoding, narrowed
 from torsh_runtime.backends.library.steps import Request, Steps
 from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
@@ -83,7 +90,7 @@ class GlooBackend(HostBackend):
         code = self._encoding(values, op)
         if code is None:
             room = np.empty(values.size * self._world_size, values.dtype)
-            yield from self._all_gather(room, values)
+            yield from self._all_gather(equal_parts("room", room, self._world_size), values)
             self._combine(room, op, values)
         elif values.size:
             wire = code.encode(values)
@@ -112,61 +119,39 @@ class GlooBackend(HostBackend):
             yield self._begin_broadcast(values, root)
         return None
 
-    def _all_gather(self, target: Array, source: Array) -> Steps:
-        if np.may_share_memory(source, target):
-            source = source.copy()
-        if source.size:
-            options = self._options("Allgather")
-            ends = self._bytes(target), self._bytes(source)
-            yield _Running(self._gloo._allgather_base(*ends, options))
+    def _all_gather(self, targets: FlatParts, source: Array) -> Steps:
+        if targets.listed:
+            targets.arrays[self._rank][...] = source
+            ranked = [(part, rank) for rank, part in enumerate(targets.arrays) if part.size]
+            yield from [self._begin_broadcast(part, rank) for part, rank in ranked]
+        elif source.size:
+            room = room_for(targets)
+            own = source.copy() if np.may_share_memory(source, room) else source
+            ends = self._bytes(room), self._bytes(own)
+            yield _Running(self._gloo._allgather_base(*ends, self._options("Allgather")))
         return None
 
-    def _all_gather_list(self, targets: list[Array], source: Array) -> Steps:
-        targets[self._rank][...] = source
-        running = [self._begin_broadcast(part, r) for r, part in enumerate(targets) if part.size]
-        yield from running
+    def _gather(self, targets: FlatParts, source: Array, root: int) -> Steps:
+        room, to_root = room_for(targets), self._only(root, source)
+        yield self._begin_exchange(room, source, targets.sizes, to_root)
+        distribute(room, targets)
         return None
 
-    def _gather(self, targets: list[Array] | None, source: Array, root: int) -> Steps:
-        to_root = [source.size if rank == root else 0 for rank in range(self._world_size)]
-        nothing = np.empty(0, source.dtype)
-        room, sizes = room_for(targets) if targets else (nothing, [0] * self._world_size)
-        yield self._begin_exchange(room, source, sizes, to_root)
-        distribute(room, targets or [])
+    def _scatter(self, target: Array, sources: FlatParts, root: int) -> Steps:
+        from_root = self._only(root, target)
+        yield self._begin_exchange(target, joined(sources), from_root, sources.sizes)
         return None
 
-    def _scatter(self, target: Array, sources: list[Array] | None, root: int) -> Steps:
-        from_root = [target.size if rank == root else 0 for rank in range(self._world_size)]
-        nothing = np.empty(0, target.dtype)
-        parts, sizes = joined(sources) if sources else (nothing, [0] * self._world_size)
-        yield self._begin_exchange(target, parts, from_root, sizes)
-        return None
-
-    def _reduce_scatter(self, target: Array, source: Array, op: Reduce) -> Steps:
-        sizes = [target.size] * self._world_size
-        yield from self._exchange_and_reduce(target, source, sizes, op)
-        return None
-
-    def _reduce_scatter_list(self, target: Array, sources: list[Array], op: Reduce) -> Steps:
-        yield from self._exchange_and_reduce(target, *joined(sources), op)
-        return None
-
-    def _exchange_and_reduce(
-        self, target: Array, source: Array, sizes: list[int], op: Reduce
-    ) -> Iterator[Request]:
+    def _reduce_scatter(self, target: Array, sources: FlatParts, op: Reduce) -> Steps:
         room = np.empty(target.size * self._world_size, target.dtype)
-        yield self._begin_exchange(room, source, [target.size] * self._world_size, sizes)
+        sizes = [target.size] * self._world_size
+        yield self._begin_exchange(room, joined(sources), sizes, sources.sizes)
         self._combine(room, op, target)
-
-    def _all_to_all(self, target: Array, source: Array) -> Steps:
-        sizes = [source.size // self._world_size] * self._world_size
-        yield self._begin_exchange(target, source, sizes, sizes)
         return None
 
-    def _all_to_all_list(self, targets: list[Array], sources: list[Array]) -> Steps:
-        room, sizes = room_for(targets)
-        parts, part_sizes = joined(sources)
-        yield self._begin_exchange(room, parts, sizes, part_sizes)
+    def _all_to_all(self, targets: FlatParts, sources: FlatParts) -> Steps:
+        room = room_for(targets)
+        yield self._begin_exchange(room, joined(sources), targets.sizes, sources.sizes)
         distribute(room, targets)
         return None
 
@@ -247,6 +232,9 @@ class GlooBackend(HostBackend):
         sizes = [width * size for size in room_sizes], [width * size for size in part_sizes]
         ends = self._bytes(room), self._bytes(parts)
         return _Running(self._gloo.alltoall_base(*ends, *sizes, self._options("AllToAll")))
+
+    def _only(self, root: int, array: Array) -> list[int]:
+        return [array.size if rank == root else 0 for rank in range(self._world_size)]
 
     def _options(self, name: str) -> Any:
         options = getattr(self._torch._C._distributed_c10d, f"{name}Options")()

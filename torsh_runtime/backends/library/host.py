@@ -7,7 +7,8 @@ arrays of one dtype and of the right sizes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -17,14 +18,7 @@ import numpy as np
 from torsh_runtime.backends.base import Reduce
 from torsh_runtime.backends.library import operands
 from torsh_runtime.backends.library.news import News
-from torsh_runtime.backends.library.operands import (
-    Array,
-    check_dtype,
-    check_rank,
-    check_size,
-    flat,
-    flat_list,
-)
+from torsh_runtime.backends.library.operands import Array, FlatParts, check_rank, flat
 from torsh_runtime.backends.library.reductions import encoding
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.library.stepwise import StepwiseBackend
@@ -42,94 +36,106 @@ class HostBackend(StepwiseBackend):
         self._objects = count()
 
     def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        steps = self._staged_all_reduce(array, op)
-        return self._collective("all_reduce", steps, timeout, async_op)
+        def steps() -> Steps:
+            with flat(array, writable=True) as values:
+                encoding(values.dtype, op, self._world_size)  # refuses what is not defined
+                return (yield from self._all_reduce(values, op))
+
+        return self._collective("all_reduce", steps(), timeout, async_op)
 
     def reduce(
         self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        steps = self._staged_reduce(array, root, op)
-        return self._collective("reduce", steps, timeout, async_op)
+        def steps() -> Steps:
+            check_rank("root", root, self._world_size)
+            with flat(array, writable=root == self._rank) as values:
+                encoding(values.dtype, op, self._world_size)  # refuses what is not defined
+                return (yield from self._reduce(values, root, op))
+
+        return self._collective("reduce", steps(), timeout, async_op)
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        steps = self._staged_broadcast(array, root)
-        return self._collective("broadcast", steps, timeout, async_op)
+        def steps() -> Steps:
+            check_rank("root", root, self._world_size)
+            with flat(array, writable=root != self._rank) as values:
+                return (yield from self._broadcast(values, root))
+
+        return self._collective("broadcast", steps(), timeout, async_op)
 
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._collective(
-            "all_gather", self._staged_all_gather(output, array), timeout, async_op
-        )
+        def steps() -> Steps:
+            with (
+                flat(array, writable=False) as source,
+                self._parts("outputs", outputs, source, writable=True) as targets,
+            ):
+                return (yield from self._all_gather(targets, source))
 
-    def all_gather_list(
-        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        steps = self._staged_all_gather_list(outputs, array)
-        return self._collective("all_gather", steps, timeout, async_op)
+        return self._collective("all_gather", steps(), timeout, async_op)
 
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._collective(
-            "gather", self._staged_gather(outputs, array, root), timeout, async_op
-        )
+        def steps() -> Steps:
+            with (
+                flat(array, writable=False) as source,
+                self._parts_at("outputs", root, outputs, source, writable=True) as targets,
+            ):
+                return (yield from self._gather(targets, source, root))
+
+        return self._collective("gather", steps(), timeout, async_op)
 
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._collective(
-            "scatter", self._staged_scatter(array, inputs, root), timeout, async_op
-        )
+        def steps() -> Steps:
+            with (
+                flat(array, writable=True) as target,
+                self._parts_at("inputs", root, inputs, target, writable=False) as sources,
+            ):
+                return (yield from self._scatter(target, sources, root))
+
+        return self._collective("scatter", steps(), timeout, async_op)
 
     def reduce_scatter(
-        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        steps = self._staged_reduce_scatter(output, array, op)
-        return self._collective("reduce_scatter", steps, timeout, async_op)
+        def steps() -> Steps:
+            with (
+                flat(output, writable=True) as target,
+                self._parts("inputs", inputs, target, writable=False) as sources,
+            ):
+                encoding(target.dtype, op, self._world_size)
+                return (yield from self._reduce_scatter(target, sources, op))
 
-    def reduce_scatter_list(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: Reduce,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        steps = self._staged_reduce_scatter_list(output, inputs, op)
-        return self._collective("reduce_scatter", steps, timeout, async_op)
+        return self._collective("reduce_scatter", steps(), timeout, async_op)
 
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._collective(
-            "all_to_all", self._staged_all_to_all(output, array), timeout, async_op
-        )
+        def steps() -> Steps:
+            operands.check_both(outputs, inputs)
+            ranks, own = self._world_size, self._rank
+            with (
+                operands.flat_parts("inputs", inputs, ranks, writable=False) as sources,
+                operands.flat_parts("outputs", outputs, ranks, writable=True) as targets,
+            ):
+                operands.check_part("outputs", targets, own, sources, sources.sizes[own])
+                return (yield from self._all_to_all(targets, sources))
 
-    def all_to_all_list(
-        self,
-        outputs: Sequence[object],
-        inputs: Sequence[object],
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        steps = self._staged_all_to_all_list(outputs, inputs)
-        return self._collective("all_to_all", steps, timeout, async_op)
+        return self._collective("all_to_all", steps(), timeout, async_op)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._message("send", dst, self._staged_send(array, dst, tag), timeout, async_op)
+        def steps() -> Steps:
+            operands.check_peer("dst", dst, self._rank, self._world_size)
+            operands.check_tag(tag, self._largest_tag)
+            with flat(array, writable=False) as source:
+                return (yield from self._send(source, dst, tag))
+
+        return self._message("send", dst, steps(), timeout, async_op)
 
     def recv(
         self,
@@ -139,136 +145,71 @@ class HostBackend(StepwiseBackend):
         timeout: float,
         async_op: bool = False,
     ) -> Work:
-        return self._message("recv", src, self._staged_recv(array, src, tag), timeout, async_op)
+        def steps() -> Steps:
+            number = operands.check_tag(tag, self._largest_tag)
+            self._check_source(src)
+            with flat(array, writable=True) as target:
+                return (yield from self._recv(target, src, number))
+
+        return self._message("recv", src, steps(), timeout, async_op)
+
+    # An object is a message of its size and then one of its bytes, whose tag is in the first, so
+    # that threads which receive at the same time get one object each.
 
     def send_object(
         self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
     ) -> Work:
-        steps = self._staged_send_object(content, dst, tag)
-        return self._message("send", dst, steps, timeout, async_op)
+        def steps() -> Steps:
+            operands.check_peer("dst", dst, self._rank, self._world_size)
+            with flat(content, writable=False) as source:
+                number = next(self._objects) % _OBJECT_TAGS
+                head = np.array([source.nbytes, number], np.int64)
+                yield from self._send(head, dst, self._object_tag(tag))
+                return (yield from self._send(source, dst, self._content_tag(number)))
+
+        return self._message("send", dst, steps(), timeout, async_op)
 
     def recv_object(
         self, src: int | None, tag: int, timeout: float, async_op: bool = False
     ) -> Work:
         room: list[Array] = []
-        steps = self._staged_recv_object(room, src, tag)
-        return ObjectWork(self._message("recv", src, steps, timeout, async_op), room)
+
+        def steps() -> Steps:
+            self._check_source(src)
+            head = np.empty(2, np.int64)
+            source = yield from self._recv(head, src, self._object_tag(tag))
+            content = np.empty(head[0], np.uint8)
+            yield from self._recv(content, source, self._content_tag(int(head[1])))
+            room.append(content)
+            return source
+
+        return ObjectWork(self._message("recv", src, steps(), timeout, async_op), room)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
         return self._collective("barrier", self._barrier(), timeout, async_op)
 
-    def _staged_all_reduce(self, array: object, op: Reduce) -> Steps:
-        with flat(array, writable=True) as values:
-            encoding(values.dtype, op, self._world_size)  # refuses what is not defined
-            return (yield from self._all_reduce(values, op))
+    @contextmanager
+    def _parts(
+        self, name: str, given: object, own: Array, *, writable: bool
+    ) -> Iterator[FlatParts]:
+        """Of which this rank's own has the size of `own`."""
+        with operands.flat_parts(name, given, self._world_size, writable=writable) as found:
+            operands.check_part(name, found, self._rank, own, own.size)
+            yield found
 
-    def _staged_reduce(self, array: object, root: int, op: Reduce) -> Steps:
+    @contextmanager
+    def _parts_at(
+        self, name: str, root: int, given: object, own: Array, *, writable: bool
+    ) -> Iterator[FlatParts]:
+        """The same on the root; nothing on the other ranks."""
         check_rank("root", root, self._world_size)
-        with flat(array, writable=root == self._rank) as values:
-            encoding(values.dtype, op, self._world_size)  # refuses what is not defined
-            return (yield from self._reduce(values, root, op))
-
-    def _staged_broadcast(self, array: object, root: int) -> Steps:
-        check_rank("root", root, self._world_size)
-        with flat(array, writable=root != self._rank) as values:
-            return (yield from self._broadcast(values, root))
-
-    def _staged_all_gather(self, output: object, array: object) -> Steps:
-        with flat(array, writable=False) as source, flat(output, writable=True) as target:
-            check_dtype("output", target, source)
-            check_size("output", target, source.size * self._world_size, "world_size × the input's")
-            return (yield from self._all_gather(target, source))
-
-    def _staged_all_gather_list(self, outputs: Sequence[object], array: object) -> Steps:
-        with (
-            flat(array, writable=False) as source,
-            flat_list("outputs", outputs, self._world_size, writable=True) as targets,
-        ):
-            operands.check_own_part("outputs", targets, source, self._rank)
-            return (yield from self._all_gather_list(targets, source))
-
-    def _staged_gather(self, outputs: Sequence[object] | None, array: object, root: int) -> Steps:
-        check_rank("root", root, self._world_size)
-        with flat(array, writable=False) as source:
-            if root != self._rank:
-                operands.none_here("outputs", outputs)
-                return (yield from self._gather(None, source, root))
-            with flat_list("outputs", outputs, self._world_size, writable=True) as targets:
-                operands.check_own_part("outputs", targets, source, root)
-                return (yield from self._gather(targets, source, root))
-
-    def _staged_scatter(self, array: object, inputs: Sequence[object] | None, root: int) -> Steps:
-        check_rank("root", root, self._world_size)
-        with flat(array, writable=True) as target:
-            if root != self._rank:
-                operands.none_here("inputs", inputs)
-                return (yield from self._scatter(target, None, root))
-            with flat_list("inputs", inputs, self._world_size, writable=False) as sources:
-                operands.check_own_part("inputs", sources, target, root)
-                return (yield from self._scatter(target, sources, root))
-
-    def _staged_reduce_scatter(self, output: object, array: object, op: Reduce) -> Steps:
-        with flat(array, writable=False) as source, flat(output, writable=True) as target:
-            check_dtype("output", target, source)
-            check_size("array", source, target.size * self._world_size, "world_size × the output's")
-            encoding(source.dtype, op, self._world_size)
-            return (yield from self._reduce_scatter(target, source, op))
-
-    def _staged_reduce_scatter_list(
-        self, output: object, inputs: Sequence[object], op: Reduce
-    ) -> Steps:
-        with (
-            flat(output, writable=True) as target,
-            flat_list("inputs", inputs, self._world_size, writable=False) as sources,
-        ):
-            operands.check_own_part("inputs", sources, target, self._rank)
-            encoding(target.dtype, op, self._world_size)
-            return (yield from self._reduce_scatter_list(target, sources, op))
-
-    def _staged_all_to_all(self, output: object, array: object) -> Steps:
-        with flat(array, writable=False) as source, flat(output, writable=True) as target:
-            operands.check_parts(target, source, self._world_size)
-            return (yield from self._all_to_all(target, source))
-
-    def _staged_all_to_all_list(self, outputs: Sequence[object], inputs: Sequence[object]) -> Steps:
-        with (
-            flat_list("inputs", inputs, self._world_size, writable=False) as sources,
-            flat_list("outputs", outputs, self._world_size, writable=True) as targets,
-        ):
-            operands.check_own_part("outputs", targets, sources[self._rank], self._rank)
-            return (yield from self._all_to_all_list(targets, sources))
-
-    def _staged_send(self, array: object, dst: int, tag: int) -> Steps:
-        operands.check_peer("dst", dst, self._rank, self._world_size)
-        operands.check_tag(tag, self._largest_tag)
-        with flat(array, writable=False) as source:
-            return (yield from self._send(source, dst, tag))
-
-    def _staged_recv(self, array: object, src: int | None, tag: int | None) -> Steps:
-        number = operands.check_tag(tag, self._largest_tag)
-        self._check_source(src)
-        with flat(array, writable=True) as target:
-            return (yield from self._recv(target, src, number))
-
-    # An object is a message of its size and then one of its bytes, whose tag is in the first, so
-    # that threads which receive at the same time get one object each.
-
-    def _staged_send_object(self, content: object, dst: int, tag: int) -> Steps:
-        operands.check_peer("dst", dst, self._rank, self._world_size)
-        with flat(content, writable=False) as source:
-            number = next(self._objects) % _OBJECT_TAGS
-            head = np.array([source.nbytes, number], np.int64)
-            yield from self._send(head, dst, self._object_tag(tag))
-            return (yield from self._send(source, dst, self._content_tag(number)))
-
-    def _staged_recv_object(self, room: list[Array], src: int | None, tag: int) -> Steps:
-        self._check_source(src)
-        head = np.empty(2, np.int64)
-        source = yield from self._recv(head, src, self._object_tag(tag))
-        content = np.empty(head[0], np.uint8)
-        yield from self._recv(content, source, self._content_tag(int(head[1])))
-        room.append(content)
-        return source
+        if root == self._rank:
+            with self._parts(name, given, own, writable=writable) as found:
+                yield found
+        else:
+            operands.check_none(name, given)
+            nothing = np.empty(0, own.dtype)
+            yield operands.equal_parts(name, nothing, self._world_size)
 
     def _object_tag(self, tag: int) -> int:
         return self._largest_tag + 1 + tag % _OBJECT_TAGS
@@ -299,29 +240,22 @@ class HostBackend(StepwiseBackend):
     @abstractmethod
     def _broadcast(self, values: Array, root: int) -> Steps: ...
 
-    @abstractmethod
-    def _all_gather(self, target: Array, source: Array) -> Steps: ...
+    # Parts of who is not the root have no elements.
 
     @abstractmethod
-    def _all_gather_list(self, targets: list[Array], source: Array) -> Steps: ...
+    def _all_gather(self, targets: FlatParts, source: Array) -> Steps: ...
 
     @abstractmethod
-    def _gather(self, targets: list[Array] | None, source: Array, root: int) -> Steps: ...
+    def _gather(self, targets: FlatParts, source: Array, root: int) -> Steps: ...
 
     @abstractmethod
-    def _scatter(self, target: Array, sources: list[Array] | None, root: int) -> Steps: ...
+    def _scatter(self, target: Array, sources: FlatParts, root: int) -> Steps: ...
 
     @abstractmethod
-    def _reduce_scatter(self, target: Array, source: Array, op: Reduce) -> Steps: ...
+    def _reduce_scatter(self, target: Array, sources: FlatParts, op: Reduce) -> Steps: ...
 
     @abstractmethod
-    def _reduce_scatter_list(self, target: Array, sources: list[Array], op: Reduce) -> Steps: ...
-
-    @abstractmethod
-    def _all_to_all(self, target: Array, source: Array) -> Steps: ...
-
-    @abstractmethod
-    def _all_to_all_list(self, targets: list[Array], sources: list[Array]) -> Steps: ...
+    def _all_to_all(self, targets: FlatParts, sources: FlatParts) -> Steps: ...
 
     @abstractmethod
     def _send(self, source: Array, dst: int, tag: int) -> Steps: ...

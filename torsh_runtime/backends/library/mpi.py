@@ -20,7 +20,14 @@ from torsh_runtime.arrays import is_known
 from torsh_runtime.backends.base import BackendType, Envelope, Reduce, ReduceOp
 from torsh_runtime.backends.library.host import HostBackend
 from torsh_runtime.backends.library.news import Call, Cause, News
-from torsh_runtime.backends.library.operands import Array, check_tag, distribute, joined, room_for
+from torsh_runtime.backends.library.operands import (
+    Array,
+    FlatParts,
+    check_tag,
+    distribute,
+    joined,
+    room_for,
+)
 from torsh_runtime.backends.library.reductions import Encoding, encoding, widened
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.errors import BackendUnavailable
@@ -110,57 +117,42 @@ class MpiBackend(HostBackend):
         yield _Pending(self._comm.Ibcast(self._spec(values), root))
         return None
 
-    def _all_gather(self, target: Array, source: Array) -> Steps:
-        shared = np.may_share_memory(source, target)
-        own = self._mpi.IN_PLACE if shared else self._spec(source)
-        yield _Pending(self._comm.Iallgather(own, self._spec(target)))
-        return None
-
-    def _all_gather_list(self, targets: list[Array], source: Array) -> Steps:
-        room, sizes = room_for(targets)
-        yield _Pending(self._comm.Iallgatherv(self._spec(source), self._spec(room, sizes)))
+    def _all_gather(self, targets: FlatParts, source: Array) -> Steps:
+        room = room_for(targets)
+        own = self._mpi.IN_PLACE if np.may_share_memory(source, room) else self._spec(source)
+        begin = self._comm.Iallgather if targets.counts is None else self._comm.Iallgatherv
+        yield _Pending(begin(own, self._spec(room, targets.counts)))
         distribute(room, targets)
         return None
 
-    def _gather(self, targets: list[Array] | None, source: Array, root: int) -> Steps:
-        if targets is None:
-            yield _Pending(self._comm.Igatherv(self._spec(source), None, root))
-            return None
-        room, sizes = room_for(targets)
-        yield _Pending(self._comm.Igatherv(self._spec(source), self._spec(room, sizes), root))
+    def _gather(self, targets: FlatParts, source: Array, root: int) -> Steps:
+        room = room_for(targets)
+        ends = self._spec(source), self._at_root(root, room, targets)
+        yield _Pending(self._comm.Igatherv(*ends, root))
         distribute(room, targets)
         return None
 
-    def _scatter(self, target: Array, sources: list[Array] | None, root: int) -> Steps:
-        parts = self._spec(*joined(sources)) if sources else None
-        yield _Pending(self._comm.Iscatterv(parts, self._spec(target), root))
+    def _scatter(self, target: Array, sources: FlatParts, root: int) -> Steps:
+        ends = self._at_root(root, joined(sources), sources), self._spec(target)
+        yield _Pending(self._comm.Iscatterv(*ends, root))
         return None
 
-    def _reduce_scatter(self, target: Array, source: Array, op: Reduce) -> Steps:
-        code = self._encoding(source, op)
+    def _reduce_scatter(self, target: Array, sources: FlatParts, op: Reduce) -> Steps:
+        code, source = self._encoding(target, op), joined(sources)
         wire, room = code.encode(source), code.room(target, source)
         ends = self._spec(wire), self._spec(room)
-        yield _Pending(self._comm.Ireduce_scatter_block(*ends, self._op(code)))
+        if sources.counts is None:
+            yield _Pending(self._comm.Ireduce_scatter_block(*ends, self._op(code)))
+        else:
+            yield _Pending(self._comm.Ireduce_scatter(*ends, sources.counts, self._op(code)))
         code.decode(room, target)
         return None
 
-    def _reduce_scatter_list(self, target: Array, sources: list[Array], op: Reduce) -> Steps:
-        code = self._encoding(target, op)
-        wire, sizes = joined([code.encode(source) for source in sources])
-        room = code.room(target, wire)
-        ends = self._spec(wire), self._spec(room), sizes
-        yield _Pending(self._comm.Ireduce_scatter(*ends, self._op(code)))
-        code.decode(room, target)
-        return None
-
-    def _all_to_all(self, target: Array, source: Array) -> Steps:
-        yield _Pending(self._comm.Ialltoall(self._spec(source), self._spec(target)))
-        return None
-
-    def _all_to_all_list(self, targets: list[Array], sources: list[Array]) -> Steps:
-        room, sizes = room_for(targets)
-        ends = self._spec(*joined(sources)), self._spec(room, sizes)
-        yield _Pending(self._comm.Ialltoallv(*ends))
+    def _all_to_all(self, targets: FlatParts, sources: FlatParts) -> Steps:
+        room = room_for(targets)
+        ends = self._spec(joined(sources), sources.counts), self._spec(room, targets.counts)
+        begin = self._comm.Ialltoall if targets.counts is None else self._comm.Ialltoallv
+        yield _Pending(begin(*ends))
         distribute(room, targets)
         return None
 
@@ -268,6 +260,9 @@ class MpiBackend(HostBackend):
         if is_known(dtype):
             return getattr(self._mpi, _TYPES[dtype.name])
         return self._mpi.BYTE.Create_contiguous(dtype.itemsize).Commit()
+
+    def _at_root(self, root: int, array: Array, parts: FlatParts) -> list[Any] | None:
+        return self._spec(array, parts.sizes) if root == self._rank else None
 
     def _spec(self, array: Array, counts: list[int] | None = None) -> list[Any]:
         data, kind = array.view(np.uint8), self._type(array)

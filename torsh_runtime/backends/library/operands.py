@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +20,21 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
 
-class Sized(Protocol):
-    """An array of any library, as far as it is checked here."""
+class Typed(Protocol):
+    """An array of any library, or parts of one, as far as their dtype is checked here."""
 
     @property
     def dtype(self) -> _Named: ...
 
+
+class Sized(Typed, Protocol):
+    """An array of any library, as far as it is checked here."""
+
     @property
     def size(self) -> int: ...
+
+
+Part = TypeVar("Part", bound=Sized)
 
 
 @contextmanager
@@ -36,22 +44,116 @@ def flat(array: object, *, writable: bool) -> Iterator[Array]:
         yield contiguous.reshape(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Parts(Generic[Part]):
+    """What an argument has for each rank: parts of one array, or arrays of their own."""
+
+    arrays: list[Part]
+    """The one, or one for each rank, in order of rank."""
+    sizes: list[int]
+    """Elements of each rank's part."""
+    listed: bool
+    """Whether they are arrays of their own."""
+
+    @property
+    def dtype(self) -> _Named:
+        return self.arrays[0].dtype
+
+    @property
+    def counts(self) -> list[int] | None:
+        """The sizes, where they may differ from rank to rank."""
+        return self.sizes if self.listed else None
+
+
+FlatParts = Parts[Array]
+
+
+def parts_of(name: str, given: Any, count: int, take: Callable[[object], Part]) -> Parts[Part]:
+    """Of one array, or a list or tuple of `count` arrays; each is taken. ValueError if there are
+    not so many parts."""
+    if is_list(given):
+        arrays = [take(array) for array in given]
+        check_list(name, arrays, count)
+        return Parts(arrays, [array.size for array in arrays], True)
+    return equal_parts(name, take(given), count)
+
+
+def equal_parts(name: str, array: Part, count: int) -> Parts[Part]:
+    """So many of one array. ValueError if its size is no multiple of that."""
+    if array.size % count != 0:
+        raise ValueError(
+            f"{name} has {array.size} elements; its size must be a multiple of world_size, {count}"
+        )
+    return Parts([array], [array.size // count] * count, False)
+
+
+def is_list(given: object) -> bool:
+    """Whether these are arrays for each rank, and not one array."""
+    return isinstance(given, list | tuple)
+
+
 @contextmanager
-def flat_list(
-    name: str, arrays: Sequence[object] | None, count: int, *, writable: bool
-) -> Iterator[list[Array]]:
-    """The same for each of `count` arrays of one dtype."""
-    given = [] if arrays is None else list(arrays)
-    if len(given) != count:
-        raise ValueError(f"{name} has {len(given)} arrays; it needs one per rank, {count}")
+def flat_parts(name: str, given: object, count: int, *, writable: bool) -> Iterator[FlatParts]:
+    """parts_of() of flat arrays."""
     with ExitStack() as stack:
-        pieces = [stack.enter_context(flat(array, writable=writable)) for array in given]
-        for piece in pieces:
-            check_dtype(name, piece, pieces[0])
-        yield pieces
+        yield parts_of(
+            name, given, count, lambda array: stack.enter_context(flat(array, writable=writable))
+        )
 
 
-def check_dtype(name: str, array: Sized, other: Sized) -> None:
+def joined(parts: FlatParts) -> Array:
+    """The parts, one after the other: the one array, or a copy."""
+    if not parts.listed:
+        return parts.arrays[0]
+    # Without `out` the dtype would be of this machine's order.
+    return np.concatenate(parts.arrays, out=room_for(parts))
+
+
+def room_for(parts: FlatParts) -> Array:
+    """Where they can be put, one after the other, before distribute()."""
+    first = parts.arrays[0]
+    return np.empty(sum(parts.sizes), first.dtype) if parts.listed else first
+
+
+def distribute(room: Array, parts: FlatParts) -> None:
+    """Copy what was put into the room to where it belongs, if that is elsewhere."""
+    begin = 0
+    for array in parts.arrays if parts.listed else ():
+        array[...] = room[begin : begin + array.size]
+        begin += array.size
+
+
+def check_list(name: str, arrays: Sequence[Typed], count: int) -> None:
+    """ValueError unless there are so many arrays, all of the same dtype."""
+    if len(arrays) != count:
+        raise ValueError(f"{name} has {len(arrays)} arrays; it needs one per rank, {count}")
+    for array in arrays:
+        check_dtype(name, array, arrays[0])
+
+
+def check_part(name: str, parts: Parts[Part], rank: int, other: Typed, size: int) -> None:
+    """ValueError unless a rank's part has the dtype of the other array and so many elements."""
+    check_dtype(name, parts, other)
+    if parts.sizes[rank] != size:
+        raise ValueError(
+            f"the part of {name} for rank {rank} has {parts.sizes[rank]} elements; its size must "
+            f"be {size}, that of the other array"
+        )
+
+
+def check_both(outputs: object, inputs: object) -> None:
+    """ValueError unless both are lists, or neither is."""
+    if is_list(outputs) != is_list(inputs):
+        raise ValueError("outputs and inputs must be an array each, or a list each")
+
+
+def check_none(name: str, given: object) -> None:
+    """ValueError if a rank that is not the root gives what only the root has."""
+    if given is not None:
+        raise ValueError(f"{name} is for the root only; pass None on the other ranks")
+
+
+def check_dtype(name: str, array: Typed, other: Typed) -> None:
     """ValueError unless both have the same dtype."""
     own, wanted = _dtype_name(array), _dtype_name(other)
     if own != wanted:
@@ -60,7 +162,7 @@ def check_dtype(name: str, array: Sized, other: Sized) -> None:
         )
 
 
-def _dtype_name(array: Sized) -> str:
+def _dtype_name(array: Typed) -> str:
     """numpy's names of its own types leave out the byte order and the fields."""
     return str(array.dtype) if isinstance(array.dtype, np.dtype) else array.dtype.name
 
@@ -91,46 +193,3 @@ def check_tag(tag: int | None, largest: int) -> int:
     if tag not in range(largest + 1):
         raise ValueError(f"tag={tag!r} is not from 0 to {largest}")
     return tag
-
-
-def check_parts(target: Sized, source: Sized, world_size: int) -> None:
-    """ValueError unless both have the same dtype and the same size, in world_size equal parts."""
-    check_dtype("output", target, source)
-    check_size("output", target, source.size, "the input's")
-    if source.size % world_size != 0:
-        raise ValueError(
-            f"the arrays have {source.size} elements; their size must be a multiple of "
-            f"world_size, {world_size}"
-        )
-
-
-def check_own_part(name: str, parts: Sequence[Sized], own: Sized, rank: int) -> None:
-    """ValueError unless the part of this rank itself has the dtype and size of `own`."""
-    check_dtype(name, parts[0], own)
-    check_size(f"{name}[{rank}]", parts[rank], own.size, "that of the other array")
-
-
-def none_here(name: str, arrays: Sequence[object] | None) -> None:
-    """ValueError if a rank that is not the root gives arrays that only the root has."""
-    if arrays:
-        raise ValueError(f"{name} is for the root only; pass None on the other ranks")
-
-
-def joined(arrays: Sequence[Array]) -> tuple[Array, list[int]]:
-    """Copies of the arrays, one after the other, and their sizes."""
-    room, sizes = room_for(arrays)
-    return np.concatenate(arrays, out=room), sizes  # whose dtype would be of this machine's order
-
-
-def room_for(arrays: Sequence[Array]) -> tuple[Array, list[int]]:
-    """Uninitialised room for the elements of all the arrays, and their sizes."""
-    sizes = [array.size for array in arrays]
-    return np.empty(sum(sizes), arrays[0].dtype), sizes
-
-
-def distribute(room: Array, targets: Sequence[Array]) -> None:
-    """Copy what lies one after the other in `room` to the targets."""
-    begin = 0
-    for target in targets:
-        target[...] = room[begin : begin + target.size]
-        begin += target.size

@@ -29,8 +29,7 @@ class StepwiseBackend(Backend):
     _work: ClassVar[type[StepWork]] = StepWork
 
     def __init__(self, rank: int, world_size: int, news: News) -> None:
-        self._rank = rank
-        self._world_size = world_size
+        super().__init__(rank, world_size)
         self._news = news
         self._sequence = 0
         self._cause: Cause | None = None
@@ -39,14 +38,6 @@ class StepwiseBackend(Backend):
         self._turn = threading.Lock()  # so that threads begin one after the other
         self._under_way: set[StepWork] = set()
         self._look_every = max(_LOOK, _LOOK_PER_RANK * world_size)
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
 
     @property
     def failed(self) -> bool:

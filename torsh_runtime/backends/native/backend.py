@@ -60,21 +60,21 @@ class NativeBackend(Backend):
     def __init__(
         self,
         group: _native.Group,
+        callbacks: Callbacks,
         rank: int,
         world_size: int,
         node: Node,
         settings: Settings,
         arrays: _native.SharedArrays | None = None,
     ) -> None:
-        """`arrays`: to be ended with the group."""
+        """`callbacks`: the group's. `arrays`: to be ended with the group."""
+        super().__init__(rank, world_size)
         self._group = group
-        self._rank = rank
-        self._world_size = world_size
         self._node = node
         self._settings = settings
         self._shared: list[mmap.mmap] = []
         self._arrays = arrays
-        self._callbacks = Callbacks()
+        self._callbacks = callbacks
 
     @classmethod
     def connect(
@@ -96,6 +96,7 @@ class NativeBackend(Backend):
         BackendUnavailable when the system refuses what a group needs.
         """
         deadline = time.monotonic() + timeout
+        callbacks = Callbacks()
         settings = _settings(store, rank)
         share_arrays = share_arrays and settings.share_arrays
         with meet(
@@ -113,13 +114,14 @@ class NativeBackend(Backend):
             try:
                 memory = _mapped(meeting, file)
                 pool = _pool(meeting, local, file)
-                group = _group(meeting, memory, world_size, settings, name)
+                group = _group(meeting, memory, world_size, settings, name, callbacks)
                 own = _arrays(meeting, local, file) if share_arrays else None
             except BaseException as error:
                 _abandon(store, meeting, local, error)
                 raise
         node = Node(local, meeting.pids, meeting.neighbours, pool)
-        return cls(group, rank, world_size, node, settings, own)._met(store, deadline)
+        made = cls(group, callbacks, rank, world_size, node, settings, own)
+        return made._met(store, deadline)
 
     def subgroup(
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
@@ -136,14 +138,15 @@ class NativeBackend(Backend):
             return None
         pids = [self._node.pids[place] for place in places]
         node = Node(range(len(ranks)), pids, self._node.neighbours, None)
+        callbacks = Callbacks()
         met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, file=-1)
         try:
-            group = _group(met, memory, len(ranks), self._settings, name)
+            group = _group(met, memory, len(ranks), self._settings, name, callbacks)
         except BaseException as error:
             give_up(store, rank, error)
             _native.abandon(memory, rank, len(ranks), rank)
             raise
-        made = NativeBackend(group, rank, len(ranks), node, self._settings)
+        made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)
         return made._met(store, deadline, self._group.has_reach)
 
     def _met(
@@ -160,94 +163,49 @@ class NativeBackend(Backend):
         return self
 
     @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
     def failed(self) -> bool:
         return self._group.failed
 
     def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        pending = self._group.all_reduce(array, op, timeout, async_op)
-        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
+        return self._group.all_reduce(array, op, timeout, async_op)
 
-    def all_reduce_list(
+    def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
     ) -> list[Work]:
-        begun = self._group.all_reduce_list(arrays, op, timeout, async_op)
-        return [self._work(pending) for pending in begun]
+        return self._group.all_reduce_coalesced(arrays, op, timeout, async_op)
 
     def reduce(
         self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.reduce(array, root, op, timeout, async_op))
+        return self._group.reduce(array, root, op, timeout, async_op)
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        pending = self._group.broadcast(array, root, timeout, async_op)
-        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
+        return self._group.broadcast(array, root, timeout, async_op)
 
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.all_gather(output, array, timeout, async_op))
-
-    def all_gather_list(
-        self, outputs: Sequence[object], array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._work(self._group.all_gather_list(outputs, array, timeout, async_op))
+        return self._group.all_gather(outputs, array, timeout, async_op)
 
     def gather(
-        self,
-        outputs: Sequence[object] | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.gather(outputs, array, root, timeout, async_op))
+        return self._group.gather(outputs, array, root, timeout, async_op)
 
     def scatter(
-        self,
-        array: object,
-        inputs: Sequence[object] | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.scatter(array, inputs, root, timeout, async_op))
+        return self._group.scatter(array, inputs, root, timeout, async_op)
 
     def reduce_scatter(
-        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.reduce_scatter(output, array, op, timeout, async_op))
-
-    def reduce_scatter_list(
-        self,
-        output: object,
-        inputs: Sequence[object],
-        op: Reduce,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        return self._work(self._group.reduce_scatter_list(output, inputs, op, timeout, async_op))
+        return self._group.reduce_scatter(output, inputs, op, timeout, async_op)
 
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        return self._work(self._group.all_to_all(output, array, timeout, async_op))
-
-    def all_to_all_list(
-        self,
-        outputs: Sequence[object],
-        inputs: Sequence[object],
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        return self._work(self._group.all_to_all_list(outputs, inputs, timeout, async_op))
+        return self._group.all_to_all(outputs, inputs, timeout, async_op)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
@@ -301,9 +259,6 @@ class NativeBackend(Backend):
             raise ValueError(f"src={src!r} is not a rank of the group (0 to {last})")
         return _native.ANY_SOURCE if src is None else src
 
-    def _work(self, pending: _native.Pending | None) -> Work:
-        return COMPLETED if pending is None else NativeWork(pending, self._callbacks)
-
     def _message(self, pending: _native.Pending) -> Work:
         rank = pending.source()
         if rank == _native.ANY_SOURCE:
@@ -311,7 +266,7 @@ class NativeBackend(Backend):
         return CompletedWork(rank)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        return self._work(self._group.barrier(timeout, async_op))
+        return self._group.barrier(timeout, async_op)
 
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
         sharing = Sharing(self, self._node.ranks, num_bytes, timeout)
@@ -396,6 +351,7 @@ def _group(
     world_size: int,
     settings: Settings,
     name: str,
+    callbacks: Callbacks,
 ) -> _native.Group:
     number = zlib.crc32(name.encode()) & 0x7FFFFFFF
     page = own_page()
@@ -417,6 +373,8 @@ def _group(
             number=number,
             stage=stage_native,
             failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
+            complete=COMPLETED,
+            begun=partial(NativeWork, callbacks=callbacks),
         )
 
 

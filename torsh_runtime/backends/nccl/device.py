@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from torsh_runtime.backends.library.operands import Parts
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.status import DTYPES
 
@@ -201,11 +202,6 @@ class Operand:
         """The flat array's memory."""
         return self.framework.viewed(self.flat, "uint8")
 
-    def parts(self, count: int) -> list[Any]:
-        """The memory of `count` equal parts of the array, one after the other."""
-        content, size = self.bytes, len(self.bytes) // count
-        return [content[part * size : (part + 1) * size] for part in range(count)]
-
     def finish(self) -> None:
         """Copy what was put into the flat array to the array itself, if that is another one."""
         framework = self.framework
@@ -219,6 +215,20 @@ class Operand:
             raise ValueError(
                 f"the array is on CUDA device {own}, but the group was made on device {device}"
             )
+
+
+def memories(parts: Parts[Operand]) -> Iterator[tuple[int, Any]]:
+    """The ranks whose part has elements, with its memory."""
+    if parts.listed:
+        yield from ((rank, each.bytes) for rank, each in enumerate(parts.arrays) if each.size)
+        return
+    [whole] = parts.arrays
+    content, end = whole.bytes, 0
+    width = len(content) // max(whole.size, 1)
+    for rank, size in enumerate(parts.sizes):
+        begin, end = end, end + size * width
+        if size:
+            yield rank, content[begin:end]
 
 
 class Dtype(NamedTuple):

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from torsh_runtime.backends.base import Reduce
 from torsh_runtime.backends.library.news import News
 from torsh_runtime.backends.library.operands import (
-    check_dtype,
-    check_own_part,
-    check_parts,
+    Parts,
+    check_both,
+    check_none,
+    check_part,
     check_peer,
     check_rank,
-    check_size,
-    none_here,
+    parts_of,
 )
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.library.stepwise import StepwiseBackend
-from torsh_runtime.backends.nccl.device import Operand, loaded_framework
+from torsh_runtime.backends.nccl.device import Operand, loaded_framework, memories
 from torsh_runtime.backends.nccl.reductions import Reduction
 from torsh_runtime.backends.nccl.streams import Launch, OwnStream, Recorded, StreamWork
 from torsh_runtime.backends.work import Work
@@ -30,7 +30,6 @@ from torsh_runtime.errors import CommError
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 """ncclResult_t."""
-Lists = Sequence[object]
 
 
 class NcclOperations(StepwiseBackend):
@@ -90,122 +89,67 @@ class NcclOperations(StepwiseBackend):
         return self._collective("broadcast", steps, timeout, async_op)
 
     def all_gather(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
     ) -> Work:
-        source, target = Operand(array), Operand(output)
-        check_dtype("output", target, source)
-        check_size("output", target, source.size * self._world_size, "world_size × the input's")
+        source = Operand(array)
+        targets = self._parts("outputs", outputs, source)
+        if targets.listed:
+            to_all = Parts([source] * self._world_size, [source.size] * self._world_size, True)
+            steps = self._exchange(to_all, targets)
+        else:
+            [target] = targets.arrays
 
-        def begin(nccl: Any, stream: Any) -> None:
-            nccl.allgather(source.bytes, target.bytes, stream=stream)
+            def begin(nccl: Any, stream: Any) -> None:
+                nccl.allgather(source.bytes, target.bytes, stream=stream)
 
-        steps = self._steps([source, target], begin, target.finish)
-        return self._collective("all_gather", steps, timeout, async_op)
-
-    def all_gather_list(
-        self, outputs: Lists, array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        source, targets = Operand(array), _operands("outputs", outputs, self._world_size)
-        check_own_part("outputs", targets, source, self._rank)
-        to_all, from_all = [source] * self._world_size, targets
-        steps = self._exchange(to_all, from_all)
+            steps = self._steps([source, target], begin, target.finish)
         return self._collective("all_gather", steps, timeout, async_op)
 
     def gather(
-        self,
-        outputs: Lists | None,
-        array: object,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        check_rank("root", root, self._world_size)
         source = Operand(array)
-        targets: list[Operand] = []
-        if root == self._rank:
-            targets = _operands("outputs", outputs, self._world_size)
-            check_own_part("outputs", targets, source, root)
-        else:
-            none_here("outputs", outputs)
-        to_root = [source if rank == root else None for rank in range(self._world_size)]
-        steps = self._exchange(to_root, targets)
+        targets = self._parts_at(root, "outputs", outputs, source)
+        steps = self._exchange(self._only(root, source), targets)
         return self._collective("gather", steps, timeout, async_op)
 
     def scatter(
-        self,
-        array: object,
-        inputs: Lists | None,
-        root: int,
-        timeout: float,
-        async_op: bool = False,
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
     ) -> Work:
-        check_rank("root", root, self._world_size)
         target = Operand(array)
-        sources: list[Operand] = []
-        if root == self._rank:
-            sources = _operands("inputs", inputs, self._world_size)
-            check_own_part("inputs", sources, target, root)
-        else:
-            none_here("inputs", inputs)
-        from_root = [target if rank == root else None for rank in range(self._world_size)]
-        steps = self._exchange(sources, from_root)
+        sources = self._parts_at(root, "inputs", inputs, target)
+        steps = self._exchange(sources, self._only(root, target))
         return self._collective("scatter", steps, timeout, async_op)
 
     def reduce_scatter(
-        self, output: object, array: object, op: Reduce, timeout: float, async_op: bool = False
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
     ) -> Work:
-        source, target = Operand(array), Operand(output)
-        check_dtype("output", target, source)
-        check_size("array", source, target.size * self._world_size, "world_size × the output's")
+        target = Operand(output)
+        sources = self._parts("inputs", inputs, target)
         reduction = self._reduction(target, op)
-        wire, room = reduction.wire(source), reduction.wire(target)
+        wires, room = [reduction.wire(each) for each in sources.arrays], reduction.wire(target)
 
         def begin(nccl: Any, stream: Any) -> None:
             with reduction.op(nccl) as how:
-                nccl.reduce_scatter(wire, room, how, stream=stream)
-
-        steps = self._steps([source, target], begin, lambda: reduction.finish(target, room))
-        return self._collective("reduce_scatter", steps, timeout, async_op)
-
-    def reduce_scatter_list(
-        self, output: object, inputs: Lists, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        target, sources = Operand(output), _operands("inputs", inputs, self._world_size)
-        check_own_part("inputs", sources, target, self._rank)
-        reduction = self._reduction(target, op)
-        wires, room = [reduction.wire(source) for source in sources], reduction.wire(target)
-
-        def begin(nccl: Any, stream: Any) -> None:
-            with reduction.op(nccl) as how:
+                if not sources.listed:
+                    nccl.reduce_scatter(wires[0], room, how, stream=stream)
+                    return
                 for root, wire in enumerate(wires):
                     if len(wire):
                         nccl.reduce(wire, room, how, root=root, stream=stream)
 
-        steps = self._steps([target, *sources], begin, lambda: reduction.finish(target, room))
+        operands = [target, *sources.arrays]
+        steps = self._steps(operands, begin, lambda: reduction.finish(target, room))
         return self._collective("reduce_scatter", steps, timeout, async_op)
 
     def all_to_all(
-        self, output: object, array: object, timeout: float, async_op: bool = False
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        source, target = Operand(array), Operand(output)
-        check_parts(target, source, self._world_size)
-
-        def begin(nccl: Any, stream: Any) -> None:
-            # NCCL's own call of this is no faster on ordinary memory, and not in all its versions.
-            sent, received = source.parts(self._world_size), target.parts(self._world_size)
-            for rank in range(self._world_size):
-                nccl.send(sent[rank], rank, stream=stream)
-                nccl.recv(received[rank], rank, stream=stream)
-
-        steps = self._steps([source, target], begin, target.finish)
-        return self._collective("all_to_all", steps, timeout, async_op)
-
-    def all_to_all_list(
-        self, outputs: Lists, inputs: Lists, timeout: float, async_op: bool = False
-    ) -> Work:
-        sources = _operands("inputs", inputs, self._world_size)
-        targets = _operands("outputs", outputs, self._world_size)
-        check_own_part("outputs", targets, sources[self._rank], self._rank)
+        # NCCL's own call of this is no faster on ordinary memory, and not in all its versions.
+        check_both(outputs, inputs)
+        sources = parts_of("inputs", inputs, self._world_size, Operand)
+        targets = parts_of("outputs", outputs, self._world_size, Operand)
+        check_part("outputs", targets, self._rank, sources, sources.sizes[self._rank])
         steps = self._exchange(sources, targets)
         return self._collective("all_to_all", steps, timeout, async_op)
 
@@ -277,26 +221,38 @@ class NcclOperations(StepwiseBackend):
         yield Recorded(self._own, operands, self._check_communicator)
         return source
 
-    def _exchange(
-        self, outgoing: Sequence[Operand | None], incoming: Sequence[Operand | None]
-    ) -> Steps:
-        """Send outgoing[r] to rank r, and receive incoming[r] from it."""
+    def _exchange(self, outgoing: Parts[Operand], incoming: Parts[Operand]) -> Steps:
+        """Send each rank its part, and receive one from it."""
 
         def begin(nccl: Any, stream: Any) -> None:
-            for rank, operand in enumerate(outgoing):
-                if operand is not None and operand.size:
-                    nccl.send(operand.bytes, rank, stream=stream)
-            for rank, operand in enumerate(incoming):
-                if operand is not None and operand.size:
-                    nccl.recv(operand.bytes, rank, stream=stream)
+            for rank, memory in memories(outgoing):
+                nccl.send(memory, rank, stream=stream)
+            for rank, memory in memories(incoming):
+                nccl.recv(memory, rank, stream=stream)
 
         def finish() -> None:
-            for operand in incoming:
-                if operand is not None:
-                    operand.finish()
+            for operand in incoming.arrays:
+                operand.finish()
 
-        operands = [operand for operand in (*outgoing, *incoming) if operand is not None]
-        return self._steps(operands, begin, finish)
+        return self._steps([*outgoing.arrays, *incoming.arrays], begin, finish)
+
+    def _parts(self, name: str, given: object, own: Operand) -> Parts[Operand]:
+        """Of which this rank's own has the size of `own`."""
+        found = parts_of(name, given, self._world_size, Operand)
+        check_part(name, found, self._rank, own, own.size)
+        return found
+
+    def _parts_at(self, root: int, name: str, given: object, own: Operand) -> Parts[Operand]:
+        """The same on the root; nothing on the other ranks."""
+        check_rank("root", root, self._world_size)
+        if root == self._rank:
+            return self._parts(name, given, own)
+        check_none(name, given)
+        return Parts([], [0] * self._world_size, True)
+
+    def _only(self, root: int, operand: Operand) -> Parts[Operand]:
+        sizes = [operand.size if rank == root else 0 for rank in range(self._world_size)]
+        return Parts([operand], sizes, False)
 
     def _check_communicator(self) -> None:
         state = self._communicator.get_async_error()
@@ -315,15 +271,6 @@ class NcclOperations(StepwiseBackend):
 
     def _reduction(self, values: Operand, op: Reduce) -> Reduction:
         return Reduction(self._nccl, values.dtype.name, op, self._world_size)
-
-
-def _operands(name: str, arrays: Lists | None, count: int) -> list[Operand]:
-    operands = [Operand(array) for array in arrays or ()]
-    if len(operands) != count:
-        raise ValueError(f"{name} has {len(operands)} arrays; it needs one per rank, {count}")
-    for operand in operands:
-        check_dtype(name, operand, operands[0])
-    return operands
 
 
 def _check_no_tag(tag: int | None) -> None:

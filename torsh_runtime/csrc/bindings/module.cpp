@@ -12,6 +12,7 @@
 #include "bindings/rank.hpp"
 #include "bindings/segments.hpp"
 #include "bindings/signals.hpp"
+#include "bindings/view.hpp"
 
 namespace nb = nanobind;
 using torsh::DType;
@@ -76,7 +77,8 @@ void bind_tuning(nb::module_& m) {
 
 void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, const SegmentMemory& segment, const Tuning& tuning,
                 const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
-                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure) {
+                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure,
+                nb::object complete, nb::object begun) {
   GroupSetup setup;
   for (const std::vector<int>& sockets : links) {
     std::vector<torsh::Descriptor>& owned = setup.links.emplace_back();
@@ -102,39 +104,24 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
   setup.strategy = static_cast<Strategy>(strategy);
   setup.limits = limits;
   setup.interrupted = torsh::python::interrupted;
-  new (self) Rank(std::move(setup), record, std::move(stage), std::move(failure));
+  new (self) Rank(std::move(setup), record, std::move(stage), std::move(failure), std::move(complete), std::move(begun));
 }
 
 void bind_group(nb::module_& m) {
-  nb::class_<Rank>(m, "Group")
+  auto group = nb::class_<Rank>(m, "Group")
       .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
-           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "stage"_a, "failure"_a)
+           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "stage"_a, "failure"_a,
+           "complete"_a, "begun"_a)
       .def("meet", &Rank::meet, "timeout"_a, "known_reach"_a.none() = nb::none())
       .def_prop_ro("has_reach", &Rank::has_reach)
       .def_prop_ro("failed", &Rank::failed)
-      .def("all_reduce", &Rank::all_reduce)
-      .def("all_reduce_list", &Rank::all_reduce_list)
-      .def("reduce", &Rank::reduce)
-      .def("broadcast", &Rank::broadcast)
-      .def("all_gather", &Rank::all_gather)
-      .def("all_gather_list", &Rank::all_gather_list)
-      .def("gather", &Rank::gather, "outputs"_a.none(), "array"_a, "root"_a, "timeout"_a, "async_op"_a)
-      .def("scatter", &Rank::scatter, "array"_a, "inputs"_a.none(), "root"_a, "timeout"_a, "async_op"_a)
-      .def("reduce_scatter", &Rank::reduce_scatter)
-      .def("reduce_scatter_list", &Rank::reduce_scatter_list)
-      .def("all_to_all", &Rank::all_to_all)
-      .def("all_to_all_list", &Rank::all_to_all_list)
-      .def("send", &Rank::send)
-      .def("recv", &Rank::recv, "array"_a, "src"_a, "tag"_a.none(), "timeout"_a, "async_op"_a)
-      .def("send_object", &Rank::send_object)
-      .def("take_object", &Rank::take_object)
-      .def("probe", &Rank::probe, "src"_a, "tag"_a.none(), "timeout"_a, "only_now"_a)
-      .def("barrier", &Rank::barrier)
       .def("all_come", &Rank::all_come)
       .def("run", &Rank::run)
       .def("add_region", &Rank::add_region)
       .def("abort", &Rank::abort)
       .def("close", &Rank::close);
+  torsh::python::bind_collectives(group);
+  torsh::python::bind_messages(group);
 }
 
 void bind_arrays(nb::module_& m) {

@@ -8,17 +8,12 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings/completions.hpp"
+#include "bindings/kept.hpp"
 #include "group/group.hpp"
 
 namespace torsh::python {
 
 namespace nb = nanobind;
-
-// What an operation under way holds on to.
-struct Kept {
-  virtual ~Kept() = default;
-  virtual void finish() = 0;
-};
 
 class Rank;
 

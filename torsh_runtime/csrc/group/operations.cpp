@@ -36,7 +36,7 @@ void AllReduce::operator()(Group& group) const {
   in_node::all_reduce(group.channel(), complete(without_factor(spec), group.ranks()), data, count);
 }
 
-void AllReduceList::operator()(Group& group) const {
+void AllReduceCoalesced::operator()(Group& group) const {
   std::size_t bytes = 0;
   for (const Piece& array : arrays) bytes += array.bytes;
   const Scratch::Loan packed = group.scratch().take(bytes);

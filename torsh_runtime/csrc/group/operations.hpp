@@ -40,7 +40,7 @@ struct AllReduce {
 };
 
 // Several arrays as one.
-struct AllReduceList {
+struct AllReduceCoalesced {
   across::ReduceSpec spec;
   std::vector<Piece> arrays;
   void operator()(Group& group) const;

@@ -72,7 +72,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         """Reduce each tensor in place."""
         op = reduction(opts)
         limit, background = self._collective(opts)
-        works = self._torsh.all_reduce_list(tensors, op, limit, background)
+        works = self._torsh.all_reduce_coalesced(tensors, op, limit, background)
         return TorshWork(works, tensors) if asynchronous(opts) else DONE
 
     @spellings(c10d.ReduceOptions, "root", "op", "timeout")
@@ -92,7 +92,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> TorshWork:
         """Copy rank r's tensor into outputs[0][r]; sizes may differ from rank to rank."""
         tensor, targets = movable(only(tensors)), _one_list(outputs)
-        operation = self._torsh.all_gather_list
+        operation = self._torsh.all_gather
         return self._begin(opts, targets, operation, [movable(part) for part in targets], tensor)
 
     @spellings(c10d.AllgatherOptions, "timeout", tensors=2, wrapped=False)
@@ -106,7 +106,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
             for parts, tensor in zip(targets, tensors, strict=True)
         ]
         written = [part for parts in targets for part in parts]
-        return self._begin_all(opts, written, self._torsh.all_gather_list, calls)
+        return self._begin_all(opts, written, self._torsh.all_gather, calls)
 
     @spellings(c10d.AllgatherOptions, "timeout", tensors=2, wrapped=False)
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> TorshWork:
@@ -142,7 +142,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorshWork:
         """Reduce everyone's inputs[0][r] into rank r's output; sizes may differ with r."""
         output, parts = only(outputs), _one_list(inputs)
-        operation = self._torsh.reduce_scatter_list
+        operation = self._torsh.reduce_scatter
         return self._begin(opts, outputs, operation, output, parts, reduction(opts))
 
     @spellings(c10d.ReduceScatterOptions, "op", "timeout", tensors=2, wrapped=False)
@@ -166,7 +166,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorshWork:
         """Send inputs[r] to rank r's outputs[own rank]."""
         targets, parts = [movable(out) for out in outputs], [movable(part) for part in inputs]
-        return self._begin(opts, outputs, self._torsh.all_to_all_list, targets, parts)
+        return self._begin(opts, outputs, self._torsh.all_to_all, targets, parts)
 
     @spellings(c10d.AllToAllOptions, "timeout", tensors=4, wrapped=False)
     def all_to_all_single(
@@ -182,7 +182,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         """
         targets = _parts(output, output_splits, self.size())
         parts = _parts(tensor, input_splits, self.size())
-        return self._begin(opts, [output], self._torsh.all_to_all_list, targets, parts)
+        return self._begin(opts, [output], self._torsh.all_to_all, targets, parts)
 
     @spellings(c10d.BarrierOptions, "timeout", tensors=0)
     def barrier(self, opts: Any) -> TorshWork:
@@ -351,7 +351,7 @@ def _failed(error: CommError) -> Work:
 def _one_list(lists: Sequence[Tensors]) -> Tensors:
     if len(lists) != 1:
         raise ValueError(f"the torsh backend takes one list of tensors, not {len(lists)}")
-    return lists[0]
+    return list(lists[0])
 
 
 def _all_movable(tensors: Tensors | None) -> Tensors | None:

@@ -23,8 +23,8 @@ def all_reduce(backend: Backend, tensor: torch.Tensor, op: Reduce, timeout: floa
     backend.all_gather(counts, torch.tensor([own._nnz()]), timeout)
     sizes = counts.tolist()
     places = [own.indices().new_empty(own.sparse_dim(), size) for size in sizes]
-    backend.all_gather_list(places, own.indices().contiguous(), timeout)
+    backend.all_gather(places, own.indices().contiguous(), timeout)
     values = [own.values().new_empty(size, *own.values().shape[1:]) for size in sizes]
-    backend.all_gather_list(values, own.values().contiguous(), timeout)
+    backend.all_gather(values, own.values().contiguous(), timeout)
     total = torch.sparse_coo_tensor(torch.cat(places, 1), torch.cat(values), tensor.shape)
     tensor.copy_(total.coalesce())

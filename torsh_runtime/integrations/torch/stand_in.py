@@ -66,19 +66,12 @@ class StandIn(TorshProcessGroup):
         _elsewhere[device] += 1
         return self._staged
 
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: object = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Sequence[torch.device] | None = None,
-    ) -> TorshProcessGroup | None:
+    def split_group(self, *given: Any, **named: Any) -> TorshProcessGroup | None:
         """As of a torsh group; what it has for accelerators is split too."""
-        ours = super().split_group(ranks, timeout, None, group_name, group_desc)
+        ours = super().split_group(*given, **named)
         if self.accelerated is not None:
-            theirs = self.accelerated.split_group(ranks, timeout, opts, group_name, group_desc)
+            named.pop("device_types", None)  # it is for those that it has
+            theirs = self.accelerated.split_group(*given[:5], **named)
             if isinstance(ours, StandIn):
                 ours.accelerated = theirs
         return ours
