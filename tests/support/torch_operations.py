@@ -216,6 +216,25 @@ def functional(rank: int, ranks: int) -> None:
     pair, sizes = [everyone, everyone], [0, 0]
     for scattered in funcol.reduce_scatter_tensor_coalesced(pair, "sum", sizes, group):
         same(scattered + 0, tensor * ranks)
+    _functional_operators(rank, ranks, tensor, everyone)
+
+
+def _functional_operators(
+    rank: int, ranks: int, tensor: torch.Tensor, everyone: torch.Tensor
+) -> None:
+    """Those that only compiled code calls."""
+    made, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
+    for named in (name, dist.group.WORLD):
+        out = torch.empty_like(everyone)
+        made.all_gather_into_tensor_out(tensor, ranks, named, out=out)
+        same(made.wait_tensor(out), everyone)
+    out = torch.empty_like(tensor)
+    made.reduce_scatter_tensor_out(everyone, "avg", ranks, name, out=out)
+    same(made.wait_tensor(out), tensor)
+    peers, parts = [(rank + 1) % ranks, (rank - 1) % ranks], [tensor, torch.empty(4)]
+    works = made.batch_p2p_ops(["isend", "irecv"], peers, [3, 3], parts, name)
+    got = [made.wait_tensor(work) for work in works][1]
+    same(got, own(peers[1], torch.float32, 4))
 
 
 class Subclass(torch.Tensor):

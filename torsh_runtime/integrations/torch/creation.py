@@ -12,6 +12,7 @@ from torch._C import _distributed_c10d
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.torch import functional
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.configuring import meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
@@ -34,6 +35,7 @@ def create(given: Any, options: object, kind: type[Group] = TorshProcessGroup) -
         )
     seconds = given.timeout.total_seconds()
     tune_allocator()
+    functional.install()
     backend = _connect(given, seconds)
     page = own_page()
     if page is not None:
