@@ -134,6 +134,17 @@ def test_backends_other_than_gloo_are_left_alone() -> None:
     stand_in(2, body)
 
 
+def test_a_group_makes_gloos_devices_for_who_asks() -> None:
+    def body(rank: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        group = dist.new_group(backend="gloo")
+        assert group._get_backend(torch.device("cpu")).create_device(interface="lo")
+
+    stand_in(1, body)
+
+
 @pytest.mark.parametrize(
     ("timeout", "everyone", "said"),
     [

@@ -46,6 +46,11 @@ FILES = [
     "pipelining/test_s*.py",
 ]
 """What is run when nothing is named."""
+KNOWN = {
+    "GlooProcessGroupWithDispatchedCollectivesTests.test_all_to_all_single": "expects that strided "
+    "tensors are refused, which torsh takes",
+}
+"""Tests that torsh need not pass, and why."""
 _DEADLINE = 200.0
 """Seconds for one test, and for a file to load."""
 _DEVICES = 4
@@ -265,7 +270,7 @@ def compare(file: Path, name: str, patterns: Sequence[str], folder: Path) -> lis
     failed = sorted({*passed} - {*_passed(torsh)})
     num_passed = len(passed) - len(failed)
     print(f"{name:60} {len(passed):5} {num_passed:5} {len(gloo) - len(passed):5}", flush=True)
-    return [f"{name}: {test}" for test in failed]
+    return [f"{name}: {test}" for test in failed if test not in KNOWN]
 
 
 def _last_line(log: Path) -> str:

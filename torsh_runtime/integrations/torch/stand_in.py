@@ -39,6 +39,8 @@ def make(given: Any, options: object) -> StandIn:
 class StandIn(TorshProcessGroup):
     """A torsh group, and others for what is not on the CPU."""
 
+    create_device = staticmethod(c10d.ProcessGroupGloo.create_device)
+    """gloo's, for scripts that ask their group for it; torsh finds its network by itself."""
     accelerated: Any = None
     """torch's own group of the same ranks for accelerators, if the script has asked for one."""
     _staged: Any = None
