@@ -42,6 +42,7 @@ FILES = [
     "tensor/test_redistribute.py",
     "tensor/parallel/test_*.py",
     "_composable/fsdp/test_fully_shard_[!cl]*.py",
+    "_composable/fsdp/test_fully_shard_comm.py",
     "_composable/test_replicate*.py",
     "pipelining/test_s*.py",
 ]
