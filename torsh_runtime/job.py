@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.base import Backend, BackendType
-from torsh_runtime.backends.native.meeting import give_up
+from torsh_runtime.backends.board import give_up
 from torsh_runtime.backends.native.network import secret_of
 from torsh_runtime.backends.registry import backend_class, is_available
 from torsh_runtime.backends.single import SingleBackend
@@ -155,11 +155,11 @@ class Job:
                 return made
         try:
             agreed = _agree(store, kind, rank, ranks, timeout)
+            left = max(deadline - time.monotonic(), 0.001)
+            return _make_backend(agreed, store, rank, len(ranks), left, name)
         except BaseException as error:
             give_up(store, rank, error)
             raise
-        left = max(deadline - time.monotonic(), 0.001)
-        return _make_backend(agreed, store, rank, len(ranks), left, name)
 
     def session(self, default: Backend, configure: Configure | None = None) -> Session:
         """What the groups of its default group are made from, and configured by."""

@@ -23,6 +23,7 @@ OPERATIONS = (
     "older_spellings",
     "functional",
     "subclasses",
+    "stand_for_others",
     "messages",
     "objects",
     "asynchronous",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from support.launchers import Bench
 from support.torch_ranks import passed, run_ranks
 from support.torch_scripts import SAID, SCRIPTS, alike, found
+
+from torsh_runtime.errors import CommTimeout
 
 pytestmark = [
     pytest.mark.torch,
@@ -129,6 +132,47 @@ def test_backends_other_than_gloo_are_left_alone() -> None:
         assert dist.get_backend(torsh) == "torsh"
 
     stand_in(2, body)
+
+
+def test_a_group_makes_gloos_devices_for_who_asks() -> None:
+    def body(rank: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        group = dist.new_group(backend="gloo")
+        assert group._get_backend(torch.device("cpu")).create_device(interface="lo")
+
+    stand_in(1, body)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "everyone", "said"),
+    [
+        (0.5, False, "Rank 1 failed to pass monitoredBarrier"),
+        (0.5, True, "Ranks 1, 3 failed to pass monitoredBarrier"),
+        (0.0, False, "Rank 0 timed out in monitoredBarrier"),
+    ],
+)
+def test_a_barrier_that_fails_says_it_in_gloos_words_too(
+    timeout: float, everyone: bool, said: str
+) -> None:
+    def body(rank: int) -> str:
+        import torch.distributed as dist
+
+        group, store = dist.new_group(backend="gloo"), dist.group.WORLD.get_group_store()
+        if rank in (1, 3):
+            store.wait(["over0", "over2"])
+            return ""
+        with pytest.raises(CommTimeout, match=r"waiting for rank\(s\) ") as caught:
+            dist.monitored_barrier(group, timedelta(seconds=timeout), everyone)
+        store.set(f"over{rank}", "")
+        store.wait(["over0", "over2"])
+        return str(caught.value)
+
+    root, _, other, _ = stand_in(4, body)
+    assert said in root
+    assert "Rank 2 successfully reached monitoredBarrier, but received errors" in other
+    assert "waiting for send/recv from rank 0" in other
 
 
 def test_what_gloo_does_itself_is_counted_and_said(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed.tensor import distribute_tensor, init_device_mesh
+from torch.testing._internal.two_tensor import TwoTensor
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -216,6 +218,25 @@ def functional(rank: int, ranks: int) -> None:
     pair, sizes = [everyone, everyone], [0, 0]
     for scattered in funcol.reduce_scatter_tensor_coalesced(pair, "sum", sizes, group):
         same(scattered + 0, tensor * ranks)
+    _functional_operators(rank, ranks, tensor, everyone)
+
+
+def _functional_operators(
+    rank: int, ranks: int, tensor: torch.Tensor, everyone: torch.Tensor
+) -> None:
+    """Those that only compiled code calls."""
+    made, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
+    for named in (name, dist.group.WORLD):
+        out = torch.empty_like(everyone)
+        made.all_gather_into_tensor_out(tensor, ranks, named, out=out)
+        same(made.wait_tensor(out), everyone)
+    out = torch.empty_like(tensor)
+    made.reduce_scatter_tensor_out(everyone, "avg", ranks, name, out=out)
+    same(made.wait_tensor(out), tensor)
+    peers, parts = [(rank + 1) % ranks, (rank - 1) % ranks], [tensor, torch.empty(4)]
+    works = made.batch_p2p_ops(["isend", "irecv"], peers, [3, 3], parts, name)
+    got = [made.wait_tensor(work) for work in works][1]
+    same(got, own(peers[1], torch.float32, 4))
 
 
 class Subclass(torch.Tensor):
@@ -245,6 +266,33 @@ def subclasses(rank: int, ranks: int) -> None:
     dist.recv(got, (rank - 1) % ranks)
     sent.wait()
     same(got, wanted)
+
+
+def stand_for_others(rank: int, ranks: int) -> None:
+    """Tensors without memory of their own, whose class says what becomes of those within."""
+
+    def two(peer: int) -> Any:
+        return TwoTensor(own(peer, torch.float32, 4), own(peer + 9, torch.float32, 4))
+
+    def check(got: Any, wanted: Any) -> None:
+        assert type(got) is TwoTensor
+        same(got.a, wanted.a)
+        same(got.b, wanted.b)
+
+    everyone = [two(peer) for peer in range(ranks)]
+    dist.all_reduce(got := two(rank))
+    check(got, sum(everyone[1:], everyone[0]))
+    work = dist.broadcast(got := two(rank), 1, async_op=True)
+    assert work.wait()
+    check(got, two(1))
+    dist.scatter(got := two(rank), everyone if rank == 0 else None)
+    check(got, two(rank))
+    dist.all_gather_into_tensor(flat := torch.cat(everyone), two(rank))
+    check(flat, torch.cat(everyone))
+    dist.all_to_all_single(got := torch.cat(everyone), torch.cat(everyone))
+    check(got, torch.cat([two(rank)] * ranks))
+    with pytest.raises(TypeError, match="to_local"):
+        dist.all_reduce(distribute_tensor(torch.ones(ranks), init_device_mesh("cpu", (ranks,))))
 
 
 def messages(rank: int, ranks: int) -> None:

@@ -27,13 +27,6 @@ from pathlib import Path
 from typing import Any
 
 MODES = ("gloo", "torsh", "stead")
-_WORDS = "a barrier that fails says it in other words, and names all missing ranks everywhere"
-KNOWN = {
-    "test_monitored_barrier_gloo": _WORDS,
-    "test_monitored_barrier_gloo_rank_0_timeout": _WORDS,
-    "test_monitored_barrier_gloo_subgroup": _WORDS,
-}
-"""Tests that torsh need not pass, and why."""
 Outcomes = dict[str, list[Any]]
 _LIMIT = 3600.0
 """Seconds for one run of the whole suite."""
@@ -151,7 +144,6 @@ def worse(found: dict[str, Outcomes]) -> list[str]:
             outcome("torsh", name) == "failed"
             or "passed" not in (outcome("torsh", name), outcome("stead", name))
         )
-        and name not in KNOWN
     ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.errors import CommAborted, CommTimeout, PeerLost
 from torsh_runtime.store.client import StoreClient
@@ -31,7 +32,7 @@ def call() -> Call:
 
 @pytest.fixture
 def pair(store: StoreClient) -> tuple[News, News]:
-    first, second = News(store, 0, 2), News(store, 1, 2)
+    first, second = News(store, 0, 2, BackendType.GLOO), News(store, 1, 2, BackendType.GLOO)
     with pytest.raises(CommTimeout):
         first.meet(0, b"first")
     assert second.meet(5, b"second") == [b"first", b"second"]
@@ -41,7 +42,7 @@ def pair(store: StoreClient) -> tuple[News, News]:
 
 def test_those_who_did_not_come_are_named(store: StoreClient) -> None:
     with pytest.raises(CommTimeout) as caught:
-        News(store, 1, 4).meet(0.1)
+        News(store, 1, 4, BackendType.GLOO).meet(0.1)
     assert caught.value.missing == (0, 2, 3)
 
 
@@ -99,11 +100,12 @@ def test_a_process_that_ended_is_lost(store: StoreClient, call: Call) -> None:
     program = (
         "import sys; from torsh_runtime.backends.library.news import News; "
         "from torsh_runtime.store.client import StoreClient; "
-        "News(StoreClient.connect(sys.argv[1], b'', 30), 1, 2).meet(30)"
+        "from torsh_runtime.backends.base import BackendType; "
+        "News(StoreClient.connect(sys.argv[1], b'', 30), 1, 2, BackendType.GLOO).meet(30)"
     )
     command = [sys.executable, "-P", "-c", program, store.endpoint]
     with subprocess.Popen(command, env=dict(os.environ)) as peer:
-        news = News(store, 0, 2)
+        news = News(store, 0, 2, BackendType.GLOO)
         news.meet(30)
         assert peer.wait(30) == 0
     assert news.look(call) is None

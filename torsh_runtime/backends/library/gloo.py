@@ -69,7 +69,7 @@ class GlooBackend(HostBackend):
         """
         began = time.monotonic()
         distributed = _load()
-        news = News(store, rank, world_size)
+        news = News(store, rank, world_size, cls.type)
         news.meet(timeout)
 
         def left() -> float:

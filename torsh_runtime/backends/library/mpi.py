@@ -88,7 +88,7 @@ class MpiBackend(HostBackend):
         """
         mpi = _load()
         world = mpi.COMM_WORLD
-        news = News(store, rank, world_size)
+        news = News(store, rank, world_size, cls.type)
         tag = secrets.randbelow(32768)  # so that groups made at the same time do not mix
         own = msgpack.packb([world.Get_rank(), world.Get_size(), tag])
         places = [msgpack.unpackb(place) for place in news.meet(timeout, own)]

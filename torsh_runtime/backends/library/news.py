@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.board import Board
 from torsh_runtime.errors import (
     CommAborted,
     CommError,
     CommTimeout,
     PeerLost,
     StoreError,
-    StoreTimeout,
 )
 from torsh_runtime.store.base import Compare, Put
 from torsh_runtime.store.client import StoreClient
@@ -62,8 +63,11 @@ class Call:
 class News:
     """One rank's view of the notes."""
 
-    def __init__(self, store: StoreClient, rank: int, world_size: int) -> None:
+    def __init__(
+        self, store: StoreClient, rank: int, world_size: int, backend: BackendType
+    ) -> None:
         """The store's keys must be the group's own."""
+        self._backend = backend
         self._store = store
         self._rank = rank
         self._world_size = world_size
@@ -72,7 +76,8 @@ class News:
     def meet(self, timeout: float, offer: bytes = b"") -> list[bytes]:
         """Wait until every rank has come; what each of them offered.
 
-        Raises CommTimeout naming the ranks that did not come within `timeout` seconds.
+        Raises CommTimeout naming the ranks that did not come within `timeout` seconds, and what
+        another rank gave up for.
         """
         found = self._exchange("member", msgpack.packb({**_own_facts(), "offer": offer}), timeout)
         self._members = {rank: msgpack.unpackb(value) for rank, value in found.items()}
@@ -85,14 +90,8 @@ class News:
         self._exchange("connected", b"", timeout)
 
     def _exchange(self, what: str, own: bytes, timeout: float) -> dict[int, bytes]:
-        keys = {f"{what}/{rank}": rank for rank in range(self._world_size)}
-        self._store.put(f"{what}/{self._rank}", own)
-        try:
-            found = self._store.wait(list(keys), timeout)
-        except StoreTimeout:
-            missing = [rank for key, rank in keys.items() if self._store.get(key) is None]
-            raise CommTimeout("init_process_group", 0, timeout, missing) from None
-        return {keys[key]: entry.value for key, entry in found.items()}
+        board = Board(self._store, self._rank, timeout, self._backend)
+        return board.exchange(what, own, range(self._world_size))
 
     def report(self, cause: Cause) -> Cause:
         """Tell everyone why the group has ended; the cause that stands, which is the first."""

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from torsh_runtime.arrays import is_known, stage
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, MeetingStore, Reduce
+from torsh_runtime.backends.board import give_up, hear_why
 from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.failures import comm_error
-from torsh_runtime.backends.native.meeting import Meeting, give_up, hear_why, meet
+from torsh_runtime.backends.native.meeting import Meeting, meet
 from torsh_runtime.backends.native.node_file import NodeFile
 from torsh_runtime.backends.native.settings import STRATEGIES, Settings
 from torsh_runtime.backends.native.shared import Sharing
@@ -158,7 +159,7 @@ class NativeBackend(Backend):
         except BaseException as error:
             self.close()
             if isinstance(error, CommAborted | PeerLost):
-                hear_why(store, self._rank)
+                hear_why(store, self._rank, self.type)
             raise
         return self
 

@@ -4,24 +4,19 @@ The store carries who is where; each group needs keys of its own there:
 
     member/<rank>  its Place
     link/<rank>    its Contact, in a group of several nodes
-    failed         [rank, its error's class, the ranks that this blames, its words], of the first
-                   that gave up
-    backend/0      the backend that the first rank was told, where callers have it told
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-import msgpack
-
 from torsh_runtime.backends.base import BackendType, MeetingStore
+from torsh_runtime.backends.board import Board, give_up
 from torsh_runtime.backends.native import links, segment
 from torsh_runtime.backends.native.links import Contact, Doors, Keys
 from torsh_runtime.backends.native.network import Network, is_loopback
@@ -29,14 +24,8 @@ from torsh_runtime.backends.native.place import Place, Terms, check_terms, layou
 from torsh_runtime.errors import (
     CommError,
     CommTimeout,
-    ConfigError,
     PeerLost,
-    StoreError,
-    StoreTimeout,
 )
-
-SLICE = 1.0
-"""Seconds between two looks at whether another rank has given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +88,7 @@ def meet(
     CommError with the words of a rank that gave up, ConfigError for what this machine lacks and
     for terms that differ.
     """
-    board = Board(store, rank, timeout)
+    board = Board(store, rank, timeout, BackendType.NATIVE)
     try:
         with ExitStack() as holding, segment.Offer() as offer:
             own = Place.here(offer.name, offer.token, terms)
@@ -120,21 +109,6 @@ def meet(
     pids = [place.pid for place in local.values()]
     machines = [place.machine for place in places.values()]
     return Meeting(rank, nodes, pids, machines.count(own.machine), memory, linked)
-
-
-def give_up(store: MeetingStore, rank: int, error: BaseException) -> None:
-    """Tell the ranks that meet in the store why this one will not come, unless one has told
-    already.
-    """
-    with suppress(StoreError):  # without a store there is nobody to tell
-        if store.get("failed") is None:
-            kind, words = type(error).__name__, str(error)
-            store.put("failed", msgpack.packb([rank, kind, _culprits(error), words or kind]))
-
-
-def hear_why(store: MeetingStore, rank: int) -> None:
-    """Raise what another rank gave up for after all had met, if one tells that within a moment."""
-    Board(store, rank, SLICE).hear_why()
 
 
 def _share(
@@ -186,90 +160,3 @@ def _usable(peer: int, contact: Contact, place: Place, own: Place) -> Contact:
             f"reach, or name a network interface in TORSH_SOCKET_IFNAME."
         )
     return replace(contact, addresses=addresses)
-
-
-class Board:
-    """The group's keys in the store, and the deadline for all that is done with them."""
-
-    def __init__(self, store: MeetingStore, rank: int, timeout: float) -> None:
-        self.rank = rank
-        self._store = store
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
-
-    def remaining(self) -> float:
-        """Seconds until the deadline, more than 0."""
-        return max(self._deadline - time.monotonic(), 0.001)
-
-    def has_passed(self) -> bool:
-        """Whether the deadline has."""
-        return time.monotonic() >= self._deadline
-
-    def exchange(self, topic: str, value: bytes, ranks: Iterable[int]) -> dict[int, bytes]:
-        """What each of the ranks has to tell under the topic, this one its value."""
-        self._store.put(f"{topic}/{self.rank}", value)
-        keys = {f"{topic}/{peer}": peer for peer in ranks}
-        while True:
-            remaining = self.remaining()
-            try:
-                found = self._store.wait(list(keys), min(remaining, SLICE))
-                return {peer: found[key].value for key, peer in keys.items()}
-            except StoreTimeout:
-                self.look_around()
-                if remaining <= SLICE:
-                    missing = [peer for key, peer in keys.items() if self._store.get(key) is None]
-                    raise self.too_late(missing) from None
-
-    def hear_why(self) -> None:
-        """Raise what another rank gave up for, if one tells that within a moment."""
-        with suppress(StoreTimeout):
-            self._store.wait(["failed"], min(self.remaining(), SLICE))
-        self.look_around()
-
-    def look_around(self) -> None:
-        """Raise what another rank gave up for, if one has; ConfigError if rank 0 is elsewhere."""
-        self._check_backend()
-        entry = self._store.get("failed")
-        if entry is None:
-            return
-        rank, kind, culprits, words = _account(entry.value)
-        if kind == PeerLost.__name__:
-            detail = f"rank {rank} found that it is gone ({words})"
-            raise PeerLost(culprits[0], "init_process_group", 0, detail)
-        if kind == CommTimeout.__name__:
-            raise self.too_late(culprits, f", as rank {rank} found")
-        raise CommError(f"rank {rank} gave up joining the group: {words}")
-
-    def _check_backend(self) -> None:
-        entry = self._store.get("backend/0")
-        if entry is not None and entry.value != BackendType.NATIVE.encode():
-            raise ConfigError(
-                f"rank {self.rank} was given backend {BackendType.NATIVE} and rank 0 "
-                f"{entry.value.decode(errors='replace')}: give all ranks of a group the same"
-            )
-
-    def too_late(self, missing: Sequence[int], detail: str = "") -> CommTimeout:
-        """What is raised when these have not come."""
-        return CommTimeout("init_process_group", 0, self._timeout, missing, detail)
-
-
-def _account(value: bytes) -> tuple[int, str, list[int], str]:
-    """What a rank that gave up wrote. CommError if it is something else."""
-    try:
-        rank, kind, culprits, words = msgpack.unpackb(value)
-    except (ValueError, TypeError, msgpack.UnpackException):
-        rank, kind, culprits, words = None, None, None, None
-    named = isinstance(culprits, list) and all(type(each) is int for each in culprits)
-    told = type(rank) is int and isinstance(kind, str) and isinstance(words, str)
-    if told and named and (culprits or kind != PeerLost.__name__):
-        return rank, kind, culprits, words
-    raise CommError("another rank gave up joining the group, and its words make no sense here")
-
-
-def _culprits(error: BaseException) -> list[int]:
-    match error:
-        case PeerLost(rank=rank):
-            return [rank]
-        case CommTimeout(missing=missing):
-            return list(missing)
-    return []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from torsh_runtime.backends.base import MeetingStore
+from torsh_runtime.backends.base import BackendType, MeetingStore
+from torsh_runtime.backends.board import SLICE, Board, give_up
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.backends.native.meeting import SLICE, Board, give_up
 from torsh_runtime.errors import BackendUnavailable, PeerLost
 
 _DIGEST_BYTES = 16
@@ -31,7 +31,7 @@ def meet_in_memory(
     Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost, and
     what another rank gave up for.
     """
-    board = Board(store, rank, timeout)
+    board = Board(store, rank, timeout, BackendType.NATIVE)
     digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
     gathering = None
     try:

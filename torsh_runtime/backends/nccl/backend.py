@@ -72,7 +72,7 @@ class NcclBackend(NcclOperations):
         """
         deadline = time.monotonic() + timeout
         nccl, cuda, device = _load()
-        news = News(store, rank, world_size)
+        news = News(store, rank, world_size, cls.type)
         own = _library_call(nccl.get_unique_id) if rank == 0 else b""
         meeting = nccl.UniqueId.from_bytes(news.meet(timeout, bytes(own))[0])
 

@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.torch import functional
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.configuring import meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
@@ -44,6 +45,7 @@ def create(
         )
     seconds = given.timeout.total_seconds()
     tune_allocator()
+    functional.install()
     backend = _connect(given, seconds, _default() if parent is None else parent)
     page = own_page()
     if page is not None:

@@ -29,7 +29,7 @@ def show(group: Any, operation: str, given: Any, named: Any) -> AbstractContextM
 
     The operator is called on a group that communicates nothing; it may write into the outputs.
     """
-    operator = getattr(_shadow(group.rank(), group.size()), operation)
+    operator = getattr(shadow(group.rank(), group.size()), operation)
     with suppress(RuntimeError), torch.no_grad():  # what it does not know, nobody is shown
         try:
             operator(*given, **named)
@@ -52,7 +52,7 @@ def shown(method: Method) -> Method:
 
 
 @cache
-def _shadow(rank: int, ranks: int) -> Any:
+def shadow(rank: int, ranks: int) -> Any:
     """A group of so many ranks whose operations do nothing."""
     group = c10d.ProcessGroup(rank, ranks)
     kind = c10d.ProcessGroup.BackendType.CUSTOM

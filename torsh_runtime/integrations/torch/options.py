@@ -72,14 +72,24 @@ def spellings(
 
         @functools.wraps(method)
         def call(self: Any, *given: Any, **named: Any) -> Any:
-            if not observed():
-                return method(self, *spelt_out(given, named))
-            with show(self, method.__name__, given, named):
-                return method(self, *spelt_out(given, named))
+            arguments = spelt_out(given, named)
+            try:
+                if not observed():
+                    return method(self, *arguments)
+                with show(self, method.__name__, given, named):
+                    return method(self, *arguments)
+            except TypeError as refusal:
+                return _by_subclasses(self, method.__name__, arguments, refusal)
 
         return cast(Method, call)
 
     return decorate
+
+
+def _by_subclasses(group: Any, operation: str, given: Sequence[Any], refusal: TypeError) -> Any:
+    from torsh_runtime.integrations.torch.subclasses import carry_out
+
+    return carry_out(group, operation, given, refusal)
 
 
 def _options(kind: Any, fields: Sequence[str], given: Sequence[Any], named: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torsh_runtime.errors import CommTimeout
 from torsh_runtime.integrations.torch.compiling import not_compiled
 from torsh_runtime.integrations.torch.creation import create
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
@@ -38,6 +39,8 @@ def make(given: Any, options: object) -> StandIn:
 class StandIn(TorshProcessGroup):
     """A torsh group, and others for what is not on the CPU."""
 
+    create_device = staticmethod(c10d.ProcessGroupGloo.create_device)
+    """gloo's, for scripts that ask their group for it; torsh finds its network by itself."""
     accelerated: Any = None
     """torch's own group of the same ranks for accelerators, if the script has asked for one."""
     _staged: Any = None
@@ -108,6 +111,17 @@ class StandIn(TorshProcessGroup):
         for group in self._others():
             group.set_timeout(timeout)
 
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """As of a torsh group; the error says it in gloo's words too, which scripts look for."""
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except CommTimeout as error:
+            words = _words_of_gloo(self.rank(), error, wait_all_ranks)
+            facts = error.op, error.sequence, error.seconds, error.missing
+            raise CommTimeout(*facts, f"{error.detail} ({words})") from None
+
     def _others(self) -> list[Any]:
         return [group for group in (self.accelerated, self._staged) if group is not None]
 
@@ -164,6 +178,19 @@ def _device(given: Sequence[Any]) -> str:
         if isinstance(first, c10d.BarrierOptions) and first.device is not None:
             return str(first.device.type)
     return "cpu"
+
+
+def _words_of_gloo(rank: int, error: CommTimeout, all_ranks: bool) -> str:
+    """What its monitored barrier says: rank 0 names the ranks that did not come, or the first."""
+    if rank:
+        return (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+            "for send/recv from rank 0"
+        )
+    if error.seconds <= 0:
+        return "Rank 0 timed out in monitoredBarrier"
+    ranks = ", ".join(map(str, error.missing if all_ranks else error.missing[:1]))
+    return f"Rank{'s' if all_ranks else ''} {ranks} failed to pass monitoredBarrier"
 
 
 def _types(group: Any) -> set[str]:

@@ -28,17 +28,17 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
 
     def __init__(self, works: Sequence[Work], outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self._works = works
+        self.parts = works
         self._outputs = outputs
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Wait until all is complete; with a timeout, CommTimeout when it has passed before."""
         if timeout <= _NO_TIMEOUT:
-            for work in self._works:
+            for work in self.parts:
                 work.wait()
             return True
         deadline = time.monotonic() + timeout.total_seconds()
-        for work in self._works:
+        for work in self.parts:
             work.wait(max(deadline - time.monotonic(), 0.0))
         return True
 
@@ -48,7 +48,7 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Whether all is over, well or not."""
-        return all(work.done() for work in self._works)
+        return all(work.done() for work in self.parts)
 
     def is_success(self) -> bool:
         """Whether all is over and went well."""
@@ -56,7 +56,7 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
 
     def exception(self) -> BaseException | None:
         """What an operation ended with; None while all goes well."""
-        errors = (work.exception() for work in self._works)
+        errors = (work.exception() for work in self.parts)
         return next((error for error in errors if error is not None), None)
 
     def result(self) -> list[torch.Tensor]:
@@ -65,7 +65,7 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
 
     def source_rank(self) -> int:
         """The rank, in the group, that a received message came from; -1 of other operations."""
-        source = self._works[-1].source if self._works else None
+        source = self.parts[-1].source if self.parts else None
         return -1 if source is None else source
 
     _source_rank = source_rank
@@ -82,7 +82,7 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
             finished = over
         else:  # only what a callback raises becomes an error that C++ sees
             finished = over.then(lambda _: self.wait())
-        _when_done(list(self._works), over)
+        _when_done(list(self.parts), over)
         return futures.after(finished, self._outputs)
 
 
