@@ -19,7 +19,7 @@ from torsh_runtime.integrations.torch import functional
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.configuring import meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
-from torsh_runtime.integrations.torch.store import TorchStore
+from torsh_runtime.integrations.torch.store import FreshKeys
 from torsh_runtime.status import own_page
 
 c10d: Any = _distributed_c10d
@@ -91,13 +91,10 @@ def _default() -> object:
 
 
 def _connect(given: Any, seconds: float, parent: object) -> Backend:
-    store = TorchStore(given.store)
-    # Every rank counts its own calls, so that a group made again has keys of its own.
-    turn = store.add(f"turn/{given.group_rank}", 1) if given.group_size > 1 else 1
-    scoped = store.scoped(f"{turn}/")
+    store = FreshKeys(given.store, given.group_rank)
     ranks = list(given.global_ranks_in_group)
     if ranks and isinstance(parent, TorshProcessGroup):
-        made = parent.subgroup(scoped, given.group_id, ranks, seconds)
+        made = parent.subgroup(store, given.group_id, ranks, seconds)
         if made is not None:
             return made
-    return meet(scoped, given.group_rank, given.group_size, seconds, given.group_id)
+    return meet(store, given.group_rank, given.group_size, seconds, given.group_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 from torch._C import _distributed_c10d
@@ -80,3 +81,35 @@ class TorchStore:
                 f"{what} at torch's store failed: {error}. The process that serves it, rank 0 as "
                 f"a rule, has ended or cannot be reached; look at its output."
             ) from None
+
+
+class FreshKeys:
+    """A torch store's keys that no earlier group over it has used: every rank counts the groups for
+    which it has told something there.
+    """
+
+    def __init__(self, store: Any, rank: int) -> None:
+        self._store = TorchStore(store)
+        self._counter = f"turn/{rank}"
+        self._counted = False
+
+    def put(self, key: str, value: bytes) -> int:
+        """As TorchStore's."""
+        scoped = self._scoped
+        if not self._counted:
+            self._counted = True
+            self._store.add(self._counter, 1)
+        return scoped.put(key, value)
+
+    def get(self, key: str) -> Entry | None:
+        """As TorchStore's."""
+        return self._scoped.get(key)
+
+    def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
+        """As TorchStore's."""
+        return self._scoped.wait(keys, timeout)
+
+    @cached_property
+    def _scoped(self) -> TorchStore:
+        entry = self._store.get(self._counter)
+        return self._store.scoped(f"{int(entry.value) + 1 if entry else 1}/")
