@@ -47,7 +47,7 @@ struct Limits {
 };
 
 // Of all ranks' writing together: from here on copies go past the caches.
-constexpr std::size_t stream_limit = 64 << 20;
+constexpr std::size_t stream_limit = 16 << 20;
 // What the root of a broadcast fills while the others empty the last one, where ranks have processors.
 constexpr std::size_t broadcast_block = 64 << 10;
 
