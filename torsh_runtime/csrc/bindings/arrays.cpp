@@ -12,7 +12,7 @@
 namespace torsh::python {
 namespace {
 
-constexpr std::size_t large = 1 << 20;  // bytes; smaller arrays are numpy's
+constexpr std::size_t large = 128 << 10;  // bytes; smaller arrays are numpy's
 constexpr const char* capsule_name = "mem_handler";
 
 // What numpy keeps with each array. Small arrays, and what finds no room, go to numpy's allocator.

@@ -12,11 +12,12 @@
 #include "common/clock.hpp"
 
 namespace torsh::in_node {
-Direct::Direct(shm::Channel& channel, std::size_t written)
-    : channel_(channel), streams_(written >= stream_limit), places_(channel.ranks()) {}
+
+Direct::Direct(shm::Channel& channel, std::size_t written, std::size_t reach)
+    : channel_(channel), streams_(written >= stream_limit), detours_(written >= detour_limit), reach_(reach), places_(channel.ranks()) {}
 
 bool Direct::reach_pays(std::size_t bytes) const {
-  return channel_.reach().allowed() && bytes >= limits(channel_).reach;
+  return channel_.reach().allowed() && bytes >= reach_;
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
@@ -67,7 +68,7 @@ std::byte* Direct::room_of(int rank) {
 
 void Direct::pull(int peer, std::byte* to, const Place& from, std::size_t at, std::size_t bytes) {
   if (const std::byte* data = mapped(peer, from)) return copy(to, data + at, bytes);
-  if (!streams_) return read(peer, to, from.at + at, bytes);
+  if (!detours_) return read(peer, to, from.at + at, bytes);
   const std::span<std::byte> room = channel_.reach().room(shm::Reach::piece_bytes);  // the system does not write past the caches
   for_blocks(bytes, room.size(), [&](std::size_t done, std::size_t length) {
     read(peer, room.data(), from.at + at + done, length);

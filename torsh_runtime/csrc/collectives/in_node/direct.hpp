@@ -21,8 +21,9 @@ struct Place {
 
 class Direct {
  public:
-  // `written` is how much all ranks together are going to write, at least: see copy_streaming.
-  Direct(shm::Channel& channel, std::size_t written);
+  // `written` is how much all ranks together are going to write, at least: see copy_streaming. From `reach`
+  // bytes on the system's copying pays.
+  Direct(shm::Channel& channel, std::size_t written, std::size_t reach);
 
   // Whether there may be a better way than the slots where each rank takes about `bytes` from each
   // other one.
@@ -56,7 +57,8 @@ class Direct {
   [[noreturn]] void lose(int peer);
 
   shm::Channel& channel_;
-  const bool streams_;
+  const bool streams_, detours_;
+  const std::size_t reach_;
   std::vector<shm::Loan> loans_;
   PerRank<Place> places_;
   bool all_mapped_ = false;

@@ -2,6 +2,7 @@
 
 #include "collectives/in_node/direct.hpp"
 #include "collectives/in_node/exposure.hpp"
+#include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
 #include "common/per_rank.hpp"
 
@@ -35,7 +36,7 @@ class Exchange {
  public:
   Exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled)
       : channel_(channel),
-        direct_(channel, total(taken) * taken.size()),
+        direct_(channel, total(taken) * taken.size(), limits(channel).reach_pair),
         taken_(taken),
         given_(given),
         pulled_(static_cast<std::size_t>(pulled)),
