@@ -21,7 +21,8 @@ _EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
 _PERIODS = (251, 127, 53, 23, 7, 5, 3, 2)
 """Primes, so that a piece put in the wrong place does not look right."""
 _BLOCK = 1 << 20
-MOST_RANKS = 16
+MOST_RANKS = {"float32": 64, "float16": 16, "bfloat16": 16}
+"""Whose sums of scaled patterns are exact."""
 
 
 class Pattern:
