@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.base import Backend, BackendType
-from torsh_runtime.backends.board import give_up
+from torsh_runtime.backends.board import Board, give_up
 from torsh_runtime.backends.native.network import secret_of
 from torsh_runtime.backends.registry import backend_class, is_available
 from torsh_runtime.backends.single import SingleBackend
@@ -154,9 +154,9 @@ class Job:
             if made is not None:
                 return made
         try:
-            agreed = _agree(store, kind, rank, ranks, timeout)
+            agreed = _agree(store, kind, rank, ranks, max(deadline - time.monotonic(), 0.001))
             left = max(deadline - time.monotonic(), 0.001)
-            return _make_backend(agreed, store, rank, len(ranks), left, name)
+            return _make_backend(agreed, store, rank, len(ranks), left, name, parent is None)
         except BaseException as error:
             give_up(store, rank, error)
             raise
@@ -258,16 +258,12 @@ def _agree(
 ) -> BackendType:
     """The backend of a group: its first rank's. ConfigError if this rank was told another one."""
     chosen = kind or (_choose() if rank == 0 else None)
-    keys = [f"backend/{peer}" for peer in range(len(ranks))]
-    store.put(keys[rank], chosen.value.encode() if chosen else b"")
+    value = chosen.value.encode() if chosen else b""
     if chosen and rank == 0:
+        store.put("backend/0", value)
         return chosen
-    try:
-        entry = store.wait(keys[:1], timeout)[keys[0]]
-    except StoreTimeout:
-        missing = [peer for peer, key in enumerate(keys) if store.get(key) is None]
-        raise CommTimeout("init_process_group", 0, timeout, missing) from None
-    first = backend_type(entry.value.decode(errors="replace"))
+    told = Board(store, rank, timeout, chosen).exchange("backend", value, [0])
+    first = backend_type(told[0].decode(errors="replace"))
     if chosen not in (None, first):
         raise ConfigError(
             f"rank {ranks[rank]} was given backend {kind} and rank {ranks[0]} {first}: give "
@@ -291,10 +287,19 @@ def _choose() -> BackendType:
 
 
 def _make_backend(
-    kind: BackendType, store: StoreClient, rank: int, world_size: int, timeout: float, name: str
+    kind: BackendType,
+    store: StoreClient,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    name: str,
+    is_parent: bool,
 ) -> Backend:
+    """`is_parent`: whether further groups are made of it."""
     connect = backend_class(kind).connect
-    options = {"name": name, "share_arrays": True} if kind is BackendType.NATIVE else {}
+    options: dict[str, Any] = {}
+    if kind is BackendType.NATIVE:
+        options = {"name": name, "share_arrays": is_parent, "subgroups": is_parent}
     backend: Backend = connect(store, rank, world_size, timeout, **options)
     return backend
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from support.worlds import Raised
 
 import torsh_runtime as tr
+from torsh_runtime.backends import board
 from torsh_runtime.backends.native import backend, node_file
 from torsh_runtime.store.client import StoreClient
 
@@ -182,9 +184,7 @@ def test_where_there_is_no_more_room_groups_meet_in_the_store(
 def test_where_the_file_must_be_small_groups_meet_in_the_store(
     process_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        node_file.NodeFile, "sizes", lambda self, with_arrays: (self.segment_bytes,)
-    )
+    monkeypatch.setattr(node_file.NodeFile, "sizes", lambda self, *_: (self.segment_bytes,))
     check(process_world(2, lambda rank: None if total(tr.new_group()) == 3 else rank, 30.0))
 
 
@@ -241,3 +241,115 @@ def test_a_dead_default_group_goes_on_making_groups(process_world: World) -> Non
         assert total(tr.new_group()) == 3
 
     check(process_world(2, body, 30.0))
+
+
+def test_who_gives_up_when_all_have_come_is_not_waited_for(
+    process_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: board.Board) -> None:
+        time.sleep(1.0)
+        raise KeyboardInterrupt
+
+    def body(rank: int) -> None:
+        if rank == 1:
+            monkeypatch.setattr(board.Board, "look_around", interrupted)
+        if rank == 2:
+            time.sleep(1.3)  # rank 1 has begun to look around
+        with pytest.raises(KeyboardInterrupt if rank == 1 else tr.CommError) as caught:
+            tr.new_group(timeout=60.0)
+        assert rank == 1 or "rank 1 gave up" in str(caught.value)
+        tr.barrier()
+
+    check(process_world(3, body, 30.0))
+
+
+def test_a_member_that_is_killed_while_it_waits(process_world: World) -> None:
+    def body(rank: int) -> None:
+        tr.barrier()
+        if rank == 2:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if rank != 1:
+            with pytest.raises(tr.PeerLost) as caught:
+                tr.new_group(timeout=60.0)
+            assert caught.value.rank == 2
+        assert total(tr.new_group([1, 0], sort_ranks=False)) == 3
+
+    results = process_world(3, body, 30.0)
+    assert isinstance(results.pop(), Raised)
+    check(results)
+
+
+@pytest.mark.parametrize("backend_of_1", ["native", "gloo"])
+def test_who_comes_by_the_store_hears_of_who_gave_up_in_memory(
+    process_world: World, monkeypatch: pytest.MonkeyPatch, backend_of_1: str
+) -> None:
+    if backend_of_1 == "gloo" and not tr.is_gloo_available():
+        pytest.skip("needs torch")
+    only_in_store(monkeypatch, 1)
+
+    def body(rank: int) -> None:
+        if rank == 1:
+            time.sleep(1.0)
+        with pytest.raises(tr.CommTimeout) as caught:
+            tr.new_group(backend=backend_of_1 if rank else "native", timeout=60.0 if rank else 0.5)
+        assert rank == 0 or "as rank 0 found" in str(caught.value)
+        tr.barrier()
+
+    check(process_world(2, body, 30.0))
+
+
+@pytest.mark.torch
+def test_torchs_groups_of_a_name_that_failed_once() -> None:
+    pytest.importorskip("torch")
+    from support.torch_ranks import passed, run_ranks
+
+    def body(rank: int) -> float:
+        import torch
+        import torch.distributed as dist
+
+        def group(seconds: float) -> Any:
+            return dist.new_group(
+                [0, 1], timedelta(seconds=seconds), use_local_synchronization=True
+            )
+
+        if rank == 0:
+            time.sleep(1.5)
+        with pytest.raises(tr.CommError):
+            group(1.0 if rank else 20.0)
+        dist.barrier()
+        if rank == 1:
+            time.sleep(1.5)
+        value = torch.ones(1)
+        dist.all_reduce(value, group=group(20.0))
+        return float(value)
+
+    assert passed(run_ranks(2, body)) == [2.0, 2.0]
+
+
+@pytest.mark.torch
+def test_torchs_groups_meet_in_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from support.torch_ranks import passed, run_ranks
+
+    made: list[int] = []
+    real = backend.NativeBackend.connect
+
+    def connect(*given: Any, **named: Any) -> Any:
+        made.append(1)
+        return real(*given, **named)
+
+    monkeypatch.setattr(backend.NativeBackend, "connect", connect)
+
+    def body(rank: int) -> tuple[int, float, float]:
+        import torch
+        import torch.distributed as dist
+
+        mesh, alone = dist.init_device_mesh("cpu", (2, 2)), [dist.new_group([r]) for r in range(4)]
+        half = mesh.get_group(1).split_group([rank % 2], group_name="half")
+        values = torch.ones(2)
+        dist.all_reduce(values[:1], group=mesh.get_group(0))
+        dist.all_reduce(values[1:], group=alone[rank])
+        assert half.size() == 1
+        return len(made), *values.tolist()
+
+    assert passed(run_ranks(4, body)) == [(1, 2.0, 1.0)] * 4

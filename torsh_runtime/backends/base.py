@@ -261,7 +261,7 @@ class Backend(ABC):
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
     ) -> Backend | None:
         """This rank's end of a group of some of the ranks, in this order, who all call it, with the
-        same name, which no group had before. It needs not be alive itself, but open.
+        same name, which no group had before. It need not be alive itself, but open.
 
         None, on all of them, if they have to meet over the store, whose keys are the new group's:
         as long as one is awaited it is looked there whether that has happened. `timeout`: seconds

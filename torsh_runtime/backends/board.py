@@ -48,8 +48,10 @@ def hear_why(store: MeetingStore, rank: int, kind: BackendType) -> None:
 class Board:
     """The group's keys in the store, and the deadline for all that is done with them."""
 
-    def __init__(self, store: MeetingStore, rank: int, timeout: float, kind: BackendType) -> None:
-        """`kind`: the backend that the group is to have."""
+    def __init__(
+        self, store: MeetingStore, rank: int, timeout: float, kind: BackendType | None
+    ) -> None:
+        """`kind`: the backend that the group is to have; None: the first rank's."""
         self.rank = rank
         self._kind = kind
         self._store = store
@@ -101,7 +103,9 @@ class Board:
 
     def _check_backend(self) -> None:
         entry = self._store.get("backend/0")
-        if entry is not None and entry.value != self._kind.encode():
+        if self._kind is None or entry is None:
+            return
+        if entry.value != self._kind.encode():
             raise ConfigError(
                 f"rank {self.rank} was given backend {self._kind} and rank 0 "
                 f"{entry.value.decode(errors='replace')}: give all ranks of a group the same"

@@ -188,6 +188,9 @@ class Refusing:
     def close(self) -> None:
         """There is nothing to leave."""
 
+    def subgroup(self, *_: object) -> None:
+        """None: further groups meet over the store."""
+
     def __getattr__(self, operation: str) -> Any:
         raise CommAborted(self._words)
 

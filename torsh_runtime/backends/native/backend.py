@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,8 @@ class Node(NamedTuple):
     """How many ranks, of this group and what it was made of, share the machine's processors."""
     pool: _native.SegmentPool | None
     """Where they make further groups."""
+    places: Sequence[int]
+    """Their numbers there."""
 
 
 class NativeBackend(Backend):
@@ -86,12 +89,14 @@ class NativeBackend(Backend):
         timeout: float,
         name: str = "",
         share_arrays: bool = False,
+        subgroups: bool = False,
     ) -> NativeBackend:
         """Meet the other ranks through the store, whose keys must be fresh, and link up.
 
         name: the group's, the same on all its ranks and different from other groups' of the job.
         share_arrays: until it is closed, have numpy put large arrays where the ranks of the node
             reach them, unless TORSH_SHARE_ARRAYS is 0 or another group has already.
+        subgroups: keep room for further groups of its ranks.
         Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
         ConfigError for an environment or tuning file that is wrong or differs from rank to rank,
         BackendUnavailable when the system refuses what a group needs.
@@ -105,7 +110,7 @@ class NativeBackend(Backend):
             rank,
             world_size,
             timeout,
-            segment_sizes=lambda ranks: settings.node_file(ranks).sizes(share_arrays),
+            segment_sizes=lambda ranks: settings.node_file(ranks).sizes(share_arrays, subgroups),
             network=settings.network,
             terms=settings.terms,
             name=name,
@@ -114,13 +119,13 @@ class NativeBackend(Backend):
             file = settings.node_file(len(local))
             try:
                 memory = _mapped(meeting, file)
-                pool = _pool(meeting, local, file)
+                pool = _pool(meeting, local, file) if subgroups else None
                 group = _group(meeting, memory, world_size, settings, name, callbacks)
                 own = _arrays(meeting, local, file) if share_arrays else None
             except BaseException as error:
                 _abandon(store, meeting, local, error)
                 raise
-        node = Node(local, meeting.pids, meeting.neighbours, pool)
+        node = Node(local, meeting.pids, meeting.neighbours, pool, range(len(local)))
         made = cls(group, callbacks, rank, world_size, node, settings, own)
         return made._met(store, deadline)
 
@@ -132,22 +137,23 @@ class NativeBackend(Backend):
         if pool is None or not {*ranks} <= {*local}:
             return None
         deadline = time.monotonic() + timeout
-        places, rank = [local.index(each) for each in ranks], ranks.index(self._rank)
+        rank, found = ranks.index(self._rank), [local.index(each) for each in ranks]
+        places = [self._node.places[each] for each in found]
         num_bytes = self._settings.segment_bytes(len(ranks))
         memory = meet_in_memory(pool, store, name, rank, places, num_bytes, timeout)
         if memory is None:
             return None
-        pids = [self._node.pids[place] for place in places]
-        node = Node(range(len(ranks)), pids, self._node.neighbours, None)
-        callbacks = Callbacks()
-        met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, file=-1)
         try:
+            pids = [self._node.pids[each] for each in found]
+            node = Node(range(len(ranks)), pids, self._node.neighbours, pool, places)
+            met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, file=-1)
+            callbacks = Callbacks()
             group = _group(met, memory, len(ranks), self._settings, name, callbacks)
+            made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)
         except BaseException as error:
-            give_up(store, rank, error)
             _native.abandon(memory, rank, len(ranks), rank)
+            give_up(store, rank, error)
             raise
-        made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)
         return made._met(store, deadline, self._group.has_reach)
 
     def _met(
@@ -333,8 +339,11 @@ def _mapped(meeting: Meeting, file: NodeFile) -> _native.SegmentMemory:
 
 
 def _pool(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
-    """None where the system has refused so large a file, or refuses to map it."""
-    if len(local) == 1 or os.fstat(meeting.file).st_size < file.pool.end(len(local)):
+    """None where the system has refused so large a file, refuses to map it, or has a limit on the
+    address space, which is the program's.
+    """
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if len(local) == 1 or is_limited or os.fstat(meeting.file).st_size < file.pool.end(len(local)):
         return None
     with suppress(RuntimeError):
         place = local.index(meeting.rank)

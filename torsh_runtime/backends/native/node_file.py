@@ -11,7 +11,7 @@ import os
 from typing import NamedTuple
 
 _POOL_STRIDE = 16 << 30
-"""Bytes of each rank's room for segments: more groups than a process can use."""
+"""Bytes of each rank's room for segments; groups that find none there meet over the store."""
 _OVERSIZE = 4
 """Room for arrays over the machine's memory: room that is broken up stays usable."""
 _HUGE = 2 << 20
@@ -35,12 +35,11 @@ class NodeFile(NamedTuple):
         stride = _rounded(_OVERSIZE * memory() // self.ranks, _HUGE)
         return Room(self.pool.end(self.ranks), stride)
 
-    def sizes(self, with_arrays: bool) -> tuple[int, ...]:
+    def sizes(self, with_arrays: bool, with_pool: bool) -> tuple[int, ...]:
         """That the file may have, the best one first: systems may refuse large ones."""
-        if self.ranks == 1:
-            return (self.segment_bytes,)
-        best = (self.arrays if with_arrays else self.pool).end(self.ranks)
-        return (best, self.segment_bytes)
+        rooms = [self.arrays] * with_arrays + [self.pool] * with_pool
+        better = [room.end(self.ranks) for room in rooms if self.ranks > 1]
+        return (*better, self.segment_bytes)
 
 
 class Room(NamedTuple):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 
 from torsh_runtime.backends.base import BackendType, MeetingStore
 from torsh_runtime.backends.board import SLICE, Board, give_up
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.errors import BackendUnavailable, PeerLost
+from torsh_runtime.errors import BackendUnavailable, PeerLost, StoreError
 
 _DIGEST_BYTES = 16
 _TOPICS = ("backend", "member")
@@ -36,25 +37,44 @@ def meet_in_memory(
     gathering = None
     try:
         gathering = _gathering(pool, digest, rank, members, num_bytes)
-        while (is_here := gathering.wait(min(board.remaining(), SLICE))) is None:
-            for peer in gathering.ended():
-                raise PeerLost(peer, "init_process_group", 0)
-            missing = gathering.missing()
-            board.look_around()
-            if board.has_passed():
-                raise board.too_late(missing)
-            if any(store.get(f"{topic}/{peer}") for topic in _TOPICS for peer in missing):
-                return None
-        if is_here:
-            return gathering.take()
-        board.look_around()  # somebody may have given up
-        return None
+        while gathering.wait(min(board.remaining(), SLICE)) is None:
+            _look_around(board, store, gathering)
+            if any(_is_in_store(store, peer) for peer in gathering.missing()):
+                break
+        gathering.leave()
+        memory = gathering.take()
+        if memory is None:
+            board.look_around()  # somebody may have given up
+        return memory
     except BaseException as error:
+        if gathering is not None:
+            _abandon(gathering, rank, len(members))
         give_up(store, rank, error)
         raise
-    finally:
-        if gathering is not None:
-            gathering.leave()
+
+
+def _look_around(board: Board, store: MeetingStore, gathering: _native.Gathering) -> None:
+    """Raise what says that there is nothing to wait for any more."""
+    for peer in gathering.ended():
+        raise PeerLost(peer, "init_process_group", 0)
+    with suppress(StoreError):  # which tells nothing; the memory goes on
+        board.look_around()
+    if board.has_passed():
+        raise board.too_late(gathering.missing() or [0])  # the first one decides
+
+
+def _is_in_store(store: MeetingStore, peer: int) -> bool:
+    with suppress(StoreError):
+        return any(store.get(f"{topic}/{peer}") for topic in _TOPICS)
+    return False
+
+
+def _abandon(gathering: _native.Gathering, rank: int, ranks: int) -> None:
+    """Leave, or if the others have gone on with this rank already have them find it gone."""
+    gathering.leave()
+    memory = gathering.take()
+    if memory is not None:
+        _native.abandon(memory, rank, ranks, rank)
 
 
 def _gathering(

@@ -21,6 +21,7 @@ using shm::Gathering;
 using shm::SegmentPool;
 using shm::Tuning;
 using shm::Verdict;
+using Memory = std::shared_ptr<std::byte>;
 using namespace nb::literals;
 
 std::size_t segment_bytes(int ranks, const Tuning& tuning) { return shm::Segment::bytes_for(ranks, shm::slot_bytes(tuning)); }
@@ -66,7 +67,11 @@ void bind_segments(nb::module_& m) {
       .def("wait", &wait)
       .def("missing", &Gathering::missing)
       .def("ended", &Gathering::ended)
-      .def("take", [](Gathering& self) { return SegmentMemory{self.take()}; })
+      .def("take", [](Gathering& self) -> std::optional<SegmentMemory> {
+        Memory memory = self.take();
+        if (!memory) return std::nullopt;
+        return SegmentMemory{std::move(memory)};
+      })
       .def("leave", &Gathering::leave);
 }
 

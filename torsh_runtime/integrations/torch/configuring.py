@@ -193,12 +193,21 @@ def _reached(store: Any, timeout: float) -> Any:
     return c10d.PrefixStore(prefix, served)
 
 
-def meet(store: MeetingStore, rank: int, world_size: int, seconds: float, name: str) -> Backend:
-    """This rank's end of a new group, whose ranks meet in the store."""
+def meet(
+    store: MeetingStore,
+    rank: int,
+    world_size: int,
+    seconds: float,
+    name: str,
+    subgroups: bool = True,
+) -> Backend:
+    """This rank's end of a new group, whose ranks meet in the store. subgroups: whether further
+    groups are made of it.
+    """
     if world_size == 1:
         from torsh_runtime.backends.single import SingleBackend
 
         return SingleBackend()
     from torsh_runtime.backends.native.backend import NativeBackend
 
-    return NativeBackend.connect(store, rank, world_size, seconds, name)
+    return NativeBackend.connect(store, rank, world_size, seconds, name, subgroups=subgroups)

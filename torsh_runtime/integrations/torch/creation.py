@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch import functional
@@ -91,10 +93,18 @@ def _default() -> object:
 
 
 def _connect(given: Any, seconds: float, parent: object) -> Backend:
+    if given.group_size == 1:
+        return SingleBackend()
+    deadline = time.monotonic() + seconds
     store = FreshKeys(given.store, given.group_rank)
     ranks = list(given.global_ranks_in_group)
-    if ranks and isinstance(parent, TorshProcessGroup):
-        made = parent.subgroup(store, given.group_id, ranks, seconds)
-        if made is not None:
-            return made
-    return meet(store, given.group_rank, given.group_size, seconds, given.group_id)
+    try:
+        if ranks and isinstance(parent, TorshProcessGroup):
+            made = parent.subgroup(store, given.group_id, ranks, seconds)
+            if made is not None:
+                return made
+        left = max(deadline - time.monotonic(), 0.001)
+        return meet(store, given.group_rank, given.group_size, left, given.group_id, not ranks)
+    except BaseException:
+        store.count()  # this attempt, though its rank may have told nothing
+        raise

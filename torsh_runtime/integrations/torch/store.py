@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -85,7 +86,7 @@ class TorchStore:
 
 class FreshKeys:
     """A torch store's keys that no earlier group over it has used: every rank counts the groups for
-    which it has told something there.
+    which it has told something there, and those that came to nothing.
     """
 
     def __init__(self, store: Any, rank: int) -> None:
@@ -96,10 +97,15 @@ class FreshKeys:
     def put(self, key: str, value: bytes) -> int:
         """As TorchStore's."""
         scoped = self._scoped
+        self.count()
+        return scoped.put(key, value)
+
+    def count(self) -> None:
+        """Count this group, once."""
         if not self._counted:
             self._counted = True
-            self._store.add(self._counter, 1)
-        return scoped.put(key, value)
+            with suppress(StoreError):
+                self._store.add(self._counter, 1)
 
     def get(self, key: str) -> Entry | None:
         """As TorchStore's."""

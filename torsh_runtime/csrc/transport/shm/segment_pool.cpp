@@ -48,6 +48,12 @@ SegmentPool::SegmentPool(const PoolSetup& setup)
   if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map memory for further groups");
   base_ = static_cast<std::byte*>(mapped);
   madvise(base_, stride_ * ranks_, MADV_DONTDUMP);
+  try {
+    populate(part(rank_), table_bytes());  // before the others look there, which is after the ranks have met
+  } catch (...) {
+    munmap(base_, stride_ * ranks_);
+    throw;
+  }
   (void)blocks_.take(table_bytes(), false);
 }
 
@@ -76,6 +82,14 @@ std::optional<std::size_t> SegmentPool::free_entry() {
   return std::nullopt;
 }
 
+// What an earlier attempt at the group was told, which is not to be taken for this one's.
+void SegmentPool::forget(const std::array<std::uint64_t, 2>& name) {
+  for (std::size_t number = 0; number < num_entries; ++number) {
+    Entry& found = entry(rank_, number);
+    if (!busy_[number] && found.name[0] == name[0] && found.name[1] == name[1]) found.ticket = 0;
+  }
+}
+
 // Whether nobody looks at what the entry said under this ticket any more. It must have been taken back.
 bool SegmentPool::is_over(Entry& entry, std::uint32_t ticket) const {
   for (std::size_t rank = 0; rank < ranks_; ++rank) {
@@ -97,7 +111,6 @@ bool SegmentPool::is_held(std::size_t offset) const {
 // A segment that these ranks hold; 0 if there is no room.
 std::size_t SegmentPool::take(std::size_t bytes, const std::vector<int>& holders) {
   sweep();
-  if (ticket_ == 0) populate(part(rank_), table_bytes());
   const auto taken = blocks_.take(held_bytes() + bytes, true);
   if (!taken) return 0;
   try {
@@ -150,6 +163,7 @@ void Gathering::publish() {
     return;
   }
   number_ = *number;
+  pool.forget(name_);
   offset_ = pool.take(bytes_, members_);
   ticket_ = pool.last_[number_] = ++pool.ticket_;
   pool.busy_[number_] = true;
@@ -207,8 +221,7 @@ std::vector<int> Gathering::ended() const {
   if (verdict_ != Verdict::open) return found;
   for (std::size_t number = 0; number < members_.size(); ++number) {
     const int rank = members_[number];
-    const bool matters = is_first() ? pool_->member(*entry_, rank).come != ticket_ : rank == founder_;
-    if (matters && rank != pool_->rank_ && pool_->peers_.has_ended(rank)) found.push_back(static_cast<int>(number));
+    if (rank != pool_->rank_ && pool_->peers_.has_ended(rank)) found.push_back(static_cast<int>(number));
   }
   return found;
 }
@@ -293,7 +306,6 @@ void Gathering::leave() {
       settle();
     }
   }
-  (void)take();  // what was not taken is let go of
 }
 
 }  // namespace torsh::shm

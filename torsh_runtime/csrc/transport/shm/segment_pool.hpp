@@ -75,6 +75,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   std::size_t held_bytes() const;
   bool is_over(Entry& entry, std::uint32_t ticket) const;
   std::optional<std::size_t> free_entry();
+  void forget(const std::array<std::uint64_t, 2>& name);
   bool is_held(std::size_t offset) const;
   std::size_t take(std::size_t bytes, const std::vector<int>& holders);
   void sweep();
@@ -100,18 +101,20 @@ class Gathering {
   // it again if it has the same members. members: ranks of the pool, in the order of the group. bytes: what its
   // segment takes. Throws std::invalid_argument for members that are not in the pool, or without this rank.
   Gathering(std::shared_ptr<SegmentPool> pool, std::array<std::uint64_t, 2> name, std::vector<int> members, std::size_t bytes);
-  ~Gathering() { leave(); }
+  ~Gathering() {
+    leave();
+    (void)take();
+  }
   Gathering(const Gathering&) = delete;
   Gathering& operator=(const Gathering&) = delete;
 
-  // The verdict, or `open` after so many seconds, or once a member that has not come has ended. Throws
-  // Interrupted.
+  // The verdict, or `open` after so many seconds, or once a member has ended. Throws Interrupted.
   Verdict wait(double seconds, const std::function<bool()>& interrupted);
   // The members that have not come, as far as this one sees, in numbers of the group.
   std::vector<int> missing() const;
-  // Those of them whose processes have ended.
+  // The members whose processes have ended.
   std::vector<int> ended() const;
-  // The segment, once the verdict is `here`; as long as it lives. The second call gives none.
+  // The segment, if the verdict is `here`, as long as it lives. The second call gives none.
   std::shared_ptr<std::byte> take();
   // If there is no verdict yet, it is that the group is made elsewhere.
   void leave();
