@@ -53,7 +53,7 @@ def native_group(
     return _native.Group(
         rank=rank,
         nodes=[list(range(ranks))],
-        segment=descriptor,
+        segment=_native.map_segment(descriptor, _native.segment_bytes(ranks, TUNING.tuning(ranks))),
         tuning=TUNING.tuning(ranks),
         pids=pids,
         neighbours=ranks,
