@@ -6,11 +6,12 @@ import mmap
 import os
 import resource
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -384,8 +385,16 @@ def _group(
             stage=stage_native,
             failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
             complete=COMPLETED,
-            begun=partial(NativeWork, callbacks=callbacks),
+            begun=_begun(callbacks),
         )
+
+
+def _begun(callbacks: Callbacks) -> Callable[[_native.Pending], Work]:
+    """Makes the Work of an operation. The compiled group holds it, where garbage collection does not
+    see it: so it must not hold the callbacks, which hold Works, which hold the group.
+    """
+    known = weakref.ref(callbacks)  # the backend, by which operations are begun, has them
+    return lambda pending: NativeWork(pending, cast(Callbacks, known()))
 
 
 @contextmanager
