@@ -390,8 +390,8 @@ def _group(
 
 
 def _begun(callbacks: Callbacks) -> Callable[[_native.Pending], Work]:
-    """Makes the Work of an operation. The compiled group holds it, where garbage collection does not
-    see it: so it must not hold the callbacks, which hold Works, which hold the group.
+    """Makes the Work of an operation. The compiled group holds it, where garbage collection does
+    not see it: so it must not hold the callbacks, which hold Works, which hold the group.
     """
     known = weakref.ref(callbacks)  # the backend, by which operations are begun, has them
     return lambda pending: NativeWork(pending, cast(Callbacks, known()))
