@@ -542,3 +542,29 @@ def test_a_group_is_not_left_from_within_its_own_operation(thread_world: Any) ->
         return len(errors)
 
     assert thread_world(2, body) == [2, 2]
+
+
+def test_a_later_thread_is_not_taken_for_that_of_a_group_that_was_left(thread_world: Any) -> None:
+    """The system gives threads the numbers of earlier ones."""
+
+    def body(backend: Backend) -> Any:
+        its_own: list[int] = []
+        backend.in_order(lambda: its_own.append(threading.get_ident()), async_op=True).wait(LONG)
+        backend.close()
+        errors: list[CommError] = []
+
+        def close_again() -> None:
+            try:
+                backend.close()
+            except CommError as error:
+                errors.append(error)
+
+        later = [threading.Thread(target=close_again) for _ in range(20)]
+        for thread in later:
+            thread.start()
+        assert its_own[0] in [thread.ident for thread in later]
+        for thread in later:
+            thread.join(LONG)
+        return errors
+
+    assert thread_world(1, body) == [[]]

@@ -161,10 +161,6 @@ def check(results: list[Any]) -> None:
         assert grown < 32 << 20
 
 
-@pytest.mark.xfail(
-    reason="now and then one group of many that were broken is held longer than it should be",
-    strict=False,
-)
 def test_in_a_node(rounds: int) -> None:
     addresses = [free_address() for _ in range(8)]
     ranks = 4

@@ -83,7 +83,7 @@ void Queue::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
+    if (jobs_.empty()) break;
     const JobPtr job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
@@ -92,6 +92,7 @@ void Queue::work() {
     job->finish();
     lock.lock();
   }
+  worker_ = std::thread::id();  // a later thread may have this one's
 }
 
 }  // namespace torsh
