@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support import fake_cuda, fake_cupy, fake_nccl
 from support.fake_gpus import Ranks, fake_gpus
+from support.ports import free_address
 from support.suite.cases import LONG
-from support.worlds import free_address
 
 import torsh_runtime as tr
 from torsh_runtime.backends import registry

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from support.gates import Gate
 from support.hosts import Host, needs_hosts, plugged, run_on_hosts
+from support.ports import free_address
 from support.processes import soon
-from support.worlds import free_address, run_processes
+from support.worlds import run_processes
 
 import torsh_runtime as tr
 from torsh_runtime import job

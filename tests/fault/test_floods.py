@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from support.floods import MANNERS, flood
 from support.launcher import Launcher
-from support.nodes import Job, Node, free_port
+from support.nodes import Job, Node
 from support.other_users import Stranger, needs_root, stranger
+from support.ports import free_port
 
 from torsh_runtime.backends.native.links import Doors, Keys, connect_all
 from torsh_runtime.backends.native.network import Network

@@ -87,7 +87,7 @@ def test_an_outage_of_all_of_etcd_disturbs_no_worker(
     back = time.monotonic()
     assert three.end() == [0, 0, 0]
     three.check()
-    assert three.rounds() == [0]
+    assert three.rounds() == [0], three.told()
     assert max(life.pause(gone, back) for life in three.lives()) < STALL
 
 
@@ -103,7 +103,7 @@ def test_members_of_etcd_may_die_one_after_the_other(three: Site) -> None:
     ended = time.monotonic()
     assert three.end() == [0, 0, 0]
     three.check()
-    assert three.rounds() == [0]
+    assert three.rounds() == [0], three.told()
     assert max(life.pause(began, ended) for life in three.lives()) < STALL
 
 
@@ -129,7 +129,7 @@ def test_clocks_that_are_an_hour_apart_make_no_difference(three: Site) -> None:
         three.start(host, *ahead(library, offset))
     three.await_training(3)
     time.sleep(TTL)
-    assert three.rounds() == [0]
+    assert three.rounds() == [0], three.told()
     died = time.monotonic()
     three.kill_host(three.leader())
     three.await_training(2, since=died)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.hosts import needs_hosts, plugged, run_on_hosts
-from support.worlds import free_address
+from support.ports import free_address
 
 import torsh_runtime as tr
 from torsh_runtime.comm.default import default_group

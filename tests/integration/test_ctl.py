@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from support.etcd_servers import EtcdCluster, binary_or_skip
 from support.launcher import Launcher
-from support.nodes import QUICK, Job, Node, free_port
+from support.nodes import QUICK, Job, Node
+from support.ports import free_port
 from support.processes import soon
 
 from torshrun import exit_codes

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worlds import free_address
+from support.ports import free_address
 
 import torsh_runtime as tr
 

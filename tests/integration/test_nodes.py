@@ -10,7 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 from support.launcher import Launcher
-from support.nodes import QUICK, Job, Node, free_port
+from support.nodes import QUICK, Job, Node
+from support.ports import free_port
 
 from torshrun import exit_codes
 

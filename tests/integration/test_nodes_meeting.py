@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.ports import free_port
 
 from torsh_runtime.errors import RendezvousTimeout, StoreError
 from torsh_runtime.store.client import StoreClient
@@ -34,12 +35,6 @@ def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
             await scenario()
 
     asyncio.run(guarded())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def config(port: int, backend: Backend = "tcp", **more: object) -> RendezvousConfig:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.launchers import Bench, Run
+from support.ports import free_port
 
 from torsh_runtime.contract import ALL_VARIABLES
 from torshrun.config.command_line import TORCHRUNS
@@ -214,24 +215,15 @@ def test_one_node_has_a_new_name_each_time(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("by", ["master", "endpoint"])
-def test_a_given_address_is_the_workers(bench: Bench, by: str, free_port: int) -> None:
+def test_a_given_address_is_the_workers(bench: Bench, by: str) -> None:
+    port = str(free_port())
     options = {
-        "master": ("--master-addr", "127.0.0.1", "--master-port", str(free_port)),
-        "endpoint": ("--rdzv-backend", "static", "--rdzv-endpoint", f"127.0.0.1:{free_port}"),
+        "master": ("--master-addr", "127.0.0.1", "--master-port", port),
+        "endpoint": ("--rdzv-backend", "static", "--rdzv-endpoint", f"127.0.0.1:{port}"),
     }[by]
     for run in bench.both("--node-rank", "0", *options, "probe.py"):
         environ = run.worker()["environ"]
-        assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("127.0.0.1", str(free_port))
-
-
-@pytest.fixture(scope="module")
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("127.0.0.1", port)
 
 
 def test_every_option_of_torchrun_is_accepted_in_both_spellings(bench: Bench) -> None:

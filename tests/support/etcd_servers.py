@@ -12,11 +12,11 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_ports
 from support.processes import soon
 
 _CACHE = Path(__file__).parents[2] / ".cache" / "tests"
@@ -224,12 +224,3 @@ class EtcdCluster:
         for member in self.members:
             serves = member.listens if self._tls else member.answers
             assert soon(serves, _START_SECONDS), member.endpoint
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Sequence
 
 from support.launcher import Launcher
+from support.ports import free_port
 from support.processes import soon
 
 Process = subprocess.Popen[str]
@@ -98,10 +98,3 @@ class Job:
         node = Node(self.launcher.start(*self._options, *argv, within=within))
         self.nodes.append(node)
         return node
-
-
-def free_port() -> int:
-    """A TCP port that nobody holds just now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -8,13 +8,14 @@ import pickle
 import secrets
 import select
 import signal
-import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple
+
+from support.ports import free_address
 
 import torsh_runtime as tr
 from torsh_runtime.backends.base import Backend
@@ -66,13 +67,6 @@ def run_threads(ranks: int, body: Callable[[Backend], Any]) -> list[Any]:
         hosted.close()
     gc.collect(1)  # errors that a body caught make cycles, and groups in them hold descriptors
     return results
-
-
-def free_address() -> str:
-    """An init_method whose port is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 def run_processes(

@@ -1,0 +1,40 @@
+"""TCP ports for tests."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+_LEAST = 10_000
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Of ports that the kernel gives to whoever asks for any, and to connections."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody holds, and that the kernel gives to nobody else meanwhile if it
+    keeps any to be asked for."""
+    first, last = map(int, _RANGE.read_text().split())
+    every = range(_LEAST, 65_536)
+    ports = [port for port in every if not first <= port <= last] or every
+    found: list[int] = []
+    with ExitStack() as stack:
+        while len(found) < count:
+            port = random.SystemRandom().choice(ports)  # forks of a process draw different ones
+            try:
+                stack.enter_context(socket.create_server(("", port)))
+            except OSError:
+                continue
+            found.append(port)
+    return found
+
+
+def free_port() -> int:
+    """One of those."""
+    return free_ports(1)[0]
+
+
+def free_address() -> str:
+    """An init_method with one."""
+    return f"tcp://127.0.0.1:{free_port()}"
