@@ -155,13 +155,20 @@ class Pulse:
         if self._member.status == "inside":
             moment = self._granted - WARNING * self._settings.ttl
             delay = max(0.0, moment - self._clock())
-            self._warning = asyncio.get_running_loop().call_later(delay, self._run_out)
+            self._warning = asyncio.get_running_loop().call_later(delay, self._warn)
 
     def disarm(self) -> None:
         """No workers run any more."""
         if self._warning:
             self._warning.cancel()
             self._warning = None
+
+    def _warn(self) -> None:
+        """A leader may have heard of all nodes since it last looked."""
+        granted = self._granted
+        self.extend()
+        if self._granted == granted:
+            self._run_out()
 
     def _run_out(self) -> None:
         silence = self._clock() - (self._granted - GRANT * self._settings.ttl)

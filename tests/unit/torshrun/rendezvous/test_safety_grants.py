@@ -85,12 +85,13 @@ class Node:
         asking = Asking(self.store, rules, self.clock, random.Random(1))
         self.member = Member(rules, FACTS)
         self.registration = Registration(asking, self.member, lambda: None)
+        self.leads_until = -math.inf
         self.pulse = Pulse(
             self.beats,
             asking,
             self.member,
             self.registration,
-            leads_until=lambda: -math.inf,
+            leads_until=lambda: self.leads_until,
             tell=self.events.extend,
             on_answer=lambda: None,
             post=self.events.append,
@@ -164,6 +165,21 @@ def test_a_node_that_stood_still_for_longer_than_its_grant_stops(node: Node) -> 
         assert await node.registration.renew()  # the lease lives for a while yet
         node.pulse.extend()
         assert node.grants() == [until]
+        assert isinstance(node.events[-1], RoundClosing)
+        node.pulse.disarm()
+        await node.store.close()
+
+    asyncio.run(scene())
+
+
+def test_a_leader_that_has_heard_of_all_nodes_since_it_last_looked_goes_on(node: Node) -> None:
+    async def scene() -> None:
+        await node.enter()
+        (until,) = node.grants()
+        node.leads_until = until + 1
+        node.pulse._warn()
+        assert node.grants() == [until, until + 1]
+        node.pulse._warn()  # nothing new
         assert isinstance(node.events[-1], RoundClosing)
         node.pulse.disarm()
         await node.store.close()
