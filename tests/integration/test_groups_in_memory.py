@@ -50,9 +50,9 @@ def count_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def only_in_store(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """As if the system had refused that rank the memory for further groups."""
-    real = backend._pool
+    real = backend.pool_of
     monkeypatch.setattr(
-        backend, "_pool", lambda met, *rest: None if met.rank == rank else real(met, *rest)
+        backend, "pool_of", lambda met, *rest: None if met.rank == rank else real(met, *rest)
     )
 
 

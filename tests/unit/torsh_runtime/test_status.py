@@ -16,9 +16,9 @@ import pytest
 from torsh_runtime import status
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.native import _native
-from torsh_runtime.backends.native.backend import stage_native
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.failures import comm_error
+from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.tuning import TuningFile
 from torsh_runtime.backends.native.work import NativeWork
 from torsh_runtime.backends.work import COMPLETED

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import mmap
-import os
-import resource
 import time
-import weakref
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from torsh_runtime.arrays import is_known, stage
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, MeetingStore, Reduce
 from torsh_runtime.backends.board import give_up, hear_why
-from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.backends.native.failures import comm_error
+from torsh_runtime.backends.native.making import (
+    Node,
+    abandon,
+    arrays_of,
+    group_of,
+    mapped,
+    pool_of,
+    settings_of,
+)
 from torsh_runtime.backends.native.meeting import Meeting, meet
-from torsh_runtime.backends.native.node_file import NodeFile
-from torsh_runtime.backends.native.settings import STRATEGIES, Settings
+from torsh_runtime.backends.native.settings import Settings
 from torsh_runtime.backends.native.shared import Sharing
 from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
-from torsh_runtime.backends.work import COMPLETED, CompletedWork, Work
+from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import (
     BackendUnavailable,
     CommAborted,
@@ -37,24 +32,8 @@ from torsh_runtime.errors import (
     ConfigError,
     PeerLost,
 )
-from torsh_runtime.status import DTYPES, own_page
 
-_BFLOAT16 = DTYPES.index("bfloat16")
-_UINT8 = DTYPES.index("uint8")
 _TAGS = (1 << 64) - 1
-
-
-class Node(NamedTuple):
-    """The part of a group that shares memory with this rank."""
-
-    ranks: Sequence[int]
-    pids: Sequence[int]
-    neighbours: int
-    """How many ranks, of this group and what it was made of, share the machine's processors."""
-    pool: _native.SegmentPool | None
-    """Where they make further groups."""
-    places: Sequence[int]
-    """Their numbers there."""
 
 
 class NativeBackend(Backend):
@@ -104,7 +83,7 @@ class NativeBackend(Backend):
         """
         deadline = time.monotonic() + timeout
         callbacks = Callbacks()
-        settings = _settings(store, rank)
+        settings = settings_of(store, rank)
         share_arrays = share_arrays and settings.share_arrays
         with meet(
             store,
@@ -119,12 +98,12 @@ class NativeBackend(Backend):
             local = next(node for node in meeting.nodes if rank in node)
             file = settings.node_file(len(local))
             try:
-                memory = _mapped(meeting, file)
-                pool = _pool(meeting, local, file) if subgroups else None
-                group = _group(meeting, memory, world_size, settings, name, callbacks)
-                own = _arrays(meeting, local, file) if share_arrays else None
+                memory = mapped(meeting, file)
+                pool = pool_of(meeting, local, file) if subgroups else None
+                group = group_of(meeting, memory, world_size, settings, name, callbacks)
+                own = arrays_of(meeting, local, file) if share_arrays else None
             except BaseException as error:
-                _abandon(store, meeting, local, error)
+                abandon(store, meeting, local, error)
                 raise
         node = Node(local, meeting.pids, meeting.neighbours, pool, range(len(local)))
         made = cls(group, callbacks, rank, world_size, node, settings, own)
@@ -149,7 +128,7 @@ class NativeBackend(Backend):
             node = Node(range(len(ranks)), pids, self._node.neighbours, pool, places)
             met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, file=-1)
             callbacks = Callbacks()
-            group = _group(met, memory, len(ranks), self._settings, name, callbacks)
+            group = group_of(met, memory, len(ranks), self._settings, name, callbacks)
             made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)
         except BaseException as error:
             _native.abandon(memory, rank, len(ranks), rank)
@@ -297,112 +276,3 @@ class NativeBackend(Backend):
         self._shared.clear()
         if self._arrays is not None:
             self._arrays.end()
-
-
-def stage_native(array: object, writable: bool) -> tuple[Any, Callable[[], None] | None]:
-    """arrays.stage() for the bindings, which cannot see bfloat16 in a buffer, and of a dtype that
-    is only moved see the bytes and its name.
-    """
-    copy, finish = stage(array, writable)
-    if not is_known(copy.dtype):
-        return _native.Typed(_as_bytes(copy), _UINT8, str(copy.dtype)), finish
-    if copy.dtype.name == "bfloat16":
-        return _native.Typed(copy.view(np.uint16), _BFLOAT16), finish
-    return copy, finish
-
-
-def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """A contiguous array's memory, with one more dimension: the bytes of an element."""
-    return array.reshape((*array.shape, 1)).view(np.uint8)
-
-
-def _settings(store: MeetingStore, rank: int) -> Settings:
-    """This process's; the others are told if there is something wrong with them."""
-    try:
-        return Settings.from_environ(os.environ)
-    except ConfigError as error:
-        give_up(store, rank, error)
-        raise
-
-
-def _abandon(
-    store: MeetingStore, meeting: Meeting, local: Sequence[int], error: BaseException
-) -> None:
-    """Tell the ranks that wait for this one why it does not come, though it has met them."""
-    give_up(store, meeting.rank, error)
-    with suppress(RuntimeError):  # those of other nodes see that its connections end
-        _native.abandon(meeting.file, local.index(meeting.rank), len(local), meeting.rank)
-
-
-def _mapped(meeting: Meeting, file: NodeFile) -> _native.SegmentMemory:
-    with _refusals(meeting.rank):
-        return _native.map_segment(meeting.file, file.segment_bytes)
-
-
-def _pool(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
-    """None where the system has refused so large a file, refuses to map it, or has a limit on the
-    address space, which is the program's.
-    """
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    if len(local) == 1 or is_limited or os.fstat(meeting.file).st_size < file.pool.end(len(local)):
-        return None
-    with suppress(RuntimeError):
-        place = local.index(meeting.rank)
-        return _native.SegmentPool(meeting.file, *file.pool, place, meeting.pids)
-    return None
-
-
-def _arrays(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SharedArrays | None:
-    return arrays.share(meeting.file, file.arrays, local, meeting.rank, meeting.pids)
-
-
-def _group(
-    meeting: Meeting,
-    memory: _native.SegmentMemory,
-    world_size: int,
-    settings: Settings,
-    name: str,
-    callbacks: Callbacks,
-) -> _native.Group:
-    number = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    page = own_page()
-    local = next(node for node in meeting.nodes if meeting.rank in node)
-    links = meeting.take_links()
-    with _refusals(meeting.rank):
-        return _native.Group(
-            rank=meeting.rank,
-            nodes=meeting.nodes,
-            segment=memory,
-            tuning=settings.tuning.tuning(len(local)),
-            pids=meeting.pids,
-            neighbours=meeting.neighbours,
-            links=[links.get(peer, ()) for peer in range(world_size)],
-            heartbeat=settings.heartbeat,
-            strategy=STRATEGIES.index(settings.strategy),
-            limits=settings.tuning.limits(),
-            record=page.next_record(number) if page is not None else None,
-            number=number,
-            stage=stage_native,
-            failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
-            complete=COMPLETED,
-            begun=_begun(callbacks),
-        )
-
-
-def _begun(callbacks: Callbacks) -> Callable[[_native.Pending], Work]:
-    """Makes the Work of an operation. The compiled group holds it, where garbage collection does
-    not see it: so it must not hold the callbacks, which hold Works, which hold the group.
-    """
-    known = weakref.ref(callbacks)  # the backend, by which operations are begun, has them
-    return lambda pending: NativeWork(pending, cast(Callbacks, known()))
-
-
-@contextmanager
-def _refusals(rank: int) -> Iterator[None]:
-    """BackendUnavailable for no memory, no descriptors, an old kernel."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise BackendUnavailable(
-            f"the native backend on rank {rank}", f"The system refused: {error}"
-        ) from error

@@ -1,0 +1,130 @@
+"""What a native backend is made of, once its ranks have met."""
+
+from __future__ import annotations
+
+import os
+import resource
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
+
+from torsh_runtime.backends.base import MeetingStore
+from torsh_runtime.backends.board import give_up
+from torsh_runtime.backends.native import arrays
+from torsh_runtime.backends.native.callbacks import Callbacks
+from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.backends.native.failures import comm_error
+from torsh_runtime.backends.native.meeting import Meeting
+from torsh_runtime.backends.native.node_file import NodeFile
+from torsh_runtime.backends.native.settings import STRATEGIES, Settings
+from torsh_runtime.backends.native.staging import stage_native
+from torsh_runtime.backends.native.work import NativeWork
+from torsh_runtime.backends.work import COMPLETED
+from torsh_runtime.errors import BackendUnavailable, ConfigError
+from torsh_runtime.status import own_page
+
+
+class Node(NamedTuple):
+    """The part of a group that shares memory with this rank."""
+
+    ranks: Sequence[int]
+    pids: Sequence[int]
+    neighbours: int
+    """How many ranks, of this group and what it was made of, share the machine's processors."""
+    pool: _native.SegmentPool | None
+    """Where they make further groups."""
+    places: Sequence[int]
+    """Their numbers there."""
+
+
+def settings_of(store: MeetingStore, rank: int) -> Settings:
+    """This process's; the others are told if there is something wrong with them."""
+    try:
+        return Settings.from_environ(os.environ)
+    except ConfigError as error:
+        give_up(store, rank, error)
+        raise
+
+
+def abandon(
+    store: MeetingStore, meeting: Meeting, local: Sequence[int], error: BaseException
+) -> None:
+    """Tell the ranks that wait for this one why it does not come, though it has met them."""
+    give_up(store, meeting.rank, error)
+    with suppress(RuntimeError):  # those of other nodes see that its connections end
+        _native.abandon(meeting.file, local.index(meeting.rank), len(local), meeting.rank)
+
+
+def mapped(meeting: Meeting, file: NodeFile) -> _native.SegmentMemory:
+    """The memory of the group's collectives. Raises BackendUnavailable."""
+    with _refusals(meeting.rank):
+        return _native.map_segment(meeting.file, file.segment_bytes)
+
+
+def pool_of(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
+    """Room for further groups. None where the system has refused so large a file, or refuses to map
+    it, and where it limits the address space, which is the program's.
+    """
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if len(local) == 1 or is_limited or os.fstat(meeting.file).st_size < file.pool.end(len(local)):
+        return None
+    with suppress(RuntimeError):
+        place = local.index(meeting.rank)
+        return _native.SegmentPool(meeting.file, *file.pool, place, meeting.pids)
+    return None
+
+
+def arrays_of(
+    meeting: Meeting, local: Sequence[int], file: NodeFile
+) -> _native.SharedArrays | None:
+    """Where numpy's large arrays are to lie, if they can."""
+    return arrays.share(meeting.file, file.arrays, local, meeting.rank, meeting.pids)
+
+
+def group_of(
+    meeting: Meeting,
+    memory: _native.SegmentMemory,
+    world_size: int,
+    settings: Settings,
+    name: str,
+    callbacks: Callbacks,
+) -> _native.Group:
+    """The compiled group, over the links and the memory that the ranks agreed on. Raises
+    BackendUnavailable.
+    """
+    number = zlib.crc32(name.encode()) & 0x7FFFFFFF
+    page = own_page()
+    local = next(node for node in meeting.nodes if meeting.rank in node)
+    links = meeting.take_links()
+    with _refusals(meeting.rank):
+        return _native.Group(
+            rank=meeting.rank,
+            nodes=meeting.nodes,
+            segment=memory,
+            tuning=settings.tuning.tuning(len(local)),
+            pids=meeting.pids,
+            neighbours=meeting.neighbours,
+            links=[links.get(peer, ()) for peer in range(world_size)],
+            heartbeat=settings.heartbeat,
+            strategy=STRATEGIES.index(settings.strategy),
+            limits=settings.tuning.limits(),
+            record=page.next_record(number) if page is not None else None,
+            number=number,
+            stage=stage_native,
+            failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
+            complete=COMPLETED,
+            begun=partial(NativeWork, callbacks=callbacks),
+        )
+
+
+@contextmanager
+def _refusals(rank: int) -> Iterator[None]:
+    """BackendUnavailable for no memory, no descriptors, an old kernel."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise BackendUnavailable(
+            f"the native backend on rank {rank}", f"The system refused: {error}"
+        ) from error
