@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <thread>
 
 #include "common/clock.hpp"
+#include "process.hpp"
 #include "random.hpp"
 #include "transport/descriptor.hpp"
 #include "transport/shm/segment_pool.hpp"
@@ -199,29 +199,9 @@ void a_pool_that_is_full() {
   });
 }
 
-// A process that is there and does nothing, until it is ended.
-class Sleeper {
- public:
-  Sleeper() : pid_(fork()) {
-    while (pid_ == 0) pause();
-  }
-  ~Sleeper() { end(); }
-  Sleeper(const Sleeper&) = delete;
-  Sleeper& operator=(const Sleeper&) = delete;
-  int pid() const { return pid_; }
-  void end() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(std::exchange(pid_, -1), nullptr, 0);
-  }
-
- private:
-  int pid_;
-};
-
 // Of two ranks, one is another process, which ends before it comes, or when it has.
 void a_member_that_dies() {
-  Sleeper sleeper;
+  Process sleeper;
   const Pools pools(2, 4 << 20, {getpid(), sleeper.pid()});
   const auto own = pools.of(0), theirs = pools.of(1);
   const auto waiting = gather(own, 1, {0, 1}), seeking = gather(own, 2, {1, 0});

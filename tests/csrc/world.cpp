@@ -2,10 +2,8 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -113,28 +111,6 @@ std::string describe(const Failure& failure) {
   for (const int rank : failure.missing) text += ", missing " + std::to_string(rank);
   return text;
 }
-
-// Sleeps until it is killed.
-class World::Process {
- public:
-  Process() : pid_(checked(fork(), "fork")) {
-    while (pid_ == 0) pause();
-  }
-  ~Process() { end(); }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-
-  int pid() const { return pid_; }
-  void end() {
-    if (ended_.exchange(true)) return;
-    ::kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-
- private:
-  const int pid_;
-  std::atomic<bool> ended_{false};
-};
 
 World::World(Shape shape)
     : shape_(std::move(shape)), layout_(shape_.layout()), processes_(static_cast<std::size_t>(shape_.ranks())) {

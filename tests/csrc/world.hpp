@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "group/group.hpp"
+#include "process.hpp"
 
 namespace torsh::test {
 
@@ -68,7 +69,6 @@ class World {
   void run(const std::function<void(Member&)>& body);
 
  private:
-  class Process;
   struct alignas(4096) Page {
     std::byte bytes[4096];
   };

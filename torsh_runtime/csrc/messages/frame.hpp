@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/pages.hpp"
 #include "common/types.hpp"
 
 namespace torsh {
@@ -45,8 +46,7 @@ struct Part {
   std::size_t offset, bytes;
 };
 inline Part part_of(std::size_t bytes, std::size_t lane, std::size_t lanes) {
-  constexpr std::size_t page = 4096;
-  const std::size_t share = (bytes / lanes + page - 1) / page * page;
+  const std::size_t share = round_up(bytes / lanes, least_page);
   const std::size_t offset = std::min(lane * share, bytes);
   return {offset, lane + 1 == lanes ? bytes - offset : std::min(share, bytes - offset)};
 }

@@ -4,11 +4,11 @@
 #include "collectives/in_node/in_node.hpp"
 #include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
+#include "common/pages.hpp"
 
 namespace torsh::in_node {
 namespace {
 
-constexpr std::size_t page = 4096;
 
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
   if (channel.rank() == root) return channel.tell(data.data, data.bytes);
@@ -45,7 +45,7 @@ bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
   Direct direct(channel, data.bytes * (ranks - 1), limits(channel).reach);
   const Exposed exposed(channel);
   if (!direct.meet(data, data.bytes)) return false;
-  const std::size_t given = data.bytes / ranks / page * page;
+  const std::size_t given = data.bytes / ranks / least_page * least_page;
   if (channel.rank() == root) {
     for_peers(channel, [&](int peer) { direct.push(peer, direct.of(peer), 0, data.data, given); });
   } else {

@@ -4,6 +4,7 @@
 #include "collectives/in_node/exposure.hpp"
 #include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
+#include "common/pages.hpp"
 #include "common/per_rank.hpp"
 
 namespace torsh::in_node {
@@ -24,7 +25,6 @@ struct Entry {
   Place room;                  // where that may be put
 };
 
-constexpr std::size_t page = 4096;
 
 std::size_t table_bytes(int ranks) {
   return (static_cast<std::size_t>(ranks) * sizeof(Entry) + cache_line - 1) / cache_line * cache_line;
@@ -188,7 +188,7 @@ class Exchange {
   // How much of a piece its giver copies, if it can.
   std::size_t given_part(std::size_t bytes, const Place& room) const {
     const std::size_t ranks = others_ + 1;
-    return room.kind == Place::Kind::nowhere ? 0 : bytes / ranks * (ranks - pulled_) / page * page;
+    return room.kind == Place::Kind::nowhere ? 0 : bytes / ranks * (ranks - pulled_) / least_page * least_page;
   }
 
   shm::Channel& channel_;

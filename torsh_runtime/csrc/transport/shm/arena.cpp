@@ -13,6 +13,8 @@
 #include <exception>
 #include <system_error>
 
+#include "common/pages.hpp"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -56,8 +58,8 @@ std::size_t most_bytes() {
 }
 
 // Other threads may write there: this changes nothing of what they do.
-void touch(std::byte* page) {
-  auto& word = *reinterpret_cast<std::atomic<std::uint32_t>*>(page);
+void touch(std::byte* data) {
+  auto& word = *reinterpret_cast<std::atomic<std::uint32_t>*>(data);
   std::uint32_t found = word.load();
   while (!word.compare_exchange_weak(found, found)) {
   }
@@ -67,7 +69,7 @@ void touch(std::byte* page) {
 bool copy_pages(std::byte* data, std::size_t bytes) {
   if (madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return true;
   if (errno != EINVAL) return false;
-  for (std::size_t at = 0; at < bytes; at += Blocks::page) touch(data + at);  // Linux < 5.14
+  for (std::size_t at = 0; at < bytes; at += least_page) touch(data + at);  // Linux < 5.14
   return true;
 }
 
@@ -104,7 +106,7 @@ Arena::Arena(const ArenaSetup& setup)
   madvise(base_, bytes, MADV_DONTDUMP);
   madvise(own_, setup.stride, MADV_DODUMP);
   // Without holes in the file nothing could be given back, and nothing would be zeros again.
-  if (!drop(0, Blocks::page)) {
+  if (!drop(0, page)) {
     const int error = errno;
     munmap(base_, bytes);
     throw std::system_error(error, std::generic_category(), "cannot give memory of arrays back");

@@ -2,6 +2,8 @@
 
 #include <iterator>
 
+#include "common/pages.hpp"
+
 namespace torsh::shm {
 
 Blocks::Entry* Blocks::around(std::size_t offset, std::size_t bytes) {
@@ -24,7 +26,7 @@ Blocks::Frees::iterator Blocks::best(std::size_t bytes, bool present) {
 }
 
 std::optional<Blocks::Taken> Blocks::take(std::size_t bytes, bool zero) {
-  bytes = (bytes + page - 1) / page * page;
+  bytes = round_up(bytes, page);
   auto found = best(bytes, !zero);
   if (found == free_.end()) found = best(bytes, zero);
   if (found == free_.end()) return std::nullopt;

@@ -22,7 +22,6 @@ struct Block {
 class Blocks {
  public:
   using Entry = std::pair<const std::size_t, Block>;
-  static constexpr std::size_t page = 4096;
 
   // `kept`: so many bytes that were given back stay present, for the next block.
   Blocks(std::size_t bytes, std::size_t kept) : kept_(kept) { free_[0] = {bytes, 0}; }

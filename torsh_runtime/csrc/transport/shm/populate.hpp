@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <system_error>
 
+#include "common/pages.hpp"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -18,10 +20,9 @@ namespace torsh::shm {
 // Whole pages of shared memory; so that a lack of it is an error here and not a SIGBUS in a collective.
 // Throws std::system_error.
 inline void populate(std::byte* from, std::size_t bytes) {
-  constexpr std::size_t page = 4096;
   if (madvise(from, bytes, MADV_POPULATE_WRITE) == 0) return;
   if (errno != EINVAL) throw std::system_error(errno, std::generic_category(), "no memory for the shared segment");
-  for (std::size_t at = 0; at < bytes; at += page) {  // Linux < 5.14
+  for (std::size_t at = 0; at < bytes; at += least_page) {  // Linux < 5.14
     reinterpret_cast<std::atomic<std::uint32_t>*>(from + at)->fetch_add(0);
   }
 }

@@ -9,17 +9,15 @@
 #include <system_error>
 #include <utility>
 
+#include "common/pages.hpp"
 #include "transport/shm/futex.hpp"
 #include "transport/shm/populate.hpp"
 
 namespace torsh::shm {
 namespace {
 
-constexpr std::size_t page = 4096;
-
 std::size_t control_bytes(int ranks) {
-  const std::size_t bytes = sizeof(Header) + static_cast<std::size_t>(ranks) * sizeof(RankArea);
-  return (bytes + page - 1) / page * page;
+  return round_up(sizeof(Header) + static_cast<std::size_t>(ranks) * sizeof(RankArea), page);
 }
 
 }  // namespace
@@ -52,7 +50,7 @@ Segment::Segment(std::shared_ptr<std::byte> memory, int rank, int ranks, std::si
 // At least twice as much as before, so that operations which grow do not ask for each page by itself.
 void Segment::extend_slot(unsigned parity, std::size_t bytes) {
   const std::size_t present = present_[parity];
-  const std::size_t wanted = std::min((std::max(bytes, 2 * present) + page - 1) / page * page, slot_bytes_);
+  const std::size_t wanted = std::min(round_up(std::max(bytes, 2 * present), page), slot_bytes_);
   populate(slot(rank_, parity) + present, wanted - present);
   present_[parity] = wanted;
 }

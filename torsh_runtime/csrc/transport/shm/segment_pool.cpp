@@ -11,6 +11,7 @@
 
 #include "common/clock.hpp"
 #include "common/failure.hpp"
+#include "common/pages.hpp"
 #include "transport/forks.hpp"
 #include "transport/shm/futex.hpp"
 #include "transport/shm/populate.hpp"
@@ -21,7 +22,6 @@ namespace {
 constexpr double nap = 0.05;    // seconds between two looks at signals, and whether a member has ended
 constexpr int yield_limit = 2;  // before a wait in the kernel
 
-constexpr std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 void raise_to(std::atomic<std::uint32_t>& word, std::uint32_t value) {
   std::uint32_t found = word.load();
@@ -59,11 +59,11 @@ SegmentPool::SegmentPool(const PoolSetup& setup)
 
 SegmentPool::~SegmentPool() { munmap(base_, stride_ * ranks_); }
 
-std::size_t SegmentPool::entry_bytes() const { return rounded(sizeof(Entry) + ranks_ * sizeof(Member), alignof(Entry)); }
+std::size_t SegmentPool::entry_bytes() const { return round_up(sizeof(Entry) + ranks_ * sizeof(Member), alignof(Entry)); }
 
-std::size_t SegmentPool::table_bytes() const { return rounded(sizeof(Table) + num_entries * entry_bytes(), Blocks::page); }
+std::size_t SegmentPool::table_bytes() const { return round_up(sizeof(Table) + num_entries * entry_bytes(), page); }
 
-std::size_t SegmentPool::held_bytes() const { return rounded(ranks_ * sizeof(Held), Blocks::page); }
+std::size_t SegmentPool::held_bytes() const { return round_up(ranks_ * sizeof(Held), page); }
 
 SegmentPool::Entry& SegmentPool::entry(int rank, std::size_t number) const {
   return *reinterpret_cast<Entry*>(part(rank) + sizeof(Table) + number * entry_bytes());

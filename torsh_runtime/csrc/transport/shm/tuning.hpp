@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "common/pages.hpp"
+
 namespace torsh::shm {
 
 // Where one algorithm gives way to the next, in bytes; the same on all ranks.
@@ -30,13 +32,12 @@ constexpr std::size_t least_block(int ranks) { return 128 * static_cast<std::siz
 // each rank's part of a block should take longer than the rounds (8 KiB), as far as memory allows (16 MiB for
 // 64 ranks). Measured with blocks of 128 KiB to 4 MiB on 2 and 4 ranks, of 64 KiB to 256 KiB on 16 and 64.
 constexpr Tuning default_tuning(int ranks) {
-  constexpr std::size_t page = 4096;
   const auto n = static_cast<std::size_t>(ranks);
   const std::size_t whole = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>((64 << 10) / (n * n), 128, 4 << 10);
   const std::size_t crowded = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>((64 << 10) / n, 128, 4 << 10);
   const std::size_t least = std::clamp<std::size_t>((8 << 10) * n, 64 << 10, 128 << 10);
-  const std::size_t block = std::clamp<std::size_t>((1 << 20) / n / page * page, least, 512 << 10);
-  return {whole, crowded, std::max(block, (least_block(ranks) + page - 1) / page * page)};
+  const std::size_t block = std::clamp<std::size_t>((1 << 20) / n / least_page * least_page, least, 512 << 10);
+  return {whole, crowded, std::max(block, round_up(least_block(ranks), least_page))};
 }
 
 // How many ranks have a leader in common, who is one of them: about as many as there are leaders.
