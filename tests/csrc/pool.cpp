@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <exception>
@@ -16,6 +17,7 @@
 #include <thread>
 
 #include "common/clock.hpp"
+#include "common/pages.hpp"
 #include "process.hpp"
 #include "random.hpp"
 #include "transport/descriptor.hpp"
@@ -138,7 +140,7 @@ void groups_that_come_and_go() {
       while (alive.size() > own.below(12)) alive.pop_front();
     }
   });
-  expect(pools.present() < std::size_t{ranks} * (64 << 10), "memory of groups that are gone was kept");
+  expect(pools.present() < ranks * 16 * page, "memory of groups that are gone was kept");
 }
 
 // Two groups of the same ranks, made by two threads of each in any order.
@@ -177,11 +179,11 @@ void a_member_that_disagrees() {
     expect(left->take() == nullptr, "a group that was not made has memory");
     expect(verdict(*gather(pool, 3, {1, 2, 0})) == Verdict::here, "the next group was not made");
   });
-  expect(pools.present() < std::size_t{3} * (64 << 10), "memory of groups that were not made was kept");
+  expect(pools.present() < 3 * 16 * page, "memory of groups that were not made was kept");
 }
 
 void a_pool_that_is_full() {
-  const Pools pools(2, 64 << 10);
+  const Pools pools(2, 16 * page);
   pools.run([&](int, const std::shared_ptr<SegmentPool>& pool) {
     std::vector<Memory> held;
     for (std::uint64_t name = 1;; ++name) {
@@ -221,9 +223,21 @@ void a_member_that_dies() {
   expect(pools.present() <= before, "memory that only a dead member holds was kept");
 }
 
+// Not under emulators that only say so.
+bool gives_memory_back() {
+  try {
+    (void)Pools(1, 16 * page).of(0);
+    return true;
+  } catch (const std::system_error& error) {
+    std::fprintf(stderr, "scenes of the pool are left out: %s\n", error.what());
+    return false;
+  }
+}
+
 }  // namespace
 
 std::vector<Scene> pool_scenes() {
+  if (!gives_memory_back()) return {};
   return {
       {"groups that come and go", groups_that_come_and_go},
       {"two threads of a rank make groups", two_threads_of_a_rank},

@@ -42,7 +42,7 @@ SegmentPool::SegmentPool(const PoolSetup& setup)
       forks_(fork_count()),
       peers_(setup.pids),
       blocks_(setup.stride, 0) {
-  if (table_bytes() >= stride_) throw std::invalid_argument("the pool's parts are too small for so many ranks");
+  if (table_bytes() + page > stride_) throw std::invalid_argument("the pool's parts are too small for so many ranks");
   void* mapped = mmap(nullptr, stride_ * ranks_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, setup.descriptor,
                       static_cast<off_t>(setup.offset));
   if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "cannot map memory for further groups");
@@ -50,11 +50,20 @@ SegmentPool::SegmentPool(const PoolSetup& setup)
   madvise(base_, stride_ * ranks_, MADV_DONTDUMP);
   try {
     populate(part(rank_), table_bytes());  // before the others look there, which is after the ranks have met
+    check_removal();
   } catch (...) {
     munmap(base_, stride_ * ranks_);
     throw;
   }
   (void)blocks_.take(table_bytes(), false);
+}
+
+// Some emulators say that they have given memory back, and have not: it would not be zeros again.
+void SegmentPool::check_removal() const {
+  std::byte* const probe = part(rank_) + table_bytes();
+  *probe = std::byte{1};
+  if (madvise(probe, page, MADV_REMOVE) != 0) throw std::system_error(errno, std::generic_category(), "cannot give shared memory back");
+  if (*probe != std::byte{0}) throw std::system_error(ENOTSUP, std::generic_category(), "shared memory is not given back");
 }
 
 SegmentPool::~SegmentPool() { munmap(base_, stride_ * ranks_); }

@@ -65,6 +65,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   using Held = std::atomic<std::uint32_t>;  // whether a rank uses the segment; one for each, before it
 
   explicit SegmentPool(const PoolSetup& setup);
+  void check_removal() const;
   std::byte* part(int rank) const { return base_ + stride_ * static_cast<std::size_t>(rank); }
   Table& table(int rank) const { return *reinterpret_cast<Table*>(part(rank)); }
   Entry& entry(int rank, std::size_t number) const;
