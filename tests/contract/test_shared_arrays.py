@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import re
@@ -22,6 +23,7 @@ import torsh_runtime as tr
 from torsh_runtime.backends.native import arrays, node_file
 
 World = Callable[..., list[Any]]
+_MCL_FUTURE = 2  # of mlockall(2)
 COUNT = 400_000
 """Of float32: an array that is shared."""
 MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.*)")
@@ -140,6 +142,27 @@ def test_without_address_space_or_large_files_all_goes_on(process_world: World, 
 
     address = free_address()
     assert not check(process_world(2, body, 30.0))[0]
+
+
+def test_who_locks_what_it_maps_maps_no_more_than_it_uses(process_world: World) -> None:
+    def body(rank: int) -> bool | None:
+        tr.destroy_process_group()
+        libc = ctypes.CDLL(None, use_errno=True)
+        locks_all = libc.mlockall(_MCL_FUTURE) == 0 if rank == 0 else True
+        try:
+            tr.init_process_group("native", address, 20.0, 2, rank)
+            array, group = np.full(COUNT, rank, np.float32), tr.new_group()
+            tr.all_reduce(array, group=group)
+            assert (array == 1).all()
+            return is_shared(array) if locks_all else None
+        finally:
+            libc.munlockall()
+
+    address = free_address()
+    found = check(process_world(2, body, 30.0))
+    if found[0] is None:
+        pytest.skip("this user may not lock memory")
+    assert found == [False, True]
 
 
 # ---- collectives

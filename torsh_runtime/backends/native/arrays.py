@@ -8,14 +8,13 @@ collectives of them need no copies in between, as with `empty_shared`.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.backends.native.node_file import Room, memory
+from torsh_runtime.backends.native.node_file import Room, may_map_all, memory
 from torsh_runtime.errors import ConfigError
 
 SWITCH = "TORSH_SHARE_ARRAYS"
@@ -38,14 +37,14 @@ def share(
     file: int, room: Room, local: Sequence[int], rank: int, pids: Sequence[int]
 ) -> _native.SharedArrays | None:
     """From now on new large arrays of this thread's context lie in the file, until end() of what
-    this returns. None where that is not to be: the file has no room for arrays, the process has a
-    limit on its address space, or numpy has another allocator by its user's choice.
+    this returns. None where that is not to be: the file has no room for arrays, the process may not
+    map it, or numpy has another allocator by its user's choice.
 
     room: where it lies in the file. local: the ranks of this rank's node, and pids their processes.
     """
     status = os.fstat(file)
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    if status.st_size < room.end(len(local)) or is_limited or not _native.SharedArrays.possible():
+    has_room = status.st_size >= room.end(len(local)) and may_map_all()
+    if not has_room or not _native.SharedArrays.possible():
         return None
     try:
         arrays = _native.SharedArrays(

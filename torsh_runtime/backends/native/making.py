@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.failures import comm_error
 from torsh_runtime.backends.native.meeting import Meeting
-from torsh_runtime.backends.native.node_file import NodeFile
+from torsh_runtime.backends.native.node_file import NodeFile, may_map_all
 from torsh_runtime.backends.native.settings import STRATEGIES, Settings
 from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.work import NativeWork
@@ -65,10 +64,10 @@ def mapped(meeting: Meeting, file: NodeFile) -> _native.SegmentMemory:
 
 def pool_of(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
     """Room for further groups. None where the system has refused so large a file, or refuses to map
-    it, and where it limits the address space, which is the program's.
+    it, and where this process may not.
     """
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    if len(local) == 1 or is_limited or os.fstat(meeting.file).st_size < file.pool.end(len(local)):
+    has_room = os.fstat(meeting.file).st_size >= file.pool.end(len(local))
+    if len(local) == 1 or not has_room or not may_map_all():
         return None
     with suppress(RuntimeError):
         place = local.index(meeting.rank)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 from typing import NamedTuple
+
+from torsh_runtime.backends.native.compiled import _native
 
 _POOL_STRIDE = 16 << 30
 """Bytes of each rank's room for segments; groups that find none there meet over the store."""
@@ -50,6 +53,15 @@ class Room(NamedTuple):
 
     def end(self, ranks: int) -> int:
         return self.offset + ranks * self.stride
+
+
+def may_map_all() -> bool:
+    """Whether this process may map the rooms of such a file, which are far larger than what it will
+    use of them: not under a limit on its address space, nor if all that is mapped is made present
+    at once (mlockall(2)).
+    """
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return not is_limited and _native.maps_lazily()
 
 
 def memory() -> int:

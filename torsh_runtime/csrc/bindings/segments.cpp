@@ -11,6 +11,7 @@
 
 #include "bindings/gil.hpp"
 #include "bindings/signals.hpp"
+#include "transport/shm/populate.hpp"
 #include "transport/shm/segment.hpp"
 #include "transport/shm/tuning.hpp"
 
@@ -51,6 +52,7 @@ std::optional<bool> wait(Gathering& self, double seconds) {
 
 void bind_segments(nb::module_& m) {
   m.def("segment_bytes", &segment_bytes);
+  m.def("maps_lazily", &shm::maps_lazily);
   m.def("abandon", [](int file, int index, int ranks, int rank) { shm::Segment::abandon(file, index, ranks, rank); });
   m.def("abandon", [](const SegmentMemory& memory, int index, int ranks, int rank) {
     shm::Segment::abandon(memory.base.get(), index, ranks, rank);

@@ -95,7 +95,8 @@ std::optional<CpuQuota> recent_cpu_quota() {
     double valid_until = 0;
   };
   static Reading& last = *new Reading;  // never destroyed: groups may outlive statics
-  const std::lock_guard<std::mutex> alone(last.mutex);
+  const std::unique_lock<std::mutex> alone(last.mutex, std::try_to_lock);
+  if (!alone) return find_cpu_quota("");  // in a fork it may stay locked for ever
   if (now() >= last.valid_until) {
     last.quota = find_cpu_quota("");
     last.valid_until = now() + 1;

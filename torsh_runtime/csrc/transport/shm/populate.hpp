@@ -27,4 +27,15 @@ inline void populate(std::byte* from, std::size_t bytes) {
   }
 }
 
+// Whether what is mapped becomes present when it is used; not if the program has asked the system to make
+// all of it present at once (mlockall(2), MCL_FUTURE).
+inline bool maps_lazily() {
+  void* const probe = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (probe == MAP_FAILED) return false;
+  unsigned char present[page / least_page] = {};
+  const bool is_lazy = mincore(probe, page, present) == 0 && (present[0] & 1) == 0;
+  munmap(probe, page);
+  return is_lazy;
+}
+
 }  // namespace torsh::shm
