@@ -114,7 +114,7 @@ void a_leader_that_dies_before_it_releases() {
     }
     std::uint32_t last = 0;
     for (const shm::Flag& flag : segment.area(0).flags) last = std::max(last, flag.round.load());
-    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.area(rank).flags[(last + 1) % shm::num_flags]; };
+    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.area(rank).flags[(last + 1) % shm::roomy_flags]; };
     while (flag_of(1).round != last + 1 || flag_of(2).round != last + 1) std::this_thread::yield();
     flag_of(0).fingerprint = flag_of(2).fingerprint;
     flag_of(0).round = last + 1;

@@ -9,26 +9,20 @@
 namespace torsh::in_node {
 namespace {
 
-
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
   if (channel.rank() == root) return channel.tell(data.data, data.bytes);
   channel.listen(root);
   copy_bytes(data.data, channel.payload(root), data.bytes);
 }
 
-void small_broadcast(shm::Channel& channel, Piece data, int root) {
-  if (channel.rank() == root) return channel.tell_at_length(data.data, data.bytes);
-  channel.listen(root);
-  copy_fetched(data.data, channel.told(root), data.bytes);
-}
-
 // In blocks so small that the root fills the next one while the others empty the last; where ranks share
-// CPUs in larger ones, since each costs a turn of all.
+// CPUs in larger ones, since each costs a turn of all. What is less goes behind the last broadcast's, as far as
+// the slot goes, so that the root may be some operations ahead.
 void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   const std::size_t most = channel.tuning().block_bytes;
   const std::size_t limit = channel.is_roomy() ? std::min(most, broadcast_block) : most;
   for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
-    channel.next_block();
+    channel.next_part(length, data.bytes <= limit ? most : limit);
     if (channel.rank() == root) {
       copy_shared(channel.own_slot(length), data.data + at, length);
       channel.tell();
@@ -110,7 +104,7 @@ void barrier(shm::Channel& channel) { channel.barrier(); }
 
 void broadcast(shm::Channel& channel, Piece data, int root) {
   if (data.bytes <= shm::tiny_bytes) return tiny_broadcast(channel, data, root);
-  if (data.bytes <= shm::told_bytes) return small_broadcast(channel, data, root);
+  if (data.bytes < limits(channel).told_broadcast) return staged_broadcast(channel, data, root);
   if (!direct_broadcast(channel, data, root)) staged_broadcast(channel, data, root);
 }
 

@@ -9,7 +9,7 @@
 //                         a part of region or more   in place, in mapped memory
 //                         else                       in blocks through the slots
 //   broadcast             up to 48                   in the flag's line
-//                         up to 8 KiB                in the room for what is told
+//                         less than told_broadcast   in blocks through the root's slot, which waits for nobody
 //                         from reach or region on    in place
 //                         else                       in blocks through the root's slot
 //   all_gather            up to 48                   in the flags' lines
@@ -45,6 +45,7 @@ struct Limits {
   std::size_t reach_pair;   // the same where each pair has a piece of its own, and some are given and some fetched
   std::size_t region;       // from here on mapped memory is used in place
   std::size_t array;        // the same of ordinary arrays, not all of which are mapped: asking costs a round
+  std::size_t told_broadcast;  // for less the root does not wait until the others have come
 };
 
 // Of all ranks' writing together: from here on copies go past the caches, and what the system copies, which
@@ -57,8 +58,8 @@ constexpr std::size_t broadcast_block = 64 << 10;
 inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
   constexpr std::size_t never = ~std::size_t{0};
   const std::size_t parts = static_cast<std::size_t>(ranks) * (8 << 10);  // a call to the system for each
-  if (!is_roomy) return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 64 << 10, 4 << 10, 32 << 10};
-  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 32 << 10, 64 << 10, 1 << 10, 64 << 10};
+  if (!is_roomy) return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 64 << 10, 4 << 10, 32 << 10, 128 << 10};
+  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 32 << 10, 64 << 10, 1 << 10, 64 << 10, 128 << 10};
 }
 
 inline Limits limits(const shm::Channel& channel) {

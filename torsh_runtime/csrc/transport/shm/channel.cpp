@@ -11,6 +11,7 @@
 #include "common/clock.hpp"
 #include "common/kernels.hpp"
 #include "common/line_count.hpp"
+#include "common/pages.hpp"
 #include "common/prefetch.hpp"
 #include "transport/forks.hpp"
 #include "transport/shm/cpu.hpp"
@@ -99,6 +100,7 @@ void Channel::settle() {
   }
   const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
   cpus_.store(std::min(bound ? least * neighbours_ : CPU_COUNT(&any), cpus_by_quota()), std::memory_order_relaxed);
+  num_flags_ = is_roomy() ? roomy_flags : num_flags;  // there were fewer rounds so far: their flags keep their places
   two_levels_ = is_roomy() && ranks_ >= tuning_.two_levels_from;
 }
 
@@ -216,14 +218,6 @@ void Channel::tell(const void* payload, std::size_t bytes) {
   post(payload, bytes);
 }
 
-void Channel::tell_at_length(const std::byte* data, std::size_t bytes) {
-  segment_.prepare_to_tell();
-  note_unchecked();
-  begin_round();
-  copy_shared(segment_.told(rank_, round_), data, bytes);
-  post(nullptr, 0);
-}
-
 void Channel::listen(int teller) {
   note_unchecked();
   begin_round();
@@ -239,13 +233,23 @@ void Channel::note_unchecked() {
 
 void Channel::next_block() {
   ++block_;
+  part_ = next_part_ = 0;
   catch_up(free_[block_ & 1]);
+}
+
+void Channel::next_part(std::size_t bytes, std::size_t limit) {
+  if (next_part_ != 0 && next_part_ + bytes <= limit) {
+    part_ = next_part_;
+  } else {
+    next_block();
+  }
+  next_part_ = round_up(part_ + bytes, 128);
 }
 
 // The flag that is to be written now has been read by all who have posted the next one after it.
 void Channel::begin_round() {
   progress_->met(++round_);
-  if (round_ - passed_ >= num_flags) catch_up(round_ - num_flags / 2);
+  if (round_ - passed_ >= num_flags_) catch_up(round_ - num_flags_ / 2);
 }
 
 // Until everybody has posted a round that this rank has posted itself.

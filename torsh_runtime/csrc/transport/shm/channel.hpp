@@ -6,7 +6,7 @@
 // are enough and no block needs a closing round. After other rounds it waits until they are there.
 // Where ranks are many (tuning.hpp), a barrier is of two levels: a squad's leader waits for its
 // squad before it posts, then for the other leaders, and then releases its squad, which waits for that alone.
-// A flag's line is written again num_flags rounds later, when all have posted a flag after it.
+// A flag's line is written again num_flags_ rounds later, when all have posted a flag after it.
 #pragma once
 
 #include <functional>
@@ -100,9 +100,6 @@ class Channel {
   // called something else is found in the next round that waits for them.
   void tell(const void* payload = nullptr, std::size_t bytes = 0);
   void listen(int teller);
-  // As tell, of up to told_bytes, which the others find as told().
-  void tell_at_length(const std::byte* data, std::size_t bytes);
-  const std::byte* told(int teller) { return segment_.told(teller, round_); }
   // A round after which a rank may change what others read in place. Throws as well if one of them
   // failed after it had posted: then it may have changed its own already.
   void close_round();
@@ -112,10 +109,13 @@ class Channel {
   // Waits until nobody reads the slot any more that this rank may write from now on. There must be a
   // round between two blocks.
   void next_block();
-  std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1); }
+  // The same, but a part of so many bytes may follow the last part of the block, which ends after `limit` bytes.
+  // Then there is nobody to wait for.
+  void next_part(std::size_t bytes, std::size_t limit);
+  std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1) + part_; }
   // This rank's, so many bytes of which it is to write.
   std::byte* own_slot(std::size_t bytes) {
-    segment_.prepare_slot(block_ & 1, bytes);
+    segment_.prepare_slot(block_ & 1, part_ + bytes);
     return slot(rank_);
   }
 
@@ -166,7 +166,7 @@ class Channel {
  private:
   int cpus_by_quota();
   void begin(const Call& call, double timeout);
-  Flag& flag(int peer, std::uint64_t round) { return segment_.area(peer).flags[round % num_flags]; }
+  Flag& flag(int peer, std::uint64_t round) { return segment_.area(peer).flags[round & (num_flags_ - 1)]; }
   void begin_round();
   void note_unchecked();
   void post(const void* payload, std::size_t bytes);
@@ -232,9 +232,12 @@ class Channel {
   std::uint64_t awaited_ = 0;   // that of the flags that are waited for
   bool awaits_release_ = false; // of a leader, instead of its flag
   bool two_levels_ = false;
+  std::uint32_t num_flags_ = roomy_flags;  // of each rank, in use
   std::uint64_t passed_ = 0;    // one that everybody has posted
   std::uint64_t free_[2] = {};  // once posted by all, nobody reads this rank's slot any more
   std::uint64_t block_ = 0;
+  std::size_t part_ = 0;       // where the present one begins in its block
+  std::size_t next_part_ = 0;  // where another may begin; 0 if none may
   // This and the next are also read by abort() on another thread.
   std::atomic<std::uint64_t> sequence_{~std::uint64_t{0}};
   std::atomic<OpKind> op_{};

@@ -24,7 +24,7 @@ std::size_t control_bytes(int ranks) {
 
 std::size_t Segment::bytes_for(int ranks, std::size_t slot_bytes) {
   const std::size_t count = static_cast<std::size_t>(ranks);
-  const std::size_t of_rank = 2 * slot_bytes + num_flags * told_bytes + count * (sizeof(RingMemory) + shm::ring_capacity(ranks));
+  const std::size_t of_rank = 2 * slot_bytes + count * (sizeof(RingMemory) + shm::ring_capacity(ranks));
   return control_bytes(ranks) + count * of_rank;
 }
 
@@ -42,8 +42,7 @@ std::shared_ptr<std::byte> map_segment(int descriptor, std::size_t bytes) {
 Segment::Segment(std::shared_ptr<std::byte> memory, int rank, int ranks, std::size_t slot_bytes)
     : memory_(std::move(memory)), rank_(rank), ranks_(static_cast<std::size_t>(ranks)), slot_bytes_(slot_bytes) {
   slots_ = base() + control_bytes(ranks);
-  told_ = slots_ + ranks_ * 2 * slot_bytes;
-  rings_ = told_ + ranks_ * num_flags * told_bytes;
+  rings_ = slots_ + ranks_ * 2 * slot_bytes;
   populate(base(), control_bytes(ranks));
 }
 
@@ -53,11 +52,6 @@ void Segment::extend_slot(unsigned parity, std::size_t bytes) {
   const std::size_t wanted = std::min(round_up(std::max(bytes, 2 * present), page), slot_bytes_);
   populate(slot(rank_, parity) + present, wanted - present);
   present_[parity] = wanted;
-}
-
-void Segment::prepare_to_tell() {
-  if (!tells_) populate(told(rank_, 0), num_flags * told_bytes);
-  tells_ = true;
 }
 
 void Segment::abandon(std::byte* memory, int rank, int ranks, int name) {

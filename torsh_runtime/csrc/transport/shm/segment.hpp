@@ -1,5 +1,5 @@
-// The memory that the ranks of one node share: flags, two slots and room for what it tells for each
-// rank, and a ring from each rank to each other one.
+// The memory that the ranks of one node share: flags and two slots for each rank, and a ring from each rank to
+// each other one.
 #pragma once
 
 #include <sched.h>
@@ -17,8 +17,9 @@ namespace torsh::shm {
 
 constexpr std::size_t max_ranks = 1024;  // of a node
 constexpr std::size_t tiny_bytes = 48;
-constexpr std::uint32_t num_flags = 32;  // by so many rounds a rank can be ahead of others; a power of two
-constexpr std::size_t told_bytes = 8 << 10;
+// By so many rounds a rank can be ahead of others; powers of two. Fewer where each has a processor: then they are
+// never far ahead, and few lines stay in its cache.
+constexpr std::uint32_t num_flags = 128, roomy_flags = 32;
 
 // All of this lies in a file of zeros, so zero has to mean "nothing yet" everywhere.
 
@@ -56,7 +57,7 @@ struct alignas(128) Announcement {
 };
 
 struct RankArea {
-  Flag flags[num_flags];  // round r's is that of r % num_flags
+  Flag flags[num_flags];  // round r's is that of r % num_flags, or of r % roomy_flags
   struct alignas(128) {
     std::atomic<std::uint32_t> count;
   } sleepers;  // ranks that wait in the kernel for this one's flag
@@ -106,15 +107,10 @@ class Segment {
   std::byte* slot(int rank, unsigned parity) {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + parity) * slot_bytes_;
   }
-  // What a rank tells in a round that others may read num_flags rounds later.
-  std::byte* told(int rank, std::uint64_t round) {
-    return told_ + (static_cast<std::size_t>(rank) * num_flags + round % num_flags) * told_bytes;
-  }
-  // Makes what a rank's slot begins with present, or that to which it tells. Throws std::system_error.
+  // Makes what a rank's slot begins with present. Throws std::system_error.
   void prepare_slot(unsigned parity, std::size_t bytes) {
     if (bytes > present_[parity]) extend_slot(parity, bytes);
   }
-  void prepare_to_tell();
   std::size_t ring_capacity() const { return shm::ring_capacity(static_cast<int>(ranks_)); }
   // Memory of the ring that `from` writes and `to` reads. It becomes present when it is used.
   RingMemory& ring(int from, int to) {
@@ -131,9 +127,7 @@ class Segment {
   const std::size_t ranks_;
   const std::size_t slot_bytes_;
   std::byte* slots_;
-  std::byte* told_;
   std::size_t present_[2] = {};  // bytes of this rank's slots
-  bool tells_ = false;           // this rank, at length
   std::byte* rings_;
 };
 
