@@ -33,6 +33,7 @@ std::vector<Shape> shapes() {
   for (const int ranks : {3, 7}) {
     all.push_back({.nodes = {ranks}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
   }
+  all.push_back({.nodes = {5}, .processors = 64, .quota = 1, .tuning = {4 << 10, 4 << 10, 64 << 10, 32, 2}});
   all.push_back({.nodes = {4}, .reach = false});
   all.push_back({.nodes = {4}, .processors = 64, .regions = true});
   all.push_back({.nodes = {2}, .regions = true});
@@ -94,7 +95,7 @@ Shape random_shape(Random& random) {
   shape.regions = random.one_in(4);
   shape.strategy = random.among({Strategy::adaptive, Strategy::standard, Strategy::ring, Strategy::tree, Strategy::hierarchical});
   const auto whole = random.among<std::size_t>({256, 1 << 10, 4 << 10});
-  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10}), random.among({3, 32})};
+  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10}), random.among({3, 32}), random.among({2, 16})};
   shape.limits = {random.among<std::size_t>({0, 1 << 10}), random.among<std::size_t>({0, 2 << 10, 32 << 10}), 4 << 10,
                   random.among<std::size_t>({4 << 10, 32 << 10})};
   return shape;
@@ -155,14 +156,16 @@ std::vector<Course> messages() {
 
 std::vector<Course> faults() {
   std::vector<Course> courses;
-  for (const std::vector<int>& nodes : {std::vector{3}, std::vector{2, 2}, std::vector{5}}) {
+  for (const std::vector<int>& nodes : {std::vector{3}, std::vector{2, 2}, std::vector{4}, std::vector{5}}) {
     const bool two_levels = nodes.front() == 5;
     for (const Fault fault : {Fault::abort, Fault::leave, Fault::mismatch, Fault::absence, Fault::interrupt, Fault::death}) {
       for (const OpKind kind : kinds) {
         const Step step{.kind = kind, .count = 20000, .seed = courses.size()};
         courses.push_back({.shape = {.nodes = nodes, .processors = 64}, .steps = std::vector<Step>(4, step), .fault = fault,
                            .victim = static_cast<int>(courses.size() % (two_levels ? 5 : 3)), .when = 2});
-        if (two_levels) courses.back().shape.tuning.two_levels_from = 2;
+        Shape& shape = courses.back().shape;
+        if (two_levels) shape.tuning.two_levels_from = 2;
+        if (nodes.front() == 4) shape.quota = 1, shape.tuning.gathering_from = 2;
       }
     }
   }

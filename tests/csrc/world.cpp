@@ -99,7 +99,7 @@ std::string Shape::words() const {
   for (const int ranks_there : nodes) text.append(text.empty() ? "" : "+").append(std::to_string(ranks_there));
   text += " ranks";
   if (nodes.size() > 1) text += std::string(", ") + name(strategy) + (scattered ? ", scattered" : "") + (tcp ? ", TCP" : "");
-  return text + (processors != 0 ? ", a processor each" : "") + (processors != 0 && ranks() >= tuning.two_levels_from ? ", two levels" : "") + (reach ? "" : ", out of reach") + (regions ? ", mapped" : "");
+  return text + (processors != 0 ? ", a processor each" : "") + (processors != 0 && ranks() >= tuning.two_levels_from ? ", two levels" : "") + (quota != 0 ? ", crowded" : "") + (reach ? "" : ", out of reach") + (regions ? ", mapped" : "");
 }
 
 std::string describe(const Failure& failure) {

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int polls_per_look = 64;  // at the clock
 constexpr int yield_limit = 100;
+constexpr double handover_seconds = 2e-6;    // a yield that takes less has let nobody else run
 constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
@@ -101,6 +102,7 @@ void Channel::settle() {
   const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
   cpus_.store(std::min(bound ? least * neighbours_ : CPU_COUNT(&any), cpus_by_quota()), std::memory_order_relaxed);
   num_flags_ = is_roomy() ? roomy_flags : num_flags;  // there were fewer rounds so far: their flags keep their places
+  gathers_ = !is_roomy() && ranks_ >= tuning_.gathering_from;
   two_levels_ = is_roomy() && ranks_ >= tuning_.two_levels_from;
 }
 
@@ -122,7 +124,7 @@ void Channel::begin(const Call& call, double timeout) {
   check_abort();
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
-  segment_.area(rank_).own.call = call;
+  segment_.area(rank_).own.call.show(call);
   fingerprint_ = fingerprint_ * 0x9E3779B97F4A7C15ull + call.fingerprint();  // that of all calls so far
   op_.store(call.kind, std::memory_order_relaxed);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -204,6 +206,7 @@ void Channel::round(const void* payload, std::size_t bytes) {
   begin_round();
   free_[block_ & 1] = round_ + 1;
   post(payload, bytes);
+  if (gathers_) await_all();
   for (int step = 1; step < ranks_; ++step) meet(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
   passed_ = round_;
   // Ask for the next round's line now: the peers have read it, and the round after this one then
@@ -227,8 +230,8 @@ void Channel::listen(int teller) {
 
 void Channel::note_unchecked() {
   auto& own = segment_.area(rank_).own;
-  own.unchecked = own.call;
-  own.unchecked_sequence = sequence();
+  own.unchecked.show(own.call.look());
+  own.unchecked_sequence.store(sequence(), std::memory_order_relaxed);
 }
 
 void Channel::next_block() {
@@ -329,18 +332,47 @@ void Channel::move_away() {
   leave_cpus(occupied);
 }
 
-void Channel::await(int peer) {
-  const double until = deadline();
-  const double patience = now() + yield_limit_seconds;
-  for (int i = 0; i < yield_limit && now() < std::min(patience, until); ++i) {
-    sched_yield();
-    if (posted(peer)) return;
+// Where many ranks share a processor each would sleep and be woken for one peer after the other. So the last
+// one to come wakes all. That is a hint: who is woken, or not for some time, looks at every flag.
+void Channel::await_all() {
+  auto& header = segment_.header();
+  const std::uint32_t number = ++gatherings_;
+  if (header.arrivals.fetch_add(1) + 1 == number * static_cast<std::uint32_t>(ranks_)) {
+    header.opened.store(number);
+    futex_wake(header.opened);
+    return;
   }
+  const auto is_open = [&] { return header.opened.load(std::memory_order_acquire) == number; };
+  if (yield(is_open)) return;
+  const std::uint32_t seen = header.opened.load();
+  if (seen != number && header.aborted_by.load() == 0) futex_wait(header.opened, seen, std::min(nap, deadline() - now()));
+}
+
+void Channel::await(int peer) {
+  if (yield([&] { return posted(peer); })) return;
   while (!posted(peer)) {
     sleep(peer);
     if (posted(peer)) return;
     check(peer);
   }
+}
+
+// Lets others run until it has come. Not for long, and less so where there are more ranks than processors and
+// nobody runs meanwhile: the scheduler may not let those run that are waited for (sched(7), autogroups).
+template <class HasCome>
+bool Channel::yield(HasCome has_come) {
+  const double until = std::min(deadline(), now() + yield_limit_seconds);
+  const int most_in_vain = std::max(yield_limit * cpus_.load(std::memory_order_relaxed) / neighbours_, 1);
+  int in_vain = 0;
+  double before = now();
+  for (int i = 0; i < yield_limit && in_vain < most_in_vain && before < until; ++i) {
+    sched_yield();
+    if (has_come()) return true;
+    const double after = now();
+    in_vain += after - before < handover_seconds;
+    before = after;
+  }
+  return has_come();
 }
 
 void Channel::sleep(int peer) {

@@ -172,6 +172,9 @@ class Channel {
   void post(const void* payload, std::size_t bytes);
   void meet(int peer);
   void meet_squad();
+  void await_all();
+  template <class HasCome>
+  bool yield(HasCome has_come);
   void await_release(int leader);
   void release();
   void catch_up(std::uint64_t round);
@@ -232,7 +235,9 @@ class Channel {
   std::uint64_t awaited_ = 0;   // that of the flags that are waited for
   bool awaits_release_ = false; // of a leader, instead of its flag
   bool two_levels_ = false;
+  bool gathers_ = false;  // in rounds of all
   std::uint32_t num_flags_ = roomy_flags;  // of each rank, in use
+  std::uint32_t gatherings_ = 0;  // rounds of all in which one rank opens the gate
   std::uint64_t passed_ = 0;    // one that everybody has posted
   std::uint64_t free_[2] = {};  // once posted by all, nobody reads this rank's slot any more
   std::uint64_t block_ = 0;

@@ -10,6 +10,7 @@ namespace torsh::shm {
 void Channel::check(int awaited) {
   check_abort();
   check_peers(awaited);
+  if (awaits_release_ && has_posted(awaited)) compare(awaited);  // a leader that calls something else releases nobody
   if (hooks_.look_around) hooks_.look_around();
   check_wait();
   if (now() >= deadline_) check_deadline(awaited);
@@ -99,17 +100,17 @@ void Channel::compare(int peer) {
 void Channel::disagree(int peer) {
   Failure found = failure(FailureKind::mismatch, peer);
   const auto &own = segment_.area(rank_).own, &other = segment_.area(peer).own;
-  const bool earlier =
-      own.call.fingerprint() == other.call.fingerprint() && own.unchecked_sequence == other.unchecked_sequence;
-  found.own = earlier ? own.unchecked : own.call;
-  found.other = earlier ? other.unchecked : other.call;
+  const bool earlier = own.call.look().fingerprint() == other.call.look().fingerprint() &&
+                       own.unchecked_sequence == other.unchecked_sequence;
+  found.own = (earlier ? own.unchecked : own.call).look();
+  found.other = (earlier ? other.unchecked : other.call).look();
   if (earlier) found.sequence = own.unchecked_sequence;
   fail(found);
 }
 
 void Channel::disagree_on_size(int peer, std::size_t own, std::size_t theirs) {
   Failure found = failure(FailureKind::mismatch, peer);
-  const Call& call = segment_.area(rank_).own.call;
+  const Call call = segment_.area(rank_).own.call.look();
   found.own = call.of_size(own);
   found.other = call.of_size(theirs);
   fail(found);
@@ -168,6 +169,8 @@ bool Channel::record(const Failure& found) {
 }
 
 void Channel::wake(int peer) {
+  futex_wake(segment_.header().opened);
+  if (segment_.area(peer).sleepers.count.load(std::memory_order_seq_cst) == 0) return;
   for (Flag& each : segment_.area(peer).flags) {
     futex_wake(each.round);
     futex_wake(each.released);

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "common/failure.hpp"
 #include "common/types.hpp"
@@ -56,15 +58,38 @@ struct alignas(128) Announcement {
   std::atomic<std::uint32_t> active;
 };
 
+// A rank's call, for peers who look why they disagree with it. It may have gone on meanwhile: then each word is
+// of the one call or of the other.
+class ShownCall {
+ public:
+  void show(const Call& call) {
+    std::uint64_t words[num_words];
+    std::memcpy(words, &call, sizeof call);
+    for (std::size_t i = 0; i < num_words; ++i) words_[i].store(words[i], std::memory_order_relaxed);
+  }
+  Call look() const {
+    std::uint64_t words[num_words];
+    for (std::size_t i = 0; i < num_words; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+    Call call;
+    std::memcpy(&call, words, sizeof call);
+    return call;
+  }
+
+ private:
+  static constexpr std::size_t num_words = sizeof(Call) / sizeof(std::uint64_t);
+  static_assert(sizeof(Call) % sizeof(std::uint64_t) == 0 && std::is_trivially_copyable_v<Call>);
+  std::atomic<std::uint64_t> words_[num_words];
+};
+
 struct RankArea {
   Flag flags[num_flags];  // round r's is that of r % num_flags, or of r % roomy_flags
   struct alignas(128) {
     std::atomic<std::uint32_t> count;
   } sleepers;  // ranks that wait in the kernel for this one's flag
   struct alignas(128) {
-    Call call;
-    Call unchecked;  // the last one in which this rank did not wait for all others, and its number
-    std::uint64_t unchecked_sequence;
+    ShownCall call;
+    ShownCall unchecked;  // the last one in which this rank did not wait for all others, and its number
+    std::atomic<std::uint64_t> unchecked_sequence;
     std::atomic<std::uint64_t> sequence;  // the operation's number, counted from 1
     std::atomic<std::uint64_t> coming;    // that of the one it is about to call, if it has said so
     std::atomic<std::uint32_t> left;
@@ -79,6 +104,9 @@ struct RankArea {
 
 struct alignas(128) Header {
   std::atomic<std::uint32_t> aborted_by;  // rank + 1 of who wrote the valid AbortRecord
+  // Where ranks share processors: how often any has come to a round in which all wait for all, and the last of
+  // these rounds that all have come to, a futex word.
+  alignas(128) std::atomic<std::uint32_t> arrivals, opened;
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);

@@ -17,6 +17,9 @@ struct Tuning {
   // n - 1 lines, several at a time; in one of two about twice the root of n, in three steps of which each waits
   // for the one before. By the count of lines alone (tests/csrc/lines.cpp), at four lines at a time.
   int two_levels_from = 32;
+  // From so many ranks on that share processors the last one to come to a round wakes all others. For 8 it is no
+  // quicker than to let them take turns; 64 take a quarter of the time where the scheduler gives each its share.
+  int gathering_from = 16;
 };
 
 constexpr std::size_t slot_bytes(const Tuning& tuning) {
