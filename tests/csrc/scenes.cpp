@@ -123,6 +123,29 @@ void a_leader_that_dies_before_it_releases() {
   });
 }
 
+// Where ranks share processors the last to come to a round wakes the others. Operations in which some wait for
+// nobody do not make them lose count.
+void the_last_one_opens_the_gate() {
+  constexpr int ranks = 4, reductions = 11, barriers = 5;
+  World world({.nodes = {ranks}, .processors = 64, .quota = 1, .tuning = {4 << 10, 4 << 10, 64 << 10, 32, 2}});
+  world.run([&](Member& member) {
+    std::vector<std::int32_t> data(200, 1);
+    auto* bytes = reinterpret_cast<std::byte*>(data.data());
+    const across::ReduceSpec sum{.type = DType::int32, .op = ReduceOp::sum, .factor = 1.0};
+    for (int turn = 0; turn < reductions; ++turn) {
+      for (const std::size_t count : {std::size_t{3}, data.size()}) {
+        member.group.perform(Call{.kind = OpKind::reduce, .root = 0, .count = count}, Reduce{sum, bytes, count, 0}, patience);
+      }
+    }
+    const auto& header = member.group.channel().segment().header();
+    const std::uint32_t before = header.opened;
+    for (int turn = 0; turn < barriers; ++turn) member.group.perform(Call{.kind = OpKind::barrier}, Barrier{}, patience);
+    for (const double until = now() + 1; header.opened - before != barriers && now() < until;) std::this_thread::yield();
+    if (header.opened - before != barriers) throw Wrong("the gate was not opened once for each barrier");
+    if (header.arrivals != header.opened * ranks) throw Wrong("ranks have lost count of the rounds");
+  });
+}
+
 bool is_roomy(Shape shape) {
   std::atomic<int> roomy{0};
   const int ranks = shape.ranks();
@@ -202,6 +225,7 @@ const std::vector<Scene>& scenes() {
         {"a number that is another process by now", a_number_that_is_another_process_by_now},
         {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
         {"lines that ranks fetch", check_lines},
+        {"the last one opens the gate", the_last_one_opens_the_gate},
         {"a quota of processors", a_quota_of_processors},
         {"quotas of the second version", quotas_of_the_second_version},
         {"quotas of the first version", quotas_of_the_first_version},

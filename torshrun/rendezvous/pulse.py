@@ -166,7 +166,8 @@ class Pulse:
     def _warn(self) -> None:
         """A leader may have heard of all nodes since it last looked."""
         granted = self._granted
-        self.extend()
+        if granted > self._clock():
+            self.extend()
         if self._granted == granted:
             self._run_out()
 

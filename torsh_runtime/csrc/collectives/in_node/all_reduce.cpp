@@ -55,7 +55,8 @@ class AllReduce {
     std::byte own[shm::tiny_bytes];
     copy_bytes(own, data, count * reduce_.element());
     if (!receives_) return channel_.tell(own, count * reduce_.element());
-    channel_.round(own, count * reduce_.element());
+    if (root_ == everyone) channel_.round(own, count * reduce_.element());
+    else channel_.hear(own, count * reduce_.element());
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = peer == own_ ? own : channel_.payload(peer);
     reduce_({&data, 1}, sources_.data(), count);
   }
@@ -64,7 +65,7 @@ class AllReduce {
     channel_.next_block();
     copy_shared(channel_.own_slot(count * reduce_.element()), data, count * reduce_.element());
     if (root_ == everyone) channel_.barrier();
-    else if (receives_) channel_.round();
+    else if (receives_) channel_.hear();
     else return channel_.tell();
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
     for_peers(channel_, [&](int) { count_lines(count * reduce_.element()); });

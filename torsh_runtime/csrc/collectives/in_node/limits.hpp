@@ -9,7 +9,7 @@
 //                         a part of region or more   in place, in mapped memory
 //                         else                       in blocks through the slots
 //   broadcast             up to 48                   in the flag's line
-//                         less than told_broadcast   in blocks through the root's slot, which waits for nobody
+//                         less than told_broadcast   in blocks through the slot of the root, which seldom waits
 //                         from reach or region on    in place
 //                         else                       in blocks through the root's slot
 //   all_gather            up to 48                   in the flags' lines

@@ -207,6 +207,17 @@ void Channel::round(const void* payload, std::size_t bytes) {
   free_[block_ & 1] = round_ + 1;
   post(payload, bytes);
   if (gathers_) await_all();
+  meet_all();
+}
+
+void Channel::hear(const void* payload, std::size_t bytes) {
+  begin_round();
+  free_[block_ & 1] = round_ + 1;
+  post(payload, bytes);
+  meet_all();
+}
+
+void Channel::meet_all() {
   for (int step = 1; step < ranks_; ++step) meet(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
   passed_ = round_;
   // Ask for the next round's line now: the peers have read it, and the round after this one then

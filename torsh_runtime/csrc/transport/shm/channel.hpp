@@ -96,6 +96,8 @@ class Channel {
   void round(const void* payload = nullptr, std::size_t bytes = 0);
   // A round in which all ranks do so, without payload: of two levels where they are many.
   void barrier();
+  // A round in which this rank alone waits for everybody: the others tell.
+  void hear(const void* payload = nullptr, std::size_t bytes = 0);
   // The same, but this rank waits for nobody, or for one peer alone. That others than that one have
   // called something else is found in the next round that waits for them.
   void tell(const void* payload = nullptr, std::size_t bytes = 0);
@@ -171,6 +173,7 @@ class Channel {
   void note_unchecked();
   void post(const void* payload, std::size_t bytes);
   void meet(int peer);
+  void meet_all();
   void meet_squad();
   void await_all();
   template <class HasCome>
