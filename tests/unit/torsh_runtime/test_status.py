@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +30,7 @@ from torsh_runtime.errors import CommTimeout
 from torshrun.health.pages import Collective, StatusPages, WorkerStatus
 
 SOON = 30.0
+READINGS = 1000
 
 
 @pytest.fixture
@@ -189,7 +194,7 @@ def be_rank(rank: int, pids: list[int], descriptor: int, path: str) -> None:
     group = native_group(descriptor, rank, pids, page.next_record(0))
     arrays = np.ones(1, np.float32), np.ones(2, np.float64)
     group.meet(SOON)
-    for number in range(100_000):
+    for number in itertools.count():
         group.all_reduce(arrays[number % 2], (ReduceOp.MIN, ReduceOp.MAX)[number % 2], SOON, False)
 
 
@@ -202,22 +207,22 @@ def test_a_record_is_consistent_while_it_changes(tmp_path: Path, pages: StatusPa
         if children[-1] == 0:
             try:
                 be_rank(rank, [0, 0], descriptor, str(tmp_path / "status"))
-                os._exit(0)
             finally:
                 os._exit(1)
     os.close(descriptor)
-    seen = {
-        (collective.sequence % 2, str(collective)) for collective in read_until_end(pages, children)
-    }
-    assert seen == {(1, "all_reduce(float32[1], MIN)"), (0, "all_reduce(float64[2], MAX)")}
-
-
-def read_until_end(pages: StatusPages, children: list[int]) -> Iterator[Collective]:
-    while os.waitpid(children[0], os.WNOHANG) == (0, 0):
-        found = pages.read()[0].collective
-        if found is not None and found.whole and found.sequence:
-            yield found
-    assert os.waitpid(children[1], 0)[1] == 0
+    both = {(1, "all_reduce(float32[1], MIN)"), (0, "all_reduce(float64[2], MAX)")}
+    seen: Counter[tuple[int, str]] = Counter()
+    until = time.monotonic() + SOON
+    try:
+        while (seen.total() < READINGS or {*seen} != both) and time.monotonic() < until:
+            found = pages.read()[0].collective
+            if found is not None and found.whole and found.sequence:
+                seen[found.sequence % 2, str(found)] += 1
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert {*seen} == both
 
 
 def test_a_long_operation_advances(pages: StatusPages, world: World) -> None:
