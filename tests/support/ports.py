@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _LEAST = 10_000
@@ -12,22 +12,26 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of ports that the kernel gives to whoever asks for any, and to connections."""
 
 
+_MOST_TRIED = 1000
+
+
 def free_ports(count: int) -> list[int]:
     """Different ports that nobody holds, and that the kernel gives to nobody else meanwhile if it
-    keeps any to be asked for."""
+    keeps any to be asked for. OSError if there are not so many among those that are tried.
+    """
     first, last = map(int, _RANGE.read_text().split())
     every = range(_LEAST, 65_536)
     ports = [port for port in every if not first <= port <= last] or every
     found: list[int] = []
     with ExitStack() as stack:
-        while len(found) < count:
-            port = random.SystemRandom().choice(ports)  # forks of a process draw different ones
-            try:
+        # Forks of a process draw different ones.
+        for port in random.SystemRandom().sample(ports, min(len(ports), _MOST_TRIED)):
+            if len(found) == count:
+                return found
+            with suppress(OSError):
                 stack.enter_context(socket.create_server(("", port)))
-            except OSError:
-                continue
-            found.append(port)
-    return found
+                found.append(port)
+    raise OSError(f"of {_MOST_TRIED} ports {len(found)} are free; {count} are needed")
 
 
 def free_port() -> int:
