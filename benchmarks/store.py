@@ -1,8 +1,9 @@
-"""What proofs cost: requests to a store with and without a secret, and connections while another
-user floods its socket: `store.py [--seconds 2] [--rate 1000]`.
+"""What proofs cost: requests to a store with and without a secret, and connections and process
+groups while another user floods its socket: `store.py [--seconds 2] [--rate 1000]`.
 
 A secret adds a MAC to each frame. "without" and "with" are the same requests, interleaved. A
-connection is what a worker does first: connect, prove, one put. The flood needs root.
+connection is what a worker does first: connect, prove, one put; an init makes a group of two ranks
+and leaves it. The flood needs root.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import product
+from itertools import count, product
+from typing import Any
 
+import torsh_runtime as tr
+from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.endpoint import UnixEndpoint, parse_endpoint
 from torsh_runtime.store.hosted import HostedStore
@@ -112,31 +116,79 @@ def flood(endpoint: str, rate: float, data: bytes) -> None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def connections(kind: str, data: bytes, seconds: float, rate: float) -> None:
-    """The median connection, undisturbed and flooded, interleaved."""
+@contextmanager
+def flooded(endpoint: str, rate: float, data: bytes) -> Iterator[None]:
+    """Another user floods the endpoint meanwhile."""
+    child = os.fork()
+    if child == 0:
+        flood(endpoint, rate, data)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def compare(
+    what: str, endpoint: str, work: Callable[[], object], data: bytes, options: Any
+) -> None:
+    """The median of `work`, undisturbed and flooded, interleaved."""
+    quiet, disturbed = [], []
+    for _ in range(5):
+        quiet.append(duration(work, options.seconds))
+        with flooded(endpoint, options.rate, data):
+            disturbed.append(duration(work, options.seconds))
+    without, under = statistics.median(quiet), statistics.median(disturbed)
+    print(
+        f"{what} {without * 1e3:.2f} ms, {under * 1e3:.2f} ms while another user connects "
+        f"{options.rate:g} times a second and sends {len(data)} B   {under / without:.2f}"
+    )
+
+
+def connections(kind: str, data: bytes, options: Any) -> None:
+    """Connections of this user while another one floods the store."""
     key = b"benchmark's secret"
-    quiet, flooded = [], []
     with served(endpoint_of(kind), key) as endpoint:
 
         def connect() -> None:
             with StoreClient.connect(endpoint, key, PATIENCE) as client:
                 client.put("key", b"")
 
-        for _ in range(5):
-            quiet.append(duration(connect, seconds))
-            child = os.fork()
-            if child == 0:
-                flood(endpoint, rate, data)
-            try:
-                flooded.append(duration(connect, seconds))
-            finally:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-    without, under = statistics.median(quiet), statistics.median(flooded)
-    print(
-        f"{kind:5} connection {without * 1e3:.2f} ms, {under * 1e3:.2f} ms while another user "
-        f"connects {rate:g} times a second and sends {len(data)} B   {under / without:.2f}"
-    )
+        compare(f"{kind:5} connection", endpoint, connect, data, options)
+
+
+def inits(kind: str, data: bytes, options: Any) -> None:
+    """init_process_group() of two ranks over a store that another user floods."""
+    key = secrets.token_bytes(32)
+    reader, writer = os.pipe()
+    with served(endpoint_of(kind), key) as endpoint:
+        place = {"world_size": 2, "local_world_size": 2, "store_endpoint": endpoint}
+        job = partial(WorkerEnv, secret=key.hex(), **place)
+        turns = count(1)
+        child = os.fork()
+        if child == 0:
+            while turn := os.read(reader, 4):
+                initialise(job(rank=1, local_rank=1, round=int.from_bytes(turn)))
+
+        def both() -> None:
+            number = next(turns)
+            os.write(writer, number.to_bytes(4))
+            initialise(job(rank=0, local_rank=0, round=number))
+
+        try:
+            compare(f"{kind:5} init of 2 ranks", endpoint, both, data, options)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
+            os.close(writer)
+
+
+def initialise(env: WorkerEnv) -> None:
+    """Make the default group and leave it."""
+    os.environ.update(env.to_environ())
+    tr.init_process_group("native", timeout=PATIENCE)
+    tr.destroy_process_group()
 
 
 def main() -> None:
@@ -148,7 +200,9 @@ def main() -> None:
         requests(kind, options.seconds)
     if os.geteuid() == 0:
         for kind, data in product(("unix", "tcp"), (b"", bytes(500))):
-            connections(kind, data, options.seconds, options.rate)
+            connections(kind, data, options)
+        for kind, data in product(("unix", "tcp"), (b"", bytes(500))):
+            inits(kind, data, options)
     else:
         print("connections under a flood: only root can be another user", file=sys.stderr)
 

@@ -182,6 +182,8 @@ Course random_course(std::uint64_t seed) {
   }
   course.in_background = random.one_in(3);
   course.fault = ranks > 1 ? random_fault(random) : Fault::none;
+  // Who receives from any source does without those that have left, and may wait for the others as long as it likes.
+  if (course.fault == Fault::leave) course.mail.any_source = false;
   course.victim = static_cast<int>(random.below(static_cast<std::size_t>(ranks)));
   course.when = random.below(course.steps.size());
   return course;
