@@ -150,9 +150,10 @@ class Walk {
   bool gone_ = false;
 };
 
-// Of a rank that does not come others may be late, too; and who misses a message blames its sender.
+// Of a rank that does not come others may be late, too; and of a message that is late its other end is blamed.
 bool blames(const Failure& failure, const Course& course) {
-  if (failure.kind == FailureKind::timeout && failure.op == OpKind::recv) return true;
+  const bool is_message = failure.op == OpKind::recv || failure.op == OpKind::send;
+  if (failure.kind == FailureKind::timeout && is_message) return true;
   if (course.fault != Fault::absence) return failure.rank == course.victim;
   return std::find(failure.missing.begin(), failure.missing.end(), course.victim) != failure.missing.end();
 }
@@ -163,7 +164,9 @@ void judge(const Course& course, const std::vector<std::optional<Failure>>& lear
     const std::optional<Failure>& failure = learnt[static_cast<std::size_t>(rank)];
     const std::string who = "rank " + std::to_string(rank);
     if (course.fault == Fault::none || (rank == course.victim && course.fault != Fault::mismatch)) {
-      const bool may_fail = course.fault == Fault::abort || course.fault == Fault::interrupt;
+      // What was begun before the victim stays away may not be over when the others give up.
+      const bool is_cut_short = course.fault == Fault::absence && course.in_background;
+      const bool may_fail = course.fault == Fault::abort || course.fault == Fault::interrupt || is_cut_short;
       if (failure && !may_fail) throw Wrong(who + " ended with " + describe(*failure));
       continue;
     }

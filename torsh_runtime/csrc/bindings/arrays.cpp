@@ -12,7 +12,6 @@
 namespace torsh::python {
 namespace {
 
-constexpr std::size_t large = 128 << 10;  // bytes; smaller arrays are numpy's
 constexpr const char* capsule_name = "mem_handler";
 
 // What numpy keeps with each array. Small arrays, and what finds no room, go to numpy's allocator.
@@ -26,13 +25,13 @@ Handler& of(void* context) { return *static_cast<Handler*>(context); }
 
 void* take(void* context, std::size_t bytes) {
   Handler& handler = of(context);
-  void* data = bytes >= large ? handler.arena->allocate(bytes, false) : nullptr;
+  void* data = bytes >= shm::least_array ? handler.arena->allocate(bytes, false) : nullptr;
   return data != nullptr ? data : handler.others.malloc(handler.others.ctx, bytes);
 }
 
 void* take_zeros(void* context, std::size_t count, std::size_t bytes) {
   Handler& handler = of(context);
-  const bool fits = bytes != 0 && count <= PTRDIFF_MAX / bytes && count * bytes >= large;
+  const bool fits = bytes != 0 && count <= PTRDIFF_MAX / bytes && count * bytes >= shm::least_array;
   void* data = fits ? handler.arena->allocate(count * bytes, true) : nullptr;
   return data != nullptr ? data : handler.others.calloc(handler.others.ctx, count, bytes);
 }

@@ -98,7 +98,7 @@ class AllReduce {
   // The whole buffer at once, without slots, if every rank can get at all others' buffers.
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
-    Direct direct(channel_, 0, limits(channel_).reach);
+    Direct direct(channel_, 0, limits(channel_).reach, limits(channel_).array_part);
     const bool fetching_pays = bytes >= limits(channel_).fetch_array;
     const std::size_t each = bytes / static_cast<std::size_t>(channel_.ranks());
     if (!fetching_pays && !direct.regions_pay(each)) return false;

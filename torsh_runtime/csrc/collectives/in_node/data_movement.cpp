@@ -36,7 +36,7 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
 // The root gives each of the others so much that all have the same to do.
 bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
   const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
-  Direct direct(channel, data.bytes * (ranks - 1), limits(channel).reach);
+  Direct direct(channel, data.bytes * (ranks - 1), limits(channel).reach, limits(channel).array);
   const Exposed exposed(channel);
   if (!direct.meet(data, data.bytes)) return false;
   const std::size_t given = data.bytes / ranks / least_page * least_page;
@@ -87,7 +87,7 @@ class OnePiece {
 };
 
 bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
-  Direct direct(channel, total(outputs) * outputs.size(), limits(channel).reach);
+  Direct direct(channel, total(outputs) * outputs.size(), limits(channel).reach, limits(channel).array);
   if (!direct.meet(input, longest(outputs))) return false;
   for_peers(channel, [&](int peer) {
     const Piece& output = of(outputs, peer);

@@ -13,15 +13,20 @@
 
 namespace torsh::in_node {
 
-Direct::Direct(shm::Channel& channel, std::size_t written, std::size_t reach)
-    : channel_(channel), streams_(written >= stream_limit), detours_(written >= detour_limit), reach_(reach), places_(channel.ranks()) {}
+Direct::Direct(shm::Channel& channel, std::size_t written, std::size_t reach, std::size_t array)
+    : channel_(channel),
+      streams_(written >= stream_limit),
+      detours_(written >= detour_limit),
+      reach_(reach),
+      array_(array),
+      places_(channel.ranks()) {}
 
 bool Direct::reach_pays(std::size_t bytes) const {
   return channel_.reach().allowed() && bytes >= reach_;
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
-  if (channel_.regions().has_arena() && bytes >= limits(channel_).array) return true;
+  if (channel_.regions().has_arena() && bytes >= array_) return true;
   return !channel_.regions().empty() && bytes >= limits(channel_).region;
 }
 

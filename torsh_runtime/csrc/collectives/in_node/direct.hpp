@@ -22,8 +22,8 @@ struct Place {
 class Direct {
  public:
   // `written` is how much all ranks together are going to write, at least: see copy_streaming. From `reach`
-  // bytes on the system's copying pays.
-  Direct(shm::Channel& channel, std::size_t written, std::size_t reach);
+  // bytes on the system's copying pays, and from `array` on asking whether ordinary arrays are mapped.
+  Direct(shm::Channel& channel, std::size_t written, std::size_t reach, std::size_t array);
 
   // Whether there may be a better way than the slots where each rank takes about `bytes` from each
   // other one.
@@ -58,7 +58,7 @@ class Direct {
 
   shm::Channel& channel_;
   const bool streams_, detours_;
-  const std::size_t reach_;
+  const std::size_t reach_, array_;
   std::vector<shm::Loan> loans_;
   PerRank<Place> places_;
   bool all_mapped_ = false;

@@ -36,7 +36,7 @@ class Exchange {
  public:
   Exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled)
       : channel_(channel),
-        direct_(channel, total(taken) * taken.size(), limits(channel).reach_pair),
+        direct_(channel, total(taken) * taken.size(), limits(channel).reach_pair, limits(channel).array),
         taken_(taken),
         given_(given),
         pulled_(static_cast<std::size_t>(pulled)),

@@ -23,14 +23,15 @@
 //                         else                       in blocks through the slots
 //
 // "In place" is by the system's copying (from reach on) or in mapped memory (from region on, or where only
-// ordinary arrays may lie there, from array on), and only if all ranks find that they can get at what they
-// need; otherwise it is "else".
+// ordinary arrays may lie there, from array or array_part on), and only if all ranks find that they can get at
+// what they need; otherwise it is "else".
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
 #include "common/prefetch.hpp"
+#include "transport/shm/arena.hpp"
 #include "transport/shm/channel.hpp"
 
 namespace torsh::in_node {
@@ -45,6 +46,7 @@ struct Limits {
   std::size_t reach_pair;   // the same where each pair has a piece of its own, and some are given and some fetched
   std::size_t region;       // from here on mapped memory is used in place
   std::size_t array;        // the same of ordinary arrays, not all of which are mapped: asking costs a round
+  std::size_t array_part;   // the same where each rank takes its part of all others' arrays
   std::size_t told_broadcast;  // for less the root does not wait until the others have come
 };
 
@@ -57,9 +59,16 @@ constexpr std::size_t broadcast_block = 64 << 10;
 
 inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
   constexpr std::size_t never = ~std::size_t{0};
-  const std::size_t parts = static_cast<std::size_t>(ranks) * (8 << 10);  // a call to the system for each
-  if (!is_roomy) return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 64 << 10, 4 << 10, 32 << 10, 128 << 10};
-  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 32 << 10, 64 << 10, 1 << 10, 64 << 10, 128 << 10};
+  const auto n = static_cast<std::size_t>(ranks);
+  const std::size_t parts = n * (8 << 10);  // a call to the system for each
+  // As soon as such arrays are mapped: 64 ranks take half the time for 256 KiB and a third for 1 MiB.
+  const std::size_t array_part = std::max<std::size_t>(shm::least_array / n, 4 << 10);
+  if (!is_roomy) {
+    // The rounds of a broadcast in place cost so many ranks more than copying twice.
+    const std::size_t told_broadcast = std::clamp<std::size_t>(n * (16 << 10), 128 << 10, 512 << 10);
+    return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 64 << 10, 4 << 10, 32 << 10, array_part, told_broadcast};
+  }
+  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 32 << 10, 64 << 10, 1 << 10, 64 << 10, 64 << 10, 128 << 10};
 }
 
 inline Limits limits(const shm::Channel& channel) {

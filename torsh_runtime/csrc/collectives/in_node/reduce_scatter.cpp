@@ -60,7 +60,7 @@ class ReduceScatter {
 
   // The others' inputs are reduced where they are, or fetched piece by piece.
   bool in_place() {
-    Direct direct(channel_, 0, limits(channel_).reach);
+    Direct direct(channel_, 0, limits(channel_).reach, limits(channel_).array);
     if (!meet(direct)) return false;
     for_blocks(output_.bytes, direct.piece_bytes(), [&](std::size_t at, std::size_t length) {
       for_peers(channel_, [&](int peer) { sources_[peer] = direct.fetch(peer, places_[peer], at, length); });

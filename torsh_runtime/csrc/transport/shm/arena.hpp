@@ -20,6 +20,9 @@
 
 namespace torsh::shm {
 
+// Bytes; smaller arrays are numpy's.
+constexpr std::size_t least_array = 128 << 10;
+
 struct ArenaSetup {
   int descriptor;       // of the file; it stays the caller's
   std::size_t offset;   // in the file, where the first rank's part begins
