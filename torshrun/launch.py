@@ -19,12 +19,12 @@ from torshrun.agent.round import ServeStore
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import Rendezvous
+from torshrun.rendezvous.ports import choose_port
 from torshrun.rendezvous.served import serve_fresh
 from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs.pump import LogPump
-from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
@@ -77,7 +77,7 @@ def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
     how = config.rendezvous
     if how is None:
         secret = os.urandom(32)
-        return Alone(config, choose_port), lambda place: serve_fresh(secret)
+        return Alone(config), lambda place: serve_fresh(secret)
     from torshrun.rendezvous.settings import Settings
     from torshrun.rendezvous.together import Together
 
@@ -94,7 +94,7 @@ def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )
-    together = Together(how, settings, config.nproc_per_node, config.role, HeldPorts())
+    together = Together(how, settings, config.nproc_per_node, config.role)
     return together, together.serve_store
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
@@ -21,25 +22,20 @@ from torshrun.rendezvous.base import (
     Sequel,
     Verdict,
 )
+from torshrun.rendezvous.ports import choose_port
 from torshrun.rendezvous.restart import History, following, judge, pause
 
 
+@dataclass(eq=False)
 class Alone(Rendezvous):
     """One node, which decides for itself."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        choose_port: Callable[[int], int],
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        """`choose_port` gives the port that it is asked for, or for 0 any, if it is free, and else
-        raises a TorshError or OSError. `chance` gives a random number, 0 <= chance < 1, that varies
-        the pause before a restart.
-        """
-        self._config = config
-        self._choose_port = choose_port
-        self._chance = chance
+    config: LaunchConfig
+    choose_port: Callable[[int], int] = choose_port
+    chance: Callable[[], float] = random.random
+    """Gives a number, 0 <= chance < 1, that varies the pause before a restart."""
+
+    def __post_init__(self) -> None:
         self._post: Post = lambda event: None
         self._history = History()
         self._round = 0
@@ -86,19 +82,19 @@ class Alone(Rendezvous):
             node_rank=0,
             num_nodes=1,
             first_rank=0,
-            world_size=self._config.nproc_per_node,
-            master_addr=self._config.master_addr,
-            master_port=self._choose_port(self._config.master_port),
-            jax_port=self._choose_port(0),
+            world_size=self.config.nproc_per_node,
+            master_addr=self.config.master_addr,
+            master_port=self.choose_port(self.config.master_port),
+            jax_port=self.choose_port(0),
         )
 
     def _after_failure(self, report: Report) -> None:
-        sequel = judge(self._config.max_restarts, self._history, report.startup)
+        sequel = judge(self.config.max_restarts, self._history, report.startup)
         if sequel != "restart":
             self._end(_verdict(report, sequel))
             return
         self._history = following(self._history, report.startup, report.seconds)
-        delay = pause(self._config.restart_backoff, self._history, self._chance())
+        delay = pause(self.config.restart_backoff, self._history, self.chance())
         self._post(
             RoundClosing(
                 round=self._round,
@@ -121,9 +117,8 @@ class Alone(Rendezvous):
             self._post(JobOver(verdict))
 
     def _cancel(self) -> None:
-        if self._timer is not None:
+        if self._timer:
             self._timer.cancel()
-            self._timer = None
 
 
 def _verdict(report: Report, sequel: Sequel) -> Verdict:
