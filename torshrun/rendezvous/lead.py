@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
@@ -35,22 +35,19 @@ PLACES_KEPT = 120.0
 Fences = tuple[Compare, Compare]
 
 
+@dataclass(eq=False)
 class Lead:
     """One term as the leader. `run` ends when the job has ended, or by being cancelled."""
 
-    def __init__(
-        self,
-        asking: Asking,
-        view: View,
-        on_first_listing: Callable[[], None],
-    ) -> None:
-        self._asking = asking
-        self.view = view
-        self._on_first_listing = on_first_listing
+    asking: Asking
+    view: View
+    on_first_listing: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._header_revision = self._header_as_of = 0
         self._news = asyncio.Event()
-        self._nodes = Mirror(asking, rows.NODES, self._take_node)
-        self._wants = Mirror(asking, rows.WANTS, self._take_want)
+        self._nodes = Mirror(self.asking, rows.NODES, self._take_node)
+        self._wants = Mirror(self.asking, rows.WANTS, self._take_want)
         self._rest = 0.0
         """Seconds to wait for more news once there is some."""
         self._wait = ""
@@ -68,7 +65,7 @@ class Lead:
             ]
             await self._nodes.is_loaded.wait()
             await self._wants.is_loaded.wait()
-            self._on_first_listing()
+            self.on_first_listing()
             while not self._over:
                 await self._decide()
             for watch in watches:
@@ -79,7 +76,7 @@ class Lead:
         if as_of < self._header_as_of:  # the watch lags behind what was written here
             return
         self._header_revision, self._header_as_of = revision, as_of
-        self.view.take_header(header, self._asking.clock())
+        self.view.take_header(header, self.asking.clock())
         self._news.set()
 
     def look_again(self) -> None:
@@ -90,18 +87,18 @@ class Lead:
 
     async def _decide(self) -> None:
         """One decision, carried out, or the wait for news."""
-        now = self._asking.clock()
+        now = self.asking.clock()
         decision = decide(self.view, now)
-        self._rest = REST * (self._asking.clock() - now)
+        self._rest = REST * (self.asking.clock() - now)
         try:
             if decision.action:
                 await self._carry_out(decision.action)
             else:
                 tell_at = await self._tell_wait(decision.why, now)
-                most = min(decision.wake, tell_at, now + self._asking.settings.ttl)
+                most = min(decision.wake, tell_at, now + self.asking.settings.ttl)
                 await self._wait_for_news(max(most - now, SHORTEST_WAIT))
         except StoreError:
-            await self._asking.pause()
+            await self.asking.pause()
 
     async def _tell_wait(self, why: str, now: float) -> float:
         """Let people know what is waited for, once it takes a while; when to look again for that.
@@ -112,7 +109,7 @@ class Lead:
             self._wait, self._tell_at = what, now + A_WHILE if why else math.inf
         if now >= self._tell_at:
             self._tell_at = math.inf
-            asking, (leads, _) = self._asking, self._fences()
+            asking, (leads, _) = self.asking, self._fences()
             put = Put(asking.key(rows.WAIT), rows.encode(WaitRow(why=why)))
             await asking.ask(asking.store.transact((leads,), (put,)))
         return self._tell_at
@@ -123,7 +120,7 @@ class Lead:
         if revision >= self._header_revision:
             self.view.listed_since_close = True
         else:  # of a member that lags behind
-            await self._asking.pause()
+            await self.asking.pause()
         return True
 
     async def _wait_for_news(self, seconds: float) -> None:
@@ -148,7 +145,7 @@ class Lead:
         else:
             done = await self._conclude(fences, action)
         if not done:  # no leader any more, or the header has changed: a watch will tell
-            await self._wait_for_news(self._asking.settings.interval / 16)
+            await self._wait_for_news(self.asking.settings.interval / 16)
 
     # ---- headers
 
@@ -180,21 +177,21 @@ class Lead:
         )
 
     def _pause_after_failure(self) -> float:
-        view, settings = self.view, self._asking.settings
+        view, settings = self.view, self.asking.settings
         cause = view.roster.reports[view.roster.failures[0]]
         history = following(view.history, cause.startup, cause.seconds)
-        return pause(settings.restart_backoff, history, self._asking.chance.random())
+        return pause(settings.restart_backoff, history, self.asking.chance.random())
 
     def _fences(self) -> Fences:
         """This is still the leader, and the header is the one it decided by."""
-        key = self._asking.key
+        key = self.asking.key
         return (
             Compare(key(rows.LEADER), self.view.fence),
             Compare(key(rows.ROUND), self._header_revision),
         )
 
     async def _write_header(self, fences: Fences, header: Header, *beside: Write) -> bool:
-        asking = self._asking
+        asking = self.asking
         put = Put(asking.key(rows.ROUND), rows.encode(header))
         told = Delete(asking.key(rows.WAIT))
         outcome = await asking.ask(asking.store.transact(fences, (put, told, *beside)))
@@ -205,10 +202,10 @@ class Lead:
     # ---- forming
 
     async def _form(self, fences: Fences, form: Form) -> bool:
-        token = f"{self._asking.chance.getrandbits(64):016x}"
+        token = f"{self.asking.chance.getrandbits(64):016x}"
         nodes = form.seating.nodes
         self.view.forming[token] = tuple(row.node for row in nodes)
-        asking, store = self._asking, self._asking.store
+        asking, store = self.asking, self.asking.store
         lease = await asking.ask(store.grant(PLACES_KEPT + asking.settings.ttl))
         places: list[Write] = [
             Put(asking.key(rows.PLACES + node), rows.encode(place), lease)
@@ -252,7 +249,7 @@ class Lead:
         """Write the verdict; the run id is free when its lease has ended, and the epoch with it.
         Not by what a leader that was cut off from the store heard before.
         """
-        asking = self._asking
+        asking = self.asking
         await self._nodes.refresh()
         if decide(self.view, asking.clock()).action != conclude:
             return True
