@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Sequence
+from operator import itemgetter
 
 from torsh_runtime.errors import ConfigError
 
@@ -25,7 +26,7 @@ def routable(endpoints: Sequence[Place], *, may_be_private: bool = True) -> str:
     up, which may take as long as the resolver takes. Raises ConfigError if there is no way to any.
     """
     for host, port in endpoints:
-        for family, address in sorted(resolve(host, port), key=_is_ipv6):
+        for family, address in sorted(resolve(host, port), key=itemgetter(0)):  # IPv4 < IPv6
             own = _source(family, address)
             if own and (not is_loopback(own) or (may_be_private and is_loopback(host))):
                 return own
@@ -46,10 +47,6 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str,
         return []
     known = ((family, address) for family, *_, address in found if family in _ELSEWHERE)
     return [*dict.fromkeys((family, (str(address[0]), port)) for family, address in known)]
-
-
-def _is_ipv6(found: tuple[socket.AddressFamily, Place]) -> bool:
-    return found[0] == socket.AF_INET6
 
 
 def _source(family: int, address: Place) -> str:

@@ -19,7 +19,6 @@ from torshrun.rendezvous.base import (
     Report,
     RoundClosing,
     RoundFormed,
-    Sequel,
     Verdict,
 )
 from torshrun.rendezvous.ports import choose_port
@@ -91,7 +90,9 @@ class Alone(Rendezvous):
     def _after_failure(self, report: Report) -> None:
         sequel = judge(self.config.max_restarts, self._history, report.startup)
         if sequel != "restart":
-            self._end(_verdict(report, sequel))
+            code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else report.code
+            ending, reason = report.ending, report.cause
+            self._end(Verdict(outcome=ending, code=code, reason=reason, sequel=sequel))
             return
         self._history = following(self._history, report.startup, report.seconds)
         delay = pause(self.config.restart_backoff, self._history, self.chance())
@@ -119,8 +120,3 @@ class Alone(Rendezvous):
     def _cancel(self) -> None:
         if self._timer:
             self._timer.cancel()
-
-
-def _verdict(report: Report, sequel: Sequel) -> Verdict:
-    code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else report.code
-    return Verdict(outcome=report.ending, code=code, reason=report.cause, sequel=sequel)

@@ -38,10 +38,9 @@ class Place:
     master_port: int
     jax_port: int
     store_node: str = ""
-    """The id of node rank 0; "" if it needs none."""
+    """The id of node rank 0; "" in a job of one node, as the following."""
     store_endpoint: str = ""
-    """Where node rank 0's agent serves the round's store to the other agents, "tcp:host:port";
-    "" if there is no other agent."""
+    """Where node rank 0's agent serves the round's store to other agents, "tcp:host:port"."""
 
 
 ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lost"]

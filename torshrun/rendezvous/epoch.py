@@ -196,7 +196,7 @@ class Entrance:
 
     def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
         value = verified(epoch.records, *entry[:2], entry.lease) if entry else b""
-        return rows.decode(VerdictRow, value) if value else None
+        return rows.decode(VerdictRow, value)
 
     async def _refuse_if_alive(self, found: dict[str, Entry]) -> None:
         """A job that lives is not to be ended by who does not know its secret."""

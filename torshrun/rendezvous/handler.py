@@ -200,13 +200,13 @@ class NodeRendezvous(Rendezvous):
         elif not self.is_proven and name in (rows.ROUND, rows.VERDICT, rows.WAIT):
             self._unread[name] = value, revision, as_of
         elif name == rows.LEADER:
-            self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
+            self._take_leader(rows.decode(LeaderRow, value), revision)
         elif name == rows.ROUND:
-            self._take_header(rows.decode(Header, value) if value else None, revision, as_of)
-        elif name == rows.VERDICT and value and (verdict := rows.decode(VerdictRow, value)):
+            self._take_header(rows.decode(Header, value), revision, as_of)
+        elif name == rows.VERDICT and (verdict := rows.decode(VerdictRow, value)):
             self._tell(self._member.take_verdict(verdict))
         elif name == rows.WAIT:
-            wait = rows.decode(WaitRow, value) if value else None
+            wait = rows.decode(WaitRow, value)
             self._tell(self._member.take_wait(wait.why if wait else ""))
 
     def _prove(self) -> None:

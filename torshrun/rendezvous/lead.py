@@ -236,7 +236,7 @@ class Lead:
             store_endpoint=first.endpoint,
             min_nodes=least,
             max_nodes=most,
-            max_restarts=view.max_restarts,
+            max_restarts=(view.header or view.settings).max_restarts,
             restarts=form.history.restarts,
             streak=form.history.streak,
             startup=form.history.startup,
@@ -269,7 +269,7 @@ class Lead:
 
     def _take_node(self, name: str, value: bytes | None, revision: int) -> None:
         """A row counts as none if it is not of the node that its key names."""
-        row = rows.decode(NodeRow, value) if value else None
+        row = rows.decode(NodeRow, value)
         if row is not None and row.node == name:
             self.view.put(row, revision)
         else:
@@ -280,9 +280,9 @@ class Lead:
         """A request, or its end. What is not signed, or malformed, counts as none."""
         view, key = self.view, rows.WANTS + name
         if key == rows.WANT_SIZE:
-            view.wishes.size = rows.decode(SizeWanted, value) if value else None
+            view.wishes.size = rows.decode(SizeWanted, value)
         elif key == rows.WANT_STOP:
-            view.wishes.stop = rows.decode(StopWanted, value) if value else None
+            view.wishes.stop = rows.decode(StopWanted, value)
         elif key.startswith(rows.WANT_DRAIN):
             view.drain(key.removeprefix(rows.WANT_DRAIN), bool(value))
         self._news.set()

@@ -43,6 +43,8 @@ _RANKS = ("node_rank", "first_rank")
 _OF_ITS_ROUND = ("round", "token", "round_size", "round_leader", "restarts", *_RANKS)
 _OF_ITS_REPORT = ("outcome", "code", "signo", "startup", "seconds", "cause", "follows")
 """What a row has from its node's facts, of the round that it was in, and from its report."""
+_OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
+_FOR_WORKERS = ("restarts", "world_size", *_OF_NODE_0)
 
 
 def _fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:
@@ -98,8 +100,9 @@ class Member:
     @property
     def _is_missed(self) -> bool:
         header = self.header
-        is_told = header is not None and self.row.node in header.missed
-        return is_told and header is not None and header.token != self._answered
+        if header is None or header.token == self._answered:
+            return False
+        return self.row.node in header.missed
 
     @property
     def past(self) -> NodeRow:
@@ -123,8 +126,7 @@ class Member:
         return NodeRow(state=state, sequence=next(self._versions), **changes)
 
     def _ports(self) -> dict[str, Any]:
-        master_port, jax_port = self._facts.ports()
-        return {"master_port": master_port, "jax_port": jax_port}
+        return dict(zip(("master_port", "jax_port"), self._facts.ports(), strict=True))
 
     def _change_row(self, **changes: Any) -> None:
         self.row = replace(self.row, sequence=next(self._versions), **changes)
@@ -239,19 +241,10 @@ class Member:
             return ()
         self.status, self.dropped, self._told = "inside", False, ""
         place = Place(
-            round=self.row.round,
-            restarts=header.restarts,
-            node_rank=self.row.node_rank,
+            round=header.number,
             num_nodes=header.size,
-            first_rank=self.row.first_rank,
-            world_size=header.world_size,
-            role_first_rank=told.role_first_rank,
-            role_world_size=told.role_world_size,
-            master_addr=header.master_addr,
-            master_port=header.master_port,
-            jax_port=header.jax_port,
-            store_node=header.store_node,
-            store_endpoint=header.store_endpoint if header.size > 1 else "",
+            **_fields(header, _FOR_WORKERS),
+            **_fields(told, (*_RANKS, "role_first_rank", "role_world_size")),
         )
         return (RoundFormed(place), *self._follow_header())
 

@@ -229,7 +229,7 @@ class VerdictRow:
     sequel: Literal[Sequel, ""] = ""
 
     def __post_init__(self) -> None:
-        _check_code(self.code, succeeded=self.outcome == "succeeded")
+        _check(0 <= self.code <= 255 and (self.code == 0) == (self.outcome == "succeeded"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class StopWanted:
     reason: str
 
     def __post_init__(self) -> None:
-        _check_code(self.code, succeeded=False)
+        _check(1 <= self.code <= 255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,21 +267,16 @@ def _check(is_sound: bool) -> None:
         raise ValueError("a record cannot say so")
 
 
-def _check_code(code: int, *, succeeded: bool) -> None:
-    if not 0 <= code <= 255 or (code == 0) != succeeded:
-        raise ValueError(f"{code} is no exit code of such an end")
-
-
 def encode(record: Any) -> bytes:
     """A record as it is stored."""
     content = {name: getattr(record, name) for name in _shape(type(record))}
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def decode(kind: type[T], value: bytes) -> T | None:
-    """The record, or None if it is no such record."""
+def decode(kind: type[T], value: bytes | None) -> T | None:
+    """The record, or None if it is no such record, or there is none."""
     try:
-        content = json.loads(value) if len(value) <= LONGEST_RECORD else None
+        content = json.loads(value) if value and len(value) <= LONGEST_RECORD else None
         if not isinstance(content, dict):
             return None
         read = _shape(kind)

@@ -79,7 +79,7 @@ def decide(view: View, now: float) -> Decision:
     """What to do now."""
     stop, header = view.wishes.stop, view.header
     if stop:
-        return Decision(Conclude(VerdictRow(outcome="stopped", code=stop.code, reason=stop.reason)))
+        return _conclude("stopped", stop.code, stop.reason)
     if header is None:
         return _gather(view, now)
     if len(view.roster.succeeded) == header.size:

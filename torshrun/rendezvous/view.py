@@ -109,10 +109,6 @@ class View:
         return History(restarts=header.restarts, streak=header.streak, startup=header.startup)
 
     @property
-    def max_restarts(self) -> int:
-        return (self.header or self.settings).max_restarts
-
-    @property
     def untold(self) -> bool:
         """Whether somebody is to go and the header does not say so yet."""
         told = self.header.drained if self.header else ()
