@@ -13,14 +13,12 @@ from urllib.parse import unquote
 
 from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.base import Compare, Delete, Entry, Event, Put, Store, Write
-from torsh_runtime.store.endpoint import TcpEndpoint
-from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.signed import SignedStore, verified
-from torshrun.config.job import Address, RendezvousConfig
+from torshrun.config.job import RendezvousConfig
 from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.epoch import Epoch, read_epoch
-from torshrun.rendezvous.meeting import Meeting, store_key
+from torshrun.rendezvous.meeting import Meeting, join
 
 ALL_RUNS = rows.base("").removesuffix("/")
 """What the keys of every run begin with."""
@@ -42,31 +40,23 @@ class Progress(NamedTuple):
 @asynccontextmanager
 async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
     """The store where the nodes meet; it is never served here. StoreError if it cannot be had."""
-    if config.backend == "etcd":
-        meeting = await Meeting.open(config, lambda _: None)
-        try:
-            yield meeting.store
-        finally:
-            await meeting.close()
-        return
-    (address,) = config.endpoints
-    store = RemoteStore(str(TcpEndpoint(*address)), store_key(config.secret), _REQUEST_TIMEOUT)
+    is_etcd = config.backend == "etcd"
+    meeting = await (Meeting.open(config, lambda _: None) if is_etcd else _visit(config))
     try:
-        await _greet(store, address)
-        yield store
+        yield meeting.store
     finally:
-        await store.close()
+        await meeting.close()
 
 
-async def _greet(store: Store, address: Address) -> None:
-    """See that the store is there and lets this process in. StoreError says why not."""
+async def _visit(config: RendezvousConfig) -> Meeting:
+    """The store that an agent serves. StoreError says why it is not to be had."""
     try:
-        await store.get(ALL_RUNS)
+        return await join(config, _REQUEST_TIMEOUT)
     except StoreError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise StoreError(
-                f"nobody serves a store at {address}: the job there has ended or was never "
-                f"started, or its nodes meet elsewhere (--rdzv-endpoint)"
+                f"nobody serves a store at {config.endpoints[0]}: the job there has ended or was "
+                f"never started, or its nodes meet elsewhere (--rdzv-endpoint)"
             ) from None
         is_refusal = error.__cause__ is None and not isinstance(error, StoreTimeout)
         hint = "; --secret-file or TORSH_SECRET has to be that of its nodes" if is_refusal else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
@@ -25,35 +26,30 @@ CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
 
 
+@dataclass(eq=False)
 class NodeRendezvous(Rendezvous):
     """A node's part in a job for one epoch of its run id: it ends early, by `lost`, if the store
     loses that. The store and the beats stay the caller's to close, after close().
     """
 
-    def __init__(
-        self,
-        asking: Asking,
-        facts: NodeFacts,
-        beats: Beats,
-        *,
-        listing: Listing | None = None,
-        past: NodeRow | None = None,
-        is_proven: bool = True,
-    ) -> None:
-        """`asking` has a store that signs what is written and reads only what is signed, and the
-        clock that the loop's timers follow; `listing` is what all nodes watch, read there. `past`
-        is this node's row in the epoch before. `is_proven`: whether the epoch surely is the present
-        one.
-        """
-        self._asking = asking
-        self._settings = asking.settings
-        self._clock = asking.clock
-        self._member = Member(asking.settings, facts, past)
-        self._make_parts(beats)
-        self._first = listing
-        self.is_proven = is_proven
-        """Whether a leader who lives has answered for the epoch. Until then this node believes
-        nothing of what is signed, and does not lead."""
+    asking: Asking
+    """Of a store that signs what is written and reads only what is signed; its clock is the one
+    that the loop's timers follow."""
+    facts: NodeFacts
+    beats: Beats
+    listing: Listing | None = None
+    """What all nodes watch, as it was read there."""
+    before: NodeRow | None = None
+    """This node's row in the epoch before."""
+    is_proven: bool = True
+    """Whether the epoch surely is the present one: a leader who lives has answered for it. Until
+    then this node believes nothing of what is signed, and does not lead."""
+
+    def __post_init__(self) -> None:
+        self._settings = self.asking.settings
+        self._clock = self.asking.clock
+        self._member = Member(self._settings, self.facts, self.before)
+        self._make_parts()
         self._unread: dict[str, tuple[bytes | None, int, int]] = {}
         """What was seen until then, by name; see `_take`."""
         self._post: Post = lambda event: None
@@ -71,9 +67,9 @@ class NodeRendezvous(Rendezvous):
         self._started = 0.0
         self._over = False
 
-    def _make_parts(self, beats: Beats) -> None:
+    def _make_parts(self) -> None:
         """What each does is told in its own module."""
-        asking, member = self._asking, self._member
+        asking, member, beats = self.asking, self._member, self.beats
         self._registration = Registration(asking, member, self._lease_lost)
         self._control = Mirror(asking, rows.CONTROL, self._take_change, self._take_control)
         self._pulse = Pulse(
@@ -100,7 +96,7 @@ class NodeRendezvous(Rendezvous):
             what = f"address {row.address!r}, endpoint {row.endpoint!r}"
             self._tell(self._member.give_up(f"other nodes could not reach this one: {what}"))
             return
-        self._spawn(self._control.follow(self._first))
+        self._spawn(self._control.follow(self.listing))
         for work in (self._work, self._renew, self._pulse.run):
             self._spawn(work())
 
@@ -133,7 +129,7 @@ class NodeRendezvous(Rendezvous):
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self._is_lost:  # else nothing there is this node's
             with suppress(StoreError):
-                await self._asking.ask(self._give_back(), CLOSE_TIMEOUT)
+                await self.asking.ask(self._give_back(), CLOSE_TIMEOUT)
 
     async def _resign(self) -> None:
         with suppress(StoreError):
@@ -294,7 +290,7 @@ class NodeRendezvous(Rendezvous):
                 if self._registration.lease:
                     with suppress(StoreError):
                         await self._registration.renew()
-                await self._asking.pause()
+                await self.asking.pause()
 
     async def _wait_until_due(self) -> None:
         seconds = min(self._election.stands_at - self._clock(), self._settings.ttl)
@@ -312,12 +308,12 @@ class NodeRendezvous(Rendezvous):
             if await registration.write():
                 self._on_written()
             else:  # why, a listing tells: a watch of a store that was overtaken tells nothing
-                await self._asking.pause()
+                await self.asking.pause()
                 await self._control.refresh()
         elif member.status == "entering" and registration.written == member.row:
             if await registration.renew():  # the lease was about to end
                 self._on_written()
-            await self._asking.pause()
+            await self.asking.pause()
         elif member.wants_place:
             await self._read_place()
         elif self.is_proven and self._election.is_due:
@@ -339,8 +335,8 @@ class NodeRendezvous(Rendezvous):
     async def _read_place(self) -> None:
         header = self._member.header
         assert header is not None
-        key = self._asking.key(rows.PLACES + self._member.row.node)
-        entry = await self._asking.ask(self._asking.store.get(key))
+        key = self.asking.key(rows.PLACES + self._member.row.node)
+        entry = await self.asking.ask(self.asking.store.get(key))
         place = rows.decode(PlaceRow, entry.value) if entry else None
         self._tell(self._member.take_place(header.token, place))
 
@@ -372,6 +368,6 @@ class NodeRendezvous(Rendezvous):
         if silence > self._settings.join_timeout and not self._member.takes_part:
             why = (
                 f"the store has not answered for {silence:.0f} s. Look whether it runs, and "
-                f"whether this node can reach it. Last error: {self._asking.trouble or 'none'}"
+                f"whether this node can reach it. Last error: {self.asking.trouble or 'none'}"
             )
             self._tell(self._member.give_up(why))

@@ -22,7 +22,7 @@ from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, resolve
 
 if TYPE_CHECKING:
-    from torshrun.config.job import Address, RendezvousConfig
+    from torshrun.config.job import RendezvousConfig
 
 T = TypeVar("T")
 
@@ -168,14 +168,13 @@ def store_key(secret: str) -> bytes:
 
 async def _open_tcp(config: RendezvousConfig, say: Say, on_refused: Say) -> Meeting:
     (address,) = config.endpoints
-    key = store_key(config.secret)
     may_host = _must_host(config) or (config.backend == "tcp" and config.is_host is None)
     is_taken = False
 
     async def attempt() -> Meeting:
         nonlocal is_taken
         hosted, is_taken = await _host(config, on_refused) if may_host else (None, False)
-        return hosted or await _join(address, key, _request_timeout(config))
+        return hosted or await join(config, _request_timeout(config))
 
     def hint() -> str:
         return f" (the port is held by {listener(address.port)} on this host)" if is_taken else ""
@@ -206,11 +205,9 @@ async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | No
         is_private = is_loopback(place[0]) and not config.secret
         for host in (place[0],) if is_private else (everywhere, place[0]):
             with suppress(StoreError):  # somebody was faster, or holds the port elsewhere
-                endpoint = TcpEndpoint(host, place[1])
-                return await _serve(endpoint, store_key(config.secret), on_refused), False
+                return await _serve(config, host, on_refused), False
     if _must_host(config) and not is_taken:  # a name or an address that leads here by way of others
-        endpoint = TcpEndpoint("0.0.0.0", address.port)
-        return await _serve(endpoint, store_key(config.secret), on_refused), False
+        return await _serve(config, "0.0.0.0", on_refused), False
     return None, is_taken
 
 
@@ -225,15 +222,17 @@ def _obstacle(family: int, place: tuple[str, int]) -> int:
         return 0
 
 
-async def _serve(endpoint: TcpEndpoint, key: bytes, on_refused: Say) -> Meeting:
+async def _serve(config: RendezvousConfig, host: str, on_refused: Say) -> Meeting:
     store = MemoryStore()
-    server = StoreServer(store, key, on_refused=on_refused)
-    await server.start(str(endpoint))
+    server = StoreServer(store, store_key(config.secret), on_refused=on_refused)
+    await server.start(str(TcpEndpoint(host, config.endpoints[0].port)))
     return Meeting("the store of this agent", store, server)
 
 
-async def _join(address: Address, key: bytes, timeout: float) -> Meeting:
-    store = RemoteStore(str(TcpEndpoint(*address)), key, timeout)
+async def join(config: RendezvousConfig, timeout: float) -> Meeting:
+    """The store that another agent serves; a request may take `timeout` seconds. StoreError."""
+    (address,) = config.endpoints
+    store = RemoteStore(str(TcpEndpoint(*address)), store_key(config.secret), timeout)
     try:
         await store.get(rows.base(""))
     except BaseException:

@@ -23,14 +23,7 @@ from torshrun.rendezvous.base import (
     StandingBy,
     Verdict,
 )
-from torshrun.rendezvous.rows import (
-    Header,
-    LeaderRow,
-    NodeRow,
-    NodeState,
-    PlaceRow,
-    VerdictRow,
-)
+from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, NodeState, PlaceRow, VerdictRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Events = tuple[RendezvousEvent, ...]

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
@@ -34,29 +34,23 @@ Prepare = Callable[[Store, Epoch], Awaitable[tuple[NodeFacts, Beats]]]
 beats are closed when that is over."""
 
 
+@dataclass(eq=False)
 class EpochRendezvous(Rendezvous):
     """Takes part in the present epoch, and in the next one when that is lost.
 
     The store that it met others in stays the caller's to close, after close().
     """
 
-    def __init__(
-        self,
-        meet: Callable[[], Awaitable[Store]],
-        settings: Settings,
-        secret: bytes,
-        prepare: Prepare,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        chance: random.Random | None = None,
-    ) -> None:
-        """`meet` finds the store. `secret` is this node's; b"" takes the job's from the store."""
-        self._meet = meet
-        self._secret = secret
-        self._prepare = prepare
-        self._asking = partial(
-            Asking, settings=settings, clock=clock, chance=chance or random.Random()
-        )
+    meet: Callable[[], Awaitable[Store]]
+    """Finds the store."""
+    settings: Settings
+    secret: bytes
+    """This node's; b"" takes the job's from the store."""
+    prepare: Prepare
+    clock: Callable[[], float] = time.monotonic
+    chance: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
         self._post: Post = lambda event: None
         self._task: asyncio.Task[None] | None = None
         self._node: NodeRendezvous | None = None
@@ -99,7 +93,7 @@ class EpochRendezvous(Rendezvous):
 
     async def _run(self) -> None:
         try:
-            await self._live(await self._meet())
+            await self._live(await self.meet())
         except JobUnknown as error:
             self.end(exit_codes.LOST, str(error))
         except (TorshError, OSError) as error:
@@ -108,7 +102,7 @@ class EpochRendezvous(Rendezvous):
             self.end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
     async def _live(self, store: Store) -> None:
-        entrance = Entrance(self._asking(store), self._secret, self.say)
+        entrance = Entrance(self._ask_of(store), self.secret, self.say)
         last, was_away, past = None, False, None
         while not self._over:
             epoch, listing = await entrance.enter(last, may_begin=not was_away)
@@ -127,15 +121,18 @@ class EpochRendezvous(Rendezvous):
         self, store: Store, epoch: Epoch, listing: Listing, past: NodeRow | None
     ) -> NodeRendezvous:
         signed = SignedStore(store, epoch.records, *epoch.guards, on_older=self._on_older)
-        facts, self._beats = await self._prepare(signed, epoch)
+        facts, self._beats = await self.prepare(signed, epoch)
         return NodeRendezvous(
-            self._asking(signed),
+            self._ask_of(signed),
             facts,
             self._beats,
             listing=signed.read(listing),
-            past=past,
+            before=past,
             is_proven=epoch.is_proven,
         )
+
+    def _ask_of(self, store: Store) -> Asking:
+        return Asking(store, self.settings, self.clock, self.chance)
 
     def _on_older(self) -> None:
         if self._node:

@@ -18,14 +18,7 @@ from torshrun import exit_codes
 from torshrun.config.job import RendezvousConfig
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, routable
-from torshrun.rendezvous.base import (
-    JobOver,
-    Place,
-    Post,
-    Rendezvous,
-    RendezvousEvent,
-    Report,
-)
+from torshrun.rendezvous.base import JobOver, Place, Post, Rendezvous, RendezvousEvent, Report
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
 from torshrun.rendezvous.hub import Hub
