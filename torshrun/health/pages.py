@@ -88,9 +88,7 @@ class StatusPages:
 
     @classmethod
     def create(cls, path: str, count: int) -> StatusPages:
-        """Make the file, for `count` local ranks, in place of one that is there. OSError if that
-        cannot be done, for instance because the disk is full.
-        """
+        """Make the file for `count` local ranks, anew if it is there. OSError if it cannot be."""
         Path(path).unlink(missing_ok=True)  # stragglers of the round before may have it mapped
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

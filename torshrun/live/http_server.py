@@ -36,9 +36,8 @@ Respond = Callable[[bytes], bytes]
 
 
 class HttpServer:
-    """Serves in one thread of its own, so that it costs nothing while nobody asks. A client that is
-    idle, slow or one of very many never keeps another one out, and all of them together cost no
-    more than a share of one CPU.
+    """Serves in one thread of its own. No client, idle, slow or one of very many, keeps another one
+    out, and all of them together cost no more than a share of one CPU.
     """
 
     def __init__(self, host: str, port: int, respond: Respond) -> None:

@@ -18,12 +18,12 @@ Place = tuple[str, int]
 
 
 def routable(endpoints: Sequence[Place], *, may_be_private: bool = True) -> str:
-    """The address of this host on the way to the first endpoint that there is a way to.
+    """This host's address on the way to the first endpoint that there is a way to.
 
     IPv4 if the endpoint has both. Loopback only if the endpoint says so itself, and
-    `may_be_private` or there is nothing else: a host may know its own name as 127.0.1.1, which is
-    no address for others, and one node may say localhost where others name this host. Looks names
-    up, which may take as long as the resolver takes. Raises ConfigError if there is no way to any.
+    `may_be_private` or there is nothing else: a host may know its own name as 127.0.1.1, and one
+    node may say localhost where others name this host. Takes as long as the resolver does.
+    ConfigError if there is no way to any.
     """
     for host, port in endpoints:
         for family, address in sorted(resolve(host, port), key=itemgetter(0)):  # IPv4 < IPv6

@@ -25,9 +25,7 @@ _NEVER = 0, -math.inf
 
 @dataclass(eq=False)
 class Election:
-    """The row of the leader, as it stands and as this node wants it. While it is this node's, this
-    node leads, and answers beats.
-    """
+    """The leader's row as it stands. While it is this node's, this node leads and answers beats."""
 
     asking: Asking
     member: Member
@@ -113,9 +111,7 @@ class Election:
         await asking.ask(asking.store.transact((compare,), (put,)))
 
     async def confirm(self) -> None:
-        """If this node leads ask whether it still does: the row may have been replaced while its
-        lease lives, and the watch lag behind.
-        """
+        """Ask whether this node still leads, if it does: the watch may lag behind another's row."""
         if self.is_won:
             sent, fence = self.asking.clock(), self.fence
             key = self.asking.key(rows.LEADER)

@@ -188,9 +188,7 @@ class Entrance:
         )
 
     def _may_be_next(self, epoch: Epoch, last: Epoch | None) -> bool:
-        """Who was in an epoch takes none but one that says that it has taken the place of that:
-        others may be of the past, and put back.
-        """
+        """Who was in an epoch takes only one that follows it: others may be put back."""
         is_later = last is None or last.name in epoch.past
         return epoch.name not in self._abandoned and (is_later or not self._may_begin)
 

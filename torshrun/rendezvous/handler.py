@@ -102,9 +102,7 @@ class NodeRendezvous(Rendezvous):
 
     @property
     def past(self) -> NodeRow:
-        """What the next epoch is to know of this node: of one that was not proven, what it had come
-        with.
-        """
+        """What the next epoch is to know of this node."""
         return self._member.past
 
     def report(self, report: Report) -> None:

@@ -14,10 +14,8 @@ REFUSED_SECONDS = 3600.0
 
 
 class Hosts:
-    """What one leader saw during its term: the next one begins afresh.
-
-    A loss counts if its round had not lasted. The first is free; then the pause before a node of
-    that host may join again doubles, as it does between restarts.
+    """What one leader saw in its term. A loss counts if its round had not lasted: the first is
+    free, then the pause before a node of that host may join again doubles, as between restarts.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -101,9 +101,7 @@ class Lead:
             await self.asking.pause()
 
     async def _tell_wait(self, why: str, now: float) -> float:
-        """Let people know what is waited for, once it takes a while; when to look again for that.
-        The same wait, with other figures, is not told again.
-        """
+        """Tell people once what is waited for, if it takes a while; when to look at that again."""
         what = re.sub(r"\d+", "#", why)
         if what != self._wait:
             self._wait, self._tell_at = what, now + A_WHILE if why else math.inf

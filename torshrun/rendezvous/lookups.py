@@ -13,9 +13,7 @@ T = TypeVar("T")
 
 
 class _Detached(ThreadPoolExecutor):
-    """Each call in a daemon thread of its own, which neither a loop nor the interpreter waits for
-    at its end.
-    """
+    """Each call in a daemon thread of its own, which nothing waits for at its end."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()

@@ -190,9 +190,8 @@ def _must_host(config: RendezvousConfig) -> bool:
 
 async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | None, bool]:
     """Serve the store, if the address is this host's, or this node is told to, and nobody serves
-    there yet; else whether that is why not. It is served on every address, for other hosts may know
-    this one by another, but if the address is loopback and there is no secret nobody else is to
-    come.
+    there yet; else whether that is why not. It is served on every address, as others may know this
+    host by another, but on loopback alone if that is the address and there is no secret.
     """
     (address,) = config.endpoints
     loop, is_taken = asyncio.get_running_loop(), False

@@ -113,9 +113,7 @@ class Registration:
         return True
 
     async def _look_for_row(self, lease: int) -> bool:
-        """Whether the lease still holds the row; if the store answers and it does not, the lease
-        has ended.
-        """
+        """Whether the lease still holds the row; when the store says no, it has ended."""
         asking = self._asking
         entry = await asking.ask(asking.store.get(self._key), asking.settings.interval)
         if (entry is not None and entry.lease == lease) or self.lease != lease:

@@ -36,10 +36,7 @@ beats are closed when that is over."""
 
 @dataclass(eq=False)
 class EpochRendezvous(Rendezvous):
-    """Takes part in the present epoch, and in the next one when that is lost.
-
-    The store that it met others in stays the caller's to close, after close().
-    """
+    """Takes part in one epoch after the other; the store is the caller's to close after close()."""
 
     meet: Callable[[], Awaitable[Store]]
     """Finds the store."""

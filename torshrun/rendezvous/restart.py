@@ -41,10 +41,7 @@ def judge(
 
 
 def following(history: History, startup: str, seconds: float) -> History:
-    """The history after a failure and the restart that it leads to.
-
-    `seconds` is how long the round lasted.
-    """
+    """The history after the failure of a round that lasted `seconds`, and its restart."""
     return History(
         restarts=history.restarts + 1,
         streak=0 if seconds >= STABLE_SECONDS else history.streak + 1,

@@ -12,9 +12,7 @@ before others count on it, though clocks run differently and killing takes its t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The job's rules. Equal on all nodes; where they differ the first leader's hold, but a node
-    whose ttl or outage_timeout differs is refused.
-    """
+    """The job's rules; where nodes differ the first leader's hold, but see Election.misfit()."""
 
     run_id: str
     """Names the job. Keys are under "torsh/<run id>/", with the id quoted as in a URL."""

@@ -220,9 +220,7 @@ def _awaited(view: View) -> Iterator[tuple[float, str, str]]:
 
 
 def _enter_by(view: View) -> float:
-    """It takes a read and a write of a store that the nodes reach, or their rows would be gone; and
-    where there are thousands each has its turn.
-    """
+    """A read and a write of a store that nodes do reach take so long; thousands take turns."""
     return view.opened_at + max(2 * view.settings.ttl, 10.0) + len(view.seated) / 100
 
 

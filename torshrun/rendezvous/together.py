@@ -36,9 +36,7 @@ _REFUSALS = 4
 
 @dataclass(eq=False)
 class Together(Rendezvous):
-    """This node's part in the job: its way to the store, its hub, and what NodeRendezvous makes of
-    them.
-    """
+    """This node's part in the job: its way to the store, its hub, and its part in each epoch."""
 
     config: RendezvousConfig
     settings: Settings
@@ -149,9 +147,7 @@ class Together(Rendezvous):
         return facts, self._hub
 
     async def _watch_host(self, meeting: Meeting) -> None:
-        """A store that an agent serves does not come back, so nobody waits for it when its host
-        says that nobody serves it any more.
-        """
+        """End when the store's host says that nobody serves it any more: it does not come back."""
         ttl, refusals = self.settings.ttl, 0
         while refusals < _REFUSALS:
             await asyncio.sleep(ttl / _REFUSALS)

@@ -116,9 +116,7 @@ class View:
 
     @property
     def misses_untold(self) -> bool:
-        """Whether a node is absent and the header does not say so: it waits to read that. Its row
-        may have come back since.
-        """
+        """Whether a node is absent, waits to read that, and the header does not say so."""
         missed = self.header.missed if self.header else ()
         return any(map(self.is_absent, self._absent.keys() - missed))
 

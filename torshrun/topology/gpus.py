@@ -25,10 +25,8 @@ class Gpu:
 
 
 def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
-    """The GPUs that a framework started with `environ` would see, in its order.
-
-    As CUDA does it: a list of visible devices ends before its first invalid entry, and is void if
-    it names a device twice.
+    """The GPUs that a framework started with `environ` would see, in its order. As CUDA has it, a
+    list ends before its first invalid entry, and is void if it names a device twice.
     """
     nvidia = _nvidia(root)
     if nvidia:

@@ -80,10 +80,8 @@ class Listener(Protocol):
 
 @dataclass(eq=False)
 class WorkerGroup:
-    """Runs one round of workers at a time. All methods belong to the loop's thread.
-
-    A round ends with on_stopped(), which comes only after stop(), or at any time with
-    on_keeper_lost().
+    """Runs one round of workers at a time, in the loop's thread. A round ends with on_stopped(),
+    which comes only after stop(), or at any time with on_keeper_lost().
     """
 
     keeper: reports.Keeper

@@ -211,9 +211,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
 
 
 def encoded(what: str, text: str) -> bytes:
-    """Its bytes, ended by NUL. Raises ConfigError, which says `what` the text is and never the
-    text, which may be a secret, if it has none.
-    """
+    """Its bytes, ended by NUL. ConfigError says `what` it is, never the text: it may be secret."""
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
