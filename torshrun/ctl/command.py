@@ -189,7 +189,7 @@ def _carry_out(
 
     from torshrun.ctl.actions import SteeredRun
     from torshrun.ctl.run import reach, run_ids
-    from torshrun.rendezvous.lookups import detach
+    from torshrun.rendezvous.address import detach
 
     seconds = values.seconds(options.pop("timeout", "0"))
     timeout = None if options.pop("no_wait", False) else seconds

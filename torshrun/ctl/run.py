@@ -17,16 +17,14 @@ from torsh_runtime.store.signed import SignedStore, verified
 from torshrun.config.job import RendezvousConfig
 from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import BATCH, REQUEST_TIMEOUT
 from torshrun.rendezvous.epoch import Epoch, read_epoch
 from torshrun.rendezvous.meeting import Meeting, join
 
 ALL_RUNS = rows.base("").removesuffix("/")
 """What the keys of every run begin with."""
-BATCH = 100
-"""Writes or conditions in one transaction; etcd takes 128 unless told otherwise."""
 QUIET = 0.1
 """Seconds for which changes are gathered before anybody looks at them."""
-_REQUEST_TIMEOUT = 5.0
 _PAUSE = 0.2
 """Seconds between two attempts."""
 
@@ -51,7 +49,7 @@ async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
 async def _visit(config: RendezvousConfig) -> Meeting:
     """The store that an agent serves. StoreError says why it is not to be had."""
     try:
-        return await join(config, _REQUEST_TIMEOUT)
+        return await join(config, REQUEST_TIMEOUT)
     except StoreError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise StoreError(

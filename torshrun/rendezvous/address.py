@@ -1,15 +1,21 @@
-"""This host's address, as other nodes reach it."""
+"""Addresses: this host's, as other nodes reach it, and lookups that nobody has to wait for."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
+from threading import Thread
+from typing import ParamSpec, TypeVar
 
 from torsh_runtime.errors import ConfigError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses of documentation (RFC 5737, 3849): the way there is the way out. Nothing is sent."""
 
@@ -63,3 +69,28 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+class _Detached(ThreadPoolExecutor):
+    """Each call in a daemon thread of its own, which nothing waits for at its end."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # as an executor's
+                future.set_exception(error)
+
+        Thread(target=work, name="torsh-lookup", daemon=True).start()
+        return future
+
+
+def detach() -> None:
+    """Have the running loop make its calls in threads that are not waited for: a resolver that
+    hangs must not keep a command alive.
+    """
+    asyncio.get_running_loop().set_default_executor(_Detached())

@@ -11,22 +11,13 @@ from typing import Literal
 from torsh_runtime.errors import TorshError
 from torshrun import exit_codes
 from torshrun.config.job import LaunchConfig
-from torshrun.rendezvous.base import (
-    JobOver,
-    Place,
-    Post,
-    Rendezvous,
-    Report,
-    RoundClosing,
-    RoundFormed,
-    Verdict,
-)
+from torshrun.rendezvous import base
 from torshrun.rendezvous.ports import choose_port
 from torshrun.rendezvous.restart import History, following, judge, pause
 
 
 @dataclass(eq=False)
-class Alone(Rendezvous):
+class Alone(base.Rendezvous):
     """One node, which decides for itself."""
 
     config: LaunchConfig
@@ -35,29 +26,29 @@ class Alone(Rendezvous):
     """Gives a number, 0 <= chance < 1, that varies the pause before a restart."""
 
     def __post_init__(self) -> None:
-        self._post: Post = lambda event: None
+        self._post: base.Post = lambda event: None
         self._history = History()
         self._round = 0
         self._in_round = False
-        self._left: Verdict | None = None
+        self._left: base.Verdict | None = None
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, post: Post) -> None:
+    def start(self, post: base.Post) -> None:
         self._post = post
         self._form()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: base.Report) -> None:
         self._in_round = False
         if self._left:
             self._end(self._left)
         elif report.outcome in ("failed", "hung"):
             self._after_failure(report)
         else:
-            self._end(Verdict(outcome=report.ending, code=report.code, reason=""))
+            self._end(base.Verdict(outcome=report.ending, code=report.code, reason=""))
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
-        self._left = Verdict(outcome=outcome, code=code, reason=reason)
+        self._left = base.Verdict(outcome=outcome, code=code, reason=reason)
         if not self._in_round:
             self._end(self._left)
 
@@ -69,13 +60,13 @@ class Alone(Rendezvous):
             place = self._place()
         except (OSError, TorshError) as error:
             reason = f"cannot start the workers: {error}"
-            self._end(Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))
+            self._end(base.Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))
             return
         self._in_round = True
-        self._post(RoundFormed(place))
+        self._post(base.RoundFormed(place))
 
-    def _place(self) -> Place:
-        return Place(
+    def _place(self) -> base.Place:
+        return base.Place(
             round=self._round,
             restarts=self._history.restarts,
             node_rank=0,
@@ -87,17 +78,17 @@ class Alone(Rendezvous):
             jax_port=self.choose_port(0),
         )
 
-    def _after_failure(self, report: Report) -> None:
+    def _after_failure(self, report: base.Report) -> None:
         sequel = judge(self.config.max_restarts, self._history, report.startup)
         if sequel != "restart":
             code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else report.code
             ending, reason = report.ending, report.cause
-            self._end(Verdict(outcome=ending, code=code, reason=reason, sequel=sequel))
+            self._end(base.Verdict(outcome=ending, code=code, reason=reason, sequel=sequel))
             return
         self._history = following(self._history, report.startup, report.seconds)
         delay = pause(self.config.restart_backoff, self._history, self.chance())
         self._post(
-            RoundClosing(
+            base.RoundClosing(
                 round=self._round,
                 reason=report.cause,
                 failed=True,
@@ -111,11 +102,11 @@ class Alone(Rendezvous):
         else:
             self._form()
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, verdict: base.Verdict) -> None:
         self._cancel()
         if not self._over:
             self._over = True
-            self._post(JobOver(verdict))
+            self._post(base.JobOver(verdict))
 
     def _cancel(self) -> None:
         if self._timer:

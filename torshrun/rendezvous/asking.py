@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT = 5.0
 """Seconds for one request to the store."""
+BATCH = 100
+"""Writes or conditions in one transaction; etcd takes 128 unless told otherwise."""
 RELIST = 60.0
 """Seconds after which what is watched is listed anew, in case a watch has silently died."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0

@@ -93,7 +93,7 @@ class Verdict:
     """The exit code of torshrun."""
     reason: str
     """One line for a person; names the node and worker of the root cause if there is one."""
-    sequel: Sequel | None = None
+    sequel: Literal[Sequel, ""] = ""
     """Why there was no restart, if a failure ended the job."""
 
 

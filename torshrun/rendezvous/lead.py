@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.asking import BATCH, Asking
 from torshrun.rendezvous.mirror import Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
 from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, ListNodes, decide
 from torshrun.rendezvous.view import View
 
-BATCH = 100
-"""Writes in one transaction; etcd takes 128 operations unless told otherwise."""
 A_WHILE = 1.0
 """Seconds after which people are told what is waited for."""
 SHORTEST_WAIT = 0.001
@@ -59,12 +57,10 @@ class Lead:
     async def run(self) -> None:
         """Lead. The store may come and go meanwhile."""
         async with asyncio.TaskGroup() as tasks:
-            watches = [
-                tasks.create_task(self._nodes.follow()),
-                tasks.create_task(self._wants.follow()),
-            ]
-            await self._nodes.is_loaded.wait()
-            await self._wants.is_loaded.wait()
+            mirrors = self._nodes, self._wants
+            watches = [tasks.create_task(mirror.follow()) for mirror in mirrors]
+            for mirror in mirrors:
+                await mirror.is_loaded.wait()
             self.on_first_listing()
             while not self._over:
                 await self._decide()
@@ -291,17 +287,15 @@ def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
     for row in nodes:
         role_sizes[row.role] += row.nproc
     for rank, row in enumerate(nodes):
-        yield (
-            row.node,
-            PlaceRow(
-                round=form.number,
-                token=token,
-                node_rank=rank,
-                first_rank=before.total(),
-                role_first_rank=before[row.role],
-                role_world_size=role_sizes[row.role],
-            ),
+        place = PlaceRow(
+            round=form.number,
+            token=token,
+            node_rank=rank,
+            first_rank=before.total(),
+            role_first_rank=before[row.role],
+            role_world_size=role_sizes[row.role],
         )
+        yield row.node, place
         before[row.role] += row.nproc
     for node, why in form.seating.waiting:
         yield node, PlaceRow(round=form.number, token=token, why=why)

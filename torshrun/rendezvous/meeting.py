@@ -20,6 +20,7 @@ from torsh_runtime.store.server import StoreServer
 from torshrun.procfs import listener
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, resolve
+from torshrun.rendezvous.asking import REQUEST_TIMEOUT
 
 if TYPE_CHECKING:
     from torshrun.config.job import RendezvousConfig
@@ -28,8 +29,6 @@ T = TypeVar("T")
 
 LINGER = 5.0
 """Seconds at most that a store is still served to nodes that have not read how the job ended."""
-_LONGEST_REQUEST = 5.0
-"""Seconds that one request to the store may take; less if nodes are to be found lost sooner."""
 _PAUSES = (0.05, 1.0)
 """Seconds between two attempts, the first and the longest."""
 
@@ -133,7 +132,8 @@ async def _until_left(store: Store, prefix: str) -> None:
 
 
 def _request_timeout(config: RendezvousConfig) -> float:
-    return min(_LONGEST_REQUEST, config.ttl / 2)
+    """Less than usual if nodes are to be found lost sooner."""
+    return min(REQUEST_TIMEOUT, config.ttl / 2)
 
 
 def _has_left(entry: Entry) -> bool:
@@ -194,8 +194,8 @@ async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | No
     host by another, but on loopback alone if that is the address and there is no secret.
     """
     (address,) = config.endpoints
-    loop, is_taken = asyncio.get_running_loop(), False
-    for family, place in await loop.run_in_executor(None, resolve, *address):
+    is_taken = False
+    for family, place in await asyncio.to_thread(resolve, *address):
         obstacle = _obstacle(family, place)
         is_taken = is_taken or obstacle == errno.EADDRINUSE
         if obstacle:

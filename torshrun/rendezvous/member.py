@@ -11,22 +11,11 @@ from itertools import count
 from typing import Any, Literal, cast
 
 from torshrun import exit_codes
-from torshrun.rendezvous.base import (
-    JobOver,
-    Outcome,
-    Place,
-    RendezvousEvent,
-    Report,
-    RoundClosing,
-    RoundFormed,
-    Sequel,
-    StandingBy,
-    Verdict,
-)
+from torshrun.rendezvous import base
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, NodeState, PlaceRow, VerdictRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
-Events = tuple[RendezvousEvent, ...]
+Events = tuple[base.RendezvousEvent, ...]
 Status = Literal["waiting", "entering", "inside", "stopping", "reported", "over"]
 """inside: workers run, or may. stopping: the agent was told to stop them, and is to report."""
 
@@ -165,28 +154,22 @@ class Member:
         """Its own round goes on, or is closing, or (None) has been replaced by another."""
         if header and header.phase == "open":
             return ()
-        number = self.row.round
         if header is None:
-            closing = RoundClosing(
-                round=number, reason="the others went on without this node", failed=False
-            )
-        else:
-            charged = header.failed and header.restarts < header.max_restarts
-            closing = RoundClosing(
-                round=number,
-                reason=header.reason,
-                failed=header.failed,
-                restarts=header.restarts + charged,
-                delay=header.delay,
-            )
-        return self._close(closing)
+            return self._close("the others went on without this node")
+        charged = header.failed and header.restarts < header.max_restarts
+        return self._close(header.reason, header.failed, header.restarts + charged, header.delay)
 
-    def _close(self, closing: RoundClosing) -> Events:
+    def _close(
+        self, reason: str, failed: bool = False, restarts: int = 0, delay: float = 0.0
+    ) -> Events:
         if self._closed == self.row.token:
             return ()
         self._closed = self.row.token
         if self.status == "inside":
             self.status = "stopping"
+        closing = base.RoundClosing(
+            round=self.row.round, reason=reason, failed=failed, restarts=restarts, delay=delay
+        )
         return (closing,)
 
     def _why(self, header: Header | None) -> str:
@@ -233,17 +216,17 @@ class Member:
         if self.status != "entering" or header is None or told is None:
             return ()
         self.status, self.dropped, self._told = "inside", False, ""
-        place = Place(
+        place = base.Place(
             round=header.number,
             num_nodes=header.size,
             **_fields(header, _FOR_WORKERS),
             **_fields(told, (*_RANKS, "role_first_rank", "role_world_size")),
         )
-        return (RoundFormed(place), *self._follow_header())
+        return (base.RoundFormed(place), *self._follow_header())
 
     def take_verdict(self, verdict: VerdictRow) -> Events:
         """How the job ended."""
-        return self._end(verdict.outcome, verdict.code, verdict.reason, verdict.sequel or None)
+        return self._end(verdict)
 
     def take_wait(self, why: str) -> Events:
         """What the leader waits for, if it does."""
@@ -269,11 +252,11 @@ class Member:
         """Nobody but its nodes knows of the round any more."""
         if not self.takes_part:
             return self._stand_by(f"{_LOST_EPOCH}; looking for the others")
-        return self._close(RoundClosing(round=self.row.round, reason=_LOST_EPOCH, failed=False))
+        return self._close(_LOST_EPOCH)
 
     # ---- what happened here
 
-    def report(self, report: Report) -> Events:
+    def report(self, report: base.Report) -> Events:
         """The workers of a round have ended."""
         if not self.takes_part or report.round != self.row.round:
             return ()
@@ -301,8 +284,9 @@ class Member:
         if self.status != "inside":
             return ()
         self.dropped = True
-        reason = f"this node could reach neither the store nor the leader for {seconds:.1f} s"
-        return self._close(RoundClosing(round=self.row.round, reason=reason, failed=False))
+        return self._close(
+            f"this node could reach neither the store nor the leader for {seconds:.1f} s"
+        )
 
     def hold_growth(self, is_held: bool) -> Events:
         """Whether the workers here want no node to be added."""
@@ -324,23 +308,23 @@ class Member:
         """The row that says so has been written, or could not be in time."""
         if self.row.state != "left":
             return ()
-        row = self.row
-        return self._end(cast(Outcome, row.leaving), row.leaving_code, row.leaving_reason)
+        row, outcome = self.row, cast(base.Outcome, self.row.leaving)
+        return self._end(
+            base.Verdict(outcome=outcome, code=row.leaving_code, reason=row.leaving_reason)
+        )
 
     def give_up(self, reason: str) -> Events:
         """The store cannot be found."""
-        return self._end("lost", exit_codes.RENDEZVOUS, reason)
+        return self._end(base.Verdict(outcome="lost", code=exit_codes.RENDEZVOUS, reason=reason))
 
-    def _end(
-        self, outcome: Outcome, code: int, reason: str, sequel: Sequel | None = None
-    ) -> Events:
+    def _end(self, verdict: base.Verdict) -> Events:
         if self.over:
             return ()
         self.over, self.status = True, "stopping" if self.takes_part else "over"
-        return (JobOver(Verdict(outcome=outcome, code=code, reason=reason, sequel=sequel)),)
+        return (base.JobOver(verdict),)
 
     def _stand_by(self, why: str) -> Events:
         if why == self._told or self.over or self.row.leaving:
             return ()
         self._told = why
-        return (StandingBy(why),)
+        return (base.StandingBy(why),)

@@ -13,16 +13,8 @@ from torsh_runtime.errors import TorshError
 from torsh_runtime.store.base import Listing, Store
 from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
+from torshrun.rendezvous import base
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.base import (
-    JobOver,
-    Post,
-    Rendezvous,
-    RendezvousEvent,
-    Report,
-    StandingBy,
-    Verdict,
-)
 from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown
 from torshrun.rendezvous.handler import NodeRendezvous
@@ -35,7 +27,7 @@ beats are closed when that is over."""
 
 
 @dataclass(eq=False)
-class EpochRendezvous(Rendezvous):
+class EpochRendezvous(base.Rendezvous):
     """Takes part in one epoch after the other; the store is the caller's to close after close()."""
 
     meet: Callable[[], Awaitable[Store]]
@@ -48,19 +40,19 @@ class EpochRendezvous(Rendezvous):
     chance: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
-        self._post: Post = lambda event: None
+        self._post: base.Post = lambda event: None
         self._task: asyncio.Task[None] | None = None
         self._node: NodeRendezvous | None = None
         self._beats: Beats | None = None
-        self._leaving: JobOver | None = None
+        self._leaving: base.JobOver | None = None
         """How it ends, once this node has been told to go."""
         self._over = False
 
-    def start(self, post: Post) -> None:
+    def start(self, post: base.Post) -> None:
         self._post = post
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def report(self, report: Report) -> None:
+    def report(self, report: base.Report) -> None:
         if self._node:
             self._node.report(report)
 
@@ -70,7 +62,7 @@ class EpochRendezvous(Rendezvous):
             self._node.hold_growth(is_held)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
-        self._leaving = JobOver(Verdict(outcome=outcome, code=code, reason=reason))
+        self._leaving = base.JobOver(base.Verdict(outcome=outcome, code=code, reason=reason))
         if self._node:
             self._node.leave(outcome, code, reason)
         else:
@@ -82,9 +74,9 @@ class EpochRendezvous(Rendezvous):
             await asyncio.gather(self._task, return_exceptions=True)
         await self._close_node()
 
-    def _pass_on(self, event: RendezvousEvent) -> None:
-        is_last = isinstance(event, JobOver)
-        if not (self._over and (is_last or isinstance(event, StandingBy))):
+    def _pass_on(self, event: base.RendezvousEvent) -> None:
+        is_last = isinstance(event, base.JobOver)
+        if not (self._over and (is_last or isinstance(event, base.StandingBy))):
             self._over = self._over or is_last
             self._post(event)
 
@@ -136,17 +128,16 @@ class EpochRendezvous(Rendezvous):
             self._node.lose()
 
     async def _close_node(self) -> None:
-        node, self._node = self._node, None
+        node, beats, self._node, self._beats = self._node, self._beats, None, None
         if node:
             await node.close()
-        beats, self._beats = self._beats, None
         if beats:
             await beats.close()
 
     def say(self, why: str) -> None:
         """Why this node has no place yet, for a person."""
-        self._pass_on(StandingBy(why))
+        self._pass_on(base.StandingBy(why))
 
     def end(self, code: int, reason: str) -> None:
         """It cannot be learnt how the job ends."""
-        self._pass_on(JobOver(Verdict(outcome="lost", code=code, reason=reason)))
+        self._pass_on(base.JobOver(base.Verdict(outcome="lost", code=code, reason=reason)))

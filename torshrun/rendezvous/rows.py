@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from urllib.parse import quote
 
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
-from torshrun.rendezvous.base import Outcome, Sequel
+from torshrun.rendezvous.base import Verdict
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
@@ -219,14 +219,8 @@ class PlaceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow:
-    """How the job ended, under `ctl/verdict`."""
-
-    outcome: Outcome
-    code: int
-    """1 to 255, and 0 if it succeeded."""
-    reason: str
-    sequel: Literal[Sequel, ""] = ""
+class VerdictRow(Verdict):
+    """How the job ended, under `ctl/verdict`; its code is 1 to 255, and 0 if it succeeded."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.code <= 255 and (self.code == 0) == (self.outcome == "succeeded"))

@@ -39,15 +39,11 @@ class Candidates(NamedTuple):
 
 def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candidates:
     """Which of these nodes may have a place now; at least so many are needed."""
-    reports, dropped, hosts = view.roster.reports, view.roster.dropped, view.hosts
+    known, hosts = view.roster.reports.keys() - view.roster.dropped, view.hosts
     absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
     absent |= {row.node: _UNHEARD for row in rows if not view.hears(row.node)}
     rows = [row for row in rows if row.node not in absent]
-    new = {
-        row.node: view.host(row.node)
-        for row in rows
-        if row.node not in reports or row.node in dropped
-    }
+    new = {row.node: view.host(row.node) for row in rows if row.node not in known}
     ends = {node: hosts.free_at(host, needed=False) for node, host in new.items()}
     held = {node: end for node, end in ends.items() if end > now}
     if len(rows) - len(held) < least:

@@ -17,12 +17,11 @@ from torsh_runtime.store.base import Store
 from torshrun import exit_codes
 from torshrun.config.job import RendezvousConfig
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.address import is_loopback, routable
+from torshrun.rendezvous.address import detach, is_loopback, routable
 from torshrun.rendezvous.base import JobOver, Place, Post, Rendezvous, RendezvousEvent, Report
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
 from torshrun.rendezvous.hub import Hub
-from torshrun.rendezvous.lookups import detach
 from torshrun.rendezvous.meeting import Meeting, patiently
 from torshrun.rendezvous.ports import HeldPorts
 from torshrun.rendezvous.rejoin import EpochRendezvous

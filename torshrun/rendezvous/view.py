@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.hosts import Hosts
-from torshrun.rendezvous.restart import History
+from torshrun.rendezvous.restart import History, Hosts
 from torshrun.rendezvous.roster import Roster, derive
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted
 from torshrun.rendezvous.settings import Settings
