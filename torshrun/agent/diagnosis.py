@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torshrun.failure.cause import Kind
 
 STARTUP_SECONDS = 10.0
-"""A worker that failed within this time, and before any initialised a process group, failed at
-its start, as far as can be seen from outside."""
+"""A worker that failed so soon, before any process group was initialised, failed at its start."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""

@@ -143,8 +143,7 @@ class RendezvousConfig:
     """How long after its last sign of life a node counts as lost."""
     access: Access = Access()
     secret: str = field(default="", repr=False)
-    """What agents prove to each other that they know; "" lets the first one make it up and the
-    store hand it on."""
+    """What agents prove to know; "" lets the first one make it up and the store hand it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +157,8 @@ class LaunchConfig:
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables that every worker gets besides those it inherits; they win over inherited ones."""
     kind: Kind = "script"
-    """How target is to be run: "script" and "module" by this Python, "program" as it is, "path" by
-    runpy.run_path."""
+    """How target is run: "script" and "module" by this Python, "program" as it is, "path" by runpy.
+    """
     nproc_per_node: int = 1
     min_nodes: int = 1
     """Nodes without which the job does not run."""
@@ -179,8 +178,7 @@ class LaunchConfig:
     retry_same_start: bool = False
     shutdown_timeout: float = 30.0
     signals_to_handle: tuple[signal.Signals, ...] = HANDLED_SIGNALS
-    """Signals that stop the job in an orderly way. SIGUSR1 and SIGUSR2 are passed on to workers
-    whether or not they are named here."""
+    """Signals that stop the job in an orderly way; workers get SIGUSR1 and SIGUSR2 in any case."""
     agent_timeout: float = 60.0
     hang_timeout: float = 0.0
     pid_namespace: bool = False
@@ -191,9 +189,8 @@ class LaunchConfig:
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     events: str | None = None
     error_file: str | None = None
-    """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE); None is
-    nowhere."""
+    """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE)."""
     scratch_place: str = "/tmp"
-    """Directory for the job's temporary directory: TMPDIR, or inside another job's worker that
-    job's own, so that it goes with it."""
+    """Where the temporary directory is made: TMPDIR, or inside another job's worker that job's own.
+    """
     output: OutputConfig = OutputConfig()

@@ -1,6 +1,4 @@
-"""Text to value, one function per kind of value. Pure; a ConfigError says what is allowed, and
-the caller puts in front of it where the text came from.
-"""
+"""Text to value, one function per kind of value. Pure; a ConfigError says what is allowed."""
 
 from __future__ import annotations
 

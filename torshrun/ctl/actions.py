@@ -1,6 +1,4 @@
-"""What torshctl's commands do with a run, and how far the job has come with what was asked of it.
-Each command tells in a line what has come of it.
-"""
+"""What torshctl's commands do with a run, and how far it has come with what was asked of it."""
 
 from __future__ import annotations
 

@@ -135,11 +135,9 @@ _MASKS = (
 
 
 def root_cause(exits: Sequence[Exit]) -> Exit | None:
-    """The exit that explains the others. None if nothing failed.
-
-    One that hung comes first, then those that had not been asked to stop; among them those that
-    did not just lose a peer, in the order in which they ended. The times in error files are whole
-    seconds, so they cannot tell more about that.
+    """The exit that explains the others; None if nothing failed. One that hung comes first, then
+    those that had not been asked to stop; among them those that did not just lose a peer, in the
+    order in which they ended, of which the times in error files, whole seconds, cannot tell more.
     """
     failed = [exit_ for exit_ in exits if exit_.failed]
     hung = [exit_ for exit_ in failed if exit_.hung]

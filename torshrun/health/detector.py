@@ -46,8 +46,7 @@ class RankState:
     waits_in: Collective | None
     """The collective that it is in; None if it is in none."""
     seconds: float
-    """How long it has been there without meeting anybody, or else how long it has done nothing,
-    as far as that was watched."""
+    """How long it has been there without meeting anybody, or else was seen to do nothing."""
     since: Mapping[Collective, float] = field(default_factory=lambda: MappingProxyType({}))
     """When each group's operation was first seen as it still is."""
     idle_since: float = 0.0

@@ -95,10 +95,9 @@ class HttpServer:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A non-blocking listening socket; port 0 is any.
-
-    `host` is a name, an IPv4 or IPv6 address, or "" for all addresses of both families. A name with
-    addresses of both is served on IPv4, where clients of either look. Raises ConfigError.
+    """A non-blocking listening socket; port 0 is any. `host` is a name, an address, or "" for all
+    of both families; a name with addresses of both is served on IPv4, where clients of either look.
+    Raises ConfigError.
     """
     problem = OSError(errno.EADDRNOTAVAIL, "")
     for family, address in _places(host, port):

@@ -33,8 +33,7 @@ class NodeRendezvous(Rendezvous):
     """
 
     asking: Asking
-    """Of a store that signs what is written and reads only what is signed; its clock is the one
-    that the loop's timers follow."""
+    """Of a store that signs, and reads only what is signed, with the clock of the loop's timers."""
     facts: NodeFacts
     beats: Beats
     listing: Listing | None = None

@@ -28,9 +28,8 @@ _BEAT = "beat"
 class Hub(Beats):
     """Answers to agents of one epoch of the job. Make it with `open`, and close it.
 
-    Each node's has a key of its own, so that what is said to one cannot be said to another. If this
-    node has rank 0 in a round, the round's store is here: its keys begin with the round's prefix,
-    and whoever still uses an earlier round's disturbs nobody.
+    Each node's has a key of its own, so that what is said to one cannot be said to another. At node
+    rank 0 a round's store is here, under its own prefix: users of earlier ones disturb nobody.
     """
 
     def __init__(self, epoch: Epoch, node: str, on_refused: Callable[[str], None]) -> None:

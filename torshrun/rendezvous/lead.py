@@ -24,8 +24,7 @@ A_WHILE = 1.0
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
 REST = 4.0
-"""Times as long as a decision takes, which grows with the number of nodes, passes until the next:
-what comes meanwhile is decided on at once."""
+"""Times as long as a decision takes passes until the next, which is on all that came meanwhile."""
 PLACES_KEPT = 120.0
 """Seconds, and a ttl, for which place rows are kept: nodes read them at once."""
 

@@ -84,8 +84,7 @@ class Pulse:
                 await asyncio.sleep(self.asking.chance.uniform(0, self._settings.rush))
 
     def _pause(self) -> float:
-        """Until the next beat. A leader that has been elected just now may not know it yet, and
-        gives no place to nodes that it does not hear."""
+        """Until the next beat: soon after a refusal, as a new leader may not know this node yet."""
         interval = self._settings.interval
         if not self._refused:
             return interval

@@ -22,8 +22,7 @@ from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Prepare = Callable[[Store, Epoch], Awaitable[tuple[NodeFacts, Beats]]]
-"""Makes what this node is reached by in an epoch, in which that store signs what is written. The
-beats are closed when that is over."""
+"""Makes what this node is reached by in an epoch, whose store signs; the beats are closed later."""
 
 
 @dataclass(eq=False)

@@ -13,8 +13,7 @@ LONGEST_PAUSE = 60.0
 STABLE_SECONDS = 300.0
 """A round that lasted so long ends a streak of failures."""
 _VARIATION = 0.25
-"""How much longer or shorter than planned a pause may be, so that jobs that failed together of one
-cause do not all return in the same moment."""
+"""Part of it by which a pause varies, so that jobs that failed together do not return together."""
 MOST_LOSSES = 5
 """After so many in a row a host's nodes are not taken any more, ..."""
 REFUSED_SECONDS = 3600.0
@@ -56,10 +55,9 @@ def following(history: History, startup: str, seconds: float) -> History:
 
 
 def pause(backoff: float, history: History, chance: float) -> float:
-    """Seconds to wait before the round that follows this history.
-
-    None before the first of a streak, then exponentially more from `backoff` seconds on, varied by
-    `chance`, a random number with 0 <= chance < 1. A backoff of 0 is no pause ever.
+    """Seconds to wait before the round that follows this history: none before the first of a
+    streak, then exponentially more from `backoff` on (0: never any), varied by `chance`, which is
+    random and 0 <= chance < 1.
     """
     if history.streak < 2 or not backoff:
         return 0.0

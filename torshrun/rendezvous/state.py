@@ -109,10 +109,8 @@ def _grants_of(count: int) -> str:
 
 
 def _gather(view: View, now: float) -> Decision:
-    """The first round is formed when all are there, or some time after enough are.
-
-    It is not the first of the job if the store has lost what it held: then its nodes tell of the
-    last one, and some may still run workers.
+    """The first round is formed when all are there, or some time after enough are. It is not the
+    first of the job if the store has lost what it held: some may still run workers then.
     """
     if view.roster.strays:
         return _wait_to_stop(view, view.roster.strays)

@@ -26,10 +26,8 @@ class Wishes:
 
 
 class View:
-    """The nodes, the round and what was asked for, as one leader sees them during its term.
-
-    Times are seconds of the leader's own monotonic clock. What follows from the rows is derived
-    anew after they have changed, see `roster`; only what does not is kept.
+    """The nodes, the round and what was asked for, as one leader sees them in its term, by its own
+    clock. What follows from the rows is derived anew after they have changed, see `roster`.
     """
 
     def __init__(self, settings: Settings, node: str, now: float) -> None:
@@ -216,8 +214,7 @@ class View:
         self._roster, self._count_again = None, -math.inf
 
     def hears(self, node: str) -> bool:
-        """Whether beats of the node reach this leader. One who was not heard may be of the past, or
-        cannot be reached by its round either."""
+        """Whether beats of the node reach this leader: one that is not heard may be of the past."""
         return node == self.node or node in self._sure
 
     def miss(self, node: str) -> None:
@@ -225,8 +222,7 @@ class View:
         self._absent[node] = self.latest[node].sequence
 
     def is_absent(self, node: str) -> bool:
-        """Whether the node has been missed, and has said nothing since: it beats, perhaps, and
-        cannot read its place."""
+        """Whether the node has been missed, and has said nothing since."""
         row = self.rows.get(node)
         return row is not None and self._absent.get(node) == row.sequence
 

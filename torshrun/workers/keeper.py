@@ -55,8 +55,7 @@ class SpawnFailed(NamedTuple):
     worker_id: int
     errno: int
     stage: str
-    """What failed: "fork", "file descriptors", "affinity", "chdir", "exec" or "request", which
-    did not make sense to the keeper."""
+    """What failed, of _STAGES; a "request" did not make sense to the keeper."""
 
 
 class Exited(NamedTuple):
