@@ -16,7 +16,7 @@ from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
-from torshrun.config.job import LaunchConfig
+from torshrun.config.job import LaunchConfig, Timeouts
 from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import Rendezvous
 from torshrun.rendezvous.ports import choose_port
@@ -87,10 +87,7 @@ def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
         restart_backoff=config.restart_backoff,
-        ttl=how.ttl,
-        join_timeout=how.join_timeout,
-        last_call_timeout=how.last_call_timeout,
-        close_timeout=how.close_timeout,
+        **{name: getattr(how, name) for name in Timeouts.__dataclass_fields__},
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )

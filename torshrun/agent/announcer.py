@@ -127,13 +127,8 @@ class Announcer:
     # ---- what goes on
 
     def round_started(self, place: Place) -> None:
-        self.emit(
-            "round_started",
-            restarts=place.restarts,
-            world_size=place.world_size,
-            master_addr=place.master_addr,
-            master_port=place.master_port,
-        )
+        facts = ("restarts", "world_size", "master_addr", "master_port")
+        self.emit("round_started", **{name: getattr(place, name) for name in facts})
 
     def start_failed(self, reason: str) -> None:
         self.say(f"error: {reason}")

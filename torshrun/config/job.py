@@ -68,12 +68,10 @@ class OutputConfig:
 
     def shown(self, worker: WorkerEnv) -> Streams:
         """Which of this worker's streams the console shows."""
-        for chosen, rank in (
-            (self.ranks_filter, worker.rank),
-            (self.local_ranks_filter, worker.local_rank),
-        ):
-            if chosen is not None and rank not in chosen:
-                return Streams.NONE
+        ranks, local_ranks = self.ranks_filter, self.local_ranks_filter
+        hidden = ranks is not None and worker.rank not in ranks
+        if hidden or (local_ranks is not None and worker.local_rank not in local_ranks):
+            return Streams.NONE
         return ~self.redirects.streams(worker) | self.tee.streams(worker)
 
     def kept(self, worker: WorkerEnv) -> Streams:
@@ -119,8 +117,22 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousConfig:
-    """How the nodes of one job find each other. Times are in seconds."""
+class Timeouts:
+    """How long the nodes of a job wait for each other, in seconds."""
+
+    join_timeout: float = 600.0
+    """For the least number of nodes."""
+    last_call_timeout: float = 30.0
+    """For more nodes, once the job could begin or grow."""
+    close_timeout: float = 30.0
+    """After the job's end, while its verdict can be read; then its name is free again."""
+    ttl: float = 15.0
+    """After its last sign of life, before a node counts as lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousConfig(Timeouts):
+    """How the nodes of one job find each other."""
 
     backend: Backend
     """static: one agent, node rank 0's, serves the store, and nodes have fixed ranks; tcp: the
@@ -133,14 +145,6 @@ class RendezvousConfig:
     """Whether this node serves the store; None: if the endpoint is an address of its host."""
     local_addr: str = ""
     """Where other nodes reach this one; "" is the address on the way to the endpoint."""
-    join_timeout: float = 600.0
-    """How long to wait for the least number of nodes."""
-    last_call_timeout: float = 30.0
-    """How long to wait for more, once there are enough."""
-    close_timeout: float = 30.0
-    """How long the verdict can be read after the job's end; then its name is free again."""
-    ttl: float = 15.0
-    """How long after its last sign of life a node counts as lost."""
     access: Access = Access()
     secret: str = field(default="", repr=False)
     """What agents prove to know; "" lets the first one make it up and the store hand it on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -87,17 +87,13 @@ def gather(
     if script is not None:  # takes the place of the file's, with arguments and what module: implies
         replaced = job.target and job.target.name
         from_file = {key: entry for key, entry in from_file.items() if entry.name != replaced}
-        job = Request(
+        job = replace(
+            job,
             target=Entry(script, COMMAND_LINE, "SCRIPT"),
             arguments=tuple(Entry(text, COMMAND_LINE, "ARGUMENTS") for text in arguments),
-            environment=job.environment,
         )
-    return Request(
-        entries={option.key: _first(option, given, from_file, environ) for option in OPTIONS},
-        target=job.target,
-        arguments=job.arguments,
-        environment=job.environment,
-    )
+    entries = {option.key: _first(option, given, from_file, environ) for option in OPTIONS}
+    return replace(job, entries=entries)
 
 
 def _first(

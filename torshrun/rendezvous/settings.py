@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torshrun.config.job import Timeouts
+
 GRANT = 0.9
 """Part of the ttl for which a sign of life that was answered lets workers run: they are to end
 before others count on it, though clocks run differently and killing takes its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Timeouts):
     """The job's rules; where nodes differ the first leader's hold, but see Election.misfit()."""
 
     run_id: str
@@ -22,14 +24,6 @@ class Settings:
     """How often all workers may be started again after a failure, in the whole job."""
     restart_backoff: float = 1.0
     """Seconds before the second restart in a row; see restart.pause."""
-    ttl: float = 15.0
-    """Seconds after which a node that nothing was heard of counts as lost."""
-    join_timeout: float = 600.0
-    """Seconds that the job waits for min_nodes nodes."""
-    last_call_timeout: float = 30.0
-    """Seconds that it waits for more once it could begin or grow, while there are < max_nodes."""
-    close_timeout: float = 30.0
-    """Seconds after the job's end for which its verdict can be read; then the run id is free."""
     outage_timeout: float = 180.0
     """Seconds that a round may go on without the store while its nodes hear each other."""
     fixed_ranks: bool = False
