@@ -201,11 +201,9 @@ def _carry_out(
         async with reach(config) as store:
             if run_id is None:
                 return await run_ids(store)
-            made = SteeredRun.open(
-                store, run_id, config.secret.encode(), patience, even_traces=even_traces
-            )
-            async with made as run:
-                run.timeout, run.say = timeout, _say
+            secret = config.secret.encode()
+            run = SteeredRun(store, run_id, secret, patience, timeout, _say)
+            async with run.watched(even_traces=even_traces):
                 return [await act(run) or ""]
 
     for line in filter(None, asyncio.run(visit())):

@@ -132,7 +132,7 @@ class Together(Rendezvous):
         find = partial(routable, config.endpoints, may_be_private=private)
         address = config.local_addr or await asyncio.to_thread(find)
         self._store = store
-        self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
+        self._hub = await Hub(epoch, self._node, self._on_refused).open(address)
         facts = NodeFacts(
             node=self._node,
             host=os.uname().nodename,
