@@ -215,13 +215,8 @@ class Announcer:
         self.emit("keeper_lost", pid=pid)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
-        self.emit(
-            "round_ended",
-            cause=cause,
-            code=over.report.code,
-            seconds=over.report.seconds,
-            unkillable=list(over.unkillable),
-        )
+        facts = {"code": over.report.code, "seconds": over.report.seconds}
+        self.emit("round_ended", cause=cause, **facts, unkillable=list(over.unkillable))
 
     # ---- failures
 

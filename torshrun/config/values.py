@@ -198,7 +198,6 @@ def flag(text: str) -> bool:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-
     def parse(text: str) -> str:
         if text not in allowed:
             hint = nearest(text, allowed)

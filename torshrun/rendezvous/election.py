@@ -37,17 +37,14 @@ class Election:
     """Starts a task that ends with the node's part in the job at the latest."""
 
     def __post_init__(self) -> None:
-        self._revision = 0
-        """That of what stands in the row's place, whatever it is."""
+        self._revision = 0  # that of what stands in the row's place, whatever it is
         self.leader: LeaderRow | None = None
         self.fence = 0
         """The revision of the leader's row; 0 while there is no leader."""
-        self._last_fence = 0
-        """That of the term before, once another has begun, or it has ended."""
+        self._last_fence = 0  # that of the term before, once another has begun, or it has ended
         self._stood: dict[str, tuple[int, float]] = {}
         """Of each row of this node by its token: the lease that it was written on, and when."""
-        self._confirmed = -math.inf
-        """When it was last asked whether this node leads, and it did."""
+        self._confirmed = -math.inf  # when it was last asked whether this node leads, and it did
         self.stands_at = math.inf
         """When this node is to stand for election."""
         self._lead: Lead | None = None
@@ -136,14 +133,6 @@ class Election:
                     f"--rdzv-conf"
                 )
         return ""
-
-    def silence(self, leader: LeaderRow, seconds: float) -> str:
-        """What to say of a leader who has not answered this node for so long."""
-        return (
-            f"{leader.node} leads, and has not answered at {leader.endpoint} for {seconds:g} s. "
-            f"Look whether this node can reach it; if it is of an earlier job, torshctl forget "
-            f"removes that"
-        )
 
     # ---- this node's term
 

@@ -100,8 +100,7 @@ class Entrance:
         self._told = ""
         self._entered = 0.0
         self._may_begin = True
-        self._begun = ""
-        """The name of the last epoch that this node set out to begin."""
+        self._begun = ""  # the name of the last epoch that this node set out to begin
         self._abandoned: set[str] = set()
 
     def abandon(self, epoch: Epoch) -> None:
@@ -110,10 +109,9 @@ class Entrance:
 
     async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> tuple[Epoch, Listing]:
         """The present epoch, with what all nodes watch; if there is none it is begun here, or (not
-        `may_begin`) by another node soon, or JobUnknown is raised.
-
-        `last` is the epoch that the store has lost. RendezvousTimeout after the join timeout.
-        StoreError if this node has no place in the job.
+        `may_begin`) by another node soon, or JobUnknown is raised. `last` is the epoch that the
+        store has lost. RendezvousTimeout after the join timeout; StoreError if there is no place in
+        the job.
         """
         asking = self._asking
         began = self._entered = asking.clock()

@@ -57,10 +57,8 @@ class NodeRendezvous(Rendezvous):
         self.lost: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Done when the store has lost the epoch, and no worker of it runs here any more. True if
         nothing stands there, and this node was out of touch: the job may have ended."""
-        self._is_lost = False
-        """Whether the store has lost the epoch."""
-        self._is_gone = False
-        """Whether no other epoch stood in the place of the one that was lost."""
+        self._is_lost = False  # whether the store has lost the epoch
+        self._is_gone = False  # whether no other epoch stood in the place of the one that was lost
         self._newest_header = (0, -1, False)
         """Fence, number and whether it was closing, of the newest header seen."""
         self._started = 0.0
@@ -223,7 +221,12 @@ class NodeRendezvous(Rendezvous):
         if self._clock() - self._started <= most:
             self._tell(self._member.doubt(leader, most))
         elif leader:
-            self._tell(self._member.give_up(self._election.silence(leader, most)))
+            why = (
+                f"{leader.node} leads, and has not answered at {leader.endpoint} for {most:g} s. "
+                f"Look whether this node can reach it; if it is of an earlier job, torshctl forget "
+                f"removes that"
+            )
+            self._tell(self._member.give_up(why))
         else:
             self.lose()
 

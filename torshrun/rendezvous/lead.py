@@ -45,12 +45,9 @@ class Lead:
         self._news = asyncio.Event()
         self._nodes = Mirror(self.asking, rows.NODES, self._take_node)
         self._wants = Mirror(self.asking, rows.WANTS, self._take_want)
-        self._rest = 0.0
-        """Seconds to wait for more news once there is some."""
-        self._wait = ""
-        """What is waited for, without figures."""
-        self._tell_at = math.inf
-        """When people are told of it."""
+        self._rest = 0.0  # seconds to wait for more news once there is some
+        self._wait = ""  # what is waited for, without figures
+        self._tell_at = math.inf  # when people are told of it
         self._over = False
 
     async def run(self) -> None:

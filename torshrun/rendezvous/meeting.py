@@ -63,9 +63,8 @@ class Meeting:
         cls, config: RendezvousConfig, say: Say, on_refused: Say = lambda why: None
     ) -> Meeting:
         """Reach the store, or serve it, within the join timeout. `say` is told what it waits for,
-        `on_refused` who was turned away from it, if it is served here.
-
-        RendezvousTimeout when there was none; StoreError when it refused this node; ConfigError.
+        `on_refused` who was turned away from it, if it is served here. RendezvousTimeout when there
+        was none; StoreError when it refused this node; ConfigError.
         """
         if config.backend == "etcd":
             return await _open_etcd(config)

@@ -63,8 +63,7 @@ class Member:
         self._is_storeless = False
         self._answered = ""
         """Token of the last round that missed this node, which has shown since that it can read."""
-        self._closed = ""
-        """Token of the last round that its agent was told is closing."""
+        self._closed = ""  # token of the last round that its agent was told is closing
         self._versions = count(past.sequence + 1 if past else 1)
         self.row = self._fresh_row(**_fields(past, _OF_ITS_ROUND) if past else {})
         """What is to stand in the store. "inside" may be written only if the header still stands

@@ -28,8 +28,7 @@ class Mirror:
     def __post_init__(self) -> None:
         self._prefix = self.asking.key(self.prefix)
         self._tell_all = self.on_listing or self._tell_each
-        self._names: set[str] = set()
-        """What was listed last, or has been put since."""
+        self._names: set[str] = set()  # what was listed last, or has been put since
         self.listed = -1
         """The revision of the latest listing."""
         self.is_loaded = asyncio.Event()

@@ -44,14 +44,10 @@ class Pulse:
         self._due = asyncio.Event()
         self._leader: LeaderRow | None = None
         self._fence = 0
-        self._number = 0
-        """Counts the beats to this leader."""
-        self._confirmed = 0
-        """The last of them that was answered."""
-        self._refused = 0
-        """How many in a row it has refused while this node waited."""
-        self._token = ""
-        """That of the round that the grants are for."""
+        self._number = 0  # counts the beats to this leader
+        self._confirmed = 0  # the last of them that was answered
+        self._refused = 0  # how many in a row it has refused while this node waited
+        self._token = ""  # that of the round that the grants are for
         self._granted = self._heard_until = -math.inf
         """Until when workers may run, and until when they may by what leaders answered."""
         self._warning: asyncio.TimerHandle | None = None

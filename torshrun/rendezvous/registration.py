@@ -24,8 +24,7 @@ class Registration:
         self._on_lost = on_lost
         self._key = asking.key(rows.NODES + member.row.node)
         self._revision = 0
-        self._unsure = False
-        """Whether a write may or may not have been made."""
+        self._unsure = False  # whether a write may or may not have been made
         self.lease = 0
         self.written: NodeRow | None = None
         """The row as it stands in the store on this lease, as far as is known."""

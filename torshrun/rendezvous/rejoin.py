@@ -43,8 +43,7 @@ class EpochRendezvous(base.Rendezvous):
         self._task: asyncio.Task[None] | None = None
         self._node: NodeRendezvous | None = None
         self._beats: Beats | None = None
-        self._leaving: base.JobOver | None = None
-        """How it ends, once this node has been told to go."""
+        self._leaving: base.JobOver | None = None  # how it ends, once this node has been told to go
         self._over = False
 
     def start(self, post: base.Post) -> None:

@@ -137,7 +137,6 @@ def _last_call(view: View, now: float) -> float:
 
 def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
     """How many nodes of the last round told of are not here, and until when they may run workers.
-
     Its leader could not go on for longer than a ttl without the first of its nodes that is here and
     beats to it no more, nor after it has come here itself; what it granted ends a ttl later.
     """

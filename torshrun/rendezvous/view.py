@@ -71,8 +71,7 @@ class View:
         self.wishes = Wishes()
         self.enough_since = math.inf
         """Since when the next round could begin, or be larger than this one."""
-        self._token: str | None = None
-        """The round's, also while there is no header any more."""
+        self._token: str | None = None  # the round's, also while there is no header any more
         self.latest: dict[str, NodeRow] = {}
         """The last row of each node, also of those that are gone."""
         self._roster: Roster | None = None
@@ -259,9 +258,8 @@ class View:
         self.inherited_until = min(self.inherited_until, end)
 
     def heard_all_since(self, now: float) -> float:
-        """Since when at the latest all nodes have beaten; -inf if one of the round never has.
-
-        Counted anew now and then only: what it was a moment ago is too early, and so safe.
+        """Since when at the latest all nodes have beaten; -inf if one of the round never has. It is
+        counted anew now and then: what it was a moment ago is too early, and so safe.
         """
         if now >= self._count_again:
             self._heard_all_since = self._count_beats(now)
