@@ -52,7 +52,6 @@ class Diagnosis:
         """`folder` is where output is kept."""
         self._output = output
         self._folder = folder
-        self._host = os.uname().nodename
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
 
@@ -61,7 +60,7 @@ class Diagnosis:
         place = ending.assignment.worker
         return Exit(
             rank=place.rank,
-            host=self._host,
+            host=os.uname().nodename,
             pid=ending.pid,
             status=ending.status,
             seconds=ending.seconds,

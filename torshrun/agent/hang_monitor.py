@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 STACKS_BOUND = 20.0
 """Seconds that finding out the stacks of workers that hang may take."""
-_SHORTEST, _LONGEST = 0.2, 10.0
-"""Seconds between two looks."""
+_SHORTEST, _LONGEST = 0.2, 10.0  # seconds between two looks
 
 
 @dataclass(eq=False)

@@ -143,5 +143,4 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-ForWorkers = StartWorkers | Settle | StopWorkers | PassOn
-Instruction = ForWorkers | TellRendezvous | Leave | ReportFailure
+Instruction = StartWorkers | Settle | StopWorkers | PassOn | TellRendezvous | Leave | ReportFailure

@@ -19,8 +19,7 @@ STOPPED = exit_codes.SIGNALLED + 2
 """The code that all agents of a stopped job end with: as by Ctrl-C on each."""
 _STOP_KEPT = 30.0
 """Seconds at least that nodes have to find the request: it is not to meet the name's next run."""
-_DRAIN_KEPT = 86400.0
-"""Seconds; the ids of nodes never come again."""
+_DRAIN_KEPT = 86400.0  # seconds; the ids of nodes never come again
 
 
 class SteeredRun(Run):

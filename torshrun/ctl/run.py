@@ -26,8 +26,7 @@ ALL_RUNS = rows.base("").removesuffix("/")
 """What the keys of every run begin with."""
 QUIET = 0.1
 """Seconds for which changes are gathered before anybody looks at them."""
-_PAUSE = 0.2
-"""Seconds between two attempts."""
+_PAUSE = 0.2  # seconds between two attempts
 
 
 class Progress(NamedTuple):

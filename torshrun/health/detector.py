@@ -18,8 +18,7 @@ from torshrun.health.pages import Collective, WorkerStatus
 
 IDLE = 0.01
 """A worker that uses less than this share of one CPU is idle."""
-_GRAIN = 0.02
-"""Seconds of CPU that do not count yet: the kernel tells of them in hundredths."""
+_GRAIN = 0.02  # seconds of CPU that do not count yet: the kernel tells of them in hundredths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

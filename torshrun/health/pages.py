@@ -9,8 +9,7 @@ from pathlib import Path
 
 from torsh_runtime import status
 
-_TRIES = 8
-"""How often a record is read that its worker goes on changing."""
+_TRIES = 8  # how often a record is read that its worker goes on changing
 _RECORD_WORDS = 5
 _PAGE_WORDS = status.PAGE_BYTES // 8
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")

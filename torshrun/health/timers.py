@@ -29,8 +29,7 @@ TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 """The variable in which workers find the pipe's path."""
 MOST_TIMERS = 10_000
 """Requests for more at a time count for nothing."""
-_LONGEST_SLEEP = 60.0
-"""Seconds: the clock that the times are of may be set meanwhile."""
+_LONGEST_SLEEP = 60.0  # seconds: the clock that the times are of may be set meanwhile
 _SCOPE_CHARS = 200
 _FIELDS = itemgetter("pid", "scope_id", "expiration_time", "signal")
 

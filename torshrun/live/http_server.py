@@ -25,8 +25,7 @@ LONGEST_REQUEST = 16384
 """Bytes of a request, with its headers, that are looked at."""
 CLOSE_SECONDS = 1.0
 """How long close() waits for the thread."""
-_PAUSE = 0.1
-"""Seconds until the next attempt when the process has no descriptor left."""
+_PAUSE = 0.1  # seconds until the next attempt when the process has no descriptor left
 _IDLE_SECONDS = 3600.0
 _BLANK = re.compile(rb"\n\r?\n")
 _BACKLOG = 4096

@@ -13,17 +13,15 @@ from threading import Thread
 from typing import ParamSpec, TypeVar
 
 from torsh_runtime.errors import ConfigError
+from torshrun.config.job import Address
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses of documentation (RFC 5737, 3849): the way there is the way out. Nothing is sent."""
 
-Place = tuple[str, int]
-"""Host and port."""
 
-
-def routable(endpoints: Sequence[Place], *, may_be_private: bool = True) -> str:
+def routable(endpoints: Sequence[Address], *, may_be_private: bool = True) -> str:
     """This host's address on the way to the first endpoint that there is a way to.
 
     IPv4 if the endpoint has both. Loopback only if the endpoint says so itself, and
@@ -55,7 +53,7 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str,
     return [*dict.fromkeys((family, (str(address[0]), port)) for family, address in known)]
 
 
-def _source(family: int, address: Place) -> str:
+def _source(family: int, address: tuple[str, int]) -> str:
     """From where packets to the address would go; "" if there is no way."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)

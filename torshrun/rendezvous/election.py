@@ -184,5 +184,5 @@ class Election:
         was_heard = lead.view.hears(beat.node)
         is_granted = lead.view.answer_beat(beat, self.asking.clock(), self.leads_until())
         if not was_heard:
-            lead.look_again()
+            lead.news.set()
         return is_granted

@@ -19,8 +19,7 @@ from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.served import ServedStore
 
-_LONGEST_BEAT = 1024
-"""Bytes."""
+_LONGEST_BEAT = 1024  # bytes
 _BEAT = "beat"
 """What is put under this key is a sign of life; the answer is 1 or 0, for granted or refused."""
 

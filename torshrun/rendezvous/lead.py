@@ -42,7 +42,8 @@ class Lead:
 
     def __post_init__(self) -> None:
         self._header_revision = self._header_as_of = 0
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
+        """Set when there is something new to decide on."""
         self._nodes = Mirror(self.asking, rows.NODES, self._take_node)
         self._wants = Mirror(self.asking, rows.WANTS, self._take_want)
         self._rest = 0.0  # seconds to wait for more news once there is some
@@ -69,11 +70,7 @@ class Lead:
             return
         self._header_revision, self._header_as_of = revision, as_of
         self.view.take_header(header, self.asking.clock())
-        self._news.set()
-
-    def look_again(self) -> None:
-        """A node is heard that was not."""
-        self._news.set()
+        self.news.set()
 
     # ---- deciding
 
@@ -116,11 +113,11 @@ class Lead:
     async def _wait_for_news(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self.news.wait()
         except TimeoutError:
             return
         await asyncio.sleep(self._rest)
-        self._news.clear()
+        self.news.clear()
 
     async def _carry_out(self, action: Action) -> None:
         fences = self._fences()  # now: what is heard meanwhile was not decided by
@@ -264,7 +261,7 @@ class Lead:
             self.view.put(row, revision)
         else:
             self.view.drop(name)
-        self._news.set()
+        self.news.set()
 
     def _take_want(self, name: str, value: bytes | None, revision: int) -> None:
         """A request, or its end. What is not signed, or malformed, counts as none."""
@@ -275,7 +272,7 @@ class Lead:
             view.wishes.stop = rows.decode(StopWanted, value)
         elif key.startswith(rows.WANT_DRAIN):
             view.drain(key.removeprefix(rows.WANT_DRAIN), bool(value))
-        self._news.set()
+        self.news.set()
 
 
 def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:

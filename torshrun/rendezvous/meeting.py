@@ -29,11 +29,9 @@ T = TypeVar("T")
 
 LINGER = 5.0
 """Seconds at most that a store is still served to nodes that have not read how the job ended."""
-_PAUSES = (0.05, 1.0)
-"""Seconds between two attempts, the first and the longest."""
+_PAUSES = (0.05, 1.0)  # seconds between two attempts, the first and the longest
 
-_A_WHILE = 0.5
-"""Seconds after which people are told what is waited for."""
+_A_WHILE = 0.5  # seconds after which people are told what is waited for
 
 Say = Callable[[str], None]
 
@@ -52,11 +50,6 @@ class Meeting:
     def is_host(self) -> bool:
         """Whether it is served here."""
         return self.server is not None
-
-    @property
-    def is_mortal(self) -> bool:
-        """Whether it ends with another agent."""
-        return isinstance(self.store, RemoteStore)
 
     @classmethod
     async def open(

@@ -112,15 +112,10 @@ class Member:
     def _change_row(self, **changes: Any) -> None:
         self.row = replace(self.row, sequence=next(self._versions), **changes)
 
-    def _wait(self) -> None:
-        """Ask for a place as a node that has none."""
+    def _wait(self, told: tuple[str, ...] = ("round",)) -> None:
+        """Ask for a place as a node that has none, and tell this of the round that it was in."""
         self.status = "waiting"
-        self.row = self._fresh_row(round=self.row.round)
-
-    def _drop_out(self) -> None:
-        """The same, and tell of which round nothing runs here any more."""
-        self.status = "waiting"
-        self.row = self._fresh_row(**_fields(self.row, _OF_ITS_ROUND))
+        self.row = self._fresh_row(**_fields(self.row, told))
 
     # ---- what others wrote
 
@@ -275,7 +270,7 @@ class Member:
             self._change_row(state="reported", **told, **self._ports())
         alone = self.header is None or self.header.token != self.row.token
         if not self.row.leaving and (self.dropped or alone or unexpected):
-            self._drop_out()
+            self._wait(_OF_ITS_ROUND)  # so others know that nothing of it runs here any more
         return self._follow_header()
 
     def grant_over(self, seconds: float) -> Events:

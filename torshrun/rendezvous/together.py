@@ -14,6 +14,7 @@ from typing import Literal
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Store
+from torsh_runtime.store.remote import RemoteStore
 from torshrun import exit_codes
 from torshrun.config.job import RendezvousConfig
 from torshrun.rendezvous import rows
@@ -29,8 +30,7 @@ from torshrun.rendezvous.served import ServedStore
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 _IN_CLEAR = "etcd's password goes over the network as it is; give etcd TLS (--rdzv-conf cacert=…)"
-_REFUSALS = 4
-"""How often in a row a host has to say, within a ttl, that nobody serves the store."""
+_REFUSALS = 4  # how often in a row a host has to say, within a ttl, that nobody serves the store
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ class Together(Rendezvous):
         await patiently(meeting.name, ask, config.join_timeout, say)
         for remark in remarks(config, meeting):
             say(remark)
-        if meeting.is_mortal:
+        if isinstance(meeting.store, RemoteStore):  # which ends with another agent
             watching = self._watch_host(meeting)
             self._watching = asyncio.get_running_loop().create_task(watching)
         return meeting.store

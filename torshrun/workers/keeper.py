@@ -35,10 +35,8 @@ _STAGES = {
     "x": "exec",
     "r": "request",
 }
-_START_BOUND = 10.0
-"""Seconds that a keeper may take to make its namespace."""
-_KILL_BOUND = 1.0
-"""Seconds that a keeper may take to die of SIGKILL."""
+_START_BOUND = 10.0  # seconds that a keeper may take to make its namespace
+_KILL_BOUND = 1.0  # seconds that a keeper may take to die of SIGKILL
 
 
 class Spawned(NamedTuple):
