@@ -138,12 +138,11 @@ class Lead:
 
     def _own(self, header: Header) -> Header:
         view = self.view
-        drained = tuple(sorted(node for node in view.wishes.drained if node in view.rows))
         return replace(
             header,
             fence=view.fence,
             leader=view.node,
-            drained=drained,
+            drained=tuple(sorted(view.wishes.drained & view.rows.keys())),
             missed=tuple(sorted(filter(view.is_absent, view.rows))),
         )
 

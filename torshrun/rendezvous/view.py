@@ -40,37 +40,21 @@ class View:
         self.revisions: dict[str, int] = {}
         """When each row was first seen in its present state of waiting: the order of arrival."""
         self.header: Header | None = None
-        self.opened_at = now
-        """When the header's round was first seen."""
         self.idle_since = now
         """Since when no round is open, as far as this leader knows."""
         self.listed_since_close = False
         """Whether all rows were listed since it is closing, and so all that entered it are known:
         what is heard of nodes may be later than what is heard of the header."""
-        self.blind_until = now
-        """Until when nodes of the round that nothing is known of may still run workers."""
-        self.inherited_until = now
-        """Until when nodes of the round may run workers by another leader's grants."""
         self.claimed = -1
         """The highest round that was ever spoken of."""
         self.forming: dict[str, tuple[str, ...]] = {}
         """The nodes of each round that this leader set out to form, by the round's token."""
-        self.seated: frozenset[str] = frozenset()
-        """The nodes that it gave places in this round."""
-        self.told: dict[str, NodeRow] = {}
-        """What each node told last of this round, those that have reported in that order."""
-        self.granted: dict[str, float] = {}
-        """When a beat of this node was last granted."""
         self.hosts = Hosts(settings)
-        self.invited: frozenset[str] = frozenset()
-        """Newcomers that the round was closed for."""
         self._absent: dict[str, int] = {}
         """The row, by its sequence, of each node that did not enter the round it had a place in."""
         self.first_seen: dict[str, float] = {}
         """When rounds of an earlier epoch, by token, and their leaders were first told of."""
         self.wishes = Wishes()
-        self.enough_since = math.inf
-        """Since when the next round could begin, or be larger than this one."""
         self._token: str | None = None  # the round's, also while there is no header any more
         self.latest: dict[str, NodeRow] = {}
         """The last row of each node, also of those that are gone."""
@@ -81,6 +65,7 @@ class View:
         self._heard_all_since = -math.inf
         self._count_again = -math.inf
         """When to count anew who has beaten: at once if the round has nodes not counted yet."""
+        self._begin_round(now)
 
     # ---- what is derived
 
@@ -166,10 +151,22 @@ class View:
             self._begin_round(now)
 
     def _begin_round(self, now: float) -> None:
-        self.opened_at = self.blind_until = self.inherited_until = now
+        self.opened_at = now
+        """When the header's round was first seen."""
+        self.blind_until = now
+        """Until when nodes of the round that nothing is known of may still run workers."""
+        self.inherited_until = now
+        """Until when nodes of the round may run workers by another leader's grants."""
         self.enough_since = math.inf
+        """Since when the next round could begin, or be larger than this one."""
         self.seated = frozenset(self.forming.pop(self._token or "", ()))
-        self.told, self.granted, self.invited = {}, {}, frozenset()
+        """The nodes that this leader gave places in this round."""
+        self.told: dict[str, NodeRow] = {}
+        """What each node told last of this round, those that have reported in that order."""
+        self.granted: dict[str, float] = {}
+        """When a beat of this node was last granted."""
+        self.invited: frozenset[str] = frozenset()
+        """Newcomers that the round was closed for."""
         known = self.rows.keys() | self.seated
         self.latest = {node: row for node, row in self.latest.items() if node in known}
         for row in self.rows.values():
