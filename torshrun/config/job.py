@@ -161,8 +161,7 @@ class LaunchConfig:
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables that every worker gets besides those it inherits; they win over inherited ones."""
     kind: Kind = "script"
-    """How target is run: "script" and "module" by this Python, "program" as it is, "path" by runpy.
-    """
+    """How target is run: "script", "module" by this Python, "program" as it is, "path" by runpy."""
     nproc_per_node: int = 1
     min_nodes: int = 1
     """Nodes without which the job does not run."""
@@ -195,6 +194,5 @@ class LaunchConfig:
     error_file: str | None = None
     """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE)."""
     scratch_place: str = "/tmp"
-    """Where the temporary directory is made: TMPDIR, or inside another job's worker that job's own.
-    """
+    """Where the temporary directory is made: TMPDIR, or in another job's worker that job's own."""
     output: OutputConfig = OutputConfig()

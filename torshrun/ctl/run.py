@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 from urllib.parse import unquote
 
@@ -74,7 +74,7 @@ class Run:
 
     store: Store
     run_id: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     """The job's; b"" if its nodes were given none."""
     patience: float
     """Seconds for which a store that fails is tried again."""

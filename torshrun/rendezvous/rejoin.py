@@ -32,7 +32,7 @@ class EpochRendezvous(base.Rendezvous):
     meet: Callable[[], Awaitable[Store]]
     """Finds the store."""
     settings: Settings
-    secret: bytes
+    secret: bytes = field(repr=False)
     """This node's; b"" takes the job's from the store."""
     prepare: Prepare
     clock: Callable[[], float] = time.monotonic
