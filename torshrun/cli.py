@@ -27,8 +27,7 @@ _OTHER = (
     ("-h, --help", "Show this message and exit."),
 )
 _SPACE = "\N{NO-BREAK SPACE}"
-_WIDEST = 30
-"""Columns for an option's name; what is longer has a line of its own."""
+_WIDEST = 30  # columns for an option's name; what is longer has a line of its own
 
 
 def main() -> None:

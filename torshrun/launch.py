@@ -16,15 +16,15 @@ from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
 from torshrun.agent.round import ServeStore
-from torshrun.config.job import LaunchConfig
+from torshrun.config.job import LaunchConfig, Timeouts
 from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import Rendezvous
+from torshrun.rendezvous.ports import choose_port
 from torshrun.rendezvous.served import serve_fresh
 from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs.pump import LogPump
-from torshrun.workers.ports import HeldPorts, choose_port
 from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
@@ -77,7 +77,7 @@ def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
     how = config.rendezvous
     if how is None:
         secret = os.urandom(32)
-        return Alone(config, choose_port), lambda place: serve_fresh(secret)
+        return Alone(config), lambda place: serve_fresh(secret)
     from torshrun.rendezvous.settings import Settings
     from torshrun.rendezvous.together import Together
 
@@ -87,14 +87,11 @@ def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
         restart_backoff=config.restart_backoff,
-        ttl=how.ttl,
-        join_timeout=how.join_timeout,
-        last_call_timeout=how.last_call_timeout,
-        close_timeout=how.close_timeout,
+        **{name: getattr(how, name) for name in Timeouts.__dataclass_fields__},
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )
-    together = Together(how, settings, config.nproc_per_node, config.role, HeldPorts())
+    together = Together(how, settings, config.nproc_per_node, config.role)
     return together, together.serve_store
 
 

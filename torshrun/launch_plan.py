@@ -15,8 +15,7 @@ from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
 CHOSEN_AT_START = "<chosen at start>"
-_Lines = Mapping[str, str]
-"""What is said about a worker, by what it is about."""
+_Lines = Mapping[str, str]  # what is said about a worker, by what it is about
 
 
 def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:

@@ -7,10 +7,9 @@ import signal
 FIRST_CAUSES = frozenset(
     {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 )
-"""A worker that one of these killed did not fail because another one had.
-
-SIGABRT is none of them. A process aborts by itself, and often because of its peers: NCCL's watchdog
-and an exception that no thread catches end a rank so after another one has gone.
+"""A worker that one of these killed did not fail because another one had. SIGABRT is none of them:
+a process aborts by itself, and often because of its peers, as by NCCL's watchdog or an exception
+that no thread catches.
 """
 
 

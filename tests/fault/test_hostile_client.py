@@ -167,7 +167,7 @@ class HubSurface(StoreSurface):
 
     async def start(self) -> tuple[str, Callable[[], Awaitable[None]]]:
         view = formed("a", "b")
-        hub = await Hub.open("127.0.0.1", self.epoch, "n", lambda reason: None)
+        hub = await Hub(self.epoch, "n", lambda reason: None).open("127.0.0.1")
         hub.serve(lambda beat: view.answer_beat(beat, time.monotonic(), math.inf))
         return hub.endpoint, hub.close
 

@@ -52,7 +52,7 @@ async def hubs(*nodes: str) -> AsyncIterator[list[Hub]]:
     async with AsyncExitStack() as stack:
         opened = []
         for node in nodes:
-            opened.append(await Hub.open("127.0.0.1", EPOCH, node, silent))
+            opened.append(await Hub(EPOCH, node, silent).open("127.0.0.1"))
             stack.push_async_callback(opened[-1].close)
         yield opened
 
@@ -123,7 +123,7 @@ def test_nobody_gets_in_without_the_secret() -> None:
                 replace(EPOCH, run_id="another"),
             )
             for epoch in others:
-                stranger = await Hub.open("127.0.0.1", epoch, "b", silent)
+                stranger = await Hub(epoch, "b", silent).open("127.0.0.1")
                 assert await stranger.beat("a", leader.endpoint, 1, BEAT, GUARD) == "silent"
                 await stranger.close()
 

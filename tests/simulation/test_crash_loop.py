@@ -9,7 +9,7 @@ import pytest
 from simulation.job import Job, Plan
 from simulation.virtual_loop import VirtualLoop
 
-from torshrun.rendezvous.hosts import MOST_LOSSES
+from torshrun.rendezvous.restart import MOST_LOSSES
 
 
 class CrashLoop(Job):

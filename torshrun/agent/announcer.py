@@ -14,7 +14,7 @@ from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
 from torshrun.failure.exits import Exit, how
-from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Sequel
+from torshrun.rendezvous.base import JobOver, Place, RoundClosing
 from torshrun.signals import signal_name
 from torshrun.text import printable
 
@@ -41,7 +41,7 @@ class Announcer:
         self._record = record
         self._node_rank = 0
         self._began = time.monotonic()
-        self._sequel: Sequel | None = None
+        self._sequel = ""
         self._lost: set[str] = set()
         self._complained = -COMPLAINTS
         self.round = 0
@@ -90,7 +90,7 @@ class Announcer:
             "job_finished",
             code=end.code,
             outcome=end.outcome,
-            reason=self._sequel or "",
+            reason=self._sequel,
             seconds=time.monotonic() - self._began,
             restarts=end.attempt.restarts,
         )
@@ -127,13 +127,8 @@ class Announcer:
     # ---- what goes on
 
     def round_started(self, place: Place) -> None:
-        self.emit(
-            "round_started",
-            restarts=place.restarts,
-            world_size=place.world_size,
-            master_addr=place.master_addr,
-            master_port=place.master_port,
-        )
+        facts = ("restarts", "world_size", "master_addr", "master_port")
+        self.emit("round_started", **{name: getattr(place, name) for name in facts})
 
     def start_failed(self, reason: str) -> None:
         self.say(f"error: {reason}")
@@ -220,13 +215,8 @@ class Announcer:
         self.emit("keeper_lost", pid=pid)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
-        self.emit(
-            "round_ended",
-            cause=cause,
-            code=over.report.code,
-            seconds=over.report.seconds,
-            unkillable=list(over.unkillable),
-        )
+        facts = {"code": over.report.code, "seconds": over.report.seconds}
+        self.emit("round_ended", cause=cause, **facts, unkillable=list(over.unkillable))
 
     # ---- failures
 
@@ -234,7 +224,7 @@ class Announcer:
         from torshrun.failure.cause import describe
 
         sequel, cause = report.sequel, found.cause
-        self._sequel = None if sequel == "restart" or sequel == "undecided" else sequel
+        self._sequel = "" if sequel in ("restart", "undecided") else sequel
         if report.unkillable:
             self.say(
                 f"error: processes that do not die of SIGKILL are left: "

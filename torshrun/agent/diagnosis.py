@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torshrun.failure.cause import Kind
 
 STARTUP_SECONDS = 10.0
-"""A worker that failed within this time, and before any initialised a process group, failed at
-its start, as far as can be seen from outside."""
+"""A worker that failed so soon, before any process group was initialised, failed at its start."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
@@ -53,7 +52,6 @@ class Diagnosis:
         """`folder` is where output is kept."""
         self._output = output
         self._folder = folder
-        self._host = os.uname().nodename
         self.hung: Mapping[int, str] = {}
         """What was found about ranks that hang, in one line each."""
 
@@ -62,7 +60,7 @@ class Diagnosis:
         place = ending.assignment.worker
         return Exit(
             rank=place.rank,
-            host=self._host,
+            host=os.uname().nodename,
             pid=ending.pid,
             status=ending.status,
             seconds=ending.seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,36 +20,31 @@ if TYPE_CHECKING:
 
 STACKS_BOUND = 20.0
 """Seconds that finding out the stacks of workers that hang may take."""
-_SHORTEST, _LONGEST = 0.2, 10.0
-"""Seconds between two looks."""
+_SHORTEST, _LONGEST = 0.2, 10.0  # seconds between two looks
 
 
+@dataclass(eq=False)
 class HangMonitor:
     """Watches one round at a time. All methods belong to the loop's thread."""
 
-    def __init__(
-        self,
-        timeout: float,
-        group: WorkerGroup,
-        post: Callable[[protocol.Event], None],
-        timer_file: str,
-        on_expired: Callable[[int, str], None],
-    ) -> None:
-        """`timeout`: seconds without progress that are a hang; 0 never looks at all. `post` takes
-        the event that tells of a hang. `on_expired` is told the rank of a worker whose own timer
-        ran out, and what happened, before that kills it.
-        """
-        self._timeout = timeout
-        self._interval = min(max(timeout / 10, _SHORTEST), _LONGEST)
-        self._group = group
-        self._loop = group.loop
-        self._post = post
+    timeout: float
+    """Seconds without progress that are a hang; 0 never looks at all."""
+    group: WorkerGroup
+    post: Callable[[protocol.Event], None]
+    """Takes the event that tells of a hang."""
+    timer_file: str
+    on_expired: Callable[[int, str], None]
+    """Is told the rank of a worker whose own timer ran out, and what happened, just before."""
+
+    def __post_init__(self) -> None:
+        self._interval = min(max(self.timeout / 10, _SHORTEST), _LONGEST)
+        self._loop = self.group.loop
         self._watching: asyncio.Task[None] | None = None
         self._timers: TimerServer | None = None
-        if timer_file:
+        if self.timer_file:
             from torshrun.health.timers import TimerServer
 
-            self._timers = TimerServer(timer_file, self._loop, self._ranks, on_expired)
+            self._timers = TimerServer(self.timer_file, self._loop, self._ranks, self.on_expired)
         self.finding: tuple[Hang, Stacks] | None = None
         """The hang of this round, and where its workers stand, by rank."""
         self.inquires = False
@@ -59,7 +55,7 @@ class HangMonitor:
         self.finding = None
         if self._timers:
             self._timers.forget()
-        if self._timeout > 0:
+        if self.timeout > 0:
             self._watching = self._loop.create_task(self._watch(a_round))
             # What goes wrong there is an internal error of a callback, and not forgotten.
             self._watching.add_done_callback(lambda task: task.cancelled() or task.result())
@@ -76,11 +72,11 @@ class HangMonitor:
     async def _watch(self, a_round: Round) -> None:
         from torshrun.health.detector import HangDetector
 
-        begin = partial(HangDetector, self._timeout, 3 * self._interval + 1)
+        begin = partial(HangDetector, self.timeout, 3 * self._interval + 1)
         detector = begin()
         while not self.finding:
             await asyncio.sleep(self._interval)
-            if self._group.pump.stalled:  # what was seen so far says nothing
+            if self.group.pump.stalled:  # what was seen so far says nothing
                 detector = begin()
             elif hang := detector.observe(self._loop.time(), self._samples(a_round)):
                 await self._inquire(hang, a_round)
@@ -91,8 +87,8 @@ class HangMonitor:
         from torshrun import procfs
         from torshrun.health.detector import Sample
 
-        workers, statuses = self._group.workers, a_round.pages.read()
-        left = set(procfs.children(self._group.keeper.pid)) - {worker.pid for worker in workers}
+        workers, statuses = self.group.workers, a_round.pages.read()
+        left = set(procfs.children(self.group.keeper.pid)) - {worker.pid for worker in workers}
         orphans = sum(map(procfs.cpu_seconds, left))
         stats = [procfs.read_stat(worker.pid) if worker.alive else None for worker in workers]
         return [
@@ -125,12 +121,12 @@ class HangMonitor:
         self.finding = hang, Stacks(texts, stacks.hint)
         # SIGABRT makes faulthandler write the stacks that could not be had.
         signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
-        self._post(protocol.Hung(a_round.number, signo))
+        self.post(protocol.Hung(a_round.number, signo))
 
     def _ranks(self) -> dict[int, int]:
         """Of the workers that run, by pid."""
-        return {worker.pid: worker.rank for worker in self._group.workers if worker.alive}
+        return {worker.pid: worker.rank for worker in self.group.workers if worker.alive}
 
     def _progress(self, a_round: Round) -> object:
-        seen = [(worker.output, worker.alive) for worker in self._group.workers]
+        seen = [(worker.output, worker.alive) for worker in self.group.workers]
         return a_round.pages.read(), seen

@@ -1,8 +1,7 @@
 """What the agent decides. Pure: (state, event) -> (state, instructions); no clock, no I/O.
 
-A round is one start of the node's workers. It begins when the rendezvous has formed it and ends
-with Diagnosed; the rendezvous is told and says what follows. Events of a round that is over change
-nothing.
+A round is one start of the node's workers, from when the rendezvous has formed it to Diagnosed, of
+which it is told. Events of a round that is over change nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ HUNG_GRACE = 5.0
 """Seconds at most that workers which hang have between the signal and SIGKILL."""
 
 _PASSED_ON = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
-"""Stop requests that workers get as they are, since many catch the first and some the others;
-otherwise they get SIGTERM."""
+"""Stop requests that workers get as they are, since many catch them; else they get SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,9 +84,8 @@ class InternalError(NamedTuple):
 
 
 OfRound = WorkerExited | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
-Asked = StopRequested | Noticed
 Decided = base.RoundFormed | base.RoundClosing | base.JobOver
-Event = OfRound | Asked | Decided | KeeperLost | InternalError
+Event = OfRound | StopRequested | Noticed | Decided | KeeperLost | InternalError
 
 
 # ---- instructions
@@ -144,5 +143,4 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-ForWorkers = StartWorkers | Settle | StopWorkers | PassOn
-Instruction = ForWorkers | TellRendezvous | Leave | ReportFailure
+Instruction = StartWorkers | Settle | StopWorkers | PassOn | TellRendezvous | Leave | ReportFailure

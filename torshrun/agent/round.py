@@ -34,7 +34,7 @@ class Round(NamedTuple):
     async def open(cls, serve_store: ServeStore, scratch: str, place: Place, workers: int) -> Round:
         """Make what a round needs. Raises OSError or a TorshError when that cannot be done."""
         try:
-            pages = StatusPages.create(_status_file(scratch, place), workers)
+            pages = StatusPages(_status_file(scratch, place), workers)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(f"cannot write in {scratch} (TMPDIR says where): {reason}") from None

@@ -19,9 +19,7 @@ TORCHRUNS = """
     rdzv_endpoint rdzv_id redirects role run_path shutdown_timeout signals_to_handle standalone
     start_method tee virtual_local_rank
 """
-"""torchrun's own options. Where an abbreviation fits several, the others stand back: what is
-unambiguous there is so here.
-"""
+"""torchrun's own options: an abbreviation that is unambiguous there is so here."""
 _BY_LETTER = {word[1]: option for option in OPTIONS for word in option.spellings if word[1] != "-"}
 
 

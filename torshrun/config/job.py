@@ -68,12 +68,10 @@ class OutputConfig:
 
     def shown(self, worker: WorkerEnv) -> Streams:
         """Which of this worker's streams the console shows."""
-        for chosen, rank in (
-            (self.ranks_filter, worker.rank),
-            (self.local_ranks_filter, worker.local_rank),
-        ):
-            if chosen is not None and rank not in chosen:
-                return Streams.NONE
+        ranks, local_ranks = self.ranks_filter, self.local_ranks_filter
+        hidden = ranks is not None and worker.rank not in ranks
+        if hidden or (local_ranks is not None and worker.local_rank not in local_ranks):
+            return Streams.NONE
         return ~self.redirects.streams(worker) | self.tee.streams(worker)
 
     def kept(self, worker: WorkerEnv) -> Streams:
@@ -119,8 +117,22 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousConfig:
-    """How the nodes of one job find each other. Times are in seconds."""
+class Timeouts:
+    """How long the nodes of a job wait for each other, in seconds."""
+
+    join_timeout: float = 600.0
+    """For the least number of nodes."""
+    last_call_timeout: float = 30.0
+    """For more nodes, once the job could begin or grow."""
+    close_timeout: float = 30.0
+    """After the job's end, while its verdict can be read; then its name is free again."""
+    ttl: float = 15.0
+    """After its last sign of life, before a node counts as lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousConfig(Timeouts):
+    """How the nodes of one job find each other."""
 
     backend: Backend
     """static: one agent, node rank 0's, serves the store, and nodes have fixed ranks; tcp: the
@@ -133,18 +145,9 @@ class RendezvousConfig:
     """Whether this node serves the store; None: if the endpoint is an address of its host."""
     local_addr: str = ""
     """Where other nodes reach this one; "" is the address on the way to the endpoint."""
-    join_timeout: float = 600.0
-    """How long to wait for the least number of nodes."""
-    last_call_timeout: float = 30.0
-    """How long to wait for more, once there are enough."""
-    close_timeout: float = 30.0
-    """How long the verdict can be read after the job's end; then its name is free again."""
-    ttl: float = 15.0
-    """How long after its last sign of life a node counts as lost."""
     access: Access = Access()
     secret: str = field(default="", repr=False)
-    """What agents prove to each other that they know; "" lets the first one make it up and the
-    store hand it on."""
+    """What agents prove to know; "" lets the first one make it up and the store hand it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +161,7 @@ class LaunchConfig:
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables that every worker gets besides those it inherits; they win over inherited ones."""
     kind: Kind = "script"
-    """How target is to be run: "script" and "module" by this Python, "program" as it is, "path" by
-    runpy.run_path."""
+    """How target is run: "script", "module" by this Python, "program" as it is, "path" by runpy."""
     nproc_per_node: int = 1
     min_nodes: int = 1
     """Nodes without which the job does not run."""
@@ -179,8 +181,7 @@ class LaunchConfig:
     retry_same_start: bool = False
     shutdown_timeout: float = 30.0
     signals_to_handle: tuple[signal.Signals, ...] = HANDLED_SIGNALS
-    """Signals that stop the job in an orderly way. SIGUSR1 and SIGUSR2 are passed on to workers
-    whether or not they are named here."""
+    """Signals that stop the job in an orderly way; workers get SIGUSR1 and SIGUSR2 in any case."""
     agent_timeout: float = 60.0
     hang_timeout: float = 0.0
     pid_namespace: bool = False
@@ -191,9 +192,7 @@ class LaunchConfig:
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     events: str | None = None
     error_file: str | None = None
-    """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE); None is
-    nowhere."""
+    """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE)."""
     scratch_place: str = "/tmp"
-    """Directory for the job's temporary directory: TMPDIR, or inside another job's worker that
-    job's own, so that it goes with it."""
+    """Where the temporary directory is made: TMPDIR, or in another job's worker that job's own."""
     output: OutputConfig = OutputConfig()

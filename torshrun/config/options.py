@@ -135,8 +135,7 @@ Configuration:
 """
 """By the headings of --help and in its order, for each option: how it is called, what stands for
 its value (nothing for a flag), after = the default as it would be given, or (in words) where no
-text says it, and below what it does, with the unit.
-"""
+text says it, and below what it does, with the unit."""
 _NO_EFFECT = "No effect: "
 
 

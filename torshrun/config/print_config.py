@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from torshrun.config.options import HEADINGS, Option
 from torshrun.config.request import Entry, Request
 
-_COLUMN = 48
-"""Where origins stand, behind all values but the longest."""
+_COLUMN = 48  # where origins stand, behind all values but the longest
 
 
 def show(request: Request) -> str:

@@ -1,11 +1,9 @@
-"""What was asked for, before it means anything: texts from the command line, the file, the
-environment and the defaults, each with the place that it came from.
-"""
+"""What was asked for, before it means anything: texts, each with the place that it came from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -40,8 +38,7 @@ class Request:
     """All that was asked for; complete, but nothing is checked yet."""
 
     entries: Entries = field(default_factory=lambda: MappingProxyType({}))
-    """By option: one for each, but those that a file does not mention are missing in what is of
-    that file alone."""
+    """By option: one for each; in what is of a file alone, those that it mentions."""
     target: Entry | None = None
     """The script, module or program; None if none was named."""
     arguments: tuple[Entry, ...] = ()
@@ -77,9 +74,8 @@ def gather(
 ) -> Request:
     """For each option the first of command line, file, environment and default that has it.
 
-    `given` are the options of the command line by key (None or missing if not given), `script`
-    and `arguments` what follows them. Reads the file that --config or TORSH_CONFIG names, and
-    raises ConfigError if that cannot be understood.
+    `given` are the options of the command line by key (None or missing if not given), `script` and
+    `arguments` what follows them. ConfigError if the file that --config names is not understood.
     """
     path = _first(BY_KEY["config"], given, {}, environ).text
     job = Request()
@@ -91,17 +87,13 @@ def gather(
     if script is not None:  # takes the place of the file's, with arguments and what module: implies
         replaced = job.target and job.target.name
         from_file = {key: entry for key, entry in from_file.items() if entry.name != replaced}
-        job = Request(
+        job = replace(
+            job,
             target=Entry(script, COMMAND_LINE, "SCRIPT"),
             arguments=tuple(Entry(text, COMMAND_LINE, "ARGUMENTS") for text in arguments),
-            environment=job.environment,
         )
-    return Request(
-        entries={option.key: _first(option, given, from_file, environ) for option in OPTIONS},
-        target=job.target,
-        arguments=job.arguments,
-        environment=job.environment,
-    )
+    entries = {option.key: _first(option, given, from_file, environ) for option in OPTIONS}
+    return replace(job, entries=entries)
 
 
 def _first(

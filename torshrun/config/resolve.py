@@ -117,8 +117,7 @@ def first_endpoint(request: Request) -> Endpoint | None:
 
 def _master(request: Request) -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT with one node: those of the static endpoint, else those given.
-    Without static torchrun takes neither, so that jobs whose scripts name the same port do not
-    collide.
+    Without static torchrun takes neither, so that jobs that name the same port do not collide.
     """
     endpoint = first_endpoint(request)
     if endpoint is None:

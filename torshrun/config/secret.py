@@ -11,8 +11,7 @@ from torshrun.procfs import open_at_once
 
 SHORTEST = 16
 """Bytes: who records one proof of a shorter one may find it by trying."""
-_FEWEST_DIFFERENT = 5
-"""Characters; a random one of any alphabet has more."""
+_FEWEST_DIFFERENT = 5  # characters; a random one of any alphabet has more
 _LARGEST = 4096
 _BETTER = "openssl rand -hex 32 makes a good one"
 

@@ -1,6 +1,4 @@
-"""Text to value, one function per kind of value. Pure; a ConfigError says what is allowed, and
-the caller puts in front of it where the text came from.
-"""
+"""Text to value, one function per kind of value. Pure; a ConfigError says what is allowed."""
 
 from __future__ import annotations
 
@@ -200,7 +198,6 @@ def flag(text: str) -> bool:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-
     def parse(text: str) -> str:
         if text not in allowed:
             hint = nearest(text, allowed)

@@ -1,6 +1,4 @@
-"""What torshctl's commands do with a run, and how far the job has come with what was asked of it.
-Each command tells in a line what has come of it.
-"""
+"""What torshctl's commands do with a run, and how far it has come with what was asked of it."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ STOPPED = exit_codes.SIGNALLED + 2
 """The code that all agents of a stopped job end with: as by Ctrl-C on each."""
 _STOP_KEPT = 30.0
 """Seconds at least that nodes have to find the request: it is not to meet the name's next run."""
-_DRAIN_KEPT = 86400.0
-"""Seconds; the ids of nodes never come again."""
+_DRAIN_KEPT = 86400.0  # seconds; the ids of nodes never come again
 
 
 class SteeredRun(Run):

@@ -189,7 +189,7 @@ def _carry_out(
 
     from torshrun.ctl.actions import SteeredRun
     from torshrun.ctl.run import reach, run_ids
-    from torshrun.rendezvous.lookups import detach
+    from torshrun.rendezvous.address import detach
 
     seconds = values.seconds(options.pop("timeout", "0"))
     timeout = None if options.pop("no_wait", False) else seconds
@@ -201,11 +201,9 @@ def _carry_out(
         async with reach(config) as store:
             if run_id is None:
                 return await run_ids(store)
-            made = SteeredRun.open(
-                store, run_id, config.secret.encode(), patience, even_traces=even_traces
-            )
-            async with made as run:
-                run.timeout, run.say = timeout, _say
+            secret = config.secret.encode()
+            run = SteeredRun(store, run_id, secret, patience, timeout, _say)
+            async with run.watched(even_traces=even_traces):
                 return [await act(run) or ""]
 
     for line in filter(None, asyncio.run(visit())):

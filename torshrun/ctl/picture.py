@@ -114,11 +114,7 @@ class Picture:
 
 def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
     """`items` are the run's keys, without what all of them begin with."""
-    nodes = [
-        row
-        for name, row in _under(rows.NODES, rows.NodeRow, items)
-        if row.node == name and row.nproc >= 1
-    ]
+    nodes = [row for name, row in _under(rows.NODES, rows.NodeRow, items) if row.node == name]
     header = _one(rows.ROUND, rows.Header, items)
     placed = [row for row in nodes if _is_of(row, header)]
     others = [row for row in nodes if not _is_of(row, header)]
@@ -166,7 +162,7 @@ def _is_of(row: rows.NodeRow, header: rows.Header | None) -> bool:
 
 
 def _one(key: str, kind: type[rows.T], items: Mapping[str, bytes]) -> rows.T | None:
-    return rows.decode(kind, items[key]) if key in items else None
+    return rows.decode(kind, items.get(key))
 
 
 def _under(

@@ -8,29 +8,25 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 from urllib.parse import unquote
 
 from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.base import Compare, Delete, Entry, Event, Put, Store, Write
-from torsh_runtime.store.endpoint import TcpEndpoint
-from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.signed import SignedStore, verified
-from torshrun.config.job import Address, RendezvousConfig
+from torshrun.config.job import RendezvousConfig
 from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.asking import BATCH, REQUEST_TIMEOUT
 from torshrun.rendezvous.epoch import Epoch, read_epoch
-from torshrun.rendezvous.meeting import Meeting, store_key
+from torshrun.rendezvous.meeting import Meeting, join
 
 ALL_RUNS = rows.base("").removesuffix("/")
 """What the keys of every run begin with."""
-BATCH = 100
-"""Writes or conditions in one transaction; etcd takes 128 unless told otherwise."""
 QUIET = 0.1
 """Seconds for which changes are gathered before anybody looks at them."""
-_REQUEST_TIMEOUT = 5.0
-_PAUSE = 0.2
-"""Seconds between two attempts."""
+_PAUSE = 0.2  # seconds between two attempts
 
 
 class Progress(NamedTuple):
@@ -42,31 +38,23 @@ class Progress(NamedTuple):
 @asynccontextmanager
 async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
     """The store where the nodes meet; it is never served here. StoreError if it cannot be had."""
-    if config.backend == "etcd":
-        meeting = await Meeting.open(config, lambda _: None)
-        try:
-            yield meeting.store
-        finally:
-            await meeting.close()
-        return
-    (address,) = config.endpoints
-    store = RemoteStore(str(TcpEndpoint(*address)), store_key(config.secret), _REQUEST_TIMEOUT)
+    is_etcd = config.backend == "etcd"
+    meeting = await (Meeting.open(config, lambda _: None) if is_etcd else _visit(config))
     try:
-        await _greet(store, address)
-        yield store
+        yield meeting.store
     finally:
-        await store.close()
+        await meeting.close()
 
 
-async def _greet(store: Store, address: Address) -> None:
-    """See that the store is there and lets this process in. StoreError says why not."""
+async def _visit(config: RendezvousConfig) -> Meeting:
+    """The store that an agent serves. StoreError says why it is not to be had."""
     try:
-        await store.get(ALL_RUNS)
+        return await join(config, REQUEST_TIMEOUT)
     except StoreError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise StoreError(
-                f"nobody serves a store at {address}: the job there has ended or was never "
-                f"started, or its nodes meet elsewhere (--rdzv-endpoint)"
+                f"nobody serves a store at {config.endpoints[0]}: the job there has ended or was "
+                f"never started, or its nodes meet elsewhere (--rdzv-endpoint)"
             ) from None
         is_refusal = error.__cause__ is None and not isinstance(error, StoreTimeout)
         hint = "; --secret-file or TORSH_SECRET has to be that of its nodes" if is_refusal else ""
@@ -80,56 +68,51 @@ async def run_ids(store: Store) -> list[str]:
     return sorted({unquote(found[1]) for key in keys if (found := pattern.fullmatch(key))})
 
 
+@dataclass(eq=False)
 class Run:
-    """One run. Make it with `open`."""
+    """One run, which can be dealt with while it is `watched`."""
 
-    def __init__(self, store: Store, run_id: str, secret: bytes, patience: float) -> None:
-        self._store = store
-        self._secret = secret
+    store: Store
+    run_id: str
+    secret: bytes = field(repr=False)
+    """The job's; b"" if its nodes were given none."""
+    patience: float
+    """Seconds for which a store that fails is tried again."""
+    timeout: float | None = None
+    """Seconds to wait until what was asked for is done; None: do not wait."""
+    say: Callable[[str], None] = lambda _: None
+    """Is told meanwhile what is still waited for, in a line."""
+
+    def __post_init__(self) -> None:
         self._epoch: Epoch | None = None
-        self._patience = patience
-        self._run_id = run_id
-        self._base = rows.base(run_id)
+        self._base = rows.base(self.run_id)
         self._items: dict[str, bytes] = {}
         self._changed = asyncio.Event()
         self._failure: StoreError | None = None
-        self.picture = read(run_id, {})
+        self.picture = read(self.run_id, {})
         """The run as it was last looked at."""
-        self.timeout: float | None = None
-        """Seconds to wait until what was asked for is done; None: do not wait."""
-        self.say: Callable[[str], None] = lambda _: None
-        """Is told meanwhile what is still waited for, in a line."""
 
-    @classmethod
     @asynccontextmanager
-    async def open(
-        cls,
-        store: Store,
-        run_id: str,
-        secret: bytes,
-        patience: float,
-        *,
-        even_traces: bool = False,
-    ) -> AsyncGenerator[Self, None]:
-        """Look at the run, and watch it from then on; a store that fails later is tried again for
-        `patience` seconds. `secret` is the job's, b"" if its nodes were given none. NotDone if
-        there is no such run, `even_traces`: and no key of one; StoreError.
+    async def watched(self, *, even_traces: bool = False) -> AsyncGenerator[Self, None]:
+        """Look at the run, and watch it from then on. NotDone if there is no such run,
+        `even_traces`: and no key of one; StoreError.
         """
-        run = cls(store, run_id, secret, patience)
-        run._items, revision = await run._list()
-        run.picture = read(run_id, run._items)
-        if run._items and not run._epoch and not even_traces:
+        self._items, revision = await self._list()
+        self.picture = read(self.run_id, self._items)
+        if self._items and not self._epoch and not even_traces:
             raise NotDone(
-                f"run {run_id!r} has another secret: give that of its nodes by TORSH_SECRET or "
-                f"--secret-file, or none if they have none"
+                f"run {self.run_id!r} has another secret: give that of its nodes by TORSH_SECRET "
+                f"or --secret-file, or none if they have none"
             )
-        if not (run.picture.is_there or (even_traces and run._items)):
-            others = ", ".join(map(repr, await run_ids(store)))
+        if not (self.picture.is_there or (even_traces and self._items)):
+            others = ", ".join(map(repr, await run_ids(self.store)))
             there = f"the runs there are: {others}" if others else "it holds no run"
-            raise NotDone(f"there is no run {run_id!r} in this store (--rdzv-id names it); {there}")
-        watching = asyncio.get_running_loop().create_task(run._follow(revision))
+            raise NotDone(
+                f"there is no run {self.run_id!r} in this store (--rdzv-id names it); {there}"
+            )
+        watching = asyncio.get_running_loop().create_task(self._follow(revision))
         try:
-            yield run
+            yield self
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -141,7 +124,7 @@ class Run:
         await self._changed.wait()
         await asyncio.sleep(QUIET)
         self._changed.clear()
-        before, self.picture = self.picture, read(self._run_id, self._items)
+        before, self.picture = self.picture, read(self.run_id, self._items)
         if self._failure and self.picture == before:
             raise self._failure
         if self._failure:
@@ -169,34 +152,34 @@ class Run:
 
     async def now(self) -> Picture:
         """The run as the store has it at this moment."""
-        return read(self._run_id, (await self._list())[0])
+        return read(self.run_id, (await self._list())[0])
 
     # ---- what is asked of it
 
     async def ask(self, wanted: dict[str, bytes], seconds: float | None = None) -> None:
         """Write these keys, which vanish after so many seconds (None: never)."""
         if not self._epoch:
-            raise NotDone(f"run {self._run_id} has just ended")
-        signed = SignedStore(self._store, self._epoch.records)
+            raise NotDone(f"run {self.run_id} has just ended")
+        signed = SignedStore(self.store, self._epoch.records)
         lease = 0 if seconds is None else await signed.grant(seconds)
         puts = [Put(self._base + key, value, lease) for key, value in wanted.items()]
         await self._write(signed, puts)
 
     async def withdraw(self, keys: Sequence[str]) -> None:
-        await self._write(self._store, [Delete(self._base + key) for key in keys])
+        await self._write(self.store, [Delete(self._base + key) for key in keys])
 
     async def erase(self, check: Callable[[Picture], None]) -> bool:
         """Delete all its keys unless `check` raises. False, with some left, if it lives on."""
-        items = (await self._store.list(self._base)).items
+        items = (await self.store.list(self._base)).items
         if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
-            raise NotDone(f"run {self._run_id} has nodes, and a secret that this is not")
-        check(read(self._run_id, {self._name(i.key): self._value(i) for i in items}))
+            raise NotDone(f"run {self.run_id} has nodes, and a secret that this is not")
+        check(read(self.run_id, {self._name(i.key): self._value(i) for i in items}))
         no_leader = Compare(self._base + rows.LEADER, 0)
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
             unchanged = (Compare(item.key, item.revision) for item in batch)
             deletes = [Delete(item.key) for item in batch]
-            outcome = await self._store.transact((no_leader, *unchanged), deletes)
+            outcome = await self.store.transact((no_leader, *unchanged), deletes)
             if not outcome.succeeded:
                 return False
         return True
@@ -209,9 +192,9 @@ class Run:
 
     async def _list(self) -> tuple[dict[str, bytes], int]:
         """What the run's nodes have signed, and the revision."""
-        items, revision = await self._store.list(self._base)
+        items, revision = await self.store.list(self._base)
         epoch = next((item for item in items if self._name(item.key) == rows.EPOCH), None)
-        self._epoch = epoch and read_epoch(self._run_id, self._secret, epoch)
+        self._epoch = epoch and read_epoch(self.run_id, self.secret, epoch)
         return {self._name(item.key): self._value(item) for item in items}, revision
 
     def _name(self, key: str) -> str:
@@ -227,7 +210,7 @@ class Run:
         broken = math.inf
         while not self._failure:
             with suppress(StoreError):
-                async with aclosing(self._store.watch(self._base, revision)) as events:
+                async with aclosing(self.store.watch(self._base, revision)) as events:
                     async for event in events:
                         self._take(event)
             try:
@@ -235,7 +218,7 @@ class Run:
                 broken = math.inf
             except StoreError as error:
                 broken = min(broken, time.monotonic())
-                over = time.monotonic() - broken >= self._patience
+                over = time.monotonic() - broken >= self.patience
                 self._failure = error if over else None
             self._changed.set()
             await asyncio.sleep(_PAUSE)

@@ -135,11 +135,9 @@ _MASKS = (
 
 
 def root_cause(exits: Sequence[Exit]) -> Exit | None:
-    """The exit that explains the others. None if nothing failed.
-
-    One that hung comes first, then those that had not been asked to stop; among them those that
-    did not just lose a peer, in the order in which they ended. The times in error files are whole
-    seconds, so they cannot tell more about that.
+    """The exit that explains the others; None if nothing failed. One that hung comes first, then
+    those that had not been asked to stop; among them those that did not just lose a peer, in the
+    order in which they ended, of which the times in error files, whole seconds, cannot tell more.
     """
     failed = [exit_ for exit_ in exits if exit_.failed]
     hung = [exit_ for exit_ in failed if exit_.hung]
@@ -198,14 +196,13 @@ def _by_code(exit_: Exit, words: Words) -> tuple[Kind, str]:
 
 
 def _out_of_memory(exit_: Exit, oom: OomEvidence) -> str:
+    limit, where = "the whole machine's", ""
     if oom.cgroup:
         limit = f"cgroup limit {size(oom.limit)}" if oom.limit else "a cgroup's limit"
-    else:
-        limit = "the whole machine's"
+        where = f" in {oom.cgroup}"
     peak = f", its peak was {size(exit_.peak_rss_kib << 10)}" if exit_.peak_rss_kib else ""
     who = "it" if exit_.signo else "one of its processes"
     surely = "" if oom.ours else _UNSURE
-    where = f" in {oom.cgroup}" if oom.cgroup else ""
     return f"The kernel killed {who}{surely}: out of memory ({limit}{where}{peak})."
 
 

@@ -18,8 +18,7 @@ from torshrun.health.pages import Collective, WorkerStatus
 
 IDLE = 0.01
 """A worker that uses less than this share of one CPU is idle."""
-_GRAIN = 0.02
-"""Seconds of CPU that do not count yet: the kernel tells of them in hundredths."""
+_GRAIN = 0.02  # seconds of CPU that do not count yet: the kernel tells of them in hundredths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +45,7 @@ class RankState:
     waits_in: Collective | None
     """The collective that it is in; None if it is in none."""
     seconds: float
-    """How long it has been there without meeting anybody, or else how long it has done nothing,
-    as far as that was watched."""
+    """How long it has been there without meeting anybody, or else was seen to do nothing."""
     since: Mapping[Collective, float] = field(default_factory=lambda: MappingProxyType({}))
     """When each group's operation was first seen as it still is."""
     idle_since: float = 0.0

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from torsh_runtime import status
 
-_TRIES = 8
-"""How often a record is read that its worker goes on changing."""
+_TRIES = 8  # how often a record is read that its worker goes on changing
 _RECORD_WORDS = 5
 _PAGE_WORDS = status.PAGE_BYTES // 8
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -81,27 +80,20 @@ class WorkerStatus:
 class StatusPages:
     """The pages of one round's workers. Whoever makes them closes them."""
 
-    def __init__(self, descriptor: int, count: int) -> None:
-        # Read, not mapped: a worker that cuts the file short must not be this process's death.
-        self._descriptor = descriptor
+    def __init__(self, path: str, count: int) -> None:
+        """Make the file for `count` local ranks, anew if it is there. OSError if it cannot be."""
         self._count = count
-
-    @classmethod
-    def create(cls, path: str, count: int) -> StatusPages:
-        """Make the file, for `count` local ranks, in place of one that is there. OSError if that
-        cannot be done, for instance because the disk is full.
-        """
         Path(path).unlink(missing_ok=True)  # stragglers of the round before may have it mapped
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # Read, not mapped: a worker that cuts the file short must not be this process's death.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             # Room now: without it a worker's store would be its death by SIGBUS.
-            os.posix_fallocate(descriptor, 0, (count + 1) * status.PAGE_BYTES)
-            os.pwrite(descriptor, struct.pack("=3Q", status.MAGIC, status.VERSION, count), 0)
+            os.posix_fallocate(self._descriptor, 0, (count + 1) * status.PAGE_BYTES)
+            os.pwrite(self._descriptor, struct.pack("=3Q", status.MAGIC, status.VERSION, count), 0)
         except OSError:
-            os.close(descriptor)
+            self.close()
             Path(path).unlink()
             raise
-        return cls(descriptor, count)
 
     def read(self) -> tuple[WorkerStatus, ...]:
         """What the workers have noted, by local rank."""

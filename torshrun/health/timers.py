@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +29,9 @@ TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 """The variable in which workers find the pipe's path."""
 MOST_TIMERS = 10_000
 """Requests for more at a time count for nothing."""
-_LONGEST_SLEEP = 60.0
-"""Seconds: the clock that the times are of may be set meanwhile."""
+_LONGEST_SLEEP = 60.0  # seconds: the clock that the times are of may be set meanwhile
 _SCOPE_CHARS = 200
+_FIELDS = itemgetter("pid", "scope_id", "expiration_time", "signal")
 
 
 class Timer(NamedTuple):
@@ -62,10 +63,7 @@ def make_pipe(environ: Mapping[str, str], scratch: str) -> str:
 def parse(line: bytes) -> Timer | None:
     """None if it is no request."""
     try:
-        document = json.loads(line)
-        pid, scope, end, signo = (
-            document[key] for key in ("pid", "scope_id", "expiration_time", "signal")
-        )
+        pid, scope, end, signo = _FIELDS(json.loads(line))
     except (ValueError, RecursionError, LookupError, TypeError):
         return None
     are_numbers = all(type(value) is int for value in (pid, signo)) and type(end) in (int, float)

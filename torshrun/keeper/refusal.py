@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from torshrun.procfs import read_text
+
 STEPS = {
     "p": "finding its own pid in /proc",
     "u": "leaving the namespaces it was born in",
@@ -36,7 +38,7 @@ def explain(stage: str, error: int, proc: Path = Path("/proc")) -> str:
 
 def _reason(stage: str, proc: Path) -> str:
     for name, (forbids, allows) in _FORBIDDING.items():
-        if _read(proc / "sys" / name).strip() == forbids:
+        if read_text(proc / "sys" / name).strip() == forbids:
             setting = name.replace("/", ".")
             return (
                 f"The machine's setting {setting}={forbids} forbids it: as root run "
@@ -47,16 +49,9 @@ def _reason(stage: str, proc: Path) -> str:
             "The container hides parts of /proc: start it with --security-opt "
             "systempaths=unconfined (Docker, Podman) or procMount: Unmasked (Kubernetes)."
         )
-    if "Seccomp:\t2" in _read(proc / "self/status"):
+    if "Seccomp:\t2" in read_text(proc / "self/status"):
         return (
             "A seccomp filter, most likely the container's, may forbid it: start the container "
             "with --cap-add SYS_ADMIN or --security-opt seccomp=unconfined."
         )
     return "It needs CAP_SYS_ADMIN (root has it) or a kernel that lets users make user namespaces."
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

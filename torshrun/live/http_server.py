@@ -25,8 +25,7 @@ LONGEST_REQUEST = 16384
 """Bytes of a request, with its headers, that are looked at."""
 CLOSE_SECONDS = 1.0
 """How long close() waits for the thread."""
-_PAUSE = 0.1
-"""Seconds until the next attempt when the process has no descriptor left."""
+_PAUSE = 0.1  # seconds until the next attempt when the process has no descriptor left
 _IDLE_SECONDS = 3600.0
 _BLANK = re.compile(rb"\n\r?\n")
 _BACKLOG = 4096
@@ -36,9 +35,8 @@ Respond = Callable[[bytes], bytes]
 
 
 class HttpServer:
-    """Serves in one thread of its own, so that it costs nothing while nobody asks. A client that is
-    idle, slow or one of very many never keeps another one out, and all of them together cost no
-    more than a share of one CPU.
+    """Serves in one thread of its own. No client, idle, slow or one of very many, keeps another one
+    out, and all of them together cost no more than a share of one CPU.
     """
 
     def __init__(self, host: str, port: int, respond: Respond) -> None:
@@ -96,10 +94,9 @@ class HttpServer:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A non-blocking listening socket; port 0 is any.
-
-    `host` is a name, an IPv4 or IPv6 address, or "" for all addresses of both families. A name with
-    addresses of both is served on IPv4, where clients of either look. Raises ConfigError.
+    """A non-blocking listening socket; port 0 is any. `host` is a name, an address, or "" for all
+    of both families; a name with addresses of both is served on IPv4, where clients of either look.
+    Raises ConfigError.
     """
     problem = OSError(errno.EADDRNOTAVAIL, "")
     for family, address in _places(host, port):

@@ -20,8 +20,7 @@ BACKLOG_BYTES = 16 << 20
 """How many bytes wait at most for a file that does not take them."""
 CLOSE_SECONDS = 2.0
 """How long the end of the job waits for them."""
-_TURN_SECONDS = 0.2
-"""How often a writer that waits for a reader looks whether it is still wanted."""
+_TURN_SECONDS = 0.2  # how often a writer that waits for a reader looks whether it is still wanted
 _SLOW_READER = "its reader does not keep up"
 _END = b"", 0
 

@@ -25,11 +25,8 @@ class Part(NamedTuple):
 
 
 def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
-    """The line for a terminal with so many columns, with ANSI codes if it is to be coloured; "" for
-    a young job.
-
-    `now` is in seconds of time.monotonic(). What there is no room for is left out, the least
-    important first.
+    """The line for a terminal of so many columns at `now`, of time.monotonic(); "" for a young job.
+    What there is no room for is left out, the least important first.
     """
     if now - snapshot.started < QUIET_SECONDS:
         return ""

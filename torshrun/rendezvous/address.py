@@ -1,31 +1,36 @@
-"""This host's address, as other nodes reach it."""
+"""Addresses: this host's, as other nodes reach it, and lookups that nobody has to wait for."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
+from threading import Thread
+from typing import ParamSpec, TypeVar
 
 from torsh_runtime.errors import ConfigError
+from torshrun.config.job import Address
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses of documentation (RFC 5737, 3849): the way there is the way out. Nothing is sent."""
 
-Place = tuple[str, int]
-"""Host and port."""
 
-
-def routable(endpoints: Sequence[Place], *, may_be_private: bool = True) -> str:
-    """The address of this host on the way to the first endpoint that there is a way to.
+def routable(endpoints: Sequence[Address], *, may_be_private: bool = True) -> str:
+    """This host's address on the way to the first endpoint that there is a way to.
 
     IPv4 if the endpoint has both. Loopback only if the endpoint says so itself, and
-    `may_be_private` or there is nothing else: a host may know its own name as 127.0.1.1, which is
-    no address for others, and one node may say localhost where others name this host. Looks names
-    up, which may take as long as the resolver takes. Raises ConfigError if there is no way to any.
+    `may_be_private` or there is nothing else: a host may know its own name as 127.0.1.1, and one
+    node may say localhost where others name this host. Takes as long as the resolver does.
+    ConfigError if there is no way to any.
     """
     for host, port in endpoints:
-        for family, address in sorted(resolve(host, port), key=_is_ipv6):
+        for family, address in sorted(resolve(host, port), key=itemgetter(0)):  # IPv4 < IPv6
             own = _source(family, address)
             if own and (not is_loopback(own) or (may_be_private and is_loopback(host))):
                 return own
@@ -48,11 +53,7 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str,
     return [*dict.fromkeys((family, (str(address[0]), port)) for family, address in known)]
 
 
-def _is_ipv6(found: tuple[socket.AddressFamily, Place]) -> bool:
-    return found[0] == socket.AF_INET6
-
-
-def _source(family: int, address: Place) -> str:
+def _source(family: int, address: tuple[str, int]) -> str:
     """From where packets to the address would go; "" if there is no way."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
@@ -66,3 +67,28 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+class _Detached(ThreadPoolExecutor):
+    """Each call in a daemon thread of its own, which nothing waits for at its end."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # as an executor's
+                future.set_exception(error)
+
+        Thread(target=work, name="torsh-lookup", daemon=True).start()
+        return future
+
+
+def detach() -> None:
+    """Have the running loop make its calls in threads that are not waited for: a resolver that
+    hangs must not keep a command alive.
+    """
+    asyncio.get_running_loop().set_default_executor(_Detached())

@@ -5,64 +5,50 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
 from torshrun import exit_codes
 from torshrun.config.job import LaunchConfig
-from torshrun.rendezvous.base import (
-    JobOver,
-    Place,
-    Post,
-    Rendezvous,
-    Report,
-    RoundClosing,
-    RoundFormed,
-    Sequel,
-    Verdict,
-)
+from torshrun.rendezvous import base
+from torshrun.rendezvous.ports import choose_port
 from torshrun.rendezvous.restart import History, following, judge, pause
 
 
-class Alone(Rendezvous):
+@dataclass(eq=False)
+class Alone(base.Rendezvous):
     """One node, which decides for itself."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        choose_port: Callable[[int], int],
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        """`choose_port` gives the port that it is asked for, or for 0 any, if it is free, and else
-        raises a TorshError or OSError. `chance` gives a random number, 0 <= chance < 1, that varies
-        the pause before a restart.
-        """
-        self._config = config
-        self._choose_port = choose_port
-        self._chance = chance
-        self._post: Post = lambda event: None
+    config: LaunchConfig
+    choose_port: Callable[[int], int] = choose_port
+    chance: Callable[[], float] = random.random
+    """Gives a number, 0 <= chance < 1, that varies the pause before a restart."""
+
+    def __post_init__(self) -> None:
+        self._post: base.Post = lambda event: None
         self._history = History()
         self._round = 0
         self._in_round = False
-        self._left: Verdict | None = None
+        self._left: base.Verdict | None = None
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, post: Post) -> None:
+    def start(self, post: base.Post) -> None:
         self._post = post
         self._form()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: base.Report) -> None:
         self._in_round = False
         if self._left:
             self._end(self._left)
         elif report.outcome in ("failed", "hung"):
             self._after_failure(report)
         else:
-            self._end(Verdict(outcome=report.ending, code=report.code, reason=""))
+            self._end(base.Verdict(outcome=report.ending, code=report.code, reason=""))
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
-        self._left = Verdict(outcome=outcome, code=code, reason=reason)
+        self._left = base.Verdict(outcome=outcome, code=code, reason=reason)
         if not self._in_round:
             self._end(self._left)
 
@@ -74,33 +60,35 @@ class Alone(Rendezvous):
             place = self._place()
         except (OSError, TorshError) as error:
             reason = f"cannot start the workers: {error}"
-            self._end(Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))
+            self._end(base.Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))
             return
         self._in_round = True
-        self._post(RoundFormed(place))
+        self._post(base.RoundFormed(place))
 
-    def _place(self) -> Place:
-        return Place(
+    def _place(self) -> base.Place:
+        return base.Place(
             round=self._round,
             restarts=self._history.restarts,
             node_rank=0,
             num_nodes=1,
             first_rank=0,
-            world_size=self._config.nproc_per_node,
-            master_addr=self._config.master_addr,
-            master_port=self._choose_port(self._config.master_port),
-            jax_port=self._choose_port(0),
+            world_size=self.config.nproc_per_node,
+            master_addr=self.config.master_addr,
+            master_port=self.choose_port(self.config.master_port),
+            jax_port=self.choose_port(0),
         )
 
-    def _after_failure(self, report: Report) -> None:
-        sequel = judge(self._config.max_restarts, self._history, report.startup)
+    def _after_failure(self, report: base.Report) -> None:
+        sequel = judge(self.config.max_restarts, self._history, report.startup)
         if sequel != "restart":
-            self._end(_verdict(report, sequel))
+            code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else report.code
+            ending, reason = report.ending, report.cause
+            self._end(base.Verdict(outcome=ending, code=code, reason=reason, sequel=sequel))
             return
         self._history = following(self._history, report.startup, report.seconds)
-        delay = pause(self._config.restart_backoff, self._history, self._chance())
+        delay = pause(self.config.restart_backoff, self._history, self.chance())
         self._post(
-            RoundClosing(
+            base.RoundClosing(
                 round=self._round,
                 reason=report.cause,
                 failed=True,
@@ -114,18 +102,12 @@ class Alone(Rendezvous):
         else:
             self._form()
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, verdict: base.Verdict) -> None:
         self._cancel()
         if not self._over:
             self._over = True
-            self._post(JobOver(verdict))
+            self._post(base.JobOver(verdict))
 
     def _cancel(self) -> None:
-        if self._timer is not None:
+        if self._timer:
             self._timer.cancel()
-            self._timer = None
-
-
-def _verdict(report: Report, sequel: Sequel) -> Verdict:
-    code = exit_codes.BUDGET_SPENT if sequel == "budget spent" else report.code
-    return Verdict(outcome=report.ending, code=code, reason=report.cause, sequel=sequel)

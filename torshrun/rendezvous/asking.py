@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torsh_runtime.errors import StoreError, StoreTimeout
@@ -18,30 +19,28 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT = 5.0
 """Seconds for one request to the store."""
+BATCH = 100
+"""Writes or conditions in one transaction; etcd takes 128 unless told otherwise."""
 RELIST = 60.0
 """Seconds after which what is watched is listed anew, in case a watch has silently died."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts, at least and at most."""
 
 
+@dataclass(eq=False)
 class Asking:
     """A store, the run's keys in it, and the patience of all of the node's tasks."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        clock: Callable[[], float],
-        chance: random.Random,
-    ) -> None:
-        self.store = store
-        self.settings = settings
-        self.clock = clock
-        self.chance = chance
-        self.trouble = ""
-        """What the store last failed with, if it ever did."""
-        self._fails_since = math.inf
-        self._base = rows.base(settings.run_id)
+    store: Store
+    settings: Settings
+    clock: Callable[[], float]
+    chance: random.Random
+    trouble: str = ""
+    """What the store last failed with, if it ever did."""
+    _fails_since: float = math.inf
+
+    def __post_init__(self) -> None:
+        self._base = rows.base(self.settings.run_id)
 
     def key(self, name: str) -> str:
         return self._base + name

@@ -38,10 +38,9 @@ class Place:
     master_port: int
     jax_port: int
     store_node: str = ""
-    """The id of node rank 0; "" if it needs none."""
+    """The id of node rank 0; "" in a job of one node, as the following."""
     store_endpoint: str = ""
-    """Where node rank 0's agent serves the round's store to the other agents, "tcp:host:port";
-    "" if there is no other agent."""
+    """Where node rank 0's agent serves the round's store to other agents, "tcp:host:port"."""
 
 
 ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lost"]
@@ -94,7 +93,7 @@ class Verdict:
     """The exit code of torshrun."""
     reason: str
     """One line for a person; names the node and worker of the root cause if there is one."""
-    sequel: Sequel | None = None
+    sequel: Literal[Sequel, ""] = ""
     """Why there was no restart, if a failure ended the job."""
 
 

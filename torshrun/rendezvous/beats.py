@@ -43,9 +43,8 @@ class Beats(ABC):
     async def beat(
         self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
     ) -> Answer:
-        """Send one beat to a node and wait `timeout` seconds at most for its answer; never raises.
-
-        `fence` tells the leaders that have been apart; a change may serve to connect anew.
+        """Send one beat and wait `timeout` seconds at most for its answer; never raises. `fence`
+        tells leaders apart: for another one it may connect anew.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torsh_runtime.store.base import Compare, Delete, Put
@@ -22,40 +23,28 @@ from torshrun.rendezvous.view import View
 _NEVER = 0, -math.inf
 
 
+@dataclass(eq=False)
 class Election:
-    """The row of the leader, as it stands and as this node wants it. While it is this node's, this
-    node leads, and answers beats.
-    """
+    """The leader's row as it stands. While it is this node's, this node leads and answers beats."""
 
-    def __init__(
-        self,
-        asking: Asking,
-        member: Member,
-        registration: Registration,
-        answers: Mapping[int, float],
-        beats: Beats,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
-        """`answers` says when the leader of each fence last answered this node. `spawn` starts a
-        task that ends with the node's part in the job at the latest.
-        """
-        self._asking = asking
-        self._member = member
-        self._registration = registration
-        self._answers = answers
-        self._beats = beats
-        self._spawn = spawn
-        self._revision = 0
-        """That of what stands in the row's place, whatever it is."""
+    asking: Asking
+    member: Member
+    registration: Registration
+    answers: Mapping[int, float]
+    """When the leader of each fence last answered this node."""
+    beats: Beats
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    """Starts a task that ends with the node's part in the job at the latest."""
+
+    def __post_init__(self) -> None:
+        self._revision = 0  # that of what stands in the row's place, whatever it is
         self.leader: LeaderRow | None = None
         self.fence = 0
         """The revision of the leader's row; 0 while there is no leader."""
-        self._last_fence = 0
-        """That of the term before, once another has begun, or it has ended."""
+        self._last_fence = 0  # that of the term before, once another has begun, or it has ended
         self._stood: dict[str, tuple[int, float]] = {}
         """Of each row of this node by its token: the lease that it was written on, and when."""
-        self._confirmed = -math.inf
-        """When it was last asked whether this node leads, and it did."""
+        self._confirmed = -math.inf  # when it was last asked whether this node leads, and it did
         self.stands_at = math.inf
         """When this node is to stand for election."""
         self._lead: Lead | None = None
@@ -64,13 +53,13 @@ class Election:
     @property
     def is_won(self) -> bool:
         """Whether this node leads."""
-        return self.leader is not None and self.leader.node == self._member.row.node
+        return self.leader is not None and self.leader.node == self.member.row.node
 
     @property
     def is_due(self) -> bool:
         """Whether this node is to stand now, and may."""
-        able = self._registration.written is not None and not self._member.row.leaving
-        return able and not self.fence and self._asking.clock() >= self.stands_at
+        able = self.registration.written is not None and not self.member.row.leaving
+        return able and not self.fence and self.asking.clock() >= self.stands_at
 
     # ---- the leader's row
 
@@ -84,26 +73,26 @@ class Election:
             self._confirmed = self._stood.get(leader.token if leader else "", _NEVER)[1]
         self.leader, self.fence, self._revision = leader, fence, revision
         self.stands_at = math.inf if fence else self._soon()
-        if self.is_won and not self._lead and not self._member.over:
+        if self.is_won and not self._lead and not self.member.over:
             self._begin()
 
     def _soon(self) -> float:
         """When to stand for election; later if the last leader is still heard, who knows most, or
         if this node is not of the round, and knows nothing of when the last term ended.
         """
-        last, header, now = self._last_fence, self._member.header, self._asking.clock()
-        interval = self._asking.settings.interval
-        heard = self._answers.get(last, -math.inf)
-        soon = self._asking.chance.uniform(0, 0.02) if last else 0.0
+        last, header, now = self._last_fence, self.member.header, self.asking.clock()
+        interval = self.asking.settings.interval
+        heard = self.answers.get(last, -math.inf)
+        soon = self.asking.chance.uniform(0, 0.02) if last else 0.0
         if now - heard < interval:
             soon += interval / 8
-        elif heard == -math.inf and header and header.token != self._member.row.token:
+        elif heard == -math.inf and header and header.token != self.member.row.token:
             soon += interval
         return now + soon
 
     async def stand(self) -> None:
         """Write this node's row if there is no leader; the watch tells who won."""
-        asking, settings, row = self._asking, self._asking.settings, self._member.row
+        asking, settings, row = self.asking, self.asking.settings, self.member.row
         self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
         leader = LeaderRow(
             node=row.node,
@@ -112,34 +101,32 @@ class Election:
             ttl=settings.ttl,
             outage_timeout=settings.outage_timeout,
         )
-        key, lease = asking.key(rows.LEADER), self._registration.lease
+        key, lease = asking.key(rows.LEADER), self.registration.lease
         self._stood[leader.token] = lease, asking.clock()
         put = Put(key, rows.encode(leader), lease)
         compare = Compare(key, self._revision)  # what is no leader's row is no leader
         await asking.ask(asking.store.transact((compare,), (put,)))
 
     async def confirm(self) -> None:
-        """If this node leads ask whether it still does: the row may have been replaced while its
-        lease lives, and the watch lag behind.
-        """
+        """Ask whether this node still leads, if it does: the watch may lag behind another's row."""
         if self.is_won:
-            sent, fence = self._asking.clock(), self.fence
-            key = self._asking.key(rows.LEADER)
-            entry = await self._asking.ask(self._asking.store.get(key))
+            sent, fence = self.asking.clock(), self.fence
+            key = self.asking.key(rows.LEADER)
+            entry = await self.asking.ask(self.asking.store.get(key))
             if entry and entry.value and entry.revision == fence == self.fence:
                 self._confirmed = sent
 
     async def resign(self, timeout: float) -> None:
         """Let the others elect another leader at once. StoreError: they may have to wait."""
         if self.is_won:
-            key = self._asking.key(rows.LEADER)
-            request = self._asking.store.transact((Compare(key, self.fence),), (Delete(key),))
-            await self._asking.ask(request, timeout)
+            key = self.asking.key(rows.LEADER)
+            request = self.asking.store.transact((Compare(key, self.fence),), (Delete(key),))
+            await self.asking.ask(request, timeout)
 
     def misfit(self, leader: LeaderRow) -> str:
         """Why this node cannot work with that leader, or ""."""
         for name in ("ttl", "outage_timeout"):
-            ours, theirs = getattr(self._asking.settings, name), getattr(leader, name)
+            ours, theirs = getattr(self.asking.settings, name), getattr(leader, name)
             if ours != theirs:
                 return (
                     f"{name} is {ours:g} here and {theirs:g} on the other nodes: give all the same "
@@ -147,32 +134,23 @@ class Election:
                 )
         return ""
 
-    def silence(self, leader: LeaderRow, seconds: float) -> str:
-        """What to say of a leader who has not answered this node for so long."""
-        return (
-            f"{leader.node} leads, and has not answered at {leader.endpoint} for {seconds:g} s. "
-            f"Look whether this node can reach it; if it is of an earlier job, torshctl forget "
-            f"removes that"
-        )
-
     # ---- this node's term
 
     def _begin(self) -> None:
-        view = View(self._asking.settings, self._member.row.node, self._asking.clock())
+        view = View(self.asking.settings, self.member.row.node, self.asking.clock())
         view.fence = self.fence
-        self._lead = Lead(self._asking, view, self._on_first_listing)
-        revision = self._member.header_revision
-        self._lead.take_header(self._member.header, revision, revision)
-        self._beats.serve(self._judge)
-        self._task = self._spawn(self._lead.run())
+        self._lead = Lead(self.asking, view, self._on_first_listing)
+        revision = self.member.header_revision
+        self._lead.take_header(self.member.header, revision, revision)
+        self.beats.serve(self._judge)
+        self._task = self.spawn(self._lead.run())
 
     def end(self) -> None:
         """It leads no more, or never did."""
-        self._beats.serve(None)
+        self.beats.serve(None)
         self._lead = None
         if self._task:
             self._task.cancel()
-            self._task = None
 
     def take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         """The round as the store had it at that revision, `as_of`."""
@@ -181,11 +159,11 @@ class Election:
 
     def leads_until(self) -> float:
         """Until when this node may act as the leader; -inf if it is none."""
-        if not self._lead or self._registration.lease != self._lease:
+        if not self._lead or self.registration.lease != self._lease:
             return -math.inf
-        known_until = self._confirmed + GRANT * self._asking.settings.ttl
-        lease_until = min(self._registration.lease_until, known_until)
-        return leader_until(self._lead.view, lease_until, self._asking.clock())
+        known_until = self._confirmed + GRANT * self.asking.settings.ttl
+        lease_until = min(self.registration.lease_until, known_until)
+        return leader_until(self._lead.view, lease_until, self.asking.clock())
 
     @property
     def _lease(self) -> int:
@@ -195,8 +173,8 @@ class Election:
     def _on_first_listing(self) -> None:
         """The leader knows now who is there, and so who is missing."""
         if self._lead:
-            view, now = self._lead.view, self._asking.clock()
-            ends = inherited_until(view, self._answers, self._last_fence, now)
+            view, now = self._lead.view, self.asking.clock()
+            ends = inherited_until(view, self.answers, self._last_fence, now)
             view.blind_until, view.inherited_until = ends
 
     def _judge(self, beat: Beat) -> bool:
@@ -204,7 +182,7 @@ class Election:
         if lead is None:
             return False
         was_heard = lead.view.hears(beat.node)
-        is_granted = lead.view.answer_beat(beat, self._asking.clock(), self.leads_until())
+        is_granted = lead.view.answer_beat(beat, self.asking.clock(), self.leads_until())
         if not was_heard:
-            lead.look_again()
+            lead.news.set()
         return is_granted

@@ -100,8 +100,7 @@ class Entrance:
         self._told = ""
         self._entered = 0.0
         self._may_begin = True
-        self._begun = ""
-        """The name of the last epoch that this node set out to begin."""
+        self._begun = ""  # the name of the last epoch that this node set out to begin
         self._abandoned: set[str] = set()
 
     def abandon(self, epoch: Epoch) -> None:
@@ -110,10 +109,9 @@ class Entrance:
 
     async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> tuple[Epoch, Listing]:
         """The present epoch, with what all nodes watch; if there is none it is begun here, or (not
-        `may_begin`) by another node soon, or JobUnknown is raised.
-
-        `last` is the epoch that the store has lost. RendezvousTimeout after the join timeout.
-        StoreError if this node has no place in the job.
+        `may_begin`) by another node soon, or JobUnknown is raised. `last` is the epoch that the
+        store has lost. RendezvousTimeout after the join timeout; StoreError if there is no place in
+        the job.
         """
         asking = self._asking
         began = self._entered = asking.clock()
@@ -188,15 +186,13 @@ class Entrance:
         )
 
     def _may_be_next(self, epoch: Epoch, last: Epoch | None) -> bool:
-        """Who was in an epoch takes none but one that says that it has taken the place of that:
-        others may be of the past, and put back.
-        """
+        """Who was in an epoch takes only one that follows it: others may be put back."""
         is_later = last is None or last.name in epoch.past
         return epoch.name not in self._abandoned and (is_later or not self._may_begin)
 
     def _verdict(self, epoch: Epoch, entry: Entry | None) -> VerdictRow | None:
         value = verified(epoch.records, *entry[:2], entry.lease) if entry else b""
-        return rows.decode(VerdictRow, value) if value else None
+        return rows.decode(VerdictRow, value)
 
     async def _refuse_if_alive(self, found: dict[str, Entry]) -> None:
         """A job that lives is not to be ended by who does not know its secret."""

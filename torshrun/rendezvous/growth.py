@@ -16,8 +16,7 @@ class Growth:
     """Tells whether this node holds the job's growth.
 
     The workers of node rank 0 write to the round's store for how many seconds it may grow from then
-    on; once they have done so it may not at other times. Before that, and in a round whose workers
-    do not, nothing is told.
+    on. Once they have, it may not at other times; before that nothing is told.
     """
 
     def __init__(self, hold: Callable[[bool], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
@@ -25,35 +26,29 @@ CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
 
 
+@dataclass(eq=False)
 class NodeRendezvous(Rendezvous):
     """A node's part in a job for one epoch of its run id: it ends early, by `lost`, if the store
     loses that. The store and the beats stay the caller's to close, after close().
     """
 
-    def __init__(
-        self,
-        asking: Asking,
-        facts: NodeFacts,
-        beats: Beats,
-        *,
-        listing: Listing | None = None,
-        past: NodeRow | None = None,
-        is_proven: bool = True,
-    ) -> None:
-        """`asking` has a store that signs what is written and reads only what is signed, and the
-        clock that the loop's timers follow; `listing` is what all nodes watch, read there. `past`
-        is this node's row in the epoch before. `is_proven`: whether the epoch surely is the present
-        one.
-        """
-        self._asking = asking
-        self._settings = asking.settings
-        self._clock = asking.clock
-        self._member = Member(asking.settings, facts, past)
-        self._make_parts(beats)
-        self._first = listing
-        self.is_proven = is_proven
-        """Whether a leader who lives has answered for the epoch. Until then this node believes
-        nothing of what is signed, and does not lead."""
+    asking: Asking
+    """Of a store that signs, and reads only what is signed, with the clock of the loop's timers."""
+    facts: NodeFacts
+    beats: Beats
+    listing: Listing | None = None
+    """What all nodes watch, as it was read there."""
+    before: NodeRow | None = None
+    """This node's row in the epoch before."""
+    is_proven: bool = True
+    """Whether the epoch surely is the present one: a leader who lives has answered for it. Until
+    then this node believes nothing of what is signed, and does not lead."""
+
+    def __post_init__(self) -> None:
+        self._settings = self.asking.settings
+        self._clock = self.asking.clock
+        self._member = Member(self._settings, self.facts, self.before)
+        self._make_parts()
         self._unread: dict[str, tuple[bytes | None, int, int]] = {}
         """What was seen until then, by name; see `_take`."""
         self._post: Post = lambda event: None
@@ -62,18 +57,16 @@ class NodeRendezvous(Rendezvous):
         self.lost: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Done when the store has lost the epoch, and no worker of it runs here any more. True if
         nothing stands there, and this node was out of touch: the job may have ended."""
-        self._is_lost = False
-        """Whether the store has lost the epoch."""
-        self._is_gone = False
-        """Whether no other epoch stood in the place of the one that was lost."""
+        self._is_lost = False  # whether the store has lost the epoch
+        self._is_gone = False  # whether no other epoch stood in the place of the one that was lost
         self._newest_header = (0, -1, False)
         """Fence, number and whether it was closing, of the newest header seen."""
         self._started = 0.0
         self._over = False
 
-    def _make_parts(self, beats: Beats) -> None:
+    def _make_parts(self) -> None:
         """What each does is told in its own module."""
-        asking, member = self._asking, self._member
+        asking, member, beats = self.asking, self._member, self.beats
         self._registration = Registration(asking, member, self._lease_lost)
         self._control = Mirror(asking, rows.CONTROL, self._take_change, self._take_control)
         self._pulse = Pulse(
@@ -100,15 +93,13 @@ class NodeRendezvous(Rendezvous):
             what = f"address {row.address!r}, endpoint {row.endpoint!r}"
             self._tell(self._member.give_up(f"other nodes could not reach this one: {what}"))
             return
-        self._spawn(self._control.follow(self._first))
+        self._spawn(self._control.follow(self.listing))
         for work in (self._work, self._renew, self._pulse.run):
             self._spawn(work())
 
     @property
     def past(self) -> NodeRow:
-        """What the next epoch is to know of this node: of one that was not proven, what it had come
-        with.
-        """
+        """What the next epoch is to know of this node."""
         return self._member.past
 
     def report(self, report: Report) -> None:
@@ -133,7 +124,7 @@ class NodeRendezvous(Rendezvous):
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self._is_lost:  # else nothing there is this node's
             with suppress(StoreError):
-                await self._asking.ask(self._give_back(), CLOSE_TIMEOUT)
+                await self.asking.ask(self._give_back(), CLOSE_TIMEOUT)
 
     async def _resign(self) -> None:
         with suppress(StoreError):
@@ -200,13 +191,13 @@ class NodeRendezvous(Rendezvous):
         elif not self.is_proven and name in (rows.ROUND, rows.VERDICT, rows.WAIT):
             self._unread[name] = value, revision, as_of
         elif name == rows.LEADER:
-            self._take_leader(rows.decode(LeaderRow, value) if value else None, revision)
+            self._take_leader(rows.decode(LeaderRow, value), revision)
         elif name == rows.ROUND:
-            self._take_header(rows.decode(Header, value) if value else None, revision, as_of)
-        elif name == rows.VERDICT and value and (verdict := rows.decode(VerdictRow, value)):
+            self._take_header(rows.decode(Header, value), revision, as_of)
+        elif name == rows.VERDICT and (verdict := rows.decode(VerdictRow, value)):
             self._tell(self._member.take_verdict(verdict))
         elif name == rows.WAIT:
-            wait = rows.decode(WaitRow, value) if value else None
+            wait = rows.decode(WaitRow, value)
             self._tell(self._member.take_wait(wait.why if wait else ""))
 
     def _prove(self) -> None:
@@ -230,7 +221,12 @@ class NodeRendezvous(Rendezvous):
         if self._clock() - self._started <= most:
             self._tell(self._member.doubt(leader, most))
         elif leader:
-            self._tell(self._member.give_up(self._election.silence(leader, most)))
+            why = (
+                f"{leader.node} leads, and has not answered at {leader.endpoint} for {most:g} s. "
+                f"Look whether this node can reach it; if it is of an earlier job, torshctl forget "
+                f"removes that"
+            )
+            self._tell(self._member.give_up(why))
         else:
             self.lose()
 
@@ -294,7 +290,7 @@ class NodeRendezvous(Rendezvous):
                 if self._registration.lease:
                     with suppress(StoreError):
                         await self._registration.renew()
-                await self._asking.pause()
+                await self.asking.pause()
 
     async def _wait_until_due(self) -> None:
         seconds = min(self._election.stands_at - self._clock(), self._settings.ttl)
@@ -312,12 +308,12 @@ class NodeRendezvous(Rendezvous):
             if await registration.write():
                 self._on_written()
             else:  # why, a listing tells: a watch of a store that was overtaken tells nothing
-                await self._asking.pause()
+                await self.asking.pause()
                 await self._control.refresh()
         elif member.status == "entering" and registration.written == member.row:
             if await registration.renew():  # the lease was about to end
                 self._on_written()
-            await self._asking.pause()
+            await self.asking.pause()
         elif member.wants_place:
             await self._read_place()
         elif self.is_proven and self._election.is_due:
@@ -339,8 +335,8 @@ class NodeRendezvous(Rendezvous):
     async def _read_place(self) -> None:
         header = self._member.header
         assert header is not None
-        key = self._asking.key(rows.PLACES + self._member.row.node)
-        entry = await self._asking.ask(self._asking.store.get(key))
+        key = self.asking.key(rows.PLACES + self._member.row.node)
+        entry = await self.asking.ask(self.asking.store.get(key))
         place = rows.decode(PlaceRow, entry.value) if entry else None
         self._tell(self._member.take_place(header.token, place))
 
@@ -372,6 +368,6 @@ class NodeRendezvous(Rendezvous):
         if silence > self._settings.join_timeout and not self._member.takes_part:
             why = (
                 f"the store has not answered for {silence:.0f} s. Look whether it runs, and "
-                f"whether this node can reach it. Last error: {self._asking.trouble or 'none'}"
+                f"whether this node can reach it. Last error: {self.asking.trouble or 'none'}"
             )
             self._tell(self._member.give_up(why))

@@ -19,18 +19,16 @@ from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.served import ServedStore
 
-_LONGEST_BEAT = 1024
-"""Bytes."""
+_LONGEST_BEAT = 1024  # bytes
 _BEAT = "beat"
 """What is put under this key is a sign of life; the answer is 1 or 0, for granted or refused."""
 
 
 class Hub(Beats):
-    """Answers to agents of one epoch of the job. Make it with `open`, and close it.
+    """Answers to agents of one epoch of the job. To be opened, and closed.
 
-    Each node's has a key of its own, so that what is said to one cannot be said to another. If this
-    node has rank 0 in a round, the round's store is here: its keys begin with the round's prefix,
-    and whoever still uses an earlier round's disturbs nobody.
+    Each node's has a key of its own, so that what is said to one cannot be said to another. At node
+    rank 0 a round's store is here, under its own prefix: users of earlier ones disturb nobody.
     """
 
     def __init__(self, epoch: Epoch, node: str, on_refused: Callable[[str], None]) -> None:
@@ -41,20 +39,16 @@ class Hub(Beats):
         self.endpoint = ""
         """Where other agents reach it."""
 
-    @classmethod
-    async def open(
-        cls, address: str, epoch: Epoch, node: str, on_refused: Callable[[str], None]
-    ) -> Hub:
+    async def open(self, address: str) -> Hub:
         """Serve on a free port; `address` is where others reach this host: it need not be one of
         its own, but if it is loopback nobody else is to come. StoreError when that cannot be done.
         """
-        hub = cls(epoch, node, on_refused)
         everywhere = "::" if ":" in address else "0.0.0.0"
         place = TcpEndpoint(address if is_loopback(address) else everywhere, 0)
-        bound = parse_endpoint(await hub._server.start(str(place)))
+        bound = parse_endpoint(await self._server.start(str(place)))
         assert isinstance(bound, TcpEndpoint)
-        hub.endpoint = str(TcpEndpoint(address, bound.port))
-        return hub
+        self.endpoint = str(TcpEndpoint(address, bound.port))
+        return self
 
     # ---- stores of rounds
 

@@ -7,27 +7,24 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.asking import Asking
+from torshrun.rendezvous.asking import BATCH, Asking
 from torshrun.rendezvous.mirror import Mirror
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
 from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, ListNodes, decide
 from torshrun.rendezvous.view import View
 
-BATCH = 100
-"""Writes in one transaction; etcd takes 128 operations unless told otherwise."""
 A_WHILE = 1.0
 """Seconds after which people are told what is waited for."""
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
 REST = 4.0
-"""Times as long as a decision takes, which grows with the number of nodes, passes until the next:
-what comes meanwhile is decided on at once."""
+"""Times as long as a decision takes passes until the next, which is on all that came meanwhile."""
 PLACES_KEPT = 120.0
 """Seconds, and a ttl, for which place rows are kept: nodes read them at once."""
 
@@ -35,40 +32,33 @@ PLACES_KEPT = 120.0
 Fences = tuple[Compare, Compare]
 
 
+@dataclass(eq=False)
 class Lead:
     """One term as the leader. `run` ends when the job has ended, or by being cancelled."""
 
-    def __init__(
-        self,
-        asking: Asking,
-        view: View,
-        on_first_listing: Callable[[], None],
-    ) -> None:
-        self._asking = asking
-        self.view = view
-        self._on_first_listing = on_first_listing
+    asking: Asking
+    view: View
+    on_first_listing: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._header_revision = self._header_as_of = 0
-        self._news = asyncio.Event()
-        self._nodes = Mirror(asking, rows.NODES, self._take_node)
-        self._wants = Mirror(asking, rows.WANTS, self._take_want)
-        self._rest = 0.0
-        """Seconds to wait for more news once there is some."""
-        self._wait = ""
-        """What is waited for, without figures."""
-        self._tell_at = math.inf
-        """When people are told of it."""
+        self.news = asyncio.Event()
+        """Set when there is something new to decide on."""
+        self._nodes = Mirror(self.asking, rows.NODES, self._take_node)
+        self._wants = Mirror(self.asking, rows.WANTS, self._take_want)
+        self._rest = 0.0  # seconds to wait for more news once there is some
+        self._wait = ""  # what is waited for, without figures
+        self._tell_at = math.inf  # when people are told of it
         self._over = False
 
     async def run(self) -> None:
         """Lead. The store may come and go meanwhile."""
         async with asyncio.TaskGroup() as tasks:
-            watches = [
-                tasks.create_task(self._nodes.follow()),
-                tasks.create_task(self._wants.follow()),
-            ]
-            await self._nodes.is_loaded.wait()
-            await self._wants.is_loaded.wait()
-            self._on_first_listing()
+            mirrors = self._nodes, self._wants
+            watches = [tasks.create_task(mirror.follow()) for mirror in mirrors]
+            for mirror in mirrors:
+                await mirror.is_loaded.wait()
+            self.on_first_listing()
             while not self._over:
                 await self._decide()
             for watch in watches:
@@ -79,40 +69,34 @@ class Lead:
         if as_of < self._header_as_of:  # the watch lags behind what was written here
             return
         self._header_revision, self._header_as_of = revision, as_of
-        self.view.take_header(header, self._asking.clock())
-        self._news.set()
-
-    def look_again(self) -> None:
-        """A node is heard that was not."""
-        self._news.set()
+        self.view.take_header(header, self.asking.clock())
+        self.news.set()
 
     # ---- deciding
 
     async def _decide(self) -> None:
         """One decision, carried out, or the wait for news."""
-        now = self._asking.clock()
+        now = self.asking.clock()
         decision = decide(self.view, now)
-        self._rest = REST * (self._asking.clock() - now)
+        self._rest = REST * (self.asking.clock() - now)
         try:
             if decision.action:
                 await self._carry_out(decision.action)
             else:
                 tell_at = await self._tell_wait(decision.why, now)
-                most = min(decision.wake, tell_at, now + self._asking.settings.ttl)
+                most = min(decision.wake, tell_at, now + self.asking.settings.ttl)
                 await self._wait_for_news(max(most - now, SHORTEST_WAIT))
         except StoreError:
-            await self._asking.pause()
+            await self.asking.pause()
 
     async def _tell_wait(self, why: str, now: float) -> float:
-        """Let people know what is waited for, once it takes a while; when to look again for that.
-        The same wait, with other figures, is not told again.
-        """
+        """Tell people once what is waited for, if it takes a while; when to look at that again."""
         what = re.sub(r"\d+", "#", why)
         if what != self._wait:
             self._wait, self._tell_at = what, now + A_WHILE if why else math.inf
         if now >= self._tell_at:
             self._tell_at = math.inf
-            asking, (leads, _) = self._asking, self._fences()
+            asking, (leads, _) = self.asking, self._fences()
             put = Put(asking.key(rows.WAIT), rows.encode(WaitRow(why=why)))
             await asking.ask(asking.store.transact((leads,), (put,)))
         return self._tell_at
@@ -123,17 +107,17 @@ class Lead:
         if revision >= self._header_revision:
             self.view.listed_since_close = True
         else:  # of a member that lags behind
-            await self._asking.pause()
+            await self.asking.pause()
         return True
 
     async def _wait_for_news(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self.news.wait()
         except TimeoutError:
             return
         await asyncio.sleep(self._rest)
-        self._news.clear()
+        self.news.clear()
 
     async def _carry_out(self, action: Action) -> None:
         fences = self._fences()  # now: what is heard meanwhile was not decided by
@@ -148,18 +132,17 @@ class Lead:
         else:
             done = await self._conclude(fences, action)
         if not done:  # no leader any more, or the header has changed: a watch will tell
-            await self._wait_for_news(self._asking.settings.interval / 16)
+            await self._wait_for_news(self.asking.settings.interval / 16)
 
     # ---- headers
 
     def _own(self, header: Header) -> Header:
         view = self.view
-        drained = tuple(sorted(node for node in view.wishes.drained if node in view.rows))
         return replace(
             header,
             fence=view.fence,
             leader=view.node,
-            drained=drained,
+            drained=tuple(sorted(view.wishes.drained & view.rows.keys())),
             missed=tuple(sorted(filter(view.is_absent, view.rows))),
         )
 
@@ -180,21 +163,21 @@ class Lead:
         )
 
     def _pause_after_failure(self) -> float:
-        view, settings = self.view, self._asking.settings
+        view, settings = self.view, self.asking.settings
         cause = view.roster.reports[view.roster.failures[0]]
         history = following(view.history, cause.startup, cause.seconds)
-        return pause(settings.restart_backoff, history, self._asking.chance.random())
+        return pause(settings.restart_backoff, history, self.asking.chance.random())
 
     def _fences(self) -> Fences:
         """This is still the leader, and the header is the one it decided by."""
-        key = self._asking.key
+        key = self.asking.key
         return (
             Compare(key(rows.LEADER), self.view.fence),
             Compare(key(rows.ROUND), self._header_revision),
         )
 
     async def _write_header(self, fences: Fences, header: Header, *beside: Write) -> bool:
-        asking = self._asking
+        asking = self.asking
         put = Put(asking.key(rows.ROUND), rows.encode(header))
         told = Delete(asking.key(rows.WAIT))
         outcome = await asking.ask(asking.store.transact(fences, (put, told, *beside)))
@@ -205,10 +188,10 @@ class Lead:
     # ---- forming
 
     async def _form(self, fences: Fences, form: Form) -> bool:
-        token = f"{self._asking.chance.getrandbits(64):016x}"
+        token = f"{self.asking.chance.getrandbits(64):016x}"
         nodes = form.seating.nodes
         self.view.forming[token] = tuple(row.node for row in nodes)
-        asking, store = self._asking, self._asking.store
+        asking, store = self.asking, self.asking.store
         lease = await asking.ask(store.grant(PLACES_KEPT + asking.settings.ttl))
         places: list[Write] = [
             Put(asking.key(rows.PLACES + node), rows.encode(place), lease)
@@ -239,7 +222,7 @@ class Lead:
             store_endpoint=first.endpoint,
             min_nodes=least,
             max_nodes=most,
-            max_restarts=view.max_restarts,
+            max_restarts=(view.header or view.settings).max_restarts,
             restarts=form.history.restarts,
             streak=form.history.streak,
             startup=form.history.startup,
@@ -252,7 +235,7 @@ class Lead:
         """Write the verdict; the run id is free when its lease has ended, and the epoch with it.
         Not by what a leader that was cut off from the store heard before.
         """
-        asking = self._asking
+        asking = self.asking
         await self._nodes.refresh()
         if decide(self.view, asking.clock()).action != conclude:
             return True
@@ -272,23 +255,23 @@ class Lead:
 
     def _take_node(self, name: str, value: bytes | None, revision: int) -> None:
         """A row counts as none if it is not of the node that its key names."""
-        row = rows.decode(NodeRow, value) if value else None
+        row = rows.decode(NodeRow, value)
         if row is not None and row.node == name:
             self.view.put(row, revision)
         else:
             self.view.drop(name)
-        self._news.set()
+        self.news.set()
 
     def _take_want(self, name: str, value: bytes | None, revision: int) -> None:
         """A request, or its end. What is not signed, or malformed, counts as none."""
         view, key = self.view, rows.WANTS + name
         if key == rows.WANT_SIZE:
-            view.wishes.size = rows.decode(SizeWanted, value) if value else None
+            view.wishes.size = rows.decode(SizeWanted, value)
         elif key == rows.WANT_STOP:
-            view.wishes.stop = rows.decode(StopWanted, value) if value else None
+            view.wishes.stop = rows.decode(StopWanted, value)
         elif key.startswith(rows.WANT_DRAIN):
             view.drain(key.removeprefix(rows.WANT_DRAIN), bool(value))
-        self._news.set()
+        self.news.set()
 
 
 def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
@@ -296,17 +279,15 @@ def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
     for row in nodes:
         role_sizes[row.role] += row.nproc
     for rank, row in enumerate(nodes):
-        yield (
-            row.node,
-            PlaceRow(
-                round=form.number,
-                token=token,
-                node_rank=rank,
-                first_rank=before.total(),
-                role_first_rank=before[row.role],
-                role_world_size=role_sizes[row.role],
-            ),
+        place = PlaceRow(
+            round=form.number,
+            token=token,
+            node_rank=rank,
+            first_rank=before.total(),
+            role_first_rank=before[row.role],
+            role_world_size=role_sizes[row.role],
         )
+        yield row.node, place
         before[row.role] += row.nproc
     for node, why in form.seating.waiting:
         yield node, PlaceRow(round=form.number, token=token, why=why)

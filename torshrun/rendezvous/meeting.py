@@ -20,21 +20,18 @@ from torsh_runtime.store.server import StoreServer
 from torshrun.procfs import listener
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback, resolve
+from torshrun.rendezvous.asking import REQUEST_TIMEOUT
 
 if TYPE_CHECKING:
-    from torshrun.config.job import Address, RendezvousConfig
+    from torshrun.config.job import RendezvousConfig
 
 T = TypeVar("T")
 
 LINGER = 5.0
 """Seconds at most that a store is still served to nodes that have not read how the job ended."""
-_LONGEST_REQUEST = 5.0
-"""Seconds that one request to the store may take; less if nodes are to be found lost sooner."""
-_PAUSES = (0.05, 1.0)
-"""Seconds between two attempts, the first and the longest."""
+_PAUSES = (0.05, 1.0)  # seconds between two attempts, the first and the longest
 
-_A_WHILE = 0.5
-"""Seconds after which people are told what is waited for."""
+_A_WHILE = 0.5  # seconds after which people are told what is waited for
 
 Say = Callable[[str], None]
 
@@ -54,19 +51,13 @@ class Meeting:
         """Whether it is served here."""
         return self.server is not None
 
-    @property
-    def is_mortal(self) -> bool:
-        """Whether it ends with another agent."""
-        return isinstance(self.store, RemoteStore)
-
     @classmethod
     async def open(
         cls, config: RendezvousConfig, say: Say, on_refused: Say = lambda why: None
     ) -> Meeting:
         """Reach the store, or serve it, within the join timeout. `say` is told what it waits for,
-        `on_refused` who was turned away from it, if it is served here.
-
-        RendezvousTimeout when there was none; StoreError when it refused this node; ConfigError.
+        `on_refused` who was turned away from it, if it is served here. RendezvousTimeout when there
+        was none; StoreError when it refused this node; ConfigError.
         """
         if config.backend == "etcd":
             return await _open_etcd(config)
@@ -133,7 +124,8 @@ async def _until_left(store: Store, prefix: str) -> None:
 
 
 def _request_timeout(config: RendezvousConfig) -> float:
-    return min(_LONGEST_REQUEST, config.ttl / 2)
+    """Less than usual if nodes are to be found lost sooner."""
+    return min(REQUEST_TIMEOUT, config.ttl / 2)
 
 
 def _has_left(entry: Entry) -> bool:
@@ -168,14 +160,13 @@ def store_key(secret: str) -> bytes:
 
 async def _open_tcp(config: RendezvousConfig, say: Say, on_refused: Say) -> Meeting:
     (address,) = config.endpoints
-    key = store_key(config.secret)
     may_host = _must_host(config) or (config.backend == "tcp" and config.is_host is None)
     is_taken = False
 
     async def attempt() -> Meeting:
         nonlocal is_taken
         hosted, is_taken = await _host(config, on_refused) if may_host else (None, False)
-        return hosted or await _join(address, key, _request_timeout(config))
+        return hosted or await join(config, _request_timeout(config))
 
     def hint() -> str:
         return f" (the port is held by {listener(address.port)} on this host)" if is_taken else ""
@@ -191,13 +182,12 @@ def _must_host(config: RendezvousConfig) -> bool:
 
 async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | None, bool]:
     """Serve the store, if the address is this host's, or this node is told to, and nobody serves
-    there yet; else whether that is why not. It is served on every address, for other hosts may know
-    this one by another, but if the address is loopback and there is no secret nobody else is to
-    come.
+    there yet; else whether that is why not. It is served on every address, as others may know this
+    host by another, but on loopback alone if that is the address and there is no secret.
     """
     (address,) = config.endpoints
-    loop, is_taken = asyncio.get_running_loop(), False
-    for family, place in await loop.run_in_executor(None, resolve, *address):
+    is_taken = False
+    for family, place in await asyncio.to_thread(resolve, *address):
         obstacle = _obstacle(family, place)
         is_taken = is_taken or obstacle == errno.EADDRINUSE
         if obstacle:
@@ -206,11 +196,9 @@ async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[Meeting | No
         is_private = is_loopback(place[0]) and not config.secret
         for host in (place[0],) if is_private else (everywhere, place[0]):
             with suppress(StoreError):  # somebody was faster, or holds the port elsewhere
-                endpoint = TcpEndpoint(host, place[1])
-                return await _serve(endpoint, store_key(config.secret), on_refused), False
+                return await _serve(config, host, on_refused), False
     if _must_host(config) and not is_taken:  # a name or an address that leads here by way of others
-        endpoint = TcpEndpoint("0.0.0.0", address.port)
-        return await _serve(endpoint, store_key(config.secret), on_refused), False
+        return await _serve(config, "0.0.0.0", on_refused), False
     return None, is_taken
 
 
@@ -225,15 +213,17 @@ def _obstacle(family: int, place: tuple[str, int]) -> int:
         return 0
 
 
-async def _serve(endpoint: TcpEndpoint, key: bytes, on_refused: Say) -> Meeting:
+async def _serve(config: RendezvousConfig, host: str, on_refused: Say) -> Meeting:
     store = MemoryStore()
-    server = StoreServer(store, key, on_refused=on_refused)
-    await server.start(str(endpoint))
+    server = StoreServer(store, store_key(config.secret), on_refused=on_refused)
+    await server.start(str(TcpEndpoint(host, config.endpoints[0].port)))
     return Meeting("the store of this agent", store, server)
 
 
-async def _join(address: Address, key: bytes, timeout: float) -> Meeting:
-    store = RemoteStore(str(TcpEndpoint(*address)), key, timeout)
+async def join(config: RendezvousConfig, timeout: float) -> Meeting:
+    """The store that another agent serves; a request may take `timeout` seconds. StoreError."""
+    (address,) = config.endpoints
+    store = RemoteStore(str(TcpEndpoint(*address)), store_key(config.secret), timeout)
     try:
         await store.get(rows.base(""))
     except BaseException:

@@ -11,29 +11,11 @@ from itertools import count
 from typing import Any, Literal, cast
 
 from torshrun import exit_codes
-from torshrun.rendezvous.base import (
-    JobOver,
-    Outcome,
-    Place,
-    RendezvousEvent,
-    Report,
-    RoundClosing,
-    RoundFormed,
-    Sequel,
-    StandingBy,
-    Verdict,
-)
-from torshrun.rendezvous.rows import (
-    Header,
-    LeaderRow,
-    NodeRow,
-    NodeState,
-    PlaceRow,
-    VerdictRow,
-)
+from torshrun.rendezvous import base
+from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, NodeState, PlaceRow, VerdictRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
-Events = tuple[RendezvousEvent, ...]
+Events = tuple[base.RendezvousEvent, ...]
 Status = Literal["waiting", "entering", "inside", "stopping", "reported", "over"]
 """inside: workers run, or may. stopping: the agent was told to stop them, and is to report."""
 
@@ -43,6 +25,8 @@ _RANKS = ("node_rank", "first_rank")
 _OF_ITS_ROUND = ("round", "token", "round_size", "round_leader", "restarts", *_RANKS)
 _OF_ITS_REPORT = ("outcome", "code", "signo", "startup", "seconds", "cause", "follows")
 """What a row has from its node's facts, of the round that it was in, and from its report."""
+_OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
+_FOR_WORKERS = ("restarts", "world_size", *_OF_NODE_0)
 
 
 def _fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:
@@ -79,8 +63,7 @@ class Member:
         self._is_storeless = False
         self._answered = ""
         """Token of the last round that missed this node, which has shown since that it can read."""
-        self._closed = ""
-        """Token of the last round that its agent was told is closing."""
+        self._closed = ""  # token of the last round that its agent was told is closing
         self._versions = count(past.sequence + 1 if past else 1)
         self.row = self._fresh_row(**_fields(past, _OF_ITS_ROUND) if past else {})
         """What is to stand in the store. "inside" may be written only if the header still stands
@@ -98,8 +81,9 @@ class Member:
     @property
     def _is_missed(self) -> bool:
         header = self.header
-        is_told = header is not None and self.row.node in header.missed
-        return is_told and header is not None and header.token != self._answered
+        if header is None or header.token == self._answered:
+            return False
+        return self.row.node in header.missed
 
     @property
     def past(self) -> NodeRow:
@@ -123,21 +107,15 @@ class Member:
         return NodeRow(state=state, sequence=next(self._versions), **changes)
 
     def _ports(self) -> dict[str, Any]:
-        master_port, jax_port = self._facts.ports()
-        return {"master_port": master_port, "jax_port": jax_port}
+        return dict(zip(("master_port", "jax_port"), self._facts.ports(), strict=True))
 
     def _change_row(self, **changes: Any) -> None:
         self.row = replace(self.row, sequence=next(self._versions), **changes)
 
-    def _wait(self) -> None:
-        """Ask for a place as a node that has none."""
+    def _wait(self, told: tuple[str, ...] = ("round",)) -> None:
+        """Ask for a place as a node that has none, and tell this of the round that it was in."""
         self.status = "waiting"
-        self.row = self._fresh_row(round=self.row.round)
-
-    def _drop_out(self) -> None:
-        """The same, and tell of which round nothing runs here any more."""
-        self.status = "waiting"
-        self.row = self._fresh_row(**_fields(self.row, _OF_ITS_ROUND))
+        self.row = self._fresh_row(**_fields(self.row, told))
 
     # ---- what others wrote
 
@@ -170,28 +148,22 @@ class Member:
         """Its own round goes on, or is closing, or (None) has been replaced by another."""
         if header and header.phase == "open":
             return ()
-        number = self.row.round
         if header is None:
-            closing = RoundClosing(
-                round=number, reason="the others went on without this node", failed=False
-            )
-        else:
-            charged = header.failed and header.restarts < header.max_restarts
-            closing = RoundClosing(
-                round=number,
-                reason=header.reason,
-                failed=header.failed,
-                restarts=header.restarts + charged,
-                delay=header.delay,
-            )
-        return self._close(closing)
+            return self._close("the others went on without this node")
+        charged = header.failed and header.restarts < header.max_restarts
+        return self._close(header.reason, header.failed, header.restarts + charged, header.delay)
 
-    def _close(self, closing: RoundClosing) -> Events:
+    def _close(
+        self, reason: str, failed: bool = False, restarts: int = 0, delay: float = 0.0
+    ) -> Events:
         if self._closed == self.row.token:
             return ()
         self._closed = self.row.token
         if self.status == "inside":
             self.status = "stopping"
+        closing = base.RoundClosing(
+            round=self.row.round, reason=reason, failed=failed, restarts=restarts, delay=delay
+        )
         return (closing,)
 
     def _why(self, header: Header | None) -> str:
@@ -238,26 +210,17 @@ class Member:
         if self.status != "entering" or header is None or told is None:
             return ()
         self.status, self.dropped, self._told = "inside", False, ""
-        place = Place(
-            round=self.row.round,
-            restarts=header.restarts,
-            node_rank=self.row.node_rank,
+        place = base.Place(
+            round=header.number,
             num_nodes=header.size,
-            first_rank=self.row.first_rank,
-            world_size=header.world_size,
-            role_first_rank=told.role_first_rank,
-            role_world_size=told.role_world_size,
-            master_addr=header.master_addr,
-            master_port=header.master_port,
-            jax_port=header.jax_port,
-            store_node=header.store_node,
-            store_endpoint=header.store_endpoint if header.size > 1 else "",
+            **_fields(header, _FOR_WORKERS),
+            **_fields(told, (*_RANKS, "role_first_rank", "role_world_size")),
         )
-        return (RoundFormed(place), *self._follow_header())
+        return (base.RoundFormed(place), *self._follow_header())
 
     def take_verdict(self, verdict: VerdictRow) -> Events:
         """How the job ended."""
-        return self._end(verdict.outcome, verdict.code, verdict.reason, verdict.sequel or None)
+        return self._end(verdict)
 
     def take_wait(self, why: str) -> Events:
         """What the leader waits for, if it does."""
@@ -283,11 +246,11 @@ class Member:
         """Nobody but its nodes knows of the round any more."""
         if not self.takes_part:
             return self._stand_by(f"{_LOST_EPOCH}; looking for the others")
-        return self._close(RoundClosing(round=self.row.round, reason=_LOST_EPOCH, failed=False))
+        return self._close(_LOST_EPOCH)
 
     # ---- what happened here
 
-    def report(self, report: Report) -> Events:
+    def report(self, report: base.Report) -> Events:
         """The workers of a round have ended."""
         if not self.takes_part or report.round != self.row.round:
             return ()
@@ -307,7 +270,7 @@ class Member:
             self._change_row(state="reported", **told, **self._ports())
         alone = self.header is None or self.header.token != self.row.token
         if not self.row.leaving and (self.dropped or alone or unexpected):
-            self._drop_out()
+            self._wait(_OF_ITS_ROUND)  # so others know that nothing of it runs here any more
         return self._follow_header()
 
     def grant_over(self, seconds: float) -> Events:
@@ -315,8 +278,9 @@ class Member:
         if self.status != "inside":
             return ()
         self.dropped = True
-        reason = f"this node could reach neither the store nor the leader for {seconds:.1f} s"
-        return self._close(RoundClosing(round=self.row.round, reason=reason, failed=False))
+        return self._close(
+            f"this node could reach neither the store nor the leader for {seconds:.1f} s"
+        )
 
     def hold_growth(self, is_held: bool) -> Events:
         """Whether the workers here want no node to be added."""
@@ -338,23 +302,23 @@ class Member:
         """The row that says so has been written, or could not be in time."""
         if self.row.state != "left":
             return ()
-        row = self.row
-        return self._end(cast(Outcome, row.leaving), row.leaving_code, row.leaving_reason)
+        row, outcome = self.row, cast(base.Outcome, self.row.leaving)
+        return self._end(
+            base.Verdict(outcome=outcome, code=row.leaving_code, reason=row.leaving_reason)
+        )
 
     def give_up(self, reason: str) -> Events:
         """The store cannot be found."""
-        return self._end("lost", exit_codes.RENDEZVOUS, reason)
+        return self._end(base.Verdict(outcome="lost", code=exit_codes.RENDEZVOUS, reason=reason))
 
-    def _end(
-        self, outcome: Outcome, code: int, reason: str, sequel: Sequel | None = None
-    ) -> Events:
+    def _end(self, verdict: base.Verdict) -> Events:
         if self.over:
             return ()
         self.over, self.status = True, "stopping" if self.takes_part else "over"
-        return (JobOver(Verdict(outcome=outcome, code=code, reason=reason, sequel=sequel)),)
+        return (base.JobOver(verdict),)
 
     def _stand_by(self, why: str) -> Events:
         if why == self._told or self.over or self.row.leaving:
             return ()
         self._told = why
-        return (StandingBy(why),)
+        return (base.StandingBy(why),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Event, Listing
@@ -13,25 +14,21 @@ Items = Sequence[tuple[str, bytes, int]]
 """Names without the prefix, values, and the revisions that they were written at."""
 
 
+@dataclass(eq=False)
 class Mirror:
     """Keeps up with the keys under a prefix. Listings and changes are told in a sound order."""
 
-    def __init__(
-        self,
-        asking: Asking,
-        prefix: str,
-        on_change: Callable[[str, bytes | None, int], None],
-        on_listing: Callable[[Items], None] | None = None,
-    ) -> None:
-        """`on_change` gets the value None for a key that is gone. Without `on_listing`, which takes
-        each listing as a whole, it is also told of each key that is listed or no more.
-        """
-        self._asking = asking
-        self._prefix = asking.key(prefix)
-        self._on_change = on_change
-        self._on_listing = on_listing or self._tell_each
-        self._names: set[str] = set()
-        """What was listed last, or has been put since."""
+    asking: Asking
+    prefix: str
+    on_change: Callable[[str, bytes | None, int], None]
+    """Gets the value None for a key that is gone."""
+    on_listing: Callable[[Items], None] | None = None
+    """Takes each listing as a whole; None tells `on_change` of each key that is listed or gone."""
+
+    def __post_init__(self) -> None:
+        self._prefix = self.asking.key(self.prefix)
+        self._tell_all = self.on_listing or self._tell_each
+        self._names: set[str] = set()  # what was listed last, or has been put since
         self.listed = -1
         """The revision of the latest listing."""
         self.is_loaded = asyncio.Event()
@@ -46,16 +43,16 @@ class Mirror:
             try:
                 after = first.revision if first else await self.refresh()
                 first = None
-                await self._asking.watch(self._prefix, after, self._take)
+                await self.asking.watch(self._prefix, after, self._take)
             except StoreError:
-                await self._asking.pause()
+                await self.asking.pause()
 
     async def refresh(self) -> int:
         """List once more, and so hear of everything up to now. The listing's revision."""
         this, heard = object(), list[Event]()
         self._meanwhile[this] = heard
         try:
-            listing = await self._asking.ask(self._asking.store.list(self._prefix))
+            listing = await self.asking.ask(self.asking.store.list(self._prefix))
         finally:
             del self._meanwhile[this]
         if listing.revision >= self.listed:
@@ -64,7 +61,7 @@ class Mirror:
 
     def _load(self, listing: Listing, heard: list[Event]) -> None:
         self.listed, size = listing.revision, len(self._prefix)
-        self._on_listing([(item.key[size:], item.value, item.revision) for item in listing.items])
+        self._tell_all([(item.key[size:], item.value, item.revision) for item in listing.items])
         for event in heard:  # the listing may be older than they are
             self._tell(event)
         self.is_loaded.set()
@@ -72,10 +69,10 @@ class Mirror:
     def _tell_each(self, items: Items) -> None:
         names = {name for name, _, _ in items}
         for name in sorted(self._names - names):
-            self._on_change(name, None, self.listed)
+            self.on_change(name, None, self.listed)
         self._names = names
         for item in items:
-            self._on_change(*item)
+            self.on_change(*item)
 
     def _take(self, event: Event) -> None:
         for heard in self._meanwhile.values():
@@ -88,4 +85,4 @@ class Mirror:
             if event.kind == "put":
                 value = event.value
                 self._names.add(name)
-            self._on_change(name, value, event.revision)
+            self.on_change(name, value, event.revision)

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torshrun.rendezvous.asking import FIRST_PAUSE, Asking
 from torshrun.rendezvous.base import Granted, Post
@@ -20,47 +21,33 @@ ANSWERS_KEPT = 4
 """Of so many leaders, the latest."""
 
 
+@dataclass(eq=False)
 class Pulse:
     """Beats while `run` runs, and posts each longer grant."""
 
-    def __init__(
-        self,
-        beats: Beats,
-        asking: Asking,
-        member: Member,
-        registration: Registration,
-        *,
-        leads_until: Callable[[], float],
-        tell: Callable[[Events], None],
-        on_answer: Callable[[], None],
-        post: Post,
-    ) -> None:
-        """`leads_until` says until when this node may act as the leader; -inf if it is none.
-        `on_answer` is called when a leader has answered.
-        """
+    beats: Beats
+    asking: Asking
+    member: Member
+    registration: Registration
+    leads_until: Callable[[], float]
+    """Says until when this node may act as the leader; -inf if it is none."""
+    tell: Callable[[Events], None]
+    on_answer: Callable[[], None]
+    """Is called when a leader has answered."""
+    post: Post
+
+    def __post_init__(self) -> None:
         self.answers: dict[int, float] = {}
         """When the leader of each fence last answered a beat, while this node's lease lived on."""
-        self._beats = beats
-        self._settings = asking.settings
-        self._clock = asking.clock
-        self._chance = asking.chance
-        self._member = member
-        self._registration = registration
-        self._leads_until = leads_until
-        self._tell = tell
-        self._on_answer = on_answer
-        self._post = post
+        self._settings = self.asking.settings
+        self._clock = self.asking.clock
         self._due = asyncio.Event()
         self._leader: LeaderRow | None = None
         self._fence = 0
-        self._number = 0
-        """Counts the beats to this leader."""
-        self._confirmed = 0
-        """The last of them that was answered."""
-        self._refused = 0
-        """How many in a row it has refused while this node waited."""
-        self._token = ""
-        """That of the round that the grants are for."""
+        self._number = 0  # counts the beats to this leader
+        self._confirmed = 0  # the last of them that was answered
+        self._refused = 0  # how many in a row it has refused while this node waited
+        self._token = ""  # that of the round that the grants are for
         self._granted = self._heard_until = -math.inf
         """Until when workers may run, and until when they may by what leaders answered."""
         self._warning: asyncio.TimerHandle | None = None
@@ -80,29 +67,28 @@ class Pulse:
 
     async def run(self) -> None:
         """Beat at every interval, until the job is over here and its workers have ended."""
-        while self._member.status != "over":
+        while self.member.status != "over":
             self._due.clear()
-            leader, node = self._leader, self._member.row.node
-            known = self._registration.lease or self._member.takes_part  # else it counts for nobody
+            leader, node = self._leader, self.member.row.node
+            known = self.registration.lease or self.member.takes_part  # else it counts for nobody
             if leader is not None and leader.node != node and known:
                 await self._beat(leader, self._fence)
             self.extend()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
                     await self._due.wait()
-                await asyncio.sleep(self._chance.uniform(0, self._settings.rush))
+                await asyncio.sleep(self.asking.chance.uniform(0, self._settings.rush))
 
     def _pause(self) -> float:
-        """Until the next beat. A leader that has been elected just now may not know it yet, and
-        gives no place to nodes that it does not hear."""
+        """Until the next beat: soon after a refusal, as a new leader may not know this node yet."""
         interval = self._settings.interval
         if not self._refused:
             return interval
         return min(interval, FIRST_PAUSE * 2.0 ** min(self._refused, 10))
 
     async def _beat(self, leader: LeaderRow, fence: int) -> None:
-        row = self._member.row
-        inside = self._member.status == "inside"
+        row = self.member.row
+        inside = self.member.status == "inside"
         self._number += 1
         beat = Beat(
             node=row.node,
@@ -112,12 +98,12 @@ class Pulse:
             confirmed=self._confirmed,
         )
         sent, bound = self._clock(), self._settings.interval
-        answer = await self._beats.beat(leader.node, leader.endpoint, fence, beat, bound)
+        answer = await self.beats.beat(leader.node, leader.endpoint, fence, beat, bound)
         if answer == "silent" or fence != self._fence:
             return
-        self._on_answer()
+        self.on_answer()
         self._refused = self._refused + 1 if answer == "refused" and not inside else 0
-        if self._registration.lease:
+        if self.registration.lease:
             self._note_answer(fence, beat.number)
         if answer == "granted" and inside and row.token == self._token:
             self._heard_until = max(self._heard_until, sent + GRANT * self._settings.ttl)
@@ -133,7 +119,7 @@ class Pulse:
 
     def extend(self) -> None:
         """Find out until when workers may run here, and tell if it is longer than it was."""
-        member = self._member
+        member = self.member
         if not (member.takes_part or member.status == "entering"):
             return
         if member.row.token != self._token:
@@ -141,18 +127,18 @@ class Pulse:
         if -math.inf < self._granted <= self._clock():  # this node stood still: too late
             self._run_out()
             return
-        until = max(self._registration.until, self._heard_until)
-        if self._registration.until > -math.inf:
-            until = max(until, self._leads_until())
+        until = max(self.registration.until, self._heard_until)
+        if self.registration.until > -math.inf:
+            until = max(until, self.leads_until())
         if until > self._granted:
             self._granted = until
-            self._post(Granted(until))
+            self.post(Granted(until))
             self.arm()
 
     def arm(self) -> None:
         """Stop the workers in an orderly way shortly before the grant ends."""
         self.disarm()
-        if self._member.status == "inside":
+        if self.member.status == "inside":
             moment = self._granted - WARNING * self._settings.ttl
             delay = max(0.0, moment - self._clock())
             self._warning = asyncio.get_running_loop().call_later(delay, self._warn)
@@ -161,7 +147,6 @@ class Pulse:
         """No workers run any more."""
         if self._warning:
             self._warning.cancel()
-            self._warning = None
 
     def _warn(self) -> None:
         """A leader may have heard of all nodes since it last looked."""
@@ -173,4 +158,4 @@ class Pulse:
 
     def _run_out(self) -> None:
         silence = self._clock() - (self._granted - GRANT * self._settings.ttl)
-        self._tell(self._member.grant_over(silence))
+        self.tell(self.member.grant_over(silence))

@@ -24,8 +24,7 @@ class Registration:
         self._on_lost = on_lost
         self._key = asking.key(rows.NODES + member.row.node)
         self._revision = 0
-        self._unsure = False
-        """Whether a write may or may not have been made."""
+        self._unsure = False  # whether a write may or may not have been made
         self.lease = 0
         self.written: NodeRow | None = None
         """The row as it stands in the store on this lease, as far as is known."""
@@ -113,9 +112,7 @@ class Registration:
         return True
 
     async def _look_for_row(self, lease: int) -> bool:
-        """Whether the lease still holds the row; if the store answers and it does not, the lease
-        has ended.
-        """
+        """Whether the lease still holds the row; when the store says no, it has ended."""
         asking = self._asking
         entry = await asking.ask(asking.store.get(self._key), asking.settings.interval)
         if (entry is not None and entry.lease == lease) or self.lease != lease:

@@ -6,23 +6,15 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torsh_runtime.errors import TorshError
 from torsh_runtime.store.base import Listing, Store
 from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
+from torshrun.rendezvous import base
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.base import (
-    JobOver,
-    Post,
-    Rendezvous,
-    RendezvousEvent,
-    Report,
-    StandingBy,
-    Verdict,
-)
 from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown
 from torshrun.rendezvous.handler import NodeRendezvous
@@ -30,46 +22,35 @@ from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Prepare = Callable[[Store, Epoch], Awaitable[tuple[NodeFacts, Beats]]]
-"""Makes what this node is reached by in an epoch, in which that store signs what is written. The
-beats are closed when that is over."""
+"""Makes what this node is reached by in an epoch, whose store signs; the beats are closed later."""
 
 
-class EpochRendezvous(Rendezvous):
-    """Takes part in the present epoch, and in the next one when that is lost.
+@dataclass(eq=False)
+class EpochRendezvous(base.Rendezvous):
+    """Takes part in one epoch after the other; the store is the caller's to close after close()."""
 
-    The store that it met others in stays the caller's to close, after close().
-    """
+    meet: Callable[[], Awaitable[Store]]
+    """Finds the store."""
+    settings: Settings
+    secret: bytes = field(repr=False)
+    """This node's; b"" takes the job's from the store."""
+    prepare: Prepare
+    clock: Callable[[], float] = time.monotonic
+    chance: random.Random = field(default_factory=random.Random)
 
-    def __init__(
-        self,
-        meet: Callable[[], Awaitable[Store]],
-        settings: Settings,
-        secret: bytes,
-        prepare: Prepare,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        chance: random.Random | None = None,
-    ) -> None:
-        """`meet` finds the store. `secret` is this node's; b"" takes the job's from the store."""
-        self._meet = meet
-        self._secret = secret
-        self._prepare = prepare
-        self._asking = partial(
-            Asking, settings=settings, clock=clock, chance=chance or random.Random()
-        )
-        self._post: Post = lambda event: None
+    def __post_init__(self) -> None:
+        self._post: base.Post = lambda event: None
         self._task: asyncio.Task[None] | None = None
         self._node: NodeRendezvous | None = None
         self._beats: Beats | None = None
-        self._leaving: JobOver | None = None
-        """How it ends, once this node has been told to go."""
+        self._leaving: base.JobOver | None = None  # how it ends, once this node has been told to go
         self._over = False
 
-    def start(self, post: Post) -> None:
+    def start(self, post: base.Post) -> None:
         self._post = post
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def report(self, report: Report) -> None:
+    def report(self, report: base.Report) -> None:
         if self._node:
             self._node.report(report)
 
@@ -79,7 +60,7 @@ class EpochRendezvous(Rendezvous):
             self._node.hold_growth(is_held)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
-        self._leaving = JobOver(Verdict(outcome=outcome, code=code, reason=reason))
+        self._leaving = base.JobOver(base.Verdict(outcome=outcome, code=code, reason=reason))
         if self._node:
             self._node.leave(outcome, code, reason)
         else:
@@ -91,15 +72,15 @@ class EpochRendezvous(Rendezvous):
             await asyncio.gather(self._task, return_exceptions=True)
         await self._close_node()
 
-    def _pass_on(self, event: RendezvousEvent) -> None:
-        is_last = isinstance(event, JobOver)
-        if not (self._over and (is_last or isinstance(event, StandingBy))):
+    def _pass_on(self, event: base.RendezvousEvent) -> None:
+        is_last = isinstance(event, base.JobOver)
+        if not (self._over and (is_last or isinstance(event, base.StandingBy))):
             self._over = self._over or is_last
             self._post(event)
 
     async def _run(self) -> None:
         try:
-            await self._live(await self._meet())
+            await self._live(await self.meet())
         except JobUnknown as error:
             self.end(exit_codes.LOST, str(error))
         except (TorshError, OSError) as error:
@@ -108,7 +89,7 @@ class EpochRendezvous(Rendezvous):
             self.end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
     async def _live(self, store: Store) -> None:
-        entrance = Entrance(self._asking(store), self._secret, self.say)
+        entrance = Entrance(self._ask_of(store), self.secret, self.say)
         last, was_away, past = None, False, None
         while not self._over:
             epoch, listing = await entrance.enter(last, may_begin=not was_away)
@@ -127,32 +108,34 @@ class EpochRendezvous(Rendezvous):
         self, store: Store, epoch: Epoch, listing: Listing, past: NodeRow | None
     ) -> NodeRendezvous:
         signed = SignedStore(store, epoch.records, *epoch.guards, on_older=self._on_older)
-        facts, self._beats = await self._prepare(signed, epoch)
+        facts, self._beats = await self.prepare(signed, epoch)
         return NodeRendezvous(
-            self._asking(signed),
+            self._ask_of(signed),
             facts,
             self._beats,
             listing=signed.read(listing),
-            past=past,
+            before=past,
             is_proven=epoch.is_proven,
         )
+
+    def _ask_of(self, store: Store) -> Asking:
+        return Asking(store, self.settings, self.clock, self.chance)
 
     def _on_older(self) -> None:
         if self._node:
             self._node.lose()
 
     async def _close_node(self) -> None:
-        node, self._node = self._node, None
+        node, beats, self._node, self._beats = self._node, self._beats, None, None
         if node:
             await node.close()
-        beats, self._beats = self._beats, None
         if beats:
             await beats.close()
 
     def say(self, why: str) -> None:
         """Why this node has no place yet, for a person."""
-        self._pass_on(StandingBy(why))
+        self._pass_on(base.StandingBy(why))
 
     def end(self, code: int, reason: str) -> None:
         """It cannot be learnt how the job ends."""
-        self._pass_on(JobOver(Verdict(outcome="lost", code=code, reason=reason)))
+        self._pass_on(base.JobOver(base.Verdict(outcome="lost", code=code, reason=reason)))

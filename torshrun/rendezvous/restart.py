@@ -1,18 +1,23 @@
-"""Whether, and when, workers are started again after a failure. Pure."""
+"""Whether, and when, workers are started again after a failure, and hosts taken again. Pure."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torshrun.rendezvous.base import Sequel
+from torshrun.rendezvous.settings import Settings
 
 LONGEST_PAUSE = 60.0
 """Seconds; the pause doubles up to this."""
 STABLE_SECONDS = 300.0
 """A round that lasted so long ends a streak of failures."""
 _VARIATION = 0.25
-"""How much longer or shorter than planned a pause may be, so that jobs that failed together of one
-cause do not all return in the same moment."""
+"""Part of it by which a pause varies, so that jobs that failed together do not return together."""
+MOST_LOSSES = 5
+"""After so many in a row a host's nodes are not taken any more, ..."""
+REFUSED_SECONDS = 3600.0
+"""... for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +46,7 @@ def judge(
 
 
 def following(history: History, startup: str, seconds: float) -> History:
-    """The history after a failure and the restart that it leads to.
-
-    `seconds` is how long the round lasted.
-    """
+    """The history after the failure of a round that lasted `seconds`, and its restart."""
     return History(
         restarts=history.restarts + 1,
         streak=0 if seconds >= STABLE_SECONDS else history.streak + 1,
@@ -53,12 +55,45 @@ def following(history: History, startup: str, seconds: float) -> History:
 
 
 def pause(backoff: float, history: History, chance: float) -> float:
-    """Seconds to wait before the round that follows this history.
-
-    None before the first of a streak, then exponentially more from `backoff` seconds on, varied by
-    `chance`, a random number with 0 <= chance < 1. A backoff of 0 is no pause ever.
+    """Seconds to wait before the round that follows this history: none before the first of a
+    streak, then exponentially more from `backoff` on (0: never any), varied by `chance`, which is
+    random and 0 <= chance < 1.
     """
     if history.streak < 2 or not backoff:
         return 0.0
     planned = min(backoff * 2.0 ** min(history.streak - 2, 60), LONGEST_PAUSE)
     return planned * (1 + _VARIATION * (2 * chance - 1))
+
+
+class Hosts:
+    """What one leader saw in its term. A loss counts if its round had not lasted: the first is
+    free, then the pause before a node of that host may join again doubles, as between restarts.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._losses: dict[str, tuple[History, int, float]] = {}
+        """For each host what it went through, the last round that lost one of its nodes, when."""
+
+    def lose(self, host: str, number: int, seconds: float, now: float) -> None:
+        """A node of it was lost to round `number`, after `seconds`. Counts once for a round."""
+        history, last, _ = self._losses.get(host, (History(), -1, now))
+        if number != last:
+            self._losses[host] = following(history, "", seconds), number, now
+
+    def free_at(self, host: str, *, needed: bool) -> float:
+        """When a node of this host may join; `needed`: there are too few without it."""
+        if host not in self._losses:
+            return -math.inf
+        history, _, last = self._losses[host]
+        if history.streak >= MOST_LOSSES and not needed:
+            return last + REFUSED_SECONDS
+        most = self._settings.join_timeout / 2  # the job must not end for want of this node
+        return last + min(pause(self._settings.interval, history, 0.5), most)
+
+    def why(self, host: str, until: float, now: float) -> str:
+        """Why its nodes are held back until then."""
+        return (
+            f"the host was lost {self._losses[host][0].streak} times in a row soon after it had "
+            f"joined; its nodes are taken again in {math.ceil(until - now)} s"
+        )

@@ -61,9 +61,8 @@ def derive(
     roster.failures = [node for node, row in reports if row.outcome in FAILURES]
     roster.succeeded = {node for node, row in reports if row.outcome == "succeeded"}
     roster.dropped = {node for node, row in reports if row.state == "waiting"}
-    for node in ours.keys() - roster.apart - roster.succeeded:
-        if goes(rows.get(node) or told[node]):
-            roster.going.add(node)
+    present = ours.keys() - roster.apart - roster.succeeded
+    roster.going = {node for node in present if goes(rows.get(node) or told[node])}
     roster.unaccounted = max(0, header.size - len(ours)) if header else 0
     return roster
 

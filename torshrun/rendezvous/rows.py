@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from urllib.parse import quote
 
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
-from torshrun.rendezvous.base import Outcome, Sequel
+from torshrun.rendezvous.base import Verdict
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
@@ -61,6 +61,7 @@ def _is_host_port(text: str) -> bool:
 NodeState = Literal["waiting", "inside", "reported", "left"]
 NodeId = Annotated[str, _like(r"[\w.-]{0,255}")]
 """What a node is known by: letters, digits, `.`, `_` and `-`; "" is none."""
+OneNode = Annotated[str, _like(r"[\w.-]{1,255}")]
 Token = NodeId
 """Random, of the same characters."""
 Host = Annotated[str, _is_host]
@@ -78,7 +79,7 @@ RoundNumber = Annotated[int, range(-1, 2**53).__contains__]
 class EpochRow:
     """Under which name, and with which secret, a job uses its run id, under `ctl/epoch`."""
 
-    name: Token
+    name: Annotated[str, _like(r"[\w.-]{16,255}")]
     after: Token = ""
     """That of the epoch which this one goes on, if the store had lost it."""
     past: tuple[Token, ...] = ()
@@ -86,15 +87,12 @@ class EpochRow:
     secret: Token = ""
     """The job's, in hexadecimal, if its nodes bring none; then it is as safe as the store."""
 
-    def __post_init__(self) -> None:
-        _check(len(self.name) >= 16)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
     """A node, as it describes itself under `nodes/<node id>`, on its lease."""
 
-    node: NodeId
+    node: OneNode
     sequence: Count
     """Counts the row's versions, so that no two are equal."""
     state: NodeState
@@ -104,7 +102,7 @@ class NodeRow:
     host: str = ""
     address: Host = ""
     endpoint: HostPort = ""
-    nproc: Annotated[int, range(2**20 + 1).__contains__] = 1
+    nproc: Annotated[int, range(1, 2**20 + 1).__contains__] = 1
     role: str = ""
     fixed_rank: int = -1
     master_port: Port = 0
@@ -137,24 +135,18 @@ class NodeRow:
     cause: str = ""
     follows: bool = False
 
-    def __post_init__(self) -> None:
-        _check(bool(self.node) and self.nproc >= 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRow:
     """Who leads, under `ctl/leader`, on that node's lease. Its revision is the term's fence."""
 
-    node: NodeId
+    node: OneNode
     endpoint: HostPort
     token: Token
     """Random, so that a lost answer to the election can be told from a lost election."""
     ttl: float = 0.0
     """Seconds, by which the leader reckons when other nodes' workers have ended."""
     outage_timeout: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(bool(self.node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,17 +211,11 @@ class PlaceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow:
-    """How the job ended, under `ctl/verdict`."""
-
-    outcome: Outcome
-    code: int
-    """1 to 255, and 0 if it succeeded."""
-    reason: str
-    sequel: Literal[Sequel, ""] = ""
+class VerdictRow(Verdict):
+    """How the job ended, under `ctl/verdict`; its code is 1 to 255, and 0 if it succeeded."""
 
     def __post_init__(self) -> None:
-        _check_code(self.code, succeeded=self.outcome == "succeeded")
+        _check(0 <= self.code <= 255 and (self.code == 0) == (self.outcome == "succeeded"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +233,8 @@ class SizeWanted:
 class StopWanted:
     """`want/stop`: somebody asked for the end of the job."""
 
-    code: int
-    """1 to 255."""
+    code: Annotated[int, range(1, 256).__contains__]
     reason: str
-
-    def __post_init__(self) -> None:
-        _check_code(self.code, succeeded=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,21 +249,16 @@ def _check(is_sound: bool) -> None:
         raise ValueError("a record cannot say so")
 
 
-def _check_code(code: int, *, succeeded: bool) -> None:
-    if not 0 <= code <= 255 or (code == 0) != succeeded:
-        raise ValueError(f"{code} is no exit code of such an end")
-
-
 def encode(record: Any) -> bytes:
     """A record as it is stored."""
     content = {name: getattr(record, name) for name in _shape(type(record))}
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def decode(kind: type[T], value: bytes) -> T | None:
-    """The record, or None if it is no such record."""
+def decode(kind: type[T], value: bytes | None) -> T | None:
+    """The record, or None if it is no such record, or there is none."""
     try:
-        content = json.loads(value) if len(value) <= LONGEST_RECORD else None
+        content = json.loads(value) if value and len(value) <= LONGEST_RECORD else None
         if not isinstance(content, dict):
             return None
         read = _shape(kind)

@@ -39,15 +39,11 @@ class Candidates(NamedTuple):
 
 def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candidates:
     """Which of these nodes may have a place now; at least so many are needed."""
-    reports, dropped, hosts = view.roster.reports, view.roster.dropped, view.hosts
+    known, hosts = view.roster.reports.keys() - view.roster.dropped, view.hosts
     absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
     absent |= {row.node: _UNHEARD for row in rows if not view.hears(row.node)}
     rows = [row for row in rows if row.node not in absent]
-    new = {
-        row.node: view.host(row.node)
-        for row in rows
-        if row.node not in reports or row.node in dropped
-    }
+    new = {row.node: view.host(row.node) for row in rows if row.node not in known}
     ends = {node: hosts.free_at(host, needed=False) for node, host in new.items()}
     held = {node: end for node, end in ends.items() if end > now}
     if len(rows) - len(held) < least:
@@ -84,10 +80,9 @@ def _chosen(view: View, rows: list[NodeRow]) -> tuple[list[NodeRow], list[tuple[
 
 
 def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
-    """The nodes by their new ranks, which are dense; as few survivors move as possible.
-
-    `survivors` have a rank already. The highest of them fill holes that newcomers do not, and the
-    hole at rank 0 in any case: who has been there before has what newcomers ask rank 0 for.
+    """The nodes by their new ranks, which are dense; as few survivors move as possible. The highest
+    of them, who have a rank already, fill holes that newcomers do not, and the hole at rank 0 in
+    any case: who has been there before has what newcomers ask rank 0 for.
     """
     size = len(survivors) + len(newcomers)
     seats: dict[int, str] = {}

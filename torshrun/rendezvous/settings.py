@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torshrun.config.job import Timeouts
+
 GRANT = 0.9
 """Part of the ttl for which a sign of life that was answered lets workers run: they are to end
 before others count on it, though clocks run differently and killing takes its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The job's rules. Equal on all nodes; where they differ the first leader's hold, but a node
-    whose ttl or outage_timeout differs is refused.
-    """
+class Settings(Timeouts):
+    """The job's rules; where nodes differ the first leader's hold, but see Election.misfit()."""
 
     run_id: str
     """Names the job. Keys are under "torsh/<run id>/", with the id quoted as in a URL."""
@@ -24,14 +24,6 @@ class Settings:
     """How often all workers may be started again after a failure, in the whole job."""
     restart_backoff: float = 1.0
     """Seconds before the second restart in a row; see restart.pause."""
-    ttl: float = 15.0
-    """Seconds after which a node that nothing was heard of counts as lost."""
-    join_timeout: float = 600.0
-    """Seconds that the job waits for min_nodes nodes."""
-    last_call_timeout: float = 30.0
-    """Seconds that it waits for more once it could begin or grow, while there are < max_nodes."""
-    close_timeout: float = 30.0
-    """Seconds after the job's end for which its verdict can be read; then the run id is free."""
     outage_timeout: float = 180.0
     """Seconds that a round may go on without the store while its nodes hear each other."""
     fixed_ranks: bool = False

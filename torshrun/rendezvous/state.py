@@ -79,7 +79,7 @@ def decide(view: View, now: float) -> Decision:
     """What to do now."""
     stop, header = view.wishes.stop, view.header
     if stop:
-        return Decision(Conclude(VerdictRow(outcome="stopped", code=stop.code, reason=stop.reason)))
+        return _conclude("stopped", stop.code, stop.reason)
     if header is None:
         return _gather(view, now)
     if len(view.roster.succeeded) == header.size:
@@ -109,10 +109,8 @@ def _grants_of(count: int) -> str:
 
 
 def _gather(view: View, now: float) -> Decision:
-    """The first round is formed when all are there, or some time after enough are.
-
-    It is not the first of the job if the store has lost what it held: then its nodes tell of the
-    last one, and some may still run workers.
+    """The first round is formed when all are there, or some time after enough are. It is not the
+    first of the job if the store has lost what it held: some may still run workers then.
     """
     if view.roster.strays:
         return _wait_to_stop(view, view.roster.strays)
@@ -139,7 +137,6 @@ def _last_call(view: View, now: float) -> float:
 
 def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
     """How many nodes of the last round told of are not here, and until when they may run workers.
-
     Its leader could not go on for longer than a ttl without the first of its nodes that is here and
     beats to it no more, nor after it has come here itself; what it granted ends a ttl later.
     """
@@ -220,9 +217,7 @@ def _awaited(view: View) -> Iterator[tuple[float, str, str]]:
 
 
 def _enter_by(view: View) -> float:
-    """It takes a read and a write of a store that the nodes reach, or their rows would be gone; and
-    where there are thousands each has its turn.
-    """
+    """A read and a write of a store that nodes do reach take so long; thousands take turns."""
     return view.opened_at + max(2 * view.settings.ttl, 10.0) + len(view.seated) / 100
 
 

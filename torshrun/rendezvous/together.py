@@ -8,73 +8,50 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Store
+from torsh_runtime.store.remote import RemoteStore
 from torshrun import exit_codes
 from torshrun.config.job import RendezvousConfig
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.address import is_loopback, routable
-from torshrun.rendezvous.base import (
-    JobOver,
-    Place,
-    Post,
-    Rendezvous,
-    RendezvousEvent,
-    Report,
-)
+from torshrun.rendezvous.address import detach, is_loopback, routable
+from torshrun.rendezvous.base import JobOver, Place, Post, Rendezvous, RendezvousEvent, Report
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
 from torshrun.rendezvous.hub import Hub
-from torshrun.rendezvous.lookups import detach
 from torshrun.rendezvous.meeting import Meeting, patiently
+from torshrun.rendezvous.ports import HeldPorts
 from torshrun.rendezvous.rejoin import EpochRendezvous
 from torshrun.rendezvous.served import ServedStore
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 _IN_CLEAR = "etcd's password goes over the network as it is; give etcd TLS (--rdzv-conf cacert=…)"
-_REFUSALS = 4
-"""How often in a row a host has to say, within a ttl, that nobody serves the store."""
+_REFUSALS = 4  # how often in a row a host has to say, within a ttl, that nobody serves the store
 
 
-class Ports(Protocol):
-    """Keeps two ports for the workers of node rank 0."""
-
-    def take(self) -> tuple[int, int]:
-        """Ports that are free, and stay so."""
-
-    def release(self) -> None:
-        """The workers are about to listen on them."""
-
-
+@dataclass(eq=False)
 class Together(Rendezvous):
-    """This node's part in the job: its way to the store, its hub, and what NodeRendezvous makes of
-    them.
-    """
+    """This node's part in the job: its way to the store, its hub, and its part in each epoch."""
 
-    def __init__(
-        self,
-        config: RendezvousConfig,
-        settings: Settings,
-        nproc: int,
-        role: str,
-        ports: Ports,
-    ) -> None:
-        self._config = config
-        self._settings = settings
-        self._nproc = nproc
-        self._role = role
-        self._ports = ports
+    config: RendezvousConfig
+    settings: Settings
+    nproc: int
+    role: str
+
+    def __post_init__(self) -> None:
+        self._ports = HeldPorts()
         self._post: Post = lambda event: None
         self._meeting: Meeting | None = None
         self._hub: Hub | None = None
         self._store: Store | None = None
         """The one where nodes meet, as one epoch's nodes write and read there."""
         self._node = f"{re.sub(r'[^a-zA-Z0-9.-]', '_', os.uname().nodename)}-{secrets.token_hex(4)}"
-        secret = config.secret.encode()
-        self._part = EpochRendezvous(self._meet, settings, secret, self._prepare)
+        secret = self.config.secret.encode()
+        self._part = EpochRendezvous(self._meet, self.settings, secret, self._prepare)
         self._growth = Growth(self._part.hold_growth)
         self._watching: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -109,7 +86,7 @@ class Together(Rendezvous):
 
     async def _ask_to_stop(self, store: Store, wanted: rows.StopWanted) -> None:
         with suppress(StoreError):  # it has ended already: nobody is there to be asked
-            key = rows.base(self._settings.run_id) + rows.WANT_STOP
+            key = rows.base(self.settings.run_id) + rows.WANT_STOP
             await store.put(key, rows.encode(wanted))
 
     async def close(self) -> None:
@@ -119,7 +96,7 @@ class Together(Rendezvous):
         await self._part.close()
         if self._meeting:
             if self._store:
-                await self._meeting.linger(self._store, self._settings.run_id)
+                await self._meeting.linger(self._store, self.settings.run_id)
             await self._meeting.close()
         self._ports.release()
 
@@ -134,49 +111,47 @@ class Together(Rendezvous):
 
     async def _meet(self) -> Store:
         """The store, once it answers."""
-        config, say = self._config, self._part.say
+        config, say = self.config, self._part.say
         if config.access.password and not config.access.tls:
             say(_IN_CLEAR)
         meeting = self._meeting = await Meeting.open(config, say, self._on_refused)
-        key = rows.base(self._settings.run_id) + rows.EPOCH
+        key = rows.base(self.settings.run_id) + rows.EPOCH
         ask = partial(meeting.store.get, key)
         await patiently(meeting.name, ask, config.join_timeout, say)
         for remark in remarks(config, meeting):
             say(remark)
-        if meeting.is_mortal:
+        if isinstance(meeting.store, RemoteStore):  # which ends with another agent
             watching = self._watch_host(meeting)
             self._watching = asyncio.get_running_loop().create_task(watching)
         return meeting.store
 
     async def _prepare(self, store: Store, epoch: Epoch) -> tuple[NodeFacts, Hub]:
         """What this node is reached by in an epoch, in which `store` signs."""
-        config = self._config
+        config = self.config
         private = not config.secret  # then a store at localhost is for this host alone
         find = partial(routable, config.endpoints, may_be_private=private)
         address = config.local_addr or await asyncio.to_thread(find)
         self._store = store
-        self._hub = await Hub.open(address, epoch, self._node, self._on_refused)
+        self._hub = await Hub(epoch, self._node, self._on_refused).open(address)
         facts = NodeFacts(
             node=self._node,
             host=os.uname().nodename,
             address=address,
             endpoint=self._hub.endpoint,
-            nproc=self._nproc,
-            role=self._role,
+            nproc=self.nproc,
+            role=self.role,
             fixed_rank=-1 if config.node_rank is None else config.node_rank,
             ports=self._ports.take,
         )
         return facts, self._hub
 
     async def _watch_host(self, meeting: Meeting) -> None:
-        """A store that an agent serves does not come back, so nobody waits for it when its host
-        says that nobody serves it any more.
-        """
-        ttl, refusals = self._settings.ttl, 0
+        """End when the store's host says that nobody serves it any more: it does not come back."""
+        ttl, refusals = self.settings.ttl, 0
         while refusals < _REFUSALS:
             await asyncio.sleep(ttl / _REFUSALS)
             try:
-                await meeting.store.get(rows.base(self._settings.run_id))
+                await meeting.store.get(rows.base(self.settings.run_id))
                 refusals = 0
             except StoreError as error:
                 refused = isinstance(error.__cause__, ConnectionRefusedError)

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.hosts import Hosts
-from torshrun.rendezvous.restart import History
+from torshrun.rendezvous.restart import History, Hosts
 from torshrun.rendezvous.roster import Roster, derive
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted
 from torshrun.rendezvous.settings import Settings
@@ -27,10 +26,8 @@ class Wishes:
 
 
 class View:
-    """The nodes, the round and what was asked for, as one leader sees them during its term.
-
-    Times are seconds of the leader's own monotonic clock. What follows from the rows is derived
-    anew after they have changed, see `roster`; only what does not is kept.
+    """The nodes, the round and what was asked for, as one leader sees them in its term, by its own
+    clock. What follows from the rows is derived anew after they have changed, see `roster`.
     """
 
     def __init__(self, settings: Settings, node: str, now: float) -> None:
@@ -43,39 +40,22 @@ class View:
         self.revisions: dict[str, int] = {}
         """When each row was first seen in its present state of waiting: the order of arrival."""
         self.header: Header | None = None
-        self.opened_at = now
-        """When the header's round was first seen."""
         self.idle_since = now
         """Since when no round is open, as far as this leader knows."""
         self.listed_since_close = False
         """Whether all rows were listed since it is closing, and so all that entered it are known:
         what is heard of nodes may be later than what is heard of the header."""
-        self.blind_until = now
-        """Until when nodes of the round that nothing is known of may still run workers."""
-        self.inherited_until = now
-        """Until when nodes of the round may run workers by another leader's grants."""
         self.claimed = -1
         """The highest round that was ever spoken of."""
         self.forming: dict[str, tuple[str, ...]] = {}
         """The nodes of each round that this leader set out to form, by the round's token."""
-        self.seated: frozenset[str] = frozenset()
-        """The nodes that it gave places in this round."""
-        self.told: dict[str, NodeRow] = {}
-        """What each node told last of this round, those that have reported in that order."""
-        self.granted: dict[str, float] = {}
-        """When a beat of this node was last granted."""
         self.hosts = Hosts(settings)
-        self.invited: frozenset[str] = frozenset()
-        """Newcomers that the round was closed for."""
         self._absent: dict[str, int] = {}
         """The row, by its sequence, of each node that did not enter the round it had a place in."""
         self.first_seen: dict[str, float] = {}
         """When rounds of an earlier epoch, by token, and their leaders were first told of."""
         self.wishes = Wishes()
-        self.enough_since = math.inf
-        """Since when the next round could begin, or be larger than this one."""
-        self._token: str | None = None
-        """The round's, also while there is no header any more."""
+        self._token: str | None = None  # the round's, also while there is no header any more
         self.latest: dict[str, NodeRow] = {}
         """The last row of each node, also of those that are gone."""
         self._roster: Roster | None = None
@@ -85,6 +65,7 @@ class View:
         self._heard_all_since = -math.inf
         self._count_again = -math.inf
         """When to count anew who has beaten: at once if the round has nodes not counted yet."""
+        self._begin_round(now)
 
     # ---- what is derived
 
@@ -109,10 +90,6 @@ class View:
         return History(restarts=header.restarts, streak=header.streak, startup=header.startup)
 
     @property
-    def max_restarts(self) -> int:
-        return (self.header or self.settings).max_restarts
-
-    @property
     def untold(self) -> bool:
         """Whether somebody is to go and the header does not say so yet."""
         told = self.header.drained if self.header else ()
@@ -120,9 +97,7 @@ class View:
 
     @property
     def misses_untold(self) -> bool:
-        """Whether a node is absent and the header does not say so: it waits to read that. Its row
-        may have come back since.
-        """
+        """Whether a node is absent, waits to read that, and the header does not say so."""
         missed = self.header.missed if self.header else ()
         return any(map(self.is_absent, self._absent.keys() - missed))
 
@@ -176,10 +151,22 @@ class View:
             self._begin_round(now)
 
     def _begin_round(self, now: float) -> None:
-        self.opened_at = self.blind_until = self.inherited_until = now
+        self.opened_at = now
+        """When the header's round was first seen."""
+        self.blind_until = now
+        """Until when nodes of the round that nothing is known of may still run workers."""
+        self.inherited_until = now
+        """Until when nodes of the round may run workers by another leader's grants."""
         self.enough_since = math.inf
+        """Since when the next round could begin, or be larger than this one."""
         self.seated = frozenset(self.forming.pop(self._token or "", ()))
-        self.told, self.granted, self.invited = {}, {}, frozenset()
+        """The nodes that this leader gave places in this round."""
+        self.told: dict[str, NodeRow] = {}
+        """What each node told last of this round, those that have reported in that order."""
+        self.granted: dict[str, float] = {}
+        """When a beat of this node was last granted."""
+        self.invited: frozenset[str] = frozenset()
+        """Newcomers that the round was closed for."""
         known = self.rows.keys() | self.seated
         self.latest = {node: row for node, row in self.latest.items() if node in known}
         for row in self.rows.values():
@@ -223,8 +210,7 @@ class View:
         self._roster, self._count_again = None, -math.inf
 
     def hears(self, node: str) -> bool:
-        """Whether beats of the node reach this leader. One who was not heard may be of the past, or
-        cannot be reached by its round either."""
+        """Whether beats of the node reach this leader: one that is not heard may be of the past."""
         return node == self.node or node in self._sure
 
     def miss(self, node: str) -> None:
@@ -232,8 +218,7 @@ class View:
         self._absent[node] = self.latest[node].sequence
 
     def is_absent(self, node: str) -> bool:
-        """Whether the node has been missed, and has said nothing since: it beats, perhaps, and
-        cannot read its place."""
+        """Whether the node has been missed, and has said nothing since."""
         row = self.rows.get(node)
         return row is not None and self._absent.get(node) == row.sequence
 
@@ -270,9 +255,8 @@ class View:
         self.inherited_until = min(self.inherited_until, end)
 
     def heard_all_since(self, now: float) -> float:
-        """Since when at the latest all nodes have beaten; -inf if one of the round never has.
-
-        Counted anew now and then only: what it was a moment ago is too early, and so safe.
+        """Since when at the latest all nodes have beaten; -inf if one of the round never has. It is
+        counted anew now and then: what it was a moment ago is too early, and so safe.
         """
         if now >= self._count_again:
             self._heard_all_since = self._count_beats(now)

@@ -23,10 +23,8 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def usable_cpus(root: Path = ROOT) -> int:
-    """How many processes can use a processor each, all the time; at least 1.
-
-    A quota is rounded down. Workers go in step, so that if three shared 2.5 processors, all would
-    wait for the one that the kernel holds up.
+    """How many processes can use a processor each, all the time; at least 1. A quota is rounded
+    down: workers go in step, so all would wait for the one that the kernel holds up.
     """
     return max(1, int(min(len(allowed_cpus()), cpu_quota(root))))
 

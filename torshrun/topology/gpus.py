@@ -25,10 +25,8 @@ class Gpu:
 
 
 def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
-    """The GPUs that a framework started with `environ` would see, in its order.
-
-    As CUDA does it: a list of visible devices ends before its first invalid entry, and is void if
-    it names a device twice.
+    """The GPUs that a framework started with `environ` would see, in its order. As CUDA has it, a
+    list ends before its first invalid entry, and is void if it names a device twice.
     """
     nvidia = _nvidia(root)
     if nvidia:
@@ -46,10 +44,9 @@ def pci_numa_node(gpu: Gpu, root: Path = ROOT) -> int | None:
 
 
 def share_out(environ: Mapping[str, str], workers: int, root: Path = ROOT) -> tuple[str, ...]:
-    """CUDA_VISIBLE_DEVICES for each local rank, so that it sees one GPU of its own.
-
-    A list that is set is believed even where no GPU is found, and without one the index is the
-    local rank, as in torchrun. Raises ConfigError when there are fewer GPUs than workers.
+    """CUDA_VISIBLE_DEVICES for each local rank, so that it sees one GPU of its own. A list that is
+    set is believed even where no GPU is found; without one the index is the local rank, as in
+    torchrun. Raises ConfigError when there are fewer GPUs than workers.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None and listed.strip() in ("", "-1"):

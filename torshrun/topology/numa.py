@@ -45,11 +45,10 @@ def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
 def bind(
     policy: str, local_world_size: int, topology: Topology, gpu_nodes: Sequence[int | None] = ()
 ) -> tuple[CpuSet, ...]:
-    """Each local rank's processors, by the policy of --numa-binding.
-
-    `gpu_nodes` are the visible GPUs' NUMA nodes. A rank belongs to the node of the GPU with its
-    number if all ranks have one; else ranks spread evenly over the cores, neighbours together.
-    Raises ConfigError when that is not possible.
+    """Each local rank's processors, by the policy of --numa-binding. `gpu_nodes` are the visible
+    GPUs' NUMA nodes. A rank belongs to the node of the GPU with its number if all ranks have one;
+    else ranks spread evenly over the cores, neighbours together. ConfigError when that is not
+    possible.
     """
     nodes = [node for node in gpu_nodes[:local_world_size] if node is not None]
     if len(nodes) < local_world_size:

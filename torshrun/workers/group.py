@@ -80,10 +80,8 @@ class Listener(Protocol):
 
 @dataclass(eq=False)
 class WorkerGroup:
-    """Runs one round of workers at a time. All methods belong to the loop's thread.
-
-    A round ends with on_stopped(), which comes only after stop(), or at any time with
-    on_keeper_lost().
+    """Runs one round of workers at a time, in the loop's thread. A round ends with on_stopped(),
+    which comes only after stop(), or at any time with on_keeper_lost().
     """
 
     keeper: reports.Keeper
@@ -94,24 +92,21 @@ class WorkerGroup:
     def __post_init__(self) -> None:
         self._next_id = 0
         self._alive: dict[int, Worker] = {}
-        self.workers: list[Worker] = []
-        """All of the round, by local rank."""
-        self.endings: list[Worker] = []
-        """Those that have ended, in the order in which they did."""
         self._num_starting = 0
-        self.begun = time.monotonic()
-        """When the round began, on the monotonic clock."""
         self._kill_timer: asyncio.TimerHandle | None = None
-        self._stopping = False
-        self._sweeping = False
         self._closed = False
+        self.begin()
         self.loop.add_reader(self.keeper.fileno(), self._receive)
 
     def begin(self) -> None:
         """Begin a round, without any worker yet. The one before must be over."""
         self.begun = time.monotonic()
+        """When the round began, on the monotonic clock."""
+        self.workers: list[Worker] = []
+        """All of the round, by local rank."""
+        self.endings: list[Worker] = []
+        """Those that have ended, in the order in which they did."""
         self._stopping = self._sweeping = False
-        self.workers, self.endings = [], []
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         """Start workers in this round. After an OSError some may be alive: stop() has to follow."""

@@ -35,10 +35,8 @@ _STAGES = {
     "x": "exec",
     "r": "request",
 }
-_START_BOUND = 10.0
-"""Seconds that a keeper may take to make its namespace."""
-_KILL_BOUND = 1.0
-"""Seconds that a keeper may take to die of SIGKILL."""
+_START_BOUND = 10.0  # seconds that a keeper may take to make its namespace
+_KILL_BOUND = 1.0  # seconds that a keeper may take to die of SIGKILL
 
 
 class Spawned(NamedTuple):
@@ -55,8 +53,7 @@ class SpawnFailed(NamedTuple):
     worker_id: int
     errno: int
     stage: str
-    """What failed: "fork", "file descriptors", "affinity", "chdir", "exec" or "request", which
-    did not make sense to the keeper."""
+    """What failed, of _STAGES; a "request" did not make sense to the keeper."""
 
 
 class Exited(NamedTuple):
@@ -113,11 +110,9 @@ class Keeper:
     @classmethod
     def start(cls, scratch: str = "", namespace: bool = False) -> Keeper:
         """Start a keeper for this process. It removes the directory `scratch`, if one is named,
-        when this process has ended or has closed the keeper.
-
-        With `namespace` it and all workers are in a PID namespace of their own: none of them can
-        survive it, even if this process is killed at the same moment. Raises ConfigError where
-        none can be made.
+        when this process has ended or has closed it. With `namespace` it and all workers are in a
+        PID namespace of their own, and none can survive it, even if this process is killed at the
+        same moment. Raises ConfigError where none can be made.
         """
         path = find_keeper()
         options = ["namespace"] if namespace else []
@@ -153,10 +148,9 @@ class Keeper:
         fds: Sequence[int],
         cpus: Collection[int] = (),
     ) -> None:
-        """Start a program; argv[0] is its path. `fds` become its descriptors 0, 1, 2, .. and are
-        duplicated at once: the caller may close them. It may run on `cpus` only, if there are any.
-        Answered by Spawned or SpawnFailed. Raises ConfigError for strings that no program can be
-        started with.
+        """Start a program; argv[0] is its path. Copies of `fds` become its descriptors 0, 1, 2, ..
+        It may run on `cpus` only, if there are any. Answered by Spawned or SpawnFailed. Raises
+        ConfigError for strings that no program can be started with.
         """
         pairs = encoded_environment(environ)
         words = [encoded("the working directory", cwd)]

@@ -24,9 +24,8 @@ _OWN = re.compile(
     r"(?:TORSH|PET)_(?:\w*(?:SECRET|PASSWORD)\w*|ETCD_USER|METRICS_PORT)"
     r"|TORCHELASTIC_HEALTH_CHECK_PORT"
 )
-"""The agent's own variables. A worker has the secret of its job from its WorkerEnv, and a torshrun
-that it starts cannot have the port at which this one serves metrics.
-"""
+"""The agent's own variables. A worker has its job's secret from its WorkerEnv, and a torshrun that
+it starts cannot have the port at which this one serves metrics."""
 _LABEL = r"(?:\w|\w[\w-]{0,61}\w)"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
 
@@ -211,9 +210,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
 
 
 def encoded(what: str, text: str) -> bytes:
-    """Its bytes, ended by NUL. Raises ConfigError, which says `what` the text is and never the
-    text, which may be a secret, if it has none.
-    """
+    """Its bytes, ended by NUL. ConfigError says `what` it is, never the text: it may be secret."""
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:

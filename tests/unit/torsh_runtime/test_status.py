@@ -35,7 +35,7 @@ READINGS = 1000
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Iterator[StatusPages]:
-    made = StatusPages.create(str(tmp_path / "status"), 2)
+    made = StatusPages(str(tmp_path / "status"), 2)
     yield made
     made.close()
 

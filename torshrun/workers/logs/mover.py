@@ -20,10 +20,8 @@ STALL_SECONDS = 0.05
 
 
 class Mover:
-    """Reads the streams of one sink, or those that no sink shows, in a thread of its own.
-
-    What can be read of it, request() and is_stopped() are for any thread. The other methods are
-    for its own, by request().
+    """Reads the streams of one sink, or those that no sink shows, in a thread of its own. What can
+    be read of it, request() and is_stopped() are for any thread; the rest is to be requested.
     """
 
     def __init__(self, name: str, sink: Sink) -> None:

@@ -90,10 +90,9 @@ class LogPump:
         return {sink.name: sink.lost for sink in sinks if sink.lost}
 
     def open(self, place: WorkerEnv, folder: str) -> tuple[Stream, Stream]:
-        """Make a worker's stdout and stderr, whose ends to write to are the caller's to close. Its
-        directory is `folder`, which is made where there is something to keep: in stdout.log and
-        stderr.log, chosen lines in filtered_*.log one directory up. OSError when a file cannot be
-        opened.
+        """Make a worker's stdout and stderr, whose ends to write to are the caller's to close. What
+        is kept goes to `folder`, which is made then, as stdout.log and stderr.log, and chosen lines
+        to filtered_*.log one directory up. OSError when a file cannot be opened.
         """
         with contextlib.ExitStack() as undo:
             out = self._make(self._out, place, folder, undo, None)
@@ -138,9 +137,7 @@ class LogPump:
     async def finish(
         self, begin: Callable[[Callable[[], None]], None], stall: Callable[[], float]
     ) -> bool:
-        """Begin drain() or close() and wait for its end. False if a reader holds that up: nothing
-        has moved for `stall()` seconds.
-        """
+        """Begin drain() or close() and wait for its end; False if nothing moves for `stall()` s."""
         over, moved, last_move, pause = threading.Event(), -1, time.monotonic(), 0.0002
         begin(over.set)
         while not over.is_set():

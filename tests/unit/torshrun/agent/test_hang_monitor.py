@@ -125,7 +125,7 @@ def test_looks_are_neither_too_frequent_nor_too_rare() -> None:
 
 def test_the_page_of_a_worker_is_seen(tmp_path: Path) -> None:
     path = str(tmp_path / "status")
-    pages = StatusPages.create(path, 1)
+    pages = StatusPages(path, 1)
     page = status.take_page(path, 0)
     assert page is not None
     with Bench(10) as bench:

@@ -46,7 +46,7 @@ async def opened(
     store = store or MemoryStore()
     signed = await begin(store)
     await write(signed, *records)
-    async with SteeredRun.open(store, "job", EPOCH.secret, 0) as run:
+    async with SteeredRun(store, "job", EPOCH.secret, 0).watched() as run:
         yield signed, run
     await store.close()
 
@@ -111,12 +111,12 @@ def test_runs_that_there_are_answer_for_one_that_there_is_not() -> None:
     async def scene() -> None:
         store = MemoryStore()
         with pytest.raises(NotDone, match=r"no run 'jog' .* it holds no run$"):
-            async with SteeredRun.open(store, "jog", EPOCH.secret, 0):
+            async with SteeredRun(store, "jog", EPOCH.secret, 0).watched():
                 pass
         await write(await begin(store), header())
         assert await run_ids(store) == ["job"]
         with pytest.raises(NotDone, match=r"no run 'jog' .* the runs there are: 'job'$"):
-            async with SteeredRun.open(store, "jog", EPOCH.secret, 0):
+            async with SteeredRun(store, "jog", EPOCH.secret, 0).watched():
                 pass
         await store.close()
 
@@ -260,7 +260,7 @@ def test_a_run_that_has_ended_can_be_asked_for_nothing() -> None:
     async def scene() -> None:
         async with opened(header(), node("a", 0)) as (store, _):
             await store.put(BASE + rows.VERDICT, rows.encode(STOPPED))
-            async with SteeredRun.open(store._store, "job", EPOCH.secret, 0) as run:
+            async with SteeredRun(store._store, "job", EPOCH.secret, 0).watched() as run:
                 for asking in (
                     run.scale("2", Nodes(2, 2)),
                     run.drain(["a"], force=True),
@@ -347,11 +347,11 @@ def test_what_is_left_of_a_run_can_be_forgotten() -> None:
     async def scene() -> None:
         store = MemoryStore()
         await store.put(BASE + "secret", b"s")
-        async with SteeredRun.open(store, "job", EPOCH.secret, 0, even_traces=True) as run:
+        async with SteeredRun(store, "job", EPOCH.secret, 0).watched(even_traces=True) as run:
             assert await run.forget() == "run job is forgotten"
         assert (await store.list("")).items == ()
         with pytest.raises(NotDone):
-            async with SteeredRun.open(store, "job", EPOCH.secret, 0, even_traces=True):
+            async with SteeredRun(store, "job", EPOCH.secret, 0).watched(even_traces=True):
                 pass
         await store.close()
 

@@ -31,7 +31,7 @@ def collective(**facts: object) -> Collective:
 
 
 def written(path: Path, page: bytes) -> WorkerStatus:
-    pages = StatusPages.create(str(path), 1)
+    pages = StatusPages(str(path), 1)
     try:
         with path.open("r+b") as file:
             file.seek(status.PAGE_BYTES)
@@ -67,9 +67,9 @@ def test_a_record_that_stays_half_written_says_so(tmp_path: Path) -> None:
 
 def test_the_file_is_for_its_owner_and_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "status"
-    first = StatusPages.create(str(path), 2)
+    first = StatusPages(str(path), 2)
     old = path.stat()
-    second = StatusPages.create(str(path), 3)
+    second = StatusPages(str(path), 3)
     assert old.st_mode & 0o777 == 0o600
     assert path.stat().st_size == 4 * status.PAGE_BYTES
     assert path.stat().st_ino != old.st_ino
@@ -81,7 +81,7 @@ def test_the_file_is_for_its_owner_and_made_anew(tmp_path: Path) -> None:
 
 def test_a_place_that_takes_no_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such"):
-        StatusPages.create(str(tmp_path / "nowhere" / "status"), 1)
+        StatusPages(str(tmp_path / "nowhere" / "status"), 1)
 
 
 def test_the_active_operation_comes_before_later_groups() -> None:

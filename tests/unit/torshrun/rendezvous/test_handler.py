@@ -129,7 +129,7 @@ def test_who_was_answered_by_nobody_still_tells_of_the_round_before() -> None:
 
     async def scene() -> NodeRow | None:
         node = NodeRendezvous(
-            asking(MemoryStore()), FACTS, SameAnswer(), past=before, is_proven=False
+            asking(MemoryStore()), FACTS, SameAnswer(), before=before, is_proven=False
         )
         return node.past
 

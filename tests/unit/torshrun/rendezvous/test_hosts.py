@@ -20,8 +20,7 @@ from support.led_nodes import (
 )
 
 from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.hosts import Hosts
-from torshrun.rendezvous.restart import STABLE_SECONDS
+from torshrun.rendezvous.restart import STABLE_SECONDS, Hosts
 from torshrun.rendezvous.state import Close, decide
 from torshrun.rendezvous.view import View
 

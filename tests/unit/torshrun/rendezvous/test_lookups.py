@@ -7,7 +7,7 @@ import sys
 
 HANGING = """
 import asyncio, time
-from torshrun.rendezvous.lookups import detach
+from torshrun.rendezvous.address import detach
 
 async def main():
     detach()

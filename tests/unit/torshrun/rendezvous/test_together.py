@@ -24,7 +24,6 @@ from torshrun.rendezvous.base import (
 from torshrun.rendezvous.meeting import Meeting, store_key
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.together import Together
-from torshrun.workers.ports import HeldPorts
 
 SECRET = "the job's secret"
 TTL = 1.0
@@ -60,7 +59,7 @@ def _together(port: int = 1) -> Together:
         backend="tcp", endpoints=(Address("127.0.0.1", port),), ttl=TTL, secret=SECRET
     )
     settings = Settings(run_id="job", min_nodes=1, max_nodes=1, ttl=TTL)
-    return Together(config, settings, 1, "trainer", HeldPorts())
+    return Together(config, settings, 1, "trainer")
 
 
 @asynccontextmanager
@@ -123,7 +122,7 @@ def test_that_a_password_goes_in_clear_is_said_before_it_goes() -> None:
         access = Access(user="somebody", password="hush")
         config = RendezvousConfig(backend="etcd", endpoints=endpoints, ttl=TTL, access=access)
         settings = Settings(run_id="job", min_nodes=1, max_nodes=1, ttl=TTL)
-        together = Together(config, settings, 1, "trainer", HeldPorts())
+        together = Together(config, settings, 1, "trainer")
         together.start(heard.append)
         await asked.wait()
         said = [event.reason for event in before if isinstance(event, StandingBy)]

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from torsh_runtime.errors import ConfigError
-from torshrun.workers.ports import HeldPorts, choose_port
+from torshrun.rendezvous.ports import HeldPorts, choose_port
 
 
 def test_a_free_port() -> None:
