@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.base import BackendKind, BackendType
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.choosing import backend_type, check_no_options, chosen_type, use_device
 from torsh_runtime.comm.default import default_group, has_default_group, set_default_group
@@ -158,7 +158,7 @@ def _staying(group: ProcessGroup, excluded: Sequence[int]) -> list[int]:
     return staying
 
 
-def _open(kind: BackendType | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
+def _open(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
     late = LateJob(env, timeout) if env.world_size == 1 else None
     if late is not None and kind in ALONE:
         return JobGroup(SingleBackend(kind), timeout, late)

@@ -8,7 +8,7 @@ import numpy as np
 
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.registry import is_available
-from torsh_runtime.comm.choosing import backend_type, check_no_options, device_of, use_device
+from torsh_runtime.comm.choosing import backend_type, by_device, check_no_options, use_device
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.timeouts import Timeout, seconds
@@ -50,9 +50,10 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
-    """Which backend serves which kind of device in the group, such as "cpu:native"."""
-    kind = backend_type(get_backend(group))
-    return f"{device_of(kind)}:{kind.value}"
+    """Which backend serves which kind of device in the group, such as "cpu:native", or
+    "cpu:native,cuda:nccl"."""
+    serving = by_device(backend_type(get_backend(group)))
+    return ",".join(f"{device}:{kind}" for device, kind in serving.items())
 
 
 def get_pg_count() -> int:

@@ -186,7 +186,8 @@ def _for_objects(group: ProcessGroup | None) -> ProcessGroup:
     if group.backend == "nccl":
         raise ConfigError(
             "the nccl backend takes arrays on GPUs only, so it cannot carry Python objects: make "
-            "a group for them with new_group(backend='native')"
+            "a group for them with new_group(backend='native'), or one for both with "
+            "'cpu:native,cuda:nccl'"
         )
     return group
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.base import BackendKind
 from torsh_runtime.backends.board import Board
 from torsh_runtime.errors import (
     CommAborted,
@@ -64,7 +64,7 @@ class News:
     """One rank's view of the notes."""
 
     def __init__(
-        self, store: StoreClient, rank: int, world_size: int, backend: BackendType
+        self, store: StoreClient, rank: int, world_size: int, backend: BackendKind
     ) -> None:
         """The store's keys must be the group's own."""
         self._backend = backend

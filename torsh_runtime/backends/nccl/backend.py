@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from torsh_runtime.backends.base import BackendType
-from torsh_runtime.backends.library.news import Call, News
+from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.nccl.operations import NcclOperations
 from torsh_runtime.backends.nccl.streams import Launch
@@ -56,6 +56,7 @@ class NcclBackend(NcclOperations):
 
     def __init__(self, nccl: Any, cuda: Any, communicator: Any, news: News) -> None:
         super().__init__(nccl, cuda, communicator, news)
+        self._tied: Backend | None = None
         self._beginning: _Beginning | None = None
         self._busy = threading.Event()
         self._leaving = threading.Event()
@@ -83,6 +84,17 @@ class NcclBackend(NcclOperations):
         communicator = _within(initialise, deadline - time.monotonic(), timeout)
         return cls(nccl, cuda, communicator, news)
 
+    def tie(self, other: Backend) -> None:
+        """Be one group with another backend: when one of both has failed, the other ends, too."""
+        self._tied = other
+
+    def ended(self) -> Cause | None:
+        tied = self._tied
+        if tied is not None and tied.failed and not (self.failed or self._closed):
+            text = f"the group has failed on its {tied.type} backend. Make a new process group."
+            self._end(Cause("CommAborted", (text,)))
+        return super().ended()
+
     @contextmanager
     def coalescing(self) -> Iterator[None]:
         launch = self._together = Launch(launched=False)
@@ -101,6 +113,7 @@ class NcclBackend(NcclOperations):
 
     def close(self) -> None:
         limit = time.monotonic() + _FAREWELL
+        self.ended()  # perhaps with the backend that it is tied to
         self.get_on()
         while self._under_way and not self.failed and time.monotonic() < limit:
             time.sleep(_PAUSE)
@@ -146,6 +159,8 @@ class NcclBackend(NcclOperations):
     def _halt(self) -> None:
         with suppress(Exception):  # it is of no more use, whatever NCCL says
             self._communicator.abort()
+        if self._tied is not None:
+            self._tied.abort()
 
     def _release(self) -> None:
         self._leaving.set()
