@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Reduce
+from torsh_runtime.backends.configuring import Refusing
+from torsh_runtime.backends.library.news import Cause
 from torsh_runtime.backends.library.operands import is_list
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.device import is_on_gpu
 from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import CommError
+
+_PATIENCE = 5.0
+"""Seconds within which a backend that has failed says why."""
 
 
 class ByDeviceBackend(Backend):
@@ -21,7 +28,7 @@ class ByDeviceBackend(Backend):
     do barriers and objects.
 
     Operations of one member are in order; between the two there is none. All arrays of a call are
-    on one kind of device, or it raises TypeError, and all ranks' on the same.
+    on one kind of device, or it raises TypeError; so are those of all ranks.
     """
 
     type: ByDevice
@@ -30,17 +37,18 @@ class ByDeviceBackend(Backend):
         """Takes both over: if one of them fails, so does the other."""
         super().__init__(host.rank, host.world_size)
         self.type = kind
+        self._members = host, gpu
         self._host = host
         self._gpu = gpu
-        gpu.tie(host)
+        gpu.accompany(self)
 
     @property
     def members(self) -> Sequence[Backend]:
-        return self._host, self._gpu
+        return self._members
 
     @property
     def failed(self) -> bool:
-        return self._host.failed or self._gpu.failed
+        return any(member.failed for member in self._members)
 
     def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
         return self._at(array).all_reduce(array, op, timeout, async_op)
@@ -140,39 +148,53 @@ class ByDeviceBackend(Backend):
         return self._host.shared_memory(num_bytes, timeout)
 
     def abort(self) -> None:
-        self._gpu.abort()  # first, as it tells the other ranks why
-        self._host.abort()
+        for member in self._members:
+            member.abort()
 
     def close(self) -> None:
+        host, gpu = self._members
         try:
-            self._host.close()  # first, as peers that still need this rank hear of it at once
+            host.close()  # first, as peers that still need this rank hear of it at once
         finally:
-            self._gpu.close()
+            gpu.close()
+
+    def cause(self) -> Cause | None:
+        """Why the other backend than NCCL has failed, if it has."""
+        host, _ = self._members
+        try:
+            if host.failed:
+                host.barrier(_PATIENCE)  # raises what the group has ended with
+        except CommError as error:
+            return Cause.of(error)
+        return None
+
+    def end(self, cause: Cause) -> None:
+        """NCCL has failed: what is under way in the other one ends, and nothing begins there."""
+        host, _ = self._members
+        self._host = cast(Backend, Refusing(host, cause.error))
+        host.abort()
 
     def _at(self, array: object) -> Backend:
-        if type(array) is not np.ndarray and is_on_gpu(array):
-            return self._gpu
-        return self._host
+        if type(array) is np.ndarray or not is_on_gpu(array):
+            return self._host
+        return self._gpu
 
     def _at_all(self, op: str, **given: object) -> Backend:
         """The member for all these arguments: arrays, lists of them, or None."""
-        members = {self._at(array) for _, array in _each(given)}
-        if len(members) > 1:
-            raise TypeError(f"{op}: {self._where(given)}; give it arrays on one kind of device")
-        return next(iter(members), self._host)
-
-    def _where(self, given: dict[str, object]) -> str:
-        """An argument on each kind of device."""
-        words = {self._at(array): f"{name} is a {_type(array)}" for name, array in _each(given)}
-        return f"{words[self._gpu]} on a GPU and {words[self._host]} in the processor's memory"
-
-
-def _each(given: dict[str, object]) -> Iterator[tuple[str, object]]:
-    """The arrays, each with the name of its argument."""
-    for name, value in given.items():
-        for array in value if is_list(value) else (value,):
-            if array is not None:
-                yield name, array
+        found: dict[bool, tuple[str, object]] = {}
+        for name, value in given.items():
+            for array in value if is_list(value) else (value,):
+                if array is not None:
+                    found[is_on_gpu(array)] = name, array
+        if len(found) > 1:
+            words = {
+                place: f"{name} has a {_type(array)}" for place, (name, array) in found.items()
+            }
+            raise TypeError(
+                f"{op}: {words[True]} on a GPU and {words[False]} in the processor's memory; the "
+                f"arrays of a call are on one kind of device"
+            )
+        return self._gpu if True in found else self._host
 
 
 def _type(array: object) -> str:

@@ -128,9 +128,14 @@ class StepwiseBackend(Backend):
         with self._state:
             if self._cause is not None:
                 return self._cause
-            self._cause = self._news.report(cause)
+            told = self._news.report(cause)
+            self._when_ended(told)
+            self._cause = told
         self._halt()
-        return self._cause
+        return told
+
+    def _when_ended(self, cause: Cause) -> None:
+        """The group is about to fail of this here, too."""
 
     def ended(self) -> Cause | None:
         """Why no operation can be completed any more, if that is so."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.nccl.operations import NcclOperations
@@ -44,6 +44,16 @@ class _Beginning:
     """When to look at the other ranks' notes again, in time.monotonic()'s seconds."""
 
 
+class Companion(Protocol):
+    """Another backend that is one group with this one."""
+
+    def cause(self) -> Cause | None:
+        """Why it has failed, if it has."""
+
+    def end(self, cause: Cause) -> None:
+        """End it, because this one has failed."""
+
+
 class NcclBackend(NcclOperations):
     """One rank's end of an NCCL communicator on the device that was current when it connected.
 
@@ -56,7 +66,7 @@ class NcclBackend(NcclOperations):
 
     def __init__(self, nccl: Any, cuda: Any, communicator: Any, news: News) -> None:
         super().__init__(nccl, cuda, communicator, news)
-        self._tied: Backend | None = None
+        self._companion: Companion | None = None
         self._beginning: _Beginning | None = None
         self._busy = threading.Event()
         self._leaving = threading.Event()
@@ -84,16 +94,21 @@ class NcclBackend(NcclOperations):
         communicator = _within(initialise, deadline - time.monotonic(), timeout)
         return cls(nccl, cuda, communicator, news)
 
-    def tie(self, other: Backend) -> None:
+    def accompany(self, companion: Companion) -> None:
         """Be one group with another backend: when one of both has failed, the other ends, too."""
-        self._tied = other
+        self._companion = companion
 
     def ended(self) -> Cause | None:
-        tied = self._tied
-        if tied is not None and tied.failed and not (self.failed or self._closed):
-            text = f"the group has failed on its {tied.type} backend. Make a new process group."
-            self._end(Cause("CommAborted", (text,)))
+        companion = self._companion
+        if companion is not None and not (self.failed or self._closed):
+            cause = companion.cause()
+            if cause is not None:
+                self._end(cause)
         return super().ended()
+
+    def _when_ended(self, cause: Cause) -> None:
+        if self._companion is not None:
+            self._companion.end(cause)
 
     @contextmanager
     def coalescing(self) -> Iterator[None]:
@@ -113,7 +128,7 @@ class NcclBackend(NcclOperations):
 
     def close(self) -> None:
         limit = time.monotonic() + _FAREWELL
-        self.ended()  # perhaps with the backend that it is tied to
+        self.ended()  # perhaps with its companion
         self.get_on()
         while self._under_way and not self.failed and time.monotonic() < limit:
             time.sleep(_PAUSE)
@@ -159,10 +174,9 @@ class NcclBackend(NcclOperations):
     def _halt(self) -> None:
         with suppress(Exception):  # it is of no more use, whatever NCCL says
             self._communicator.abort()
-        if self._tied is not None:
-            self._tied.abort()
 
     def _release(self) -> None:
+        self._companion = None
         self._leaving.set()
         self._busy.set()
         if threading.current_thread() is not self._watcher:
