@@ -172,7 +172,8 @@ class Jobs:
         self, rank: int, asked: Sequence[str], body: Callable[[JobGroup], Any], timeout: float
     ) -> Any:
         ranks = range(len(asked))
-        env = WorkerEnv(rank=rank, world_size=len(ranks), store_endpoint=self._hosted.endpoint)
+        place = {"RANK": str(rank), "WORLD_SIZE": str(len(ranks))}
+        env = WorkerEnv.from_environ({**place, "TORSH_STORE_ENDPOINT": self._hosted.endpoint})
         job = Job.connect(env, timeout)
         try:
             made = job.make_backend(backend_type(asked[rank]), job.name, rank, ranks, timeout)
