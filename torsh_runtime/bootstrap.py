@@ -39,9 +39,11 @@ def init_process_group(
 ) -> ProcessGroup:
     """Make the default group, and return it. The arguments stand in torch.distributed's order.
 
-    backend: "native", "nccl", "mpi", "gloo" or "single"; None is single with one rank, else
-        native, or where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is
-        logged under "torsh_runtime". With one rank all work as with several.
+    backend: "native", "nccl", "mpi", "gloo" or "single", or one for each kind of device, such as
+        "cpu:native,cuda:nccl": then an operation goes to the one that serves its arrays, and
+        barriers and objects to the one of the CPUs. None is single with one rank, else native, or
+        where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is logged
+        under "torsh_runtime". With one rank all work as with several.
     init_method: None or "env://" reads what torshrun set, or torchrun or mpiexec on one node, or
         RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand; "tcp://host:port" needs rank and
         world_size given here. Without torshrun rank 0 serves the store.

@@ -30,7 +30,7 @@ def get_world_size(group: ProcessGroup | None = None) -> int:
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """Name of the group's backend."""
+    """Name of the group's backend; of several "cpu:native,cuda:nccl"."""
     return (group or default_group()).backend
 
 
@@ -77,9 +77,9 @@ def new_group(
     ConfigError. It need not call this: only the members meet, so use_local_synchronization makes
     no difference. Members that make several groups of the same ranks make them in the same order.
 
-    timeout: as in init_process_group; None is the default group's. backend: a name; None is the
-    default group's. pg_options must be None; group_desc makes no difference. device_id: as in
-    init_process_group. sort_ranks: False numbers the group's ranks in the order of `ranks`.
+    timeout, backend: as in init_process_group; None is the default group's. pg_options must be
+    None; group_desc makes no difference. device_id: as in init_process_group. sort_ranks: False
+    numbers the group's ranks in the order of `ranks`.
 
     Raises ConfigError, BackendUnavailable, and CommTimeout naming members that did not come.
     """

@@ -77,7 +77,7 @@ def framework_of(array: object) -> Framework:
         kind = f"{type(array).__module__}.{type(array).__name__}"
         raise TypeError(
             f"the nccl backend takes cupy arrays and torch CUDA tensors, not {kind}; use backend "
-            f"'native' for arrays in the processor's memory"
+            f"'native' for arrays in the processor's memory, 'cpu:native,cuda:nccl' for both"
         )
     if framework.dtype(array) not in DTYPES:
         raise TypeError(
