@@ -93,11 +93,14 @@ def test_without_cuda_it_is_unavailable(store: StoreClient) -> None:
         NcclBackend.connect(store, 0, 1, 5)
 
 
-def _pairs(*worlds: int) -> list[Any]:
+KINDS = (("fake", NcclBackend.connect, (2, 3)), ("by-device", by_device, (2,)))
+
+
+def _pairs() -> list[Any]:
     unfit = tuple(NOT_FOR_NCCL)
     return [
         pytest.param(connect, world, name, id=f"{kind}-{world}-{name}")
-        for kind, connect in (("fake", NcclBackend.connect), ("by-device", by_device))
+        for kind, connect, worlds in KINDS
         for world in worlds
         for name, case in CASES.items()
         if world >= case.ranks and not case.processes
@@ -120,7 +123,7 @@ def fake_ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-@pytest.mark.parametrize(("connect", "world", "name"), _pairs(2, 3))
+@pytest.mark.parametrize(("connect", "world", "name"), _pairs())
 def test_the_suite(
     fake_ranks: Ranks, connect: Connect, world: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ from torsh_runtime.store.client import StoreClient
 
 _LOOK_AROUND = 0.05
 """Seconds between two looks of the watching thread while something is under way."""
+_LOOK_AT_COMPANION = 1.0
+"""Seconds between two looks whether another backend of the group has failed, at other times."""
 _PAUSE = 0.002
 """Seconds between two of who closes the group."""
 _FAREWELL = 5.0
@@ -97,6 +99,7 @@ class NcclBackend(NcclOperations):
     def accompany(self, companion: Companion) -> None:
         """Be one group with another backend: when one of both has failed, the other ends, too."""
         self._companion = companion
+        self._busy.set()
 
     def ended(self) -> Cause | None:
         companion = self._companion
@@ -152,8 +155,9 @@ class NcclBackend(NcclOperations):
     def _watch(self) -> None:
         self._cuda.Device(self._device).set_current()
         while not (self._closed or self.failed):
-            self._busy.wait()
+            self._busy.wait(None if self._companion is None else _LOOK_AT_COMPANION)
             self._busy.clear()
+            self.ended()
             while not (self._closed or self.failed) and (self._under_way or self._beginning):
                 self._leaving.wait(_LOOK_AROUND)
                 self._check_beginning()
