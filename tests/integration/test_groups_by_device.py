@@ -159,6 +159,17 @@ def test_ranks_that_ask_for_others_are_told_so(jobs: Jobs, asked: list[str]) -> 
         assert f"backend {asked[others[0]]} and rank 0 {asked[0]}" in str(result.error)
 
 
+@pytest.mark.parametrize("asked", [[BOTH, "native"], ["native", BOTH]])
+def test_ranks_that_ask_for_other_subgroups_are_told_so(jobs: Jobs, asked: list[str]) -> None:
+    def body(group: JobGroup) -> None:
+        words = f"rank 1 was given backend {asked[1]} and rank 0 {asked[0]}"
+        with pytest.raises(ConfigError if group.rank else CommError, match=words):
+            tr.split_group(group, [[0, 1]], backend=asked[group.rank])
+        group.barrier()
+
+    check(jobs.run([BOTH, BOTH], body))
+
+
 def test_who_asked_for_both_hears_who_did_not_come(jobs: Jobs) -> None:
     def body(group: JobGroup) -> None:
         if group.rank:
