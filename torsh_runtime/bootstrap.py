@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.base import BackendKind, BackendType
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.choosing import backend_type, check_no_options, chosen_type, use_device
 from torsh_runtime.comm.default import default_group, has_default_group, set_default_group
@@ -39,9 +39,11 @@ def init_process_group(
 ) -> ProcessGroup:
     """Make the default group, and return it. The arguments stand in torch.distributed's order.
 
-    backend: "native", "nccl", "mpi", "gloo" or "single"; None is single with one rank, else
-        native, or where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is
-        logged under "torsh_runtime". With one rank all work as with several.
+    backend: "native", "nccl", "mpi", "gloo" or "single", or one for each kind of device, such as
+        "cpu:native,cuda:nccl": then an operation goes to the one that serves its arrays, and
+        barriers and objects to the one of the CPUs. None is single with one rank, else native, or
+        where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is logged
+        under "torsh_runtime". With one rank all work as with several.
     init_method: None or "env://" reads what torshrun set, or torchrun or mpiexec on one node, or
         RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand; "tcp://host:port" needs rank and
         world_size given here. Without torshrun rank 0 serves the store.
@@ -158,7 +160,7 @@ def _staying(group: ProcessGroup, excluded: Sequence[int]) -> list[int]:
     return staying
 
 
-def _open(kind: BackendType | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
+def _open(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
     late = LateJob(env, timeout) if env.world_size == 1 else None
     if late is not None and kind in ALONE:
         return JobGroup(SingleBackend(kind), timeout, late)

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import Backend, BackendKind, BackendType, ByDevice
 from torsh_runtime.backends.board import Board, give_up
 from torsh_runtime.backends.native.network import secret_of
 from torsh_runtime.backends.registry import backend_class, is_available
@@ -134,7 +134,7 @@ class Job:
 
     def make_backend(
         self,
-        kind: BackendType | None,
+        kind: BackendKind | None,
         name: str,
         rank: int,
         ranks: Sequence[int],
@@ -149,17 +149,46 @@ class Job:
             return SingleBackend(kind)
         deadline = time.monotonic() + timeout
         store = self.client.scoped(f"group/{self.turn}/{name}/")
-        if parent is not None and kind is parent.type:
-            made = parent.subgroup(store, name, ranks, timeout)
+        for member in parent.members if parent is not None else ():
+            made = member.subgroup(store, name, ranks, timeout) if kind is member.type else None
             if made is not None:
                 return made
         try:
             agreed = _agree(store, kind, rank, ranks, max(deadline - time.monotonic(), 0.001))
             left = max(deadline - time.monotonic(), 0.001)
+            if isinstance(agreed, ByDevice):
+                return self._by_device(agreed, store, name, rank, ranks, left, parent)
             return _make_backend(agreed, store, rank, len(ranks), left, name, parent is None)
         except BaseException as error:
             give_up(store, rank, error)
             raise
+
+    def _by_device(
+        self,
+        kind: ByDevice,
+        store: StoreClient,
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: float,
+        parent: Backend | None,
+    ) -> Backend:
+        from torsh_runtime.backends.by_device import ByDeviceBackend  # few groups need it
+
+        board = Board(store, rank, timeout, kind)
+        board.exchange("devices", b"", range(len(ranks)))  # as who wants another kind tells it here
+        made: list[Any] = []
+        try:
+            for device, each in kind._asdict().items():
+                own, left = f"{name}/{device}", board.remaining()
+                made.append(self.make_backend(each, own, rank, ranks, left, parent))
+        except BaseException as error:
+            for device in kind._fields:  # peers may wait for this rank in either
+                give_up(store.scoped(f"{device}/"), rank, error)
+            for member in made:
+                member.close()
+            raise
+        return ByDeviceBackend(kind, *made)
 
     def session(self, default: Backend, configure: Configure | None = None) -> Session:
         """What the groups of its default group are made from, and configured by."""
@@ -224,7 +253,7 @@ class LateJob:
             return self._job
 
     def make_backend(
-        self, kind: BackendType, name: str, rank: int, ranks: Sequence[int], timeout: float
+        self, kind: BackendKind, name: str, rank: int, ranks: Sequence[int], timeout: float
     ) -> Backend:
         """As Job's; no store is made where none is needed."""
         if kind in ALONE:
@@ -254,8 +283,8 @@ def _apart(env: WorkerEnv) -> WorkerEnv:
 
 
 def _agree(
-    store: StoreClient, kind: BackendType | None, rank: int, ranks: Sequence[int], timeout: float
-) -> BackendType:
+    store: StoreClient, kind: BackendKind | None, rank: int, ranks: Sequence[int], timeout: float
+) -> BackendKind:
     """The backend of a group: its first rank's. ConfigError if this rank was told another one."""
     chosen = kind or (_choose() if rank == 0 else None)
     value = chosen.value.encode() if chosen else b""

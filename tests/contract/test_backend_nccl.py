@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import fake_cupy
-from support.fake_gpus import OnDevice, Ranks
+from support.fake_gpus import Connect, OnDevice, Ranks, by_device
 from support.suite import CASES, reducing
 from support.suite.references import reductions
 
@@ -93,10 +93,14 @@ def test_without_cuda_it_is_unavailable(store: StoreClient) -> None:
         NcclBackend.connect(store, 0, 1, 5)
 
 
-def _pairs(*worlds: int) -> list[Any]:
+KINDS = (("fake", NcclBackend.connect, (2, 3)), ("by-device", by_device, (2,)))
+
+
+def _pairs() -> list[Any]:
     unfit = tuple(NOT_FOR_NCCL)
     return [
-        pytest.param(world, name, id=f"fake-{world}-{name}")
+        pytest.param(connect, world, name, id=f"{kind}-{world}-{name}")
+        for kind, connect, worlds in KINDS
         for world in worlds
         for name, case in CASES.items()
         if world >= case.ranks and not case.processes
@@ -119,12 +123,12 @@ def fake_ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-@pytest.mark.parametrize(("world", "name"), _pairs(2, 3))
+@pytest.mark.parametrize(("connect", "world", "name"), _pairs())
 def test_the_suite(
-    fake_ranks: Ranks, world: int, name: str, monkeypatch: pytest.MonkeyPatch
+    fake_ranks: Ranks, connect: Connect, world: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reducing, "reductions", _reductions_of_nccl)
-    fake_ranks.run(world, lambda backend: CASES[name].body(OnDevice(backend)))
+    fake_ranks.run(world, lambda backend: CASES[name].body(OnDevice(backend)), connect)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import secrets
 import sys
 import threading
@@ -19,9 +20,15 @@ from support.fake_cuda import Machine
 from support.suite.cases import LONG
 from support.worlds import PATIENCE, Raised
 
-from torsh_runtime.backends.base import Backend, BackendType, Reduce
+from torsh_runtime.backends.base import Backend, BackendType, ByDevice, Reduce
+from torsh_runtime.backends.by_device import ByDeviceBackend
+from torsh_runtime.backends.native.backend import NativeBackend
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.choosing import backend_type
+from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.job import Job
+from torsh_runtime.job_group import JobGroup
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
@@ -52,6 +59,16 @@ def fake_gpus(count: int) -> Iterator[Machine]:
                 sys.modules[name] = module
 
 
+def by_device(store: StoreClient, rank: int, count: int, timeout: float) -> ByDeviceBackend:
+    """A rank's end of a group of native and nccl."""
+    host = NativeBackend.connect(store.scoped("cpu/"), rank, count, timeout)
+    gpu = NcclBackend.connect(store.scoped("cuda/"), rank, count, timeout)
+    return ByDeviceBackend(ByDevice(BackendType.NATIVE, BackendType.NCCL), host, gpu)
+
+
+Connect = Callable[[StoreClient, int, int, float], Backend]
+
+
 class Ranks:
     """Makes groups of threads that meet in one store."""
 
@@ -60,12 +77,14 @@ class Ranks:
         self._groups = 0
         self._clients: list[StoreClient] = []
 
-    def run(self, count: int, body: Callable[[NcclBackend], Any]) -> list[Any]:
+    def run(
+        self, count: int, body: Callable[[Any], Any], connect: Connect = NcclBackend.connect
+    ) -> list[Any]:
         """What body(backend) returned on each rank; its first error is raised here, and so is
         what would have been undefined on a GPU.
         """
         with fake_gpus(count) as machine:
-            results = self._run(machine, count, body)
+            results = self._run(machine, count, body, connect)
         while self._clients:
             self._clients.pop().close()
         for result in results:
@@ -86,7 +105,9 @@ class Ranks:
     def close(self) -> None:
         self._hosted.close()
 
-    def _run(self, machine: Machine, count: int, body: Callable[[NcclBackend], Any]) -> list[Any]:
+    def _run(
+        self, machine: Machine, count: int, body: Callable[[Any], Any], connect: Connect
+    ) -> list[Any]:
         self._groups += 1
         prefix = f"group/{self._groups}/"
         results: list[Any] = [None] * count
@@ -95,7 +116,7 @@ class Ranks:
             machine.current = machine.gpus[rank]
             try:
                 with StoreClient.connect(self._hosted.endpoint, b"", PATIENCE) as client:
-                    backend = NcclBackend.connect(client.scoped(prefix), rank, count, PATIENCE)
+                    backend = connect(client.scoped(prefix), rank, count, PATIENCE)
                     with closing(backend):
                         results[rank] = body(backend)
             except BaseException as error:
@@ -108,7 +129,59 @@ class Ranks:
         for thread in threads:
             thread.join(PATIENCE)
             assert not thread.is_alive(), "a rank hangs"
+        gc.collect(1)  # errors that a body caught make cycles, and groups in them hold descriptors
         return results
+
+
+class Jobs:
+    """Makes default groups of threads with a fake GPU each."""
+
+    def __init__(self) -> None:
+        self._hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
+
+    def run(
+        self, asked: Sequence[str], body: Callable[[JobGroup], Any], timeout: float = LONG
+    ) -> list[Any]:
+        """What body(group) returned on each rank, of the backend that this one asked for, or
+        Raised(error)."""
+        results: list[Any] = [None] * len(asked)
+
+        def run(rank: int) -> None:
+            machine.current = machine.gpus[rank]
+            try:
+                results[rank] = self._in_group(rank, asked, body, timeout)
+            except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # they hold on to the group
+                results[rank] = Raised(error)
+
+        with fake_gpus(len(asked)) as machine:
+            threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(asked))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+                assert not thread.is_alive(), "a rank hangs"
+        gc.collect(1)
+        assert not machine.faults, machine.faults
+        return results
+
+    def close(self) -> None:
+        self._hosted.close()
+
+    def _in_group(
+        self, rank: int, asked: Sequence[str], body: Callable[[JobGroup], Any], timeout: float
+    ) -> Any:
+        ranks = range(len(asked))
+        place = {"RANK": str(rank), "WORLD_SIZE": str(len(ranks))}
+        env = WorkerEnv.from_environ({**place, "TORSH_STORE_ENDPOINT": self._hosted.endpoint})
+        job = Job.connect(env, timeout)
+        try:
+            made = job.make_backend(backend_type(asked[rank]), job.name, rank, ranks, timeout)
+        except BaseException:
+            job.close(wait_for_peers=False)
+            raise
+        with closing(JobGroup(made, timeout, job)) as group:
+            return body(group)
 
 
 class Staged:
@@ -177,7 +250,7 @@ class OnDevice(Backend):
 
     type = BackendType.NCCL
 
-    def __init__(self, inner: NcclBackend) -> None:
+    def __init__(self, inner: Backend) -> None:
         super().__init__(inner.rank, inner.world_size)
         self._inner = inner
 

@@ -23,7 +23,8 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise TypeError(
             f"a {tensor.layout} tensor on {tensor.device} cannot take part in a collective of a "
-            f"CPU backend; use a dense one on the CPU, or backend 'nccl' for CUDA tensors"
+            f"CPU backend; use a dense one on the CPU, or backend 'nccl' for CUDA tensors, "
+            f"'cpu:native,cuda:nccl' for both"
         )
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():

@@ -78,6 +78,25 @@ class BackendType(StrEnum):
     """World size 1: nothing to communicate."""
 
 
+class ByDevice(NamedTuple):
+    """Two backends of one group: each has the arrays of its kind of device."""
+
+    cpu: BackendType
+    cuda: BackendType
+
+    @property
+    def value(self) -> str:
+        """ "cpu:native,cuda:nccl"."""
+        return ",".join(f"{device}:{kind}" for device, kind in self._asdict().items())
+
+    def __str__(self) -> str:
+        return self.value
+
+
+BackendKind = BackendType | ByDevice
+"""What the backend of a group is."""
+
+
 class MeetingStore(Protocol):
     """What ranks need of a store to meet; StoreClient has it."""
 
@@ -108,7 +127,7 @@ class Backend(ABC):
     arrays are undefined after that.
     """
 
-    type: BackendType
+    type: BackendKind
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
@@ -123,6 +142,11 @@ class Backend(ABC):
     def world_size(self) -> int:
         """Number of ranks."""
         return self._world_size
+
+    @property
+    def members(self) -> Sequence[Backend]:
+        """The backends that it is made of: itself, or one for each kind of device."""
+        return (self,)
 
     @property
     @abstractmethod

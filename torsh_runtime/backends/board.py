@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgpack
 
-from torsh_runtime.backends.base import BackendType, MeetingStore
+from torsh_runtime.backends.base import BackendKind, MeetingStore
 from torsh_runtime.errors import (
     CommError,
     CommTimeout,
@@ -40,7 +40,7 @@ def give_up(store: MeetingStore, rank: int, error: BaseException) -> None:
             store.put("failed", msgpack.packb([rank, kind, _culprits(error), words or kind]))
 
 
-def hear_why(store: MeetingStore, rank: int, kind: BackendType) -> None:
+def hear_why(store: MeetingStore, rank: int, kind: BackendKind) -> None:
     """Raise what another rank gave up for after all had met, if one tells that within a moment."""
     Board(store, rank, SLICE, kind).hear_why()
 
@@ -49,7 +49,7 @@ class Board:
     """The group's keys in the store, and the deadline for all that is done with them."""
 
     def __init__(
-        self, store: MeetingStore, rank: int, timeout: float, kind: BackendType | None
+        self, store: MeetingStore, rank: int, timeout: float, kind: BackendKind | None
     ) -> None:
         """`kind`: the backend that the group is to have; None: the first rank's."""
         self.rank = rank
@@ -105,7 +105,7 @@ class Board:
         entry = self._store.get("backend/0")
         if self._kind is None or entry is None:
             return
-        if entry.value != self._kind.encode():
+        if entry.value != self._kind.value.encode():
             raise ConfigError(
                 f"rank {self.rank} was given backend {self._kind} and rank 0 "
                 f"{entry.value.decode(errors='replace')}: give all ranks of a group the same"

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.errors import (
     CommAborted,
+    CommError,
     CommTimeout,
     ConfigError,
     PeerLost,
@@ -178,9 +180,10 @@ class Refusing:
 
     failed = True
 
-    def __init__(self, last: Any, words: str) -> None:
+    def __init__(self, last: Any, error: Callable[[], CommError]) -> None:
+        """`error`: makes what is raised."""
         self.rank, self.world_size, self.type = last.rank, last.world_size, last.type
-        self._words = words
+        self._error = error
 
     def abort(self) -> None:
         """There is nothing to end."""
@@ -192,7 +195,7 @@ class Refusing:
         """None: further groups meet over the store."""
 
     def __getattr__(self, operation: str) -> Any:
-        raise CommAborted(self._words)
+        raise self._error()
 
 
 def check_plan(rank: int, world_size: int) -> None:
@@ -213,7 +216,7 @@ def check_first(turns: int, rank: int, quorum: str) -> None:
 
 
 def _refusing(last: Backend, words: str) -> Any:
-    return Refusing(last, f"the process group {words}.")
+    return Refusing(last, partial(CommAborted, f"the process group {words}."))
 
 
 def _cause(error: BaseException) -> str:

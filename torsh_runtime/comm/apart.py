@@ -15,6 +15,7 @@ from torsh_runtime.arrays import staged
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
 from torsh_runtime.backends.library.operands import Array, check_dtype, check_size
 from torsh_runtime.backends.library.reductions import combine, prefixes, reduction_of
+from torsh_runtime.backends.nccl.device import is_on_gpu
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.functional import all_reduce, reduce
@@ -30,7 +31,7 @@ def all_reduce_into(
     async_op: bool = False,
 ) -> Work | None:
     """Reduce everyone's `input` into everyone's `output`."""
-    copy_into(output, input, group)
+    copy_into(output, input)
     return all_reduce(output, op, group, async_op)
 
 
@@ -49,7 +50,7 @@ def reduce_into(
         if output is not None:
             raise ValueError(f"output is for rank dst only; give None on rank {members.rank}")
         return reduce(input, dst, op, group, async_op, group_dst)
-    copy_into(output, input, group)
+    copy_into(output, input)
     return reduce(output, dst, op, group, async_op, group_dst)
 
 
@@ -71,7 +72,7 @@ def scan_into(
     output: object, input: object, op: Reduce = ReduceOp.SUM, group: ProcessGroup | None = None
 ) -> None:
     """scan() of `input`, whose result is put into `output`."""
-    copy_into(output, input, group)
+    copy_into(output, input)
     scan(output, op, group)
 
 
@@ -79,13 +80,13 @@ def exscan_into(
     output: object, input: object, op: Reduce = ReduceOp.SUM, group: ProcessGroup | None = None
 ) -> None:
     """exscan() of `input`, whose result is put into `output`; the first rank's has its input."""
-    copy_into(output, input, group)
+    copy_into(output, input)
     exscan(output, op, group)
 
 
-def copy_into(output: Any, input: Any, group: ProcessGroup | None = None) -> None:
+def copy_into(output: Any, input: Any) -> None:
     """Copy the elements. ValueError unless both have the same dtype and as many."""
-    if (group or default_group()).backend == "nccl":
+    if is_on_gpu(output):
         output[...] = input  # on the arrays' device, by their library
         return
     with staged(input, writable=False) as source, staged(output, writable=True) as target:

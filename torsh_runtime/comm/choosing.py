@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from torsh_runtime.backends.base import BackendType, ReduceOp
+from torsh_runtime.backends.base import BackendKind, BackendType, ByDevice, ReduceOp
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.errors import BackendUnavailable, ConfigError
 
@@ -16,38 +16,51 @@ _NOT_COMPLEX = frozenset(
 )
 
 
-def backend_type(name: str | BackendType) -> BackendType:
-    """The backend of this name, which may stand behind its device: "cpu:native".
+def backend_type(name: str | BackendType) -> BackendKind:
+    """The backend of this name, which may stand behind its device: "cpu:native"; or one for each
+    device: "cpu:native,cuda:nccl", in any order.
 
     BackendUnavailable if there is none, ConfigError for one that does not serve that device, and
-    for several in one name.
+    for several of which not each has a device of its own.
     """
     parts = [part.strip() for part in name.split(",")]
-    if len(parts) > 1:
+    kinds = [_bare_type(part) for part in parts]
+    if len(kinds) == 1:
+        return kinds[0]
+    devices = dict(zip(map(_device_of, kinds), kinds, strict=True))
+    if len(devices) < len(kinds) or not all(":" in part for part in parts):
         raise ConfigError(
-            f"backend {name!r}: a group has one backend here. Name the one that the default group "
-            f"is to have, and make a group for the other arrays with new_group(backend=...)"
+            f"backend {name!r}: of several backends each stands behind a device of its own, as in "
+            f"'cpu:native,cuda:nccl'"
         )
-    device, _, bare = parts[0].rpartition(":")
+    return ByDevice(**devices)
+
+
+def _bare_type(name: str) -> BackendType:
+    device, _, bare = name.rpartition(":")
     try:
         kind = BackendType(bare)
     except ValueError:
         known = ", ".join(BackendType)
         raise BackendUnavailable(f"backend {name!r}", f"Known backends: {known}.") from None
-    if device not in ("", device_of(kind)):
-        raise ConfigError(f"backend {kind.value!r} serves {device_of(kind)}, not {device!r}")
+    if device not in ("", _device_of(kind)):
+        raise ConfigError(f"backend {kind.value!r} serves {_device_of(kind)}, not {device!r}")
     return kind
 
 
-def device_of(kind: BackendType) -> str:
-    """The kind of device whose arrays a backend takes: "cpu" or "cuda"."""
+def _device_of(kind: BackendType) -> str:
     return "cuda" if kind is BackendType.NCCL else "cpu"
+
+
+def by_device(kind: BackendKind) -> dict[str, BackendType]:
+    """The devices whose arrays it takes, "cpu" and "cuda", and which backend has them."""
+    return kind._asdict() if isinstance(kind, ByDevice) else {_device_of(kind): kind}
 
 
 def is_backend_available(backend: str) -> bool:
     """Whether this process could make groups with the backend, or with all of "cpu:x,cuda:y"."""
     try:
-        return all(is_available(backend_type(part)) for part in backend.lower().split(","))
+        return all(map(is_available, by_device(backend_type(backend.lower())).values()))
     except (BackendUnavailable, ConfigError):
         return False
 
@@ -68,7 +81,7 @@ def supports_complex(reduceOp: ReduceOp) -> bool:  # noqa: N803  (torch's name)
     return reduceOp not in _NOT_COMPLEX
 
 
-def chosen_type(backend: str | BackendType | None, device_id: object) -> BackendType | None:
+def chosen_type(backend: str | BackendType | None, device_id: object) -> BackendKind | None:
     """The backend that was named, or that the device wants; None where neither says any."""
     if backend is not None:
         return backend_type(backend)
@@ -77,20 +90,20 @@ def chosen_type(backend: str | BackendType | None, device_id: object) -> Backend
     return BackendType.NCCL
 
 
-def use_device(device_id: object, kind: BackendType | None) -> None:
-    """Make a GPU, by number or as torch's device, the current one of this thread, as an nccl group
-    wants it; None, and a "cpu", leave it. ConfigError for others, or a backend that uses none.
+def use_device(device_id: object, kind: BackendKind | None) -> None:
+    """Make a GPU, by number or as torch's device, the current one of this thread, as a group with
+    nccl wants it; None, and a "cpu", leave it. ConfigError for others, or a backend that uses none.
     """
     if device_id is None or (_kind_of_device(device_id) == "cpu" and kind is not BackendType.NCCL):
         return
     number = getattr(device_id, "index", device_id)
     if _kind_of_device(device_id) not in ("", "cuda") or not isinstance(number, int):
         raise ConfigError(f"device_id {device_id!r} is no GPU: give its number, or a torch.device")
-    if kind is not BackendType.NCCL:
+    if kind is None or "cuda" not in by_device(kind):
         raise ConfigError(
             f"device_id {device_id!r} is for backend 'nccl'; {kind!s} works on CPUs: leave it out"
         )
-    if not is_available(kind):
+    if not is_available(BackendType.NCCL):
         raise BackendUnavailable("the nccl backend", "There is no NVIDIA driver or no nccl4py.")
     import_module("cuda.core").Device(number).set_current()
 

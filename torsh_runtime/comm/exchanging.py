@@ -31,7 +31,7 @@ def sendrecv(
     if not anyone:
         here = root_rank(group, src, group_src, "src")
     if there == here == group.rank:
-        copy_into(output, input, group)
+        copy_into(output, input)
         return group.global_rank(here)
     sending = group.send(input, there, tag, async_op=True)
     source = group.recv(output, here, tag).source

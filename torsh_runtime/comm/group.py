@@ -82,7 +82,7 @@ class ProcessGroup:
 
     @property
     def backend(self) -> str:
-        """The backend's name."""
+        """The backend's name; of several "cpu:native,cuda:nccl"."""
         return self._backend.type.value
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.registry import is_available
-from torsh_runtime.comm.choosing import backend_type, check_no_options, device_of, use_device
+from torsh_runtime.comm.choosing import backend_type, by_device, check_no_options, use_device
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.timeouts import Timeout, seconds
@@ -30,7 +30,7 @@ def get_world_size(group: ProcessGroup | None = None) -> int:
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """Name of the group's backend."""
+    """Name of the group's backend; of several "cpu:native,cuda:nccl"."""
     return (group or default_group()).backend
 
 
@@ -50,9 +50,10 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
-    """Which backend serves which kind of device in the group, such as "cpu:native"."""
-    kind = backend_type(get_backend(group))
-    return f"{device_of(kind)}:{kind.value}"
+    """Which backend serves which kind of device in the group, such as "cpu:native", or
+    "cpu:native,cuda:nccl"."""
+    serving = by_device(backend_type(get_backend(group)))
+    return ",".join(f"{device}:{kind}" for device, kind in serving.items())
 
 
 def get_pg_count() -> int:
@@ -76,9 +77,9 @@ def new_group(
     ConfigError. It need not call this: only the members meet, so use_local_synchronization makes
     no difference. Members that make several groups of the same ranks make them in the same order.
 
-    timeout: as in init_process_group; None is the default group's. backend: a name; None is the
-    default group's. pg_options must be None; group_desc makes no difference. device_id: as in
-    init_process_group. sort_ranks: False numbers the group's ranks in the order of `ranks`.
+    timeout, backend: as in init_process_group; None is the default group's. pg_options must be
+    None; group_desc makes no difference. device_id: as in init_process_group. sort_ranks: False
+    numbers the group's ranks in the order of `ranks`.
 
     Raises ConfigError, BackendUnavailable, and CommTimeout naming members that did not come.
     """

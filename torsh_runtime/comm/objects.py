@@ -6,7 +6,7 @@ in functional.py. Objects are pickled when the call is made. Without `async_op` 
 its objects are there; with it, on the native backend, they are when the Work that it returns is
 done, and other backends may block all the same. Within coalesce() all raise RuntimeError. What goes
 over the nccl backend must be on a GPU, so there they raise ConfigError: make a group with
-new_group(backend="native") for them.
+new_group(backend="native") for them, or all groups with "cpu:native,cuda:nccl".
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def _for_objects(group: ProcessGroup | None) -> ProcessGroup:
     if group.backend == "nccl":
         raise ConfigError(
             "the nccl backend takes arrays on GPUs only, so it cannot carry Python objects: make "
-            "a group for them with new_group(backend='native')"
+            "a group for them with new_group(backend='native'), or one for both with "
+            "'cpu:native,cuda:nccl'"
         )
     return group
 

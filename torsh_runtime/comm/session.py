@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import Backend, BackendKind
 from torsh_runtime.backends.configuring import Turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.non_member import NonMember
@@ -16,7 +16,7 @@ from torsh_runtime.comm.seal import Seal
 from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.user import Store
 
-Connect = Callable[[BackendType, str, int, Sequence[int], float], Backend]
+Connect = Callable[[BackendKind, str, int, Sequence[int], float], Backend]
 """(kind, name, rank in the group, members, timeout) -> this rank's end of a new group."""
 
 
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     rank: int
     world_size: int
     quorum_id: int | None
-    kind: BackendType | None
+    kind: BackendKind | None
     """The backend; None: the first rank's choice."""
 
 
@@ -78,7 +78,7 @@ class Session:
         return len(self._open)
 
     def group(
-        self, parent: str, ranks: Sequence[int], kind: BackendType, timeout: float
+        self, parent: str, ranks: Sequence[int], kind: BackendKind, timeout: float
     ) -> ProcessGroup:
         """A new group of these ranks of the default group; a NonMember if this one is not in it.
 

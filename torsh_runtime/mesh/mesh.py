@@ -10,8 +10,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import BackendType
-from torsh_runtime.comm.choosing import backend_type, device_of, get_default_backend_for_device
+from torsh_runtime.backends.base import BackendKind, BackendType
+from torsh_runtime.comm.choosing import backend_type, by_device, get_default_backend_for_device
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommAborted, ConfigError
@@ -97,7 +97,7 @@ class DeviceMesh:
         layout: Layout,
         place: int,
         device_type: str,
-        kinds: Mapping[str, BackendType],
+        kinds: Mapping[str, BackendKind],
         groups: _Groups,
     ) -> None:
         self._layout = layout
@@ -190,7 +190,7 @@ class DeviceMesh:
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self._layout.axes)
         return f"DeviceMesh({axes}; {self._device_type})"
 
-    def _view(self, layout: Layout, kinds: Mapping[str, BackendType]) -> DeviceMesh:
+    def _view(self, layout: Layout, kinds: Mapping[str, BackendKind]) -> DeviceMesh:
         view = object.__new__(DeviceMesh)
         view._be(layout, self._place, self._device_type, kinds, self._groups)
         return view
@@ -220,14 +220,14 @@ class _Groups:
         self._making: dict[tuple[object, ...], threading.Lock] = {}
         self._made: dict[tuple[object, ...], ProcessGroup] = {}
 
-    def get(self, places: tuple[int, ...], kind: BackendType) -> ProcessGroup:
+    def get(self, places: tuple[int, ...], kind: BackendKind) -> ProcessGroup:
         """That of these places in this order. CommAborted if the group has become another."""
         self._session.check_open()
         if self.root.ranks is not self.ranks:
             raise CommAborted(
                 "the mesh's group was configured since, for other ranks: make another mesh of it"
             )
-        if places == tuple(range(self.root.world_size)) and kind == self.root.backend:
+        if places == tuple(range(self.root.world_size)) and kind.value == self.root.backend:
             return self.root
         key = (kind, *places)
         with self._lock:
@@ -237,17 +237,17 @@ class _Groups:
                 self._made[key] = self._make(places, kind)
             return self._made[key]
 
-    def _make(self, places: tuple[int, ...], kind: BackendType) -> ProcessGroup:
+    def _make(self, places: tuple[int, ...], kind: BackendKind) -> ProcessGroup:
         ranks = [self.ranks[place] for place in places]
         return self._session.group(self._name, ranks, kind, self.root.timeout)
 
 
 def _kinds(
     names: Sequence[str], device_type: str, root: ProcessGroup, overrides: Overrides
-) -> dict[str, BackendType]:
+) -> dict[str, BackendKind]:
     """The backend of each axis."""
     own = backend_type(root.backend)
-    if device_of(own) != device_type:
+    if device_type not in by_device(own):
         own = backend_type(_default_backend(device_type))
     kinds = dict.fromkeys(names, own)
     for dim, backend in overrides.items():

@@ -91,6 +91,7 @@ def a_probe_tells_of_a_message_and_leaves_it(backend: Backend) -> None:
     backend.recv(array, before, 4, LONG)
     assert array.tolist() == [0, 1, 2, 3, 4]
     assert backend.probe(before, 4, LONG, wait=False) is None
+    backend.barrier(LONG)  # a peer that has left would be what the last probe finds
 
 
 @SUITE.case()

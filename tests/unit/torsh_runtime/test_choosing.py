@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import torsh_runtime as tr
-from torsh_runtime.backends.base import BackendType
-from torsh_runtime.comm.choosing import backend_type, chosen_type, use_device
+from torsh_runtime.backends.base import BackendType, ByDevice
+from torsh_runtime.comm.choosing import backend_type, by_device, chosen_type, use_device
 
 
 def test_backends_by_name() -> None:
@@ -16,10 +17,36 @@ def test_backends_by_name() -> None:
     assert backend_type("cuda:nccl") is BackendType.NCCL
     with pytest.raises(tr.ConfigError, match="serves cpu, not 'cuda'"):
         backend_type("cuda:native")
-    with pytest.raises(tr.ConfigError, match="one backend"):
-        backend_type("cpu:native,cuda:nccl")
+    with pytest.raises(tr.ConfigError, match="serves cuda, not 'xpu'"):
+        backend_type("xpu:nccl")
     with pytest.raises(tr.BackendUnavailable):
         backend_type("cpu:")
+
+
+def test_a_backend_for_each_device() -> None:
+    both = ByDevice(BackendType.GLOO, BackendType.NCCL)
+    for name in ("cpu:gloo,cuda:nccl", "cuda:nccl, cpu:gloo", str(both)):
+        assert backend_type(name) == both
+    assert by_device(both) == {"cpu": "gloo", "cuda": "nccl"}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("cpu:native,cpu:gloo", tr.ConfigError, "a device of its own"),
+        ("cpu:native,cuda:nccl,cpu:native", tr.ConfigError, "a device of its own"),
+        ("native,nccl", tr.ConfigError, "stands behind a device"),
+        ("cpu:native,nccl", tr.ConfigError, "stands behind a device"),
+        ("cpu:native,xpu:nccl", tr.ConfigError, "serves cuda, not 'xpu'"),
+        ("cuda:native,cpu:nccl", tr.ConfigError, "serves cpu, not 'cuda'"),
+        ("cpu:native,xpu:ucc", tr.BackendUnavailable, "'xpu:ucc'.*Known backends"),
+        ("cpu:native,", tr.BackendUnavailable, "Known backends"),
+    ],
+)
+def test_backends_that_make_no_group_together(name: str, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        backend_type(name)
+    assert not tr.is_backend_available(name)
 
 
 def test_what_is_available() -> None:
@@ -45,12 +72,16 @@ def test_devices_of_groups() -> None:
     assert chosen_type(None, None) is chosen_type(None, "cpu") is None
     assert chosen_type(None, 0) is chosen_type(None, cuda) is BackendType.NCCL
     assert chosen_type("gloo", 0) is BackendType.GLOO
+    both = backend_type("cpu:native,cuda:nccl")
+    assert chosen_type("cpu:native,cuda:nccl", 0) == both
     use_device("cpu", BackendType.NATIVE)
+    use_device("cpu", both)
     use_device(None, BackendType.NCCL)
     for wrong, kind, words in (
         (cuda, BackendType.NATIVE, "is for backend 'nccl'"),
         (0, BackendType.GLOO, "is for backend 'nccl'"),
         ("cpu", BackendType.NCCL, "no GPU"),
+        ("xpu", both, "no GPU"),
         (SimpleNamespace(type="cuda", index=None), BackendType.NCCL, "no GPU"),
     ):
         with pytest.raises(tr.ConfigError, match=words):

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.base import BackendKind
 from torsh_runtime.backends.board import Board
 from torsh_runtime.errors import (
     CommAborted,
     CommError,
+    CommMismatch,
     CommTimeout,
     PeerLost,
     StoreError,
@@ -30,7 +31,9 @@ from torsh_runtime.errors import (
 from torsh_runtime.store.base import Compare, Put
 from torsh_runtime.store.client import StoreClient
 
-_KINDS = {kind.__name__: kind for kind in (CommAborted, CommError, CommTimeout, PeerLost)}
+_KINDS = {
+    kind.__name__: kind for kind in (CommAborted, CommError, CommMismatch, CommTimeout, PeerLost)
+}
 
 
 class Cause(NamedTuple):
@@ -40,6 +43,12 @@ class Cause(NamedTuple):
     """Name of the CommError."""
     arguments: tuple[Any, ...]
     """What that is made of."""
+
+    @classmethod
+    def of(cls, error: CommError) -> Cause:
+        """The cause that makes the same error."""
+        made_of: Any = error.__reduce__()
+        return cls(type(error).__name__, made_of[1])
 
     def error(self) -> CommError:
         """A new error that says so."""
@@ -64,7 +73,7 @@ class News:
     """One rank's view of the notes."""
 
     def __init__(
-        self, store: StoreClient, rank: int, world_size: int, backend: BackendType
+        self, store: StoreClient, rank: int, world_size: int, backend: BackendKind
     ) -> None:
         """The store's keys must be the group's own."""
         self._backend = backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ def equal_parts(name: str, array: Part, count: int) -> Parts[Part]:
     return Parts([array], [array.size // count] * count, False)
 
 
-def is_list(given: object) -> bool:
+def is_list(given: object) -> TypeGuard[Sequence[Any]]:
     """Whether these are arrays for each rank, and not one array."""
     return isinstance(given, list | tuple)
 

@@ -11,7 +11,7 @@ from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps, StepWork
 from torsh_runtime.backends.work import CompletedWork, Work
-from torsh_runtime.errors import CommAborted, CommError
+from torsh_runtime.errors import CommError
 
 _LOOK = 0.25
 """Seconds of waiting between two looks at what the other ranks have noted."""
@@ -119,19 +119,23 @@ class StepwiseBackend(Backend):
             raise
 
     def _check_usable(self) -> None:
-        if self._closed:
-            raise CommAborted("the process group is closed; make a new one")
-        if self._cause is not None:
-            raise self._cause.error()
+        cause = self.ended()
+        if cause is not None:
+            raise cause.error()
 
     def _end(self, cause: Cause) -> Cause:
         """The group has failed; why, which is what was noted first by any rank."""
         with self._state:
             if self._cause is not None:
                 return self._cause
-            self._cause = self._news.report(cause)
+            told = self._news.report(cause)
+            self._when_ended(told)
+            self._cause = told
         self._halt()
-        return self._cause
+        return told
+
+    def _when_ended(self, cause: Cause) -> None:
+        """The group is about to fail of this here, too."""
 
     def ended(self) -> Cause | None:
         """Why no operation can be completed any more, if that is so."""

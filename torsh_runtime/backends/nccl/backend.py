@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from torsh_runtime.backends.base import BackendType
-from torsh_runtime.backends.library.news import Call, News
+from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.nccl.operations import NcclOperations
 from torsh_runtime.backends.nccl.streams import Launch
@@ -27,6 +27,8 @@ from torsh_runtime.store.client import StoreClient
 
 _LOOK_AROUND = 0.05
 """Seconds between two looks of the watching thread while something is under way."""
+_LOOK_AT_COMPANION = 1.0
+"""Seconds between two looks whether another backend of the group has failed, at other times."""
 _PAUSE = 0.002
 """Seconds between two of who closes the group."""
 _FAREWELL = 5.0
@@ -44,6 +46,16 @@ class _Beginning:
     """When to look at the other ranks' notes again, in time.monotonic()'s seconds."""
 
 
+class Companion(Protocol):
+    """Another backend that is one group with this one."""
+
+    def cause(self) -> Cause | None:
+        """Why it has failed, if it has."""
+
+    def end(self, cause: Cause) -> None:
+        """End it, because this one has failed."""
+
+
 class NcclBackend(NcclOperations):
     """One rank's end of an NCCL communicator on the device that was current when it connected.
 
@@ -56,6 +68,7 @@ class NcclBackend(NcclOperations):
 
     def __init__(self, nccl: Any, cuda: Any, communicator: Any, news: News) -> None:
         super().__init__(nccl, cuda, communicator, news)
+        self._companion: Companion | None = None
         self._beginning: _Beginning | None = None
         self._busy = threading.Event()
         self._leaving = threading.Event()
@@ -83,6 +96,23 @@ class NcclBackend(NcclOperations):
         communicator = _within(initialise, deadline - time.monotonic(), timeout)
         return cls(nccl, cuda, communicator, news)
 
+    def accompany(self, companion: Companion) -> None:
+        """Be one group with another backend: when one of both has failed, the other ends, too."""
+        self._companion = companion
+        self._busy.set()
+
+    def ended(self) -> Cause | None:
+        companion = self._companion
+        if companion is not None and not (self.failed or self._closed):
+            cause = companion.cause()
+            if cause is not None:
+                self._end(cause)
+        return super().ended()
+
+    def _when_ended(self, cause: Cause) -> None:
+        if self._companion is not None:
+            self._companion.end(cause)
+
     @contextmanager
     def coalescing(self) -> Iterator[None]:
         launch = self._together = Launch(launched=False)
@@ -101,6 +131,7 @@ class NcclBackend(NcclOperations):
 
     def close(self) -> None:
         limit = time.monotonic() + _FAREWELL
+        self.ended()  # perhaps with its companion
         self.get_on()
         while self._under_way and not self.failed and time.monotonic() < limit:
             time.sleep(_PAUSE)
@@ -124,8 +155,9 @@ class NcclBackend(NcclOperations):
     def _watch(self) -> None:
         self._cuda.Device(self._device).set_current()
         while not (self._closed or self.failed):
-            self._busy.wait()
+            self._busy.wait(None if self._companion is None else _LOOK_AT_COMPANION)
             self._busy.clear()
+            self.ended()
             while not (self._closed or self.failed) and (self._under_way or self._beginning):
                 self._leaving.wait(_LOOK_AROUND)
                 self._check_beginning()
@@ -148,6 +180,7 @@ class NcclBackend(NcclOperations):
             self._communicator.abort()
 
     def _release(self) -> None:
+        self._companion = None
         self._leaving.set()
         self._busy.set()
         if threading.current_thread() is not self._watcher:

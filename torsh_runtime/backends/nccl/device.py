@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 from torsh_runtime.backends.library.operands import Parts
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.status import DTYPES
@@ -63,25 +65,34 @@ class Framework(Protocol):
         """Copy the elements into an array of any shape and dtype."""
 
 
+def is_on_gpu(array: object) -> bool:
+    """Whether it is an array in a GPU's memory; False also of what is no array."""
+    return not isinstance(array, np.ndarray) and _framework(array) is not None
+
+
 def framework_of(array: object) -> Framework:
     """Whose array it is. TypeError if it is none on a CUDA device, or of no dtype of ours."""
-    framework: Framework | None = None
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, cupy.ndarray):
-        framework = _Cupy(cupy)
-    elif torch is not None and isinstance(array, torch.Tensor) and array.is_cuda:
-        framework = _Torch(torch)
+    framework = _framework(array)
     if framework is None:
         kind = f"{type(array).__module__}.{type(array).__name__}"
         raise TypeError(
             f"the nccl backend takes cupy arrays and torch CUDA tensors, not {kind}; use backend "
-            f"'native' for arrays in the processor's memory"
+            f"'native' for arrays in the processor's memory, 'cpu:native,cuda:nccl' for both"
         )
     if framework.dtype(array) not in DTYPES:
         raise TypeError(
             f"dtype {framework.dtype(array)} is not supported; use one of {', '.join(DTYPES)}"
         )
     return framework
+
+
+def _framework(array: object) -> Framework | None:
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return _Cupy(cupy)
+    if torch is not None and isinstance(array, torch.Tensor) and array.is_cuda:
+        return _Torch(torch)
+    return None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,204 @@
+"""One group of two backends: an operation goes to the one that serves the device of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Reduce
+from torsh_runtime.backends.configuring import Refusing
+from torsh_runtime.backends.library.news import Cause
+from torsh_runtime.backends.library.operands import is_list
+from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.nccl.device import is_on_gpu
+from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import CommError
+
+_PATIENCE = 5.0
+"""Seconds within which a backend that has failed says why."""
+_NUMPY = {np.ndarray}
+
+
+class ByDeviceBackend(Backend):
+    """Arrays on GPUs go to NCCL. Those in the processor's memory go to the other backend, and so
+    do barriers and objects.
+
+    Operations of one member are in order; between the two there is none. All arrays of a call are
+    on one kind of device, or it raises TypeError; so are those of all ranks.
+    """
+
+    type: ByDevice
+
+    def __init__(self, kind: ByDevice, host: Backend, gpu: NcclBackend) -> None:
+        """Takes both over: if one of them fails, so does the other."""
+        super().__init__(host.rank, host.world_size)
+        self.type = kind
+        self._members = host, gpu
+        self._host = host
+        self._gpu = gpu
+        gpu.accompany(self)
+
+    @property
+    def members(self) -> Sequence[Backend]:
+        return self._members
+
+    @property
+    def failed(self) -> bool:
+        return any(member.failed for member in self._members)
+
+    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
+        return self._at(array).all_reduce(array, op, timeout, async_op)
+
+    def all_reduce_coalesced(
+        self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
+    ) -> list[Work]:
+        return [
+            work
+            for member, alike in groupby(arrays, self._at)
+            for work in member.all_reduce_coalesced([*alike], op, timeout, async_op)
+        ]
+
+    def reduce(
+        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._at(array).reduce(array, root, op, timeout, async_op)
+
+    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
+        return self._at(array).broadcast(array, root, timeout, async_op)
+
+    def all_gather(
+        self, outputs: object, array: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        member = self._at_all("all_gather", outputs=outputs, array=array)
+        return member.all_gather(outputs, array, timeout, async_op)
+
+    def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
+        return self._host.all_gather_numbers(own, timeout)
+
+    def gather(
+        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        member = self._at_all("gather", outputs=outputs, array=array)
+        return member.gather(outputs, array, root, timeout, async_op)
+
+    def scatter(
+        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        member = self._at_all("scatter", array=array, inputs=inputs)
+        return member.scatter(array, inputs, root, timeout, async_op)
+
+    def reduce_scatter(
+        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
+    ) -> Work:
+        member = self._at_all("reduce_scatter", output=output, inputs=inputs)
+        return member.reduce_scatter(output, inputs, op, timeout, async_op)
+
+    def all_to_all(
+        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
+    ) -> Work:
+        member = self._at_all("all_to_all", outputs=outputs, inputs=inputs)
+        return member.all_to_all(outputs, inputs, timeout, async_op)
+
+    def send(
+        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._at(array).send(array, dst, tag, timeout, async_op)
+
+    def recv(
+        self,
+        array: object,
+        src: int | None,
+        tag: int | None,
+        timeout: float,
+        async_op: bool = False,
+    ) -> Work:
+        return self._at(array).recv(array, src, tag, timeout, async_op)
+
+    def probe(
+        self, src: int | None, tag: int | None, timeout: float, wait: bool = True
+    ) -> Envelope | None:
+        return self._host.probe(src, tag, timeout, wait)
+
+    def send_object(
+        self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._host.send_object(content, dst, tag, timeout, async_op)
+
+    def recv_object(
+        self, src: int | None, tag: int, timeout: float, async_op: bool = False
+    ) -> Work:
+        return self._host.recv_object(src, tag, timeout, async_op)
+
+    def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
+        return self._host.in_order(call, async_op)
+
+    def barrier(self, timeout: float, async_op: bool = False) -> Work:
+        return self._host.barrier(timeout, async_op)
+
+    @contextmanager
+    def coalescing(self) -> Iterator[None]:
+        with self._host.coalescing(), self._gpu.coalescing():
+            yield
+
+    def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
+        return self._host.shared_memory(num_bytes, timeout)
+
+    def abort(self) -> None:
+        for member in self._members:
+            member.abort()
+
+    def close(self) -> None:
+        host, gpu = self._members
+        try:
+            host.close()  # first, as peers that still need this rank hear of it at once
+        finally:
+            gpu.close()
+
+    def cause(self) -> Cause | None:
+        """Why the other backend than NCCL has failed, if it has."""
+        host, _ = self._members
+        try:
+            if host.failed:
+                host.barrier(_PATIENCE)  # raises what the group has ended with
+        except CommError as error:
+            return Cause.of(error)
+        return None
+
+    def end(self, cause: Cause) -> None:
+        """NCCL has failed: what is under way in the other one ends, and nothing begins there."""
+        host, _ = self._members
+        self._host = cast(Backend, Refusing(host, cause.error))
+        host.abort()
+
+    def _at(self, array: object) -> Backend:
+        if type(array) is np.ndarray or not is_on_gpu(array):
+            return self._host
+        return self._gpu
+
+    def _at_all(self, op: str, **given: object) -> Backend:
+        """The member for all these arguments: arrays, lists of them, or None."""
+        if {*map(type, given.values())} == _NUMPY:
+            return self._host  # as most often, and at once
+        found: dict[bool, tuple[str, object]] = {}
+        for name, value in given.items():
+            for array in value if is_list(value) else (value,):
+                if array is not None:
+                    found[is_on_gpu(array)] = name, array
+        if len(found) > 1:
+            words = {
+                place: f"{name} has a {_type(array)}" for place, (name, array) in found.items()
+            }
+            raise TypeError(
+                f"{op}: {words[True]} on a GPU and {words[False]} in the processor's memory; the "
+                f"arrays of a call are on one kind of device"
+            )
+        return self._gpu if True in found else self._host
+
+
+def _type(array: object) -> str:
+    return f"{type(array).__module__}.{type(array).__name__}"
