@@ -95,7 +95,7 @@ Shape random_shape(Random& random) {
   shape.regions = random.one_in(4);
   shape.strategy = random.among({Strategy::adaptive, Strategy::standard, Strategy::ring, Strategy::tree, Strategy::hierarchical});
   const auto whole = random.among<std::size_t>({256, 1 << 10, 4 << 10});
-  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10}), random.among({3, 32}), random.among({2, 16})};
+  shape.tuning = {whole, whole, random.among<std::size_t>({4 << 10, 16 << 10, 64 << 10}), random.among({3, 32}), random.among({2, 16}), random.among({2, 32})};
   shape.limits = {random.among<std::size_t>({0, 1 << 10}), random.among<std::size_t>({0, 2 << 10, 32 << 10}), 4 << 10,
                   random.among<std::size_t>({4 << 10, 32 << 10})};
   return shape;
@@ -165,7 +165,7 @@ std::vector<Course> faults() {
                            .victim = static_cast<int>(courses.size() % (two_levels ? 5 : 3)), .when = 2});
         Shape& shape = courses.back().shape;
         if (two_levels) shape.tuning.two_levels_from = 2;
-        if (nodes.front() == 4) shape.quota = 1, shape.tuning.gathering_from = 2;
+        if (nodes.front() == 4) shape.quota = 1, shape.tuning.gathering_from = shape.tuning.by_one_from = 2;
       }
     }
   }

@@ -43,6 +43,7 @@ class AllReduce {
     const std::size_t bytes = count * reduce_.element();
     if (bytes <= shm::tiny_bytes) return tiny(data, count);
     if (bytes <= limits(channel_).whole) return whole(data, count);
+    if (root_ == everyone && bytes <= limits(channel_).by_one) return by_one(data, count);
     if (in_place(data, count)) return;
     channel_.next_block();
     for_blocks(bytes, channel_.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
@@ -70,6 +71,13 @@ class AllReduce {
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
     for_peers(channel_, [&](int) { count_lines(count * reduce_.element()); });
     reduce_({&data, 1}, sources_.data(), count);
+  }
+
+  // Rank 0 reduces everything, and the others wait for its result alone: one turn of all ranks, where parts
+  // take two.
+  void by_one(std::byte* data, std::size_t count) {
+    AllReduce(channel_, reduce_, 0).whole(data, count);
+    broadcast(channel_, {data, count * reduce_.element()}, 0);
   }
 
   // Every rank reduces its part of a block. That part never leaves home; the foreign parts go into

@@ -5,6 +5,7 @@
 //
 //   all_reduce, reduce    up to 48                   in the flags' lines
 //                         up to whole                every rank reduces everything, from the slots
+//                         up to by_one, all_reduce   one rank reduces everything, and broadcasts it
 //                         from fetch_array on, roomy in place, by the system's copying
 //                         a part of region or more   in place, in mapped memory
 //                         else                       in blocks through the slots
@@ -40,6 +41,7 @@ namespace torsh::in_node {
 // for each processor.
 struct Limits {
   std::size_t whole;        // of an array that every rank reduces
+  std::size_t by_one;       // of an array that one rank reduces for all
   std::size_t fetch_array;  // of an array whose parts each rank fetches from all others
   std::size_t fetch_piece;  // of a piece in reduce_scatter; less is quicker through the slots
   std::size_t reach;        // from here on the system copies from a peer's memory
@@ -66,9 +68,10 @@ inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
   if (!is_roomy) {
     // The rounds of a broadcast in place cost so many ranks more than copying twice.
     const std::size_t told_broadcast = std::clamp<std::size_t>(n * (16 << 10), 128 << 10, 512 << 10);
-    return {tuning.crowded_whole_limit, never, 64 << 10, 32 << 10, 64 << 10, 4 << 10, 32 << 10, array_part, told_broadcast};
+    const std::size_t by_one = ranks >= tuning.by_one_from ? std::min<std::size_t>(128 << 10, tuning.block_bytes) : 0;
+    return {tuning.crowded_whole_limit, by_one, never, 64 << 10, 32 << 10, 64 << 10, 4 << 10, 32 << 10, array_part, told_broadcast};
   }
-  return {tuning.whole_limit, std::max<std::size_t>(32 << 10, parts), 64 << 10, 32 << 10, 64 << 10, 1 << 10, 64 << 10, 64 << 10, 128 << 10};
+  return {tuning.whole_limit, 0, std::max<std::size_t>(32 << 10, parts), 64 << 10, 32 << 10, 64 << 10, 1 << 10, 64 << 10, 64 << 10, 128 << 10};
 }
 
 inline Limits limits(const shm::Channel& channel) {

@@ -20,6 +20,8 @@ struct Tuning {
   // From so many ranks on that share processors the last one to come to a round wakes all others. For 8 it is no
   // quicker than to let them take turns; 64 take a quarter of the time where the scheduler gives each its share.
   int gathering_from = 16;
+  // From so many ranks on that share processors one of them reduces small arrays for all: 64 take half the time.
+  int by_one_from = 32;
 };
 
 constexpr std::size_t slot_bytes(const Tuning& tuning) {
@@ -37,7 +39,8 @@ constexpr std::size_t least_block(int ranks) { return 128 * static_cast<std::siz
 constexpr Tuning default_tuning(int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   const std::size_t whole = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>((64 << 10) / (n * n), 128, 4 << 10);
-  const std::size_t crowded = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>((64 << 10) / n, 128, 4 << 10);
+  const std::size_t shared = ranks < Tuning{}.by_one_from ? 64 << 10 : 32 << 10;
+  const std::size_t crowded = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>(shared / n, 128, 4 << 10);
   const std::size_t least = std::clamp<std::size_t>((8 << 10) * n, 64 << 10, 256 << 10);
   const std::size_t block = std::clamp<std::size_t>((1 << 20) / n / least_page * least_page, least, 512 << 10);
   return {whole, crowded, std::max(block, round_up(least_block(ranks), least_page))};
