@@ -44,6 +44,14 @@ def test_collectives_in_half_precision() -> None:
     assert "all_reduce, float16" in printed
 
 
+def test_many_groups() -> None:
+    launch = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2"]
+    script = [str(BENCHMARKS / "many_groups.py"), "--groups", "1000"]
+    done = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1000 groups of 2 ranks" in done.stdout
+
+
 @pytest.mark.netns
 @needs_hosts
 def test_network() -> None:
