@@ -17,6 +17,7 @@ import statistics
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -167,8 +168,12 @@ def inits(kind: str, data: bytes, options: Any) -> None:
         turns = count(1)
         child = os.fork()
         if child == 0:
-            while turn := os.read(reader, 4):
-                initialise(job(rank=1, local_rank=1, round=int.from_bytes(turn)))
+            try:
+                while turn := os.read(reader, 4):
+                    initialise(job(rank=1, local_rank=1, round=int.from_bytes(turn)))
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)  # the store is the parent's to end
 
         def both() -> None:
             number = next(turns)

@@ -147,7 +147,7 @@ class RendezvousConfig(Timeouts):
     """Where other nodes reach this one; "" is the address on the way to the endpoint."""
     access: Access = Access()
     secret: str = field(default="", repr=False)
-    """What agents prove to know; "" lets the first one make it up and the store hand it on."""
+    """What agents prove that they know; "" has the first make it up and the store hand it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

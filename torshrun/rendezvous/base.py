@@ -38,9 +38,9 @@ class Place:
     master_port: int
     jax_port: int
     store_node: str = ""
-    """The id of node rank 0; "" in a job of one node, as the following."""
+    """The id of node rank 0; "" in a job of one node."""
     store_endpoint: str = ""
-    """Where node rank 0's agent serves the round's store to other agents, "tcp:host:port"."""
+    """Where node rank 0's agent serves the round's store to other agents, "tcp:host:port"; "" likewise."""
 
 
 ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lost"]

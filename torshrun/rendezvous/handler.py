@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
@@ -36,7 +36,7 @@ class NodeRendezvous(Rendezvous):
     """Of a store that signs, and reads only what is signed, with the clock of the loop's timers."""
     facts: NodeFacts
     beats: Beats
-    listing: Listing | None = None
+    listing: Listing | None = field(default=None, repr=False)  # it may hold the job's secret
     """What all nodes watch, as it was read there."""
     before: NodeRow | None = None
     """This node's row in the epoch before."""

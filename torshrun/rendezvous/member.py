@@ -25,6 +25,7 @@ _RANKS = ("node_rank", "first_rank")
 _OF_ITS_ROUND = ("round", "token", "round_size", "round_leader", "restarts", *_RANKS)
 _OF_ITS_REPORT = ("outcome", "code", "signo", "startup", "seconds", "cause", "follows")
 """What a row has from its node's facts, of the round that it was in, and from its report."""
+# What a place has from the round's header: of node rank 0, and of the round.
 _OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
 _FOR_WORKERS = ("restarts", "world_size", *_OF_NODE_0)
 

@@ -126,9 +126,10 @@ class EpochRendezvous(base.Rendezvous):
             self._node.lose()
 
     async def _close_node(self) -> None:
-        node, beats, self._node, self._beats = self._node, self._beats, None, None
+        node, self._node = self._node, None
         if node:
-            await node.close()
+            await node.close()  # or it is cancelled here: then close() comes again, for the beats
+        beats, self._beats = self._beats, None
         if beats:
             await beats.close()
 

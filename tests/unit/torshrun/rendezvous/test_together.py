@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer
@@ -149,5 +151,25 @@ def test_asking_others_to_stop_may_come_too_late() -> None:
         together._stopping = None
         gc.collect()
         assert faults == []
+
+    play(scene())
+
+
+def test_a_node_that_closes_while_it_leaves_a_lost_epoch_serves_others_no_more() -> None:
+    async def scene() -> None:
+        async with opened() as site:
+            await site.hear(RoundFormed)
+            part, hub = site.together._part, site.together._hub
+            assert hub is not None
+            assert part._node is not None
+            part._node.lost.set_result(False)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert part._node is None  # it is about to be closed
+            await site.together.close()
+            endpoint = parse_endpoint(hub.endpoint)
+            assert isinstance(endpoint, TcpEndpoint)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(endpoint.host, endpoint.port)
 
     play(scene())
