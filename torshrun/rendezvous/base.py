@@ -40,7 +40,7 @@ class Place:
     store_node: str = ""
     """The id of node rank 0; "" in a job of one node."""
     store_endpoint: str = ""
-    """Where node rank 0's agent serves the round's store to other agents, "tcp:host:port"; "" likewise."""
+    """Where its agent serves the round's store to other agents, "tcp:host:port"; "" likewise."""
 
 
 ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lost"]

@@ -110,9 +110,9 @@ class Keeper:
     @classmethod
     def start(cls, scratch: str = "", namespace: bool = False) -> Keeper:
         """Start a keeper for this process. It removes the directory `scratch`, if one is named,
-        when this process has ended or has closed the keeper. With `namespace` it and all workers are in a
-        PID namespace of their own, and none can survive it, even if this process is killed at the
-        same moment. Raises ConfigError where none can be made.
+        when this process has ended or has closed the keeper. With `namespace` it and all workers
+        are in a PID namespace of their own, and none can survive it, even if this process is killed
+        at the same moment. Raises ConfigError where none can be made.
         """
         path = find_keeper()
         options = ["namespace"] if namespace else []
