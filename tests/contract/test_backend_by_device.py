@@ -65,6 +65,26 @@ def test_the_suite_on_arrays_of_the_processor(ranks: Ranks, name: str) -> None:
     ranks.run(2, CASES[name].body, by_device)
 
 
+def test_who_closes_after_a_failure_on_the_host_tells_the_others_of_that(run: Run) -> None:
+    closed = threading.Event()
+
+    def body(backend: ByDeviceBackend) -> None:
+        backend.all_reduce(on_gpu(3, 1), ReduceOp.SUM, LONG)
+        if backend.rank == 0:
+            with pytest.raises(CommTimeout):
+                backend.recv(np.zeros(1), 1, 0, 0.2)
+            backend.close()
+            closed.set()
+            return
+        assert closed.wait(LONG)
+        with pytest.raises(CommTimeout):
+            backend.all_reduce(on_gpu(3, 1), ReduceOp.SUM, LONG)
+        with pytest.raises(CommTimeout):
+            backend.all_reduce(np.zeros(2), ReduceOp.SUM, LONG)
+
+    run(body)
+
+
 def test_arrays_of_both_kinds_in_turn(run: Run) -> None:
     def body(backend: ByDeviceBackend) -> None:
         for turn in range(3):

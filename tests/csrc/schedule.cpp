@@ -33,7 +33,7 @@ std::vector<Shape> shapes() {
   for (const int ranks : {3, 7}) {
     all.push_back({.nodes = {ranks}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
   }
-  all.push_back({.nodes = {5}, .processors = 64, .quota = 1, .tuning = {4 << 10, 4 << 10, 64 << 10, 32, 2}});
+  all.push_back({.nodes = {5}, .processors = 64, .quota = 1, .tuning = {4 << 10, 4 << 10, 64 << 10, 32, 2, 2}});
   all.push_back({.nodes = {4}, .reach = false});
   all.push_back({.nodes = {4}, .processors = 64, .regions = true});
   all.push_back({.nodes = {2}, .regions = true});

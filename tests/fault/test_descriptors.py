@@ -37,4 +37,5 @@ def _many_groups(rank: int, groups: int) -> tuple[int, float]:
 @pytest.mark.parametrize(("ranks", "groups"), [(2, 1000), (8, 64)])
 def test_groups_of_a_node_share_what_they_hold(ranks: int, groups: int) -> None:
     results: list[Any] = run_processes(ranks, lambda rank: _many_groups(rank, groups), 300)
-    assert results == [(0, float(ranks * groups))] * ranks
+    assert [total for _, total in results] == [float(ranks * groups)] * ranks
+    assert max(held for held, _ in results) <= 0  # less, if one of meeting was closed meanwhile

@@ -46,10 +46,10 @@ def test_collectives_in_half_precision() -> None:
 
 def test_many_groups() -> None:
     launch = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2"]
-    script = [str(BENCHMARKS / "many_groups.py"), "--groups", "1000"]
+    script = [str(BENCHMARKS / "many_groups.py"), "--groups", "20"]
     done = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1000 groups of 2 ranks" in done.stdout
+    assert "20 groups of 2 ranks" in done.stdout
 
 
 @pytest.mark.netns

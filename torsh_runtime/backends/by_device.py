@@ -41,6 +41,7 @@ class ByDeviceBackend(Backend):
         self._members = host, gpu
         self._host = host
         self._gpu = gpu
+        self._closing = False
         gpu.accompany(self)
 
     @property
@@ -154,6 +155,8 @@ class ByDeviceBackend(Backend):
 
     def close(self) -> None:
         host, gpu = self._members
+        gpu.ended()  # a host that is closed does not tell any more why it had failed
+        self._closing = True
         try:
             host.close()  # first, as peers that still need this rank hear of it at once
         finally:
@@ -166,7 +169,7 @@ class ByDeviceBackend(Backend):
             if host.failed:
                 host.barrier(_PATIENCE)  # raises what the group has ended with
         except CommError as error:
-            return Cause.of(error)
+            return None if self._closing else Cause.of(error)
         return None
 
     def end(self, cause: Cause) -> None:

@@ -85,7 +85,7 @@ def test_with_more_ranks_fewer_bytes_are_reduced_by_all() -> None:
     tunings = [TuningFile({}, {}).tuning(ranks) for ranks in (4, 8, 16, 64, 192)]
     assert [tuning.whole_limit for tuning in tunings] == [4096, 1024, 256, 128, 128]
     crowded = [tuning.crowded_whole_limit for tuning in tunings]
-    assert crowded == [4096, 4096, 4096, 1024, 341]
+    assert crowded == [4096, 4096, 4096, 512, 170]
 
 
 def test_a_measured_limit_counts_crowded_or_not(read: Any) -> None:

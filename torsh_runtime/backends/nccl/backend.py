@@ -110,8 +110,9 @@ class NcclBackend(NcclOperations):
         return super().ended()
 
     def _when_ended(self, cause: Cause) -> None:
-        if self._companion is not None:
-            self._companion.end(cause)
+        companion = self._companion  # which a thread that closes the group forgets
+        if companion is not None:
+            companion.end(cause)
 
     @contextmanager
     def coalescing(self) -> Iterator[None]:
