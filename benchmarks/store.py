@@ -36,21 +36,45 @@ SIZES = {"16 B": 16, "64 KiB": 64 << 10, "8 MiB": 8 << 20}
 
 
 @contextmanager
+def child(work: Callable[[], object]) -> Iterator[None]:
+    """A process that does this meanwhile, and is killed at the end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)  # what the parent has entered is its own to leave
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    """Its ends to read and to write."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+@contextmanager
 def served(listen: str, secret: bytes) -> Iterator[str]:
     """A store in a process of its own; its endpoint."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with HostedStore.start(listen, secret) as hosted:
-            os.write(writer, hosted.endpoint.encode())
-            signal.pause()
-    try:
-        yield os.read(reader, 200).decode()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reader)
-        os.close(writer)
+    with pipe() as (reader, writer):
+
+        def serve() -> None:
+            with HostedStore.start(listen, secret) as hosted:
+                os.write(writer, hosted.endpoint.encode())
+                signal.pause()
+
+        with child(serve):
+            yield os.read(reader, 200).decode()
 
 
 def duration(work: Callable[[], object], seconds: float) -> float:
@@ -117,19 +141,6 @@ def flood(endpoint: str, rate: float, data: bytes) -> None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-@contextmanager
-def flooded(endpoint: str, rate: float, data: bytes) -> Iterator[None]:
-    """Another user floods the endpoint meanwhile."""
-    child = os.fork()
-    if child == 0:
-        flood(endpoint, rate, data)
-    try:
-        yield
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
 def compare(
     what: str, endpoint: str, work: Callable[[], object], data: bytes, options: Any
 ) -> None:
@@ -137,7 +148,7 @@ def compare(
     quiet, disturbed = [], []
     for _ in range(5):
         quiet.append(duration(work, options.seconds))
-        with flooded(endpoint, options.rate, data):
+        with child(partial(flood, endpoint, options.rate, data)):
             disturbed.append(duration(work, options.seconds))
     without, under = statistics.median(quiet), statistics.median(disturbed)
     print(
@@ -161,32 +172,22 @@ def connections(kind: str, data: bytes, options: Any) -> None:
 def inits(kind: str, data: bytes, options: Any) -> None:
     """init_process_group() of two ranks over a store that another user floods."""
     key = secrets.token_bytes(32)
-    reader, writer = os.pipe()
-    with served(endpoint_of(kind), key) as endpoint:
+    with served(endpoint_of(kind), key) as endpoint, pipe() as (reader, writer):
         place = {"world_size": 2, "local_world_size": 2, "store_endpoint": endpoint}
         job = partial(WorkerEnv, secret=key.hex(), **place)
         turns = count(1)
-        child = os.fork()
-        if child == 0:
-            try:
-                while turn := os.read(reader, 4):
-                    initialise(job(rank=1, local_rank=1, round=int.from_bytes(turn)))
-            except BaseException:
-                traceback.print_exc()
-            os._exit(1)  # the store is the parent's to end
+
+        def follow() -> None:
+            while turn := os.read(reader, 4):
+                initialise(job(rank=1, local_rank=1, round=int.from_bytes(turn)))
 
         def both() -> None:
             number = next(turns)
             os.write(writer, number.to_bytes(4))
             initialise(job(rank=0, local_rank=0, round=number))
 
-        try:
+        with child(follow):
             compare(f"{kind:5} init of 2 ranks", endpoint, both, data, options)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reader)
-            os.close(writer)
 
 
 def initialise(env: WorkerEnv) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import resource
 import traceback
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError
@@ -87,7 +87,7 @@ def _make_rendezvous(config: LaunchConfig) -> tuple[Rendezvous, ServeStore]:
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
         restart_backoff=config.restart_backoff,
-        **{name: getattr(how, name) for name in Timeouts.__dataclass_fields__},
+        **{each.name: getattr(how, each.name) for each in fields(Timeouts)},
         fixed_ranks=how.backend == "static",
         outage_timeout=OUTAGE if how.backend == "etcd" else how.ttl,
     )

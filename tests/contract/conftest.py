@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 from support.etcd_servers import VERSIONS, EtcdCluster, EtcdServer, binary_or_skip
+from support.fake_gpus import Ranks
 
 from torsh_runtime.errors import StoreTimeout
 from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Store, Write
@@ -182,6 +183,14 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.01)
     assert set(threading.enumerate()) <= threads
     assert _sockets() <= sockets
+
+
+@pytest.fixture(scope="module")
+def fake_ranks() -> Iterator[Ranks]:
+    """Ranks that are threads, whose GPUs are fake ones."""
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture

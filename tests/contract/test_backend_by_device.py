@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from support import fake_cupy
 from support.fake_gpus import Connect, Ranks, by_device
+from support.processes import soon
 from support.suite import CASES
 from support.suite.cases import LONG
 
@@ -26,24 +26,17 @@ from torsh_runtime.store.client import StoreClient
 Run = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
-
-
 @pytest.fixture
-def run(ranks: Ranks) -> Run:
+def run(fake_ranks: Ranks) -> Run:
     """run(body): body(backend) on two ranks."""
-    return lambda body: ranks.run(2, body, by_device)
+    return lambda body: fake_ranks.run(2, body, by_device)
 
 
 @pytest.fixture(params=["native", pytest.param("gloo", marks=pytest.mark.torch)])
-def run_any(ranks: Ranks, request: pytest.FixtureRequest) -> Run:
+def run_any(fake_ranks: Ranks, request: pytest.FixtureRequest) -> Run:
     """The same with either backend on the host."""
     connect = by_device if request.param == "native" else with_gloo(pytest.importorskip("torch"))
-    return lambda body: ranks.run(2, body, connect)
+    return lambda body: fake_ranks.run(2, body, connect)
 
 
 def with_gloo(torch: Any) -> Connect:
@@ -61,8 +54,8 @@ def on_gpu(size: int, value: float, dtype: str = "float32") -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.processes])
-def test_the_suite_on_arrays_of_the_processor(ranks: Ranks, name: str) -> None:
-    ranks.run(2, CASES[name].body, by_device)
+def test_the_suite_on_arrays_of_the_processor(fake_ranks: Ranks, name: str) -> None:
+    fake_ranks.run(2, CASES[name].body, by_device)
 
 
 def test_who_closes_after_a_failure_on_the_host_tells_the_others_of_that(run: Run) -> None:
@@ -189,19 +182,12 @@ def test_a_failure_on_the_host_ends_what_is_under_way_on_gpus(run_any: Run) -> N
         else:
             with pytest.raises(CommTimeout, match="recv"):
                 backend.recv(np.zeros(1), 1, 0, 0.2)
-            _wait_until(lambda: backend.members[1].failed)
+            assert soon(lambda: backend.members[1].failed, LONG)
         with pytest.raises(CommTimeout, match="recv"):
             backend.all_reduce(on_gpu(3, 1), ReduceOp.SUM, LONG)
         assert backend.failed
 
     run_any(body)
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_ranks_that_disagree_on_the_host_hear_so_on_gpus(run: Run) -> None:

@@ -116,13 +116,6 @@ def _reductions_of_nccl(dtype: str) -> list[Reduce]:
     return [op for op in reductions(dtype) if op not in refused]
 
 
-@pytest.fixture(scope="module")
-def fake_ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.parametrize(("connect", "world", "name"), _pairs())
 def test_the_suite(
     fake_ranks: Ranks, connect: Connect, world: int, name: str, monkeypatch: pytest.MonkeyPatch

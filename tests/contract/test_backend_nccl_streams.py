@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,10 @@ from torsh_runtime.errors import CommAborted, CommError
 Run = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
-
-
 @pytest.fixture
-def run(ranks: Ranks) -> Run:
+def run(fake_ranks: Ranks) -> Run:
     """run(body): body(backend) on two ranks."""
-    return lambda body, count=2: ranks.run(count, body)
+    return lambda body, count=2: fake_ranks.run(count, body)
 
 
 def full(size: int, value: float, dtype: str = "float32") -> Any:
@@ -166,9 +159,9 @@ def test_factors_of_numpy_are_numbers(run: Run) -> None:
     run(body)
 
 
-def test_a_group_can_be_split(ranks: Ranks) -> None:
+def test_a_group_can_be_split(fake_ranks: Ranks) -> None:
     def body(backend: NcclBackend) -> list[int]:
-        session = Session(backend.rank, 3, ranks.connect, Seal(b""))
+        session = Session(backend.rank, 3, fake_ranks.connect, Seal(b""))
         everyone = session.group("", range(3), BackendType.NCCL, LONG)
         mine = split(backend.rank % 2, key=-backend.rank, group=everyone)
         none = split(None if backend.rank else 1, group=everyone)
@@ -180,7 +173,7 @@ def test_a_group_can_be_split(ranks: Ranks) -> None:
         session.close()
         return list(mine.ranks)
 
-    assert ranks.run(3, body) == [[2, 0], [1], [2, 0]]
+    assert fake_ranks.run(3, body) == [[2, 0], [1], [2, 0]]
 
 
 def test_a_device_chooses_nccl_and_is_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,17 +249,17 @@ def test_who_launches_a_block_hears_that_the_group_has_ended(run: Run) -> None:
     run(body)
 
 
-def test_calls_that_differ_are_an_error_of_nccl(ranks: Ranks) -> None:
+def test_calls_that_differ_are_an_error_of_nccl(fake_ranks: Ranks) -> None:
     def body(backend: NcclBackend) -> None:
         work = backend.all_reduce(full(3 + backend.rank, 1), ReduceOp.SUM, 5.0, async_op=True)
         with pytest.raises(CommError, match="internal error"):
             work.wait(LONG)
 
     with pytest.raises(AssertionError, match="calls differ"):
-        ranks.run(2, body)
+        fake_ranks.run(2, body)
 
 
-def test_memory_that_is_free_already_is_noticed(ranks: Ranks) -> None:
+def test_memory_that_is_free_already_is_noticed(fake_ranks: Ranks) -> None:
     def body(backend: NcclBackend) -> None:
         stream = fake_cuda.Device().create_stream()
         array = full(5, 1)
@@ -275,7 +268,7 @@ def test_memory_that_is_free_already_is_noticed(ranks: Ranks) -> None:
         stream.sync()
 
     with pytest.raises(AssertionError, match="not allocated"):
-        ranks.run(2, body)
+        fake_ranks.run(2, body)
 
 
 def test_the_fake_refuses_what_cuda_refuses(run: Run) -> None:

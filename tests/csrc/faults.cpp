@@ -150,10 +150,10 @@ class Walk {
   bool gone_ = false;
 };
 
-// Of a rank that does not come others may be late, too; and of a message that is late its other end is blamed.
+// Of a rank that does not come others may be late, too; and of a message that is late its other end is named.
 bool blames(const Failure& failure, const Course& course) {
   const bool is_message = failure.op == OpKind::recv || failure.op == OpKind::send;
-  if (failure.kind == FailureKind::timeout && is_message) return true;
+  if (failure.kind == FailureKind::timeout && is_message) return !failure.missing.empty();
   if (course.fault != Fault::absence) return failure.rank == course.victim;
   return std::find(failure.missing.begin(), failure.missing.end(), course.victim) != failure.missing.end();
 }

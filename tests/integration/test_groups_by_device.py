@@ -246,6 +246,13 @@ def test_a_job_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
             output = fake_cupy.zeros(2, np.float32)
             tr.all_reduce_into(output, fake_cupy.asarray(np.ones(2, np.float32)))
             assert (output.get() == 1).all()
+            for wrong, error in (
+                (fake_cupy.asarray(np.ones(1, np.float32)), ValueError),
+                (fake_cupy.asarray(np.ones(2)), ValueError),
+                (np.ones(2, np.float32), TypeError),
+            ):
+                with pytest.raises(error):
+                    tr.all_reduce_into(output, wrong)
         finally:
             tr.destroy_process_group()
     assert not machine.faults

@@ -10,9 +10,8 @@ from pathlib import Path
 _LEAST = 10_000
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of ports that the kernel gives to whoever asks for any, and to connections."""
-
-
 _MOST_TRIED = 1000
+"""Ports, before a test is told that there are too few."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -26,11 +25,11 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         # Forks of a process draw different ones.
         for port in random.SystemRandom().sample(ports, min(len(ports), _MOST_TRIED)):
-            if len(found) == count:
-                return found
             with suppress(OSError):
                 stack.enter_context(socket.create_server(("", port)))
                 found.append(port)
+            if len(found) == count:
+                return found
     raise OSError(f"of {_MOST_TRIED} ports {len(found)} are free; {count} are needed")
 
 

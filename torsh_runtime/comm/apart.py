@@ -15,7 +15,7 @@ from torsh_runtime.arrays import staged
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
 from torsh_runtime.backends.library.operands import Array, check_dtype, check_size
 from torsh_runtime.backends.library.reductions import combine, prefixes, reduction_of
-from torsh_runtime.backends.nccl.device import is_on_gpu
+from torsh_runtime.backends.nccl.device import Operand, is_on_gpu
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.functional import all_reduce, reduce
@@ -85,9 +85,14 @@ def exscan_into(
 
 
 def copy_into(output: Any, input: Any) -> None:
-    """Copy the elements. ValueError unless both have the same dtype and as many."""
+    """Copy the elements. ValueError unless both have the same dtype and as many, TypeError unless
+    both are in the processor's memory or on GPUs.
+    """
     if is_on_gpu(output):
-        output[...] = input  # on the arrays' device, by their library
+        copied, room = Operand(input), Operand(output)
+        check_dtype("output", room, copied)
+        check_size("output", room, copied.size, "the input's")
+        room.framework.assign(output, copied.flat)  # on the arrays' device
         return
     with staged(input, writable=False) as source, staged(output, writable=True) as target:
         check_dtype("output", target, source)

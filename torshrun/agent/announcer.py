@@ -127,8 +127,13 @@ class Announcer:
     # ---- what goes on
 
     def round_started(self, place: Place) -> None:
-        facts = ("restarts", "world_size", "master_addr", "master_port")
-        self.emit("round_started", **{name: getattr(place, name) for name in facts})
+        self.emit(
+            "round_started",
+            restarts=place.restarts,
+            world_size=place.world_size,
+            master_addr=place.master_addr,
+            master_port=place.master_port,
+        )
 
     def start_failed(self, reason: str) -> None:
         self.say(f"error: {reason}")
@@ -215,8 +220,10 @@ class Announcer:
         self.emit("keeper_lost", pid=pid)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
-        facts = {"code": over.report.code, "seconds": over.report.seconds}
-        self.emit("round_ended", cause=cause, **facts, unkillable=list(over.unkillable))
+        report, left = over.report, list(over.unkillable)
+        self.emit(
+            "round_ended", cause=cause, code=report.code, seconds=report.seconds, unkillable=left
+        )
 
     # ---- failures
 

@@ -1,7 +1,8 @@
 """What the agent decides. Pure: (state, event) -> (state, instructions); no clock, no I/O.
 
-A round is one start of the node's workers, from when the rendezvous has formed it to Diagnosed, of
-which it is told. Events of a round that is over change nothing.
+A round is one start of the node's workers. It begins when the rendezvous has formed it and ends
+with Diagnosed, after which the rendezvous says what follows. Events of a round that is over change
+nothing.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _BEAT = "beat"
 
 
 class Hub(Beats):
-    """Answers to agents of one epoch of the job. To be opened, and closed.
+    """Answers to agents of one epoch of the job, once it is open, until it is closed.
 
     Each node's has a key of its own, so that what is said to one cannot be said to another. At node
     rank 0 a round's store is here, under its own prefix: users of earlier ones disturb nobody.

@@ -80,9 +80,9 @@ def _chosen(view: View, rows: list[NodeRow]) -> tuple[list[NodeRow], list[tuple[
 
 
 def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
-    """The nodes by their new ranks, which are dense; as few survivors move as possible. The highest
-    of them, who have a rank already, fill holes that newcomers do not, and the hole at rank 0 in
-    any case: who has been there before has what newcomers ask rank 0 for.
+    """The nodes by their new ranks, which are dense. Survivors have a rank already: as few of them
+    move as possible. The highest fill holes that newcomers do not, and the hole at rank 0 in any
+    case: who has been there before has what newcomers ask rank 0 for.
     """
     size = len(survivors) + len(newcomers)
     seats: dict[int, str] = {}

@@ -62,16 +62,34 @@ constexpr std::size_t broadcast_block = 64 << 10;
 inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
   constexpr std::size_t never = ~std::size_t{0};
   const auto n = static_cast<std::size_t>(ranks);
-  const std::size_t parts = n * (8 << 10);  // a call to the system for each
-  // As soon as such arrays are mapped: 64 ranks take half the time for 256 KiB and a third for 1 MiB.
-  const std::size_t array_part = std::max<std::size_t>(shm::least_array / n, 4 << 10);
-  if (!is_roomy) {
-    // The rounds of a broadcast in place cost so many ranks more than copying twice.
-    const std::size_t told_broadcast = std::clamp<std::size_t>(n * (16 << 10), 128 << 10, 512 << 10);
-    const std::size_t by_one = ranks >= tuning.by_one_from ? std::min<std::size_t>(128 << 10, tuning.block_bytes) : 0;
-    return {tuning.crowded_whole_limit, by_one, never, 64 << 10, 32 << 10, 64 << 10, 4 << 10, 32 << 10, array_part, told_broadcast};
+  if (is_roomy) {
+    return {
+        .whole = tuning.whole_limit,
+        .by_one = 0,
+        .fetch_array = std::max<std::size_t>(32 << 10, n * (8 << 10)),  // a call to the system for each part
+        .fetch_piece = 64 << 10,
+        .reach = 32 << 10,
+        .reach_pair = 64 << 10,
+        .region = 1 << 10,
+        .array = 64 << 10,
+        .array_part = 64 << 10,
+        .told_broadcast = 128 << 10,
+    };
   }
-  return {tuning.whole_limit, 0, std::max<std::size_t>(32 << 10, parts), 64 << 10, 32 << 10, 64 << 10, 1 << 10, 64 << 10, 64 << 10, 128 << 10};
+  return {
+      .whole = tuning.crowded_whole_limit,
+      .by_one = ranks >= tuning.by_one_from ? std::min<std::size_t>(128 << 10, tuning.block_bytes) : 0,
+      .fetch_array = never,
+      .fetch_piece = 64 << 10,
+      .reach = 32 << 10,
+      .reach_pair = 64 << 10,
+      .region = 4 << 10,
+      .array = 32 << 10,
+      // As soon as such arrays are mapped: 64 ranks take half the time for 256 KiB and a third for 1 MiB.
+      .array_part = std::max<std::size_t>(shm::least_array / n, 4 << 10),
+      // The rounds of a broadcast in place cost many ranks more than copying twice.
+      .told_broadcast = std::clamp<std::size_t>(n * (16 << 10), 128 << 10, 512 << 10),
+  };
 }
 
 inline Limits limits(const shm::Channel& channel) {
