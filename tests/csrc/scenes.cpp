@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -113,8 +114,8 @@ void a_leader_that_dies_before_it_releases() {
       throw Wrong("the squad was released by nobody");
     }
     std::uint32_t last = 0;
-    for (const shm::Flag& flag : segment.area(0).flags) last = std::max(last, flag.round.load());
-    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.area(rank).flags[(last + 1) % shm::roomy_flags]; };
+    for (const shm::Flag& flag : segment.flags(0)) last = std::max(last, flag.round.load());
+    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.flags(rank)[(last + 1) % shm::roomy_flags]; };
     while (flag_of(1).round != last + 1 || flag_of(2).round != last + 1) std::this_thread::yield();
     flag_of(0).fingerprint = flag_of(2).fingerprint;
     flag_of(0).round = last + 1;
@@ -143,6 +144,25 @@ void the_last_one_opens_the_gate() {
     for (const double until = now() + 1; header.opened - before != barriers && now() < until;) std::this_thread::yield();
     if (header.opened - before != barriers) throw Wrong("the gate was not opened once for each barrier");
     if (header.arrivals != header.opened * ranks) throw Wrong("ranks have lost count of the rounds");
+  });
+}
+
+// Where many share processors the root is far ahead of the others, and wakes them but now and then: nothing is
+// overtaken, whoever the root is, and whatever comes between.
+void bursts_of_broadcasts() {
+  constexpr int ranks = 18, turns = 1500, reign = 170;
+  World world({.nodes = {ranks}, .processors = 64, .quota = 1});
+  world.run([&](Member& member) {
+    for (std::int32_t turn = 0; turn < turns; ++turn) {
+      const int root = turn / reign % ranks;
+      std::array<std::int32_t, 40> data{};  // of which 48 bytes go with the flag
+      const std::size_t count = turn % 3 == 0 ? data.size() : 5;
+      if (member.rank == root) data.fill(turn);
+      const Piece piece{reinterpret_cast<std::byte*>(data.data()), count * sizeof data[0]};
+      member.group.perform(Call{.kind = OpKind::broadcast, .root = root, .count = count}, Broadcast{piece, root}, patience);
+      if (data[0] != turn || data[count - 1] != turn) throw Wrong("a broadcast brought another one's data");
+      if (turn % 400 == 399) member.group.perform(Call{.kind = OpKind::barrier}, Barrier{}, patience);
+    }
   });
 }
 
@@ -226,6 +246,7 @@ const std::vector<Scene>& scenes() {
         {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
         {"lines that ranks fetch", check_lines},
         {"the last one opens the gate", the_last_one_opens_the_gate},
+        {"bursts of broadcasts", bursts_of_broadcasts},
         {"a quota of processors", a_quota_of_processors},
         {"quotas of the second version", quotas_of_the_second_version},
         {"quotas of the first version", quotas_of_the_first_version},

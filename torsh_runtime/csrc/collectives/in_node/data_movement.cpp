@@ -4,13 +4,14 @@
 #include "collectives/in_node/in_node.hpp"
 #include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
+#include "collectives/in_node/streaming.hpp"
 #include "common/pages.hpp"
 
 namespace torsh::in_node {
 namespace {
 
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
-  if (channel.rank() == root) return channel.tell(data.data, data.bytes);
+  if (channel.rank() == root) return channel.tell_all(data.data, data.bytes);
   channel.listen(root);
   copy_bytes(data.data, channel.payload(root), data.bytes);
 }
@@ -21,14 +22,15 @@ void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
 void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   const std::size_t most = channel.tuning().block_bytes;
   const std::size_t limit = channel.is_roomy() ? std::min(most, broadcast_block) : most;
+  const auto copy = data.bytes * static_cast<std::size_t>(channel.ranks()) < stream_limit ? copy_fetched : copy_streaming;
   for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_part(length, data.bytes <= limit ? most : limit);
     if (channel.rank() == root) {
       copy_shared(channel.own_slot(length), data.data + at, length);
-      channel.tell();
+      channel.tell_all();
     } else {
       channel.listen(root);
-      copy_fetched(data.data + at, channel.slot(root), length);
+      copy(data.data + at, channel.slot(root), length);
     }
   });
 }

@@ -18,6 +18,11 @@
 #include "transport/shm/futex.hpp"
 
 namespace torsh::shm {
+namespace {
+
+constexpr double left_asleep = 64e-6;  // seconds for each rank, of which a turn of all takes at most as long
+
+}  // namespace
 
 Channel::Channel(const Setup& setup, Hooks hooks)
     : forks_(fork_count()),
@@ -77,8 +82,8 @@ void Channel::settle() {
   }
   const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
   cpus_.store(std::min(bound ? least * neighbours_ : CPU_COUNT(&any), cpus_by_quota()), std::memory_order_relaxed);
-  num_flags_ = is_roomy() ? roomy_flags : num_flags;  // there were fewer rounds so far: their flags keep their places
   gathers_ = !is_roomy() && ranks_ >= tuning_.gathering_from;
+  num_flags_ = is_roomy() ? roomy_flags : crowded_flags(ranks_);  // fewer rounds so far: their flags keep their places
   two_levels_ = is_roomy() && ranks_ >= tuning_.two_levels_from;
 }
 
@@ -186,11 +191,28 @@ void Channel::tell(const void* payload, std::size_t bytes) {
   post(payload, bytes);
 }
 
+// Where many share processors, whoever is woken drives the teller off its own, and sleeps again after one message.
+// So while messages follow each other nobody is woken: who goes to sleep has seen the last one's flag, and with it
+// until when that holds, and looks again by itself until then.
+void Channel::tell_all(const void* payload, std::size_t bytes) {
+  note_unchecked();
+  begin_round(1);
+  free_[block_ & 1] = round_ + 1;
+  if (!gathers_) return post(payload, bytes);
+  std::atomic<double>& left_until = segment_.area(rank_).sleepers.left_until;
+  const double until = left_until.load(std::memory_order_relaxed);
+  left_until.store(now() + left_asleep * ranks_, std::memory_order_relaxed);
+  Flag& own = flag(rank_, round_);
+  show(own, payload, bytes);
+  if (now() >= until) wake_sleepers(own);
+}
+
 void Channel::listen(int teller) {
   note_unchecked();
   begin_round();
   post(nullptr, 0);
   meet(teller);
+  passed_ = std::max(passed_, round_ - flag(teller, round_).behind.load(std::memory_order_relaxed));
 }
 
 void Channel::note_unchecked() {
@@ -214,10 +236,11 @@ void Channel::next_part(std::size_t bytes, std::size_t limit) {
   next_part_ = round_up(part_ + bytes, 128);
 }
 
-// The flag that is to be written now has been read by all who have posted the next one after it.
-void Channel::begin_round() {
+// The flag that is to be written now has been read by all who have posted the next one after it. A teller looks
+// a round earlier, so that what it knows is enough for those who listen.
+void Channel::begin_round(std::uint32_t ahead) {
   progress_->met(++round_);
-  if (round_ - passed_ >= num_flags_) catch_up(round_ - num_flags_ / 2);
+  if (round_ + ahead - passed_ >= num_flags_) catch_up(round_ - num_flags_ / 2);
 }
 
 // Until everybody has posted a round that this rank has posted itself.
@@ -247,13 +270,22 @@ void Channel::close_round() {
 
 void Channel::post(const void* payload, std::size_t bytes) {
   Flag& own = flag(rank_, round_);
+  show(own, payload, bytes);
+  wake_sleepers(own);
+}
+
+void Channel::show(Flag& own, const void* payload, std::size_t bytes) {
   own.cpu.store(static_cast<std::uint16_t>(current_cpu() + 1), std::memory_order_relaxed);
+  own.behind.store(static_cast<std::uint16_t>(round_ - passed_), std::memory_order_relaxed);
   own.fingerprint = fingerprint_;
   if (bytes != 0) std::memcpy(own.payload, payload, bytes);
   own.round.store(static_cast<std::uint32_t>(round_), std::memory_order_release);
   // The flag must be out before the sleepers are counted. A fence and not an exchange: that would
   // ask for the line a second time if a spinning peer took it after the stores above.
   std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+void Channel::wake_sleepers(Flag& own) {
   if (segment_.area(rank_).sleepers.count.load(std::memory_order_seq_cst) != 0) futex_wake(own.round);
 }
 

@@ -101,6 +101,7 @@ class Channel {
   // The same, but this rank waits for nobody, or for one peer alone. That others than that one have
   // called something else is found in the next round that waits for them.
   void tell(const void* payload = nullptr, std::size_t bytes = 0);
+  void tell_all(const void* payload = nullptr, std::size_t bytes = 0);  // to ranks that listen
   void listen(int teller);
   // A round after which a rank may change what others read in place. Throws as well if one of them
   // failed after it had posted: then it may have changed its own already.
@@ -168,10 +169,12 @@ class Channel {
  private:
   int cpus_by_quota();
   void begin(const Call& call, double timeout);
-  Flag& flag(int peer, std::uint64_t round) { return segment_.area(peer).flags[round & (num_flags_ - 1)]; }
-  void begin_round();
+  Flag& flag(int peer, std::uint64_t round) { return segment_.flags(peer)[round & (num_flags_ - 1)]; }
+  void begin_round(std::uint32_t ahead = 0);
   void note_unchecked();
   void post(const void* payload, std::size_t bytes);
+  void show(Flag& own, const void* payload, std::size_t bytes);
+  void wake_sleepers(Flag& own);
   void meet(int peer);
   void meet_all();
   void meet_squad();

@@ -171,7 +171,7 @@ bool Channel::record(const Failure& found) {
 void Channel::wake(int peer) {
   futex_wake(segment_.header().opened);
   if (segment_.area(peer).sleepers.count.load(std::memory_order_seq_cst) == 0) return;
-  for (Flag& each : segment_.area(peer).flags) {
+  for (Flag& each : segment_.flags(peer)) {
     futex_wake(each.round);
     futex_wake(each.released);
   }

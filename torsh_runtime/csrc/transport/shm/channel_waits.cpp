@@ -21,6 +21,7 @@ constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may
 constexpr int shared_wait_limit = 8;
 constexpr double move_interval = 0.01;  // seconds between two moves of one thread
 constexpr double short_nap = 50e-6;
+constexpr double left_nap = 4e-6;  // for each rank, while nobody wakes
 constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
 }  // namespace
@@ -148,7 +149,9 @@ void Channel::sleep(int peer) {
   const std::uint32_t seen = awaited.load(std::memory_order_seq_cst);
   const bool aborted = segment_.header().aborted_by.load(std::memory_order_seq_cst) != 0;
   if (!has_come(seen) && !aborted) {
-    futex_wait(awaited, seen, std::min(nap, deadline_ - now()));
+    const double time = now();
+    const bool left = time < area.sleepers.left_until.load(std::memory_order_relaxed);
+    futex_wait(awaited, seen, std::min(left ? left_nap * ranks_ : nap, deadline_ - time));
   }
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }

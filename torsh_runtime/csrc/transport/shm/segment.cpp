@@ -16,9 +16,16 @@
 namespace torsh::shm {
 namespace {
 
+// One more than there are, so that those of one round are not all in the same set of a cache.
+std::size_t flags_stride(int ranks) { return crowded_flags(ranks) + 1; }
+
+std::size_t areas_bytes(int ranks) { return sizeof(Header) + static_cast<std::size_t>(ranks) * sizeof(RankArea); }
+
 std::size_t control_bytes(int ranks) {
-  return round_up(sizeof(Header) + static_cast<std::size_t>(ranks) * sizeof(RankArea), page);
+  return round_up(areas_bytes(ranks) + static_cast<std::size_t>(ranks) * flags_stride(ranks) * sizeof(Flag), page);
 }
+
+Flag* first_flag(std::byte* memory, int ranks) { return reinterpret_cast<Flag*>(memory + areas_bytes(ranks)); }
 
 }  // namespace
 
@@ -40,7 +47,12 @@ std::shared_ptr<std::byte> map_segment(int descriptor, std::size_t bytes) {
 }
 
 Segment::Segment(std::shared_ptr<std::byte> memory, int rank, int ranks, std::size_t slot_bytes)
-    : memory_(std::move(memory)), rank_(rank), ranks_(static_cast<std::size_t>(ranks)), slot_bytes_(slot_bytes) {
+    : memory_(std::move(memory)),
+      rank_(rank),
+      ranks_(static_cast<std::size_t>(ranks)),
+      slot_bytes_(slot_bytes),
+      flags_stride_(flags_stride(ranks)),
+      flags_(first_flag(base(), ranks)) {
   slots_ = base() + control_bytes(ranks);
   rings_ = slots_ + ranks_ * 2 * slot_bytes;
   populate(base(), control_bytes(ranks));
@@ -62,9 +74,8 @@ void Segment::abandon(std::byte* memory, int rank, int ranks, int name) {
   account.op = OpKind::barrier;
   std::uint32_t none = 0;
   reinterpret_cast<Header*>(memory)->aborted_by.compare_exchange_strong(none, static_cast<std::uint32_t>(rank) + 1);
-  for (int peer = 0; peer < ranks; ++peer) {
-    for (Flag& flag : areas[peer].flags) futex_wake(flag.round);
-  }
+  Flag* flags = first_flag(memory, ranks);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(ranks) * flags_stride(ranks); ++i) futex_wake(flags[i].round);
 }
 
 void Segment::abandon(int descriptor, int rank, int ranks, int name) {

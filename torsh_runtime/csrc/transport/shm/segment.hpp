@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <type_traits>
 
 #include "common/failure.hpp"
@@ -19,9 +20,10 @@ namespace torsh::shm {
 
 constexpr std::size_t max_ranks = 1024;  // of a node
 constexpr std::size_t tiny_bytes = 48;
-// By so many rounds a rank can be ahead of others; powers of two. Fewer where each has a processor: then they are
-// never far ahead, and few lines stay in its cache.
-constexpr std::uint32_t num_flags = 128, roomy_flags = 32;
+// By so many rounds a rank can be ahead of others; powers of two. Where each has a processor they are never far
+// ahead, and few lines stay in its cache; where many share one, a rank should have much to do in each turn.
+constexpr std::uint32_t roomy_flags = 32;
+constexpr std::uint32_t crowded_flags(int ranks) { return ranks < 16 ? 128 : 256; }
 
 // All of this lies in a file of zeros, so zero has to mean "nothing yet" everywhere.
 
@@ -29,7 +31,7 @@ constexpr std::uint32_t num_flags = 128, roomy_flags = 32;
 struct alignas(128) Flag {
   std::atomic<std::uint32_t> round;  // the futex word
   std::atomic<std::uint16_t> cpu;    // where the writer ran, + 1
-  std::uint16_t unused;
+  std::atomic<std::uint16_t> behind;  // so many rounds ago is one that all have posted, as the writer knows
   std::uint64_t fingerprint;  // of the writer's call
   std::byte payload[tiny_bytes];
   // In the next line, of a leader in a round of two levels: the round, once all ranks are in it. A futex word.
@@ -82,9 +84,9 @@ class ShownCall {
 };
 
 struct RankArea {
-  Flag flags[num_flags];  // round r's is that of r % num_flags, or of r % roomy_flags
   struct alignas(128) {
     std::atomic<std::uint32_t> count;
+    std::atomic<double> left_until;  // as of now(): until then tell_all() may leave them asleep
   } sleepers;  // ranks that wait in the kernel for this one's flag
   struct alignas(128) {
     ShownCall call;
@@ -132,6 +134,7 @@ class Segment {
 
   Header& header() { return *reinterpret_cast<Header*>(base()); }
   RankArea& area(int rank) { return reinterpret_cast<RankArea*>(base() + sizeof(Header))[rank]; }
+  std::span<Flag> flags(int rank) { return {flags_ + static_cast<std::size_t>(rank) * flags_stride_, flags_stride_ - 1}; }
   std::byte* slot(int rank, unsigned parity) {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + parity) * slot_bytes_;
   }
@@ -154,6 +157,8 @@ class Segment {
   const int rank_;
   const std::size_t ranks_;
   const std::size_t slot_bytes_;
+  const std::size_t flags_stride_;
+  Flag* flags_;
   std::byte* slots_;
   std::size_t present_[2] = {};  // bytes of this rank's slots
   std::byte* rings_;
