@@ -17,6 +17,7 @@
 #include "collectives/in_node/exposure.hpp"
 #include "common/clock.hpp"
 #include "group/operations.hpp"
+#include "transport/shm/cpu_cache.hpp"
 #include "transport/shm/cpu_quota.hpp"
 #include "lines.hpp"
 #include "pool.hpp"
@@ -236,6 +237,46 @@ void quotas_of_the_first_version() {
   files.expect(2.5);
 }
 
+void caches_of_processors() {
+  const FakeFiles files;
+  const auto expect = [&](std::initializer_list<int> cpus, std::uint32_t number) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus) CPU_SET(cpu, &set);
+    if (shm::shared_cache(set, files.root()) != number) throw Wrong("expected cache " + std::to_string(number));
+  };
+  expect({9}, 0);
+  files.write("/sys/devices/system/cpu/cpu9/cache/index0/shared_cpu_list", "9,73\n");
+  files.write("/sys/devices/system/cpu/cpu9/cache/index3/shared_cpu_list", "is not looked for\n");
+  files.write("/sys/devices/system/cpu/cpu9/cache/index1/shared_cpu_list", "8-15,72-79\n");
+  expect({9}, 9);
+  expect({9, 15, 72}, 9);
+  expect({9, 16}, 0);
+  files.write("/sys/devices/system/cpu/cpu9/cache/index1/shared_cpu_list", "nonsense-\n");
+  expect({9}, 10);
+  expect({9, 15}, 0);
+  expect({}, 0);
+}
+
+int squad_of(Shape shape) {
+  std::atomic<int> squad{0};
+  World(std::move(shape)).run([&](Member& member) {
+    for (int turn = 0; turn < 3; ++turn) member.group.perform(Call{.kind = OpKind::barrier}, Barrier{}, patience);
+    squad = member.group.channel().squad();
+  });
+  return squad;
+}
+
+// Squads do not straddle caches.
+void ranks_of_one_cache_are_one_squad() {
+  static_assert(shm::squad_size(64) == 8 && shm::squad_size(64, 32) == 8 && shm::squad_size(192, 8) == 16);
+  static_assert(shm::squad_size(96, 24) == 8 && shm::squad_size(37) == 5 && shm::squad_size(33, 3) == 6);
+  const shm::Tuning tuning{4 << 10, 4 << 10, 64 << 10, 2};
+  if (squad_of({.nodes = {9}, .processors = 64, .near = 2, .tuning = tuning}) != 2) throw Wrong("squads of two were expected");
+  if (squad_of({.nodes = {8}, .processors = 64, .near = 4, .tuning = tuning}) != 2) throw Wrong("squads in halves of a cache were expected");
+  if (squad_of({.nodes = {9}, .processors = 64, .near = 9, .tuning = tuning}) != 3) throw Wrong("squads of a root of all were expected");
+}
+
 }  // namespace
 
 const std::vector<Scene>& scenes() {
@@ -250,6 +291,8 @@ const std::vector<Scene>& scenes() {
         {"a quota of processors", a_quota_of_processors},
         {"quotas of the second version", quotas_of_the_second_version},
         {"quotas of the first version", quotas_of_the_first_version},
+        {"caches of processors", caches_of_processors},
+        {"ranks of one cache are one squad", ranks_of_one_cache_are_one_squad},
     };
     for (const Scene& each : pool_scenes()) made.push_back(each);
     return made;

@@ -187,6 +187,7 @@ void World::be(int rank, const std::function<void(Member&)>& body, std::barrier<
   Group group(std::move(made));
   shm::Channel& channel = group.channel();
   for (int cpu = 0; cpu < shape_.processors; ++cpu) CPU_SET(cpu, &channel.segment().area(channel.rank()).own.cpus);
+  if (shape_.near > 0) channel.segment().area(channel.rank()).own.cache = static_cast<std::uint32_t>(channel.rank() / shape_.near + 1);
   if (shape_.quota > 0) {
     channel.segment().area(channel.rank()).own.quota = shape_.quota;
     channel.segment().area(channel.rank()).own.quota_group = 1;

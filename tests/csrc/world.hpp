@@ -31,6 +31,7 @@ struct Shape {
   bool reach = true;          // ranks of a node can copy from each other's memory
   int processors = 0;         // that the ranks take the machine to have; 0 is what it has
   double quota = 0;           // of processors, that they take the system to let them use together
+  int near = 0;               // so many ranks in a row have a cache in common; 0 is what the machine has
   bool regions = false;       // buffers lie in memory that all ranks of the node have mapped
   across::Strategy strategy{};
   shm::Tuning tuning{4 << 10, 4 << 10, 64 << 10};

@@ -287,8 +287,12 @@ def sub_groups(rank: int) -> None:
     assert array[0] == sum(map(value, members))
     tr.broadcast(array, members[-1], inside)
     tr.broadcast(array, group=inside, group_src=0)
-    with pytest.raises(ValueError, match="not in the group"):
-        tr.broadcast(array, (rank + 1) % 2, inside)
+    for stranger in ((rank + 1) % 2, [0], "0"):
+        with pytest.raises(ValueError, match="not in the group"):
+            tr.broadcast(array, stranger, inside)
+    for stranger in (99, -1, 1.5):
+        with pytest.raises(ValueError, match="is not a rank of the group"):
+            tr.broadcast(array, group=inside, group_src=stranger)
     everyone: list[Any] = [None] * len(members)
     tr.all_gather_object(everyone, rank, inside)
     assert everyone == members

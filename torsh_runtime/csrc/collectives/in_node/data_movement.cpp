@@ -22,7 +22,7 @@ void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
 void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   const std::size_t most = channel.tuning().block_bytes;
   const std::size_t limit = channel.is_roomy() ? std::min(most, broadcast_block) : most;
-  const auto copy = data.bytes * static_cast<std::size_t>(channel.ranks()) < stream_limit ? copy_fetched : copy_streaming;
+  const bool streams = data.bytes * static_cast<std::size_t>(channel.ranks()) >= stream_limit;
   for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_part(length, data.bytes <= limit ? most : limit);
     if (channel.rank() == root) {
@@ -30,7 +30,8 @@ void staged_broadcast(shm::Channel& channel, Piece data, int root) {
       channel.tell_all();
     } else {
       channel.listen(root);
-      copy(data.data + at, channel.slot(root), length);
+      count_lines(length);
+      (streams ? copy_streaming : copy_shared)(data.data + at, channel.slot(root), length);
     }
   });
 }
@@ -89,7 +90,9 @@ class OnePiece {
 };
 
 bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
-  Direct direct(channel, total(outputs) * outputs.size(), limits(channel).reach, limits(channel).array);
+  // Of what is less, most does not lie in memory that the peers have mapped, and asking costs a round.
+  const std::size_t array = std::max(limits(channel).array, shm::least_array);
+  Direct direct(channel, total(outputs) * outputs.size(), limits(channel).reach, array);
   if (!direct.meet(input, longest(outputs))) return false;
   for_peers(channel, [&](int peer) {
     const Piece& output = of(outputs, peer);

@@ -80,7 +80,7 @@ inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
       .whole = tuning.crowded_whole_limit,
       .by_one = ranks >= tuning.by_one_from ? std::min<std::size_t>(128 << 10, tuning.block_bytes) : 0,
       .fetch_array = never,
-      .fetch_piece = 64 << 10,
+      .fetch_piece = 1 << 20,
       // What goes through slots stays in the cache that the ranks of a processor share: half the time for 128 KiB.
       .reach = 1 << 20,
       .reach_pair = 64 << 10,

@@ -14,6 +14,7 @@
 #include "common/prefetch.hpp"
 #include "transport/forks.hpp"
 #include "transport/shm/cpu.hpp"
+#include "transport/shm/cpu_cache.hpp"
 #include "transport/shm/cpu_quota.hpp"
 #include "transport/shm/futex.hpp"
 
@@ -46,6 +47,7 @@ Channel::Channel(const Setup& setup, Hooks hooks)
     segment_.area(rank_).own.quota = quota->cpus;
     segment_.area(rank_).own.quota_group = quota->group;
   }
+  if (ranks_ >= tuning_.two_levels_from) segment_.area(rank_).own.cache = shared_cache(segment_.area(rank_).own.cpus);
 }
 
 Channel::Operation::Operation(Channel& channel, const Call& call, double timeout, bool background)
@@ -85,6 +87,21 @@ void Channel::settle() {
   gathers_ = !is_roomy() && ranks_ >= tuning_.gathering_from;
   num_flags_ = is_roomy() ? roomy_flags : crowded_flags(ranks_);  // fewer rounds so far: their flags keep their places
   two_levels_ = is_roomy() && ranks_ >= tuning_.two_levels_from;
+  squad_ = squad_size(ranks_, ranks_by_cache());
+}
+
+// So many in a row, of all, have a cache in common that the next ones have not; 1 if that differs, or is unknown.
+int Channel::ranks_by_cache() {
+  const auto cache = [this](int rank) { return segment_.area(rank).own.cache; };
+  int row = 1;
+  while (row < ranks_ && cache(row) == cache(0)) ++row;
+  if (row == ranks_) return 1;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const bool begins = rank % row == 0;
+    if (cache(rank) == 0 || (!begins && cache(rank) != cache(rank - 1))) return 1;
+    if (begins && rank != 0 && cache(rank) == cache(rank - 1)) return 1;
+  }
+  return row;
 }
 
 // That all ranks of this machine may use at a time if they share limits as those of this node do.
@@ -122,11 +139,11 @@ void Channel::barrier() {
   if (!two_levels_) return round();
   begin_round();
   free_[block_ & 1] = round_ + 1;
-  const int size = squad_size(ranks_), leader = rank_ / size * size;
+  const int leader = rank_ / squad_ * squad_;
   if (rank_ == leader) {
     meet_squad();
     post(nullptr, 0);
-    for (int other = 0; other < ranks_; other += size) {
+    for (int other = 0; other < ranks_; other += squad_) {
       if (other != rank_) meet(other);
     }
     release();
@@ -138,7 +155,7 @@ void Channel::barrier() {
 }
 
 void Channel::meet_squad() {
-  const int end = std::min(rank_ + squad_size(ranks_), ranks_);
+  const int end = std::min(rank_ + squad_, ranks_);
   for (int peer = rank_ + 1; peer < end; ++peer) meet(peer);
 }
 
@@ -192,13 +209,15 @@ void Channel::tell(const void* payload, std::size_t bytes) {
 }
 
 // Where many share processors, whoever is woken drives the teller off its own, and sleeps again after one message.
-// So while messages follow each other nobody is woken: who goes to sleep has seen the last one's flag, and with it
-// until when that holds, and looks again by itself until then.
+// So while such rounds follow each other nobody is woken: who goes to sleep has seen the last one's flag, and with
+// it until when that holds, and looks again by itself until then.
 void Channel::tell_all(const void* payload, std::size_t bytes) {
   note_unchecked();
   begin_round(1);
   free_[block_ & 1] = round_ + 1;
-  if (!gathers_) return post(payload, bytes);
+  const bool follows = told_ + 1 == round_;
+  told_ = round_;
+  if (!gathers_ || !follows) return post(payload, bytes);
   std::atomic<double>& left_until = segment_.area(rank_).sleepers.left_until;
   const double until = left_until.load(std::memory_order_relaxed);
   left_until.store(now() + left_asleep * ranks_, std::memory_order_relaxed);

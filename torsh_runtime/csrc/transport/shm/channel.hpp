@@ -62,6 +62,7 @@ class Channel {
   // As far as this rank knows; once all have met, and called settle(), they agree.
   bool is_roomy() const { return neighbours_ <= cpus_.load(std::memory_order_relaxed); }
   void settle();
+  int squad() const { return squad_; }
   Reach& reach() { return reach_; }
   Regions& regions() { return regions_; }
   // The operation under way, or the last one, counted from 0, which is the barrier of the ranks'
@@ -168,6 +169,7 @@ class Channel {
 
  private:
   int cpus_by_quota();
+  int ranks_by_cache();
   void begin(const Call& call, double timeout);
   Flag& flag(int peer, std::uint64_t round) { return segment_.flags(peer)[round & (num_flags_ - 1)]; }
   void begin_round(std::uint32_t ahead = 0);
@@ -241,10 +243,12 @@ class Channel {
   std::uint64_t awaited_ = 0;   // that of the flags that are waited for
   bool awaits_release_ = false; // of a leader, instead of its flag
   bool two_levels_ = false;
+  int squad_ = 1;  // ranks that have a leader in common
   bool gathers_ = false;  // in rounds of all
   std::uint32_t num_flags_ = roomy_flags;  // of each rank, in use
   std::uint32_t gatherings_ = 0;  // rounds of all in which one rank opens the gate
   std::uint64_t passed_ = 0;    // one that everybody has posted
+  std::uint64_t told_ = 0;      // the last one in which this rank told all
   std::uint64_t free_[2] = {};  // once posted by all, nobody reads this rank's slot any more
   std::uint64_t block_ = 0;
   std::size_t part_ = 0;       // where the present one begins in its block

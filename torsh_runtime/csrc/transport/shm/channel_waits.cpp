@@ -117,10 +117,14 @@ void Channel::await_all() {
 
 void Channel::await(int peer) {
   if (yield([&] { return posted(peer); })) return;
-  while (!posted(peer)) {
+  for (double checked = now(); !posted(peer);) {
     sleep(peer);
     if (posted(peer)) return;
+    check_abort();
+    const double time = now();
+    if (time < checked + nap / 2 && time < deadline_) continue;  // short naps are many, and the rest is dear
     check(peer);
+    checked = time;
   }
 }
 

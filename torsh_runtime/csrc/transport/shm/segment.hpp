@@ -98,6 +98,7 @@ struct RankArea {
     cpu_set_t cpus;  // that this rank may run on
     double quota;    // of processors, that the ranks of this control group share
     std::uint64_t quota_group;  // 0: no limit
+    std::uint32_t cache;        // that its processors have in common; 0: none
   } own;
   BellSign bell;
   Announcement writing;

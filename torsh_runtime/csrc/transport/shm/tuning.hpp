@@ -46,11 +46,18 @@ constexpr Tuning default_tuning(int ranks) {
   return {whole, crowded, std::max(block, round_up(least_block(ranks), least_page))};
 }
 
-// How many ranks have a leader in common, who is one of them: about as many as there are leaders.
-constexpr int squad_size(int ranks) {
-  int size = 1;
-  while (size * size < ranks) ++size;
-  return size;
+// How many ranks have a leader in common, who is one of them: so many that a leader waits for as few as possible,
+// of its squad and of the other leaders. Where `near` ranks in a row share a cache a squad is a part of those, or
+// several such rows.
+constexpr int squad_size(int ranks, int near = 1) {
+  int best = near, least = ranks + 1;
+  for (int size = 1; size <= ranks; ++size) {
+    const int awaited = size - 1 + (ranks + size - 1) / size - 1;
+    if ((size % near != 0 && near % size != 0) || awaited >= least) continue;
+    best = size;
+    least = awaited;
+  }
+  return best;
 }
 
 }  // namespace torsh::shm
