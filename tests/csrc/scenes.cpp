@@ -148,6 +148,30 @@ void the_last_one_opens_the_gate() {
   });
 }
 
+// Ranks that wait for nobody may disagree and never meet again: who waits for one of them finds it.
+void a_mismatch_that_nobody_waits_for() {
+  World world({.nodes = {5}, .processors = 64, .quota = 1, .tuning = {4 << 10, 4 << 10, 64 << 10, 32, 2, 2}});
+  world.run([&](Member& member) {
+    std::array<std::int32_t, 40> data{};
+    auto* bytes = reinterpret_cast<std::byte*>(data.data());
+    if (member.rank != 3) {
+      const Piece piece{bytes, sizeof data};
+      member.group.perform(Call{.kind = OpKind::broadcast, .root = 1, .count = data.size()}, Broadcast{piece, 1}, patience);
+      for (const double until = now() + patience / 2; !member.group.channel().failed() && now() < until;) std::this_thread::yield();
+      if (!member.group.channel().failed()) throw Wrong("nobody found the mismatch");
+      return;
+    }
+    const across::ReduceSpec sum{.type = DType::int32, .op = ReduceOp::sum, .factor = 1.0};
+    try {
+      member.group.perform(Call{.kind = OpKind::all_reduce, .count = data.size()}, AllReduce{sum, bytes, data.size()}, patience);
+    } catch (const Failure& failure) {
+      if (failure.kind == FailureKind::mismatch) return;
+      throw Wrong("it was taken for " + describe(failure));
+    }
+    throw Wrong("ranks that called different things were content");
+  });
+}
+
 // Where many share processors the root is far ahead of the others, and wakes them but now and then: nothing is
 // overtaken, whoever the root is, and whatever comes between.
 void bursts_of_broadcasts() {
@@ -287,6 +311,7 @@ const std::vector<Scene>& scenes() {
         {"a leader that dies before it releases", a_leader_that_dies_before_it_releases},
         {"lines that ranks fetch", check_lines},
         {"the last one opens the gate", the_last_one_opens_the_gate},
+        {"a mismatch that nobody waits for", a_mismatch_that_nobody_waits_for},
         {"bursts of broadcasts", bursts_of_broadcasts},
         {"a quota of processors", a_quota_of_processors},
         {"quotas of the second version", quotas_of_the_second_version},

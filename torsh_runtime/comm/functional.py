@@ -59,13 +59,14 @@ def broadcast(
 ) -> Work | None:
     """Copy rank src's `tensor` into everyone's."""
     group = group or default_group()
-    try:
-        root = group._places[src] if src is not None and group_src is None else None
-    except (KeyError, TypeError):
-        root = None
-    if root is None:
-        root = group._member(root_rank(group, src, group_src, "src"))
     # Not by group.broadcast: each call more costs a tenth of what a small broadcast takes.
+    try:
+        if group_src is None:
+            root = group._places[src]
+        else:
+            root = group._member(root_rank(group, src, group_src, "src"))
+    except (KeyError, TypeError):
+        root = root_rank(group, src, None, "src")  # says what is wrong with src
     work = group._backend.broadcast(tensor, root, group._timeout, async_op)
     return work.giving((tensor,)) if async_op else None
 

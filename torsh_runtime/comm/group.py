@@ -54,7 +54,7 @@ class ProcessGroup:
         self._put(backend)
         self._members = range(backend.world_size)
         self._ranks = self._members if ranks is None else tuple(ranks)
-        self._places = {rank: place for place, rank in enumerate(self._ranks)}
+        self._places: dict[object, int] = {rank: at for at, rank in enumerate(self._ranks)}
         self._name = name
 
     def _put(self, backend: Backend) -> None:

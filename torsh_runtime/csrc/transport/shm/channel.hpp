@@ -211,6 +211,7 @@ class Channel {
   void check_deadline(int awaited);
   void check_peers(int awaited);
   void compare(int peer);
+  void compare_past(int peer);
   [[noreturn]] void disagree(int peer);
   bool record(const Failure& failure);
   std::vector<int> not_posted();

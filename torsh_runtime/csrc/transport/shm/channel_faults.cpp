@@ -10,6 +10,7 @@ namespace torsh::shm {
 void Channel::check(int awaited) {
   check_abort();
   check_peers(awaited);
+  compare_past(awaited);
   if (awaits_release_ && has_posted(awaited)) compare(awaited);  // a leader that calls something else releases nobody
   if (hooks_.look_around) hooks_.look_around();
   check_wait();
@@ -93,6 +94,18 @@ std::vector<int> Channel::not_posted() {
 
 void Channel::compare(int peer) {
   if (flag(peer, round_).fingerprint != fingerprint_) disagree(peer);
+}
+
+// In rounds in which this rank did not wait for the peer: one that is waited for in vain may have called something
+// else there, and wait for what nobody will do.
+void Channel::compare_past(int peer) {
+  for (std::uint64_t past = round_ - std::min<std::uint64_t>(round_, num_flags_) + 1; past < round_; ++past) {
+    const Flag &own = flag(rank_, past), &other = flag(peer, past);
+    const auto is_shown = [past](const Flag& each) { return each.round.load(std::memory_order_acquire) == static_cast<std::uint32_t>(past); };
+    if (!is_shown(own) || !is_shown(other) || own.fingerprint == other.fingerprint) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (is_shown(other)) disagree(peer);  // else it was written again meanwhile
+  }
 }
 
 // If the present calls are alike, the ranks disagreed about an earlier one, in which they did not wait

@@ -35,7 +35,8 @@ constexpr std::size_t least_block(int ranks) { return 128 * static_cast<std::siz
 // one round; in blocks it is about 2 * b, in two. So the limit falls with n, and later where a round costs a
 // turn of all ranks; but sooner again where one rank reduces for all, which is one turn, too. Blocks of all
 // ranks together should stay in the processors' own caches (1 MiB), but each rank's part of a block should take
-// longer than the rounds (8 KiB), as far as memory allows (32 MiB for 64 ranks). Measured with blocks of 128 KiB to 4 MiB on 2 and 4 ranks, of 64 KiB to 512 KiB on 16 to 64.
+// longer than the rounds (8 KiB), as far as memory allows (32 MiB for 64 ranks). Measured with blocks of 128 KiB
+// to 4 MiB on 2 and 4 ranks, of 64 KiB to 512 KiB on 16 to 64.
 constexpr Tuning default_tuning(int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   const std::size_t whole = ranks <= 2 ? 1 << 10 : std::clamp<std::size_t>((64 << 10) / (n * n), 128, 4 << 10);
