@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import select
 import signal
 import socket
 import statistics
@@ -74,6 +75,8 @@ def served(listen: str, secret: bytes) -> Iterator[str]:
                 signal.pause()
 
         with child(serve):
+            if not select.select([reader], [], [], 30)[0]:
+                raise SystemExit(f"no store came up at {listen} within 30 s")
             yield os.read(reader, 200).decode()
 
 
