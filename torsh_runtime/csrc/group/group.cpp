@@ -6,11 +6,11 @@
 #include "common/clock.hpp"
 #include "group/operations.hpp"
 #include "transport/tcp/socket_stream.hpp"
+#include "transport/waiting.hpp"
 
 namespace torsh {
 namespace {
 
-constexpr double nap = 0.05;        // seconds between two looks at signals
 constexpr double patience = 0.02;   // seconds to wait for ranks that may be about to call
 constexpr unsigned most_vain = 8;
 constexpr double roll_call = 0.25;  // seconds within which ranks of other nodes answer

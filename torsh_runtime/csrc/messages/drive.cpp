@@ -1,22 +1,14 @@
 // Engine: moving bytes, and waiting for some to move.
-#include <sched.h>
-
 #include <algorithm>
 
-#include "common/clock.hpp"
 #include "messages/turn.hpp"
 #include "transport/shm/cpu.hpp"
+#include "transport/waiting.hpp"
 
 namespace torsh {
 namespace {
 
-using shm::spin_seconds;
 constexpr double pause = 0.1;  // seconds without a wait
-constexpr int polls_per_spin = 64;
-constexpr int yield_limit = 100;
-constexpr double yield_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
-constexpr int crowded_limit = 8;
-constexpr double move_interval = 0.01;  // seconds between two moves to another processor
 
 }  // namespace
 
@@ -40,29 +32,27 @@ void Engine::drive(Lock& lock, Turn& turn, double until, const Finished& finishe
 bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
   const double time = now();
   if (still.since == 0) still.since = time;
-  const double lasted = time - still.since;
-  if (turn.spin && lasted < spin_seconds && !is_crowded()) return spin(lock);
-  const bool tired = still.yields == yield_limit || lasted >= spin_seconds + yield_seconds;
-  if (turn.background || tired) return sleep(lock, turn, until);
-  ++still.yields;
+  if (turn.spin && time < still.since + spin_seconds && !is_crowded()) return spin(lock);
+  if (turn.background || still.yields.are_over()) return sleep(lock, turn, until);
   lock.unlock();
-  sched_yield();
+  still.yields.once();
   lock.lock();
   return false;
 }
 
 bool Engine::spin(Lock& lock) {
-  for (int i = 0; i < polls_per_spin && !alarmed_; ++i) {
+  for (int i = 0; i < polls_per_look && !alarmed_; ++i) {
     if (knocking_.load(std::memory_order_relaxed) != 0) step_aside(lock);
     if (poll()) return true;
-    shm::spin_pause();
+    spin_pause();
   }
   return false;
 }
 
 void Engine::step_aside(Lock& lock) {
   lock.unlock();
-  for (int i = 0; i < yield_limit && knocking_.load(std::memory_order_relaxed) != 0; ++i) sched_yield();
+  Yields yields;
+  while (knocking_.load(std::memory_order_relaxed) != 0 && !yields.are_over()) yields.once();
   lock.lock();
 }
 
@@ -147,22 +137,12 @@ void Engine::note(Link& link) {
   busy_.push_back(&link);
 }
 
-// A peer that last ran on this processor cannot go on while it is spun on. And two ranks that hand
-// each other a processor look cache-hot to the kernel, which then leaves them together for
-// seconds while others idle: so the higher rank leaves.
 bool Engine::is_crowded() {
   const int cpu = shm::current_cpu();
   const auto here = std::find_if(busy_.begin(), busy_.end(), [&](const Link* link) { return link->peer_cpu() == cpu; });
-  if (here == busy_.end()) {
-    crowded_in_row_ = 0;
-    return false;
-  }
-  if (++crowded_in_row_ >= crowded_limit && rank_ > (*here)->peer() && now() - moved_ >= move_interval) {
-    crowded_in_row_ = 0;
-    moved_ = now();
-    shm::leave_cpus({cpu});
-  }
-  return true;
+  const bool is_shared = here != busy_.end();
+  if (crowding_.lasts(is_shared) && rank_ > (*here)->peer()) shm::leave_cpus({cpu});
+  return is_shared;
 }
 
 }  // namespace torsh

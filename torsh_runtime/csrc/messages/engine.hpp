@@ -11,6 +11,7 @@
 #include "messages/link.hpp"
 #include "messages/messenger.hpp"
 #include "transport/tcp/watch.hpp"
+#include "transport/waiting.hpp"
 
 namespace torsh {
 
@@ -40,7 +41,6 @@ class Engine {
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Finished = std::function<bool()>;
-  static constexpr double nap = 0.02;  // seconds between two looks at what else may have happened
   class Inside;
   struct Turn;
   struct Unattended {
@@ -50,7 +50,7 @@ class Engine {
   // For how long nothing has come or gone.
   struct Stillness {
     double since = 0;
-    int yields = 0;
+    Yields yields;
   };
 
   // drive.cpp
@@ -111,9 +111,8 @@ class Engine {
   bool driving_ = false;
   int asleep_ = 0;   // threads in the kernel, to be rung
   int resting_ = 0;  // threads that leave the work to the driver
-  int crowded_in_row_ = 0;
+  Crowding crowding_;
   double looked_ = 0;  // when somebody last looked around, or began to wait after a pause
-  double moved_ = 0;  // when a driver last went to another processor
   std::vector<std::thread::id> inside_;
   std::condition_variable changed_;  // a transfer is over, or the driver or somebody inside has left
   std::vector<Unattended> unattended_;

@@ -21,6 +21,7 @@
 #include "transport/shm/regions.hpp"
 #include "transport/shm/segment.hpp"
 #include "transport/shm/tuning.hpp"
+#include "transport/waiting.hpp"
 
 namespace torsh::shm {
 
@@ -237,8 +238,7 @@ class Channel {
   std::atomic<int> cpus_;  // processors of this machine for its ranks
   const int neighbours_;   // that many of them
   bool spins_ = false;  // in a wait of the operation under way
-  int shared_waits_ = 0;  // in a row, on a peer that ran on this CPU
-  double moved_ = 0;      // when this thread last moved
+  Crowding crowding_;
   // Rounds, of which flags hold the lower half.
   std::uint64_t round_ = 0;
   std::uint64_t awaited_ = 0;   // that of the flags that are waited for

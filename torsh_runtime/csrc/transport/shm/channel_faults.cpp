@@ -14,7 +14,7 @@ void Channel::check(int awaited) {
   if (awaits_release_ && has_posted(awaited)) compare(awaited);  // a leader that calls something else releases nobody
   if (hooks_.look_around) hooks_.look_around();
   check_wait();
-  if (now() >= deadline_) check_deadline(awaited);
+  if (now() >= deadline()) check_deadline(awaited);
 }
 
 // Who has not even begun this operation is to blame, and not those who wait for it themselves.

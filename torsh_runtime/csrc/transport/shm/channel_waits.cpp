@@ -1,8 +1,7 @@
 // How a rank waits: for peers, and for the channel itself.
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "common/clock.hpp"
@@ -10,19 +9,13 @@
 #include "transport/shm/channel.hpp"
 #include "transport/shm/cpu.hpp"
 #include "transport/shm/futex.hpp"
+#include "transport/waiting.hpp"
 
 namespace torsh::shm {
 namespace {
 
-constexpr int polls_per_look = 64;  // at the clock
-constexpr int yield_limit = 100;
-constexpr double handover_seconds = 2e-6;      // a yield that takes less has let nobody else run
-constexpr double yield_limit_seconds = 0.001;  // a yield to a busy stranger may cost a time slice
-constexpr int shared_wait_limit = 8;
-constexpr double move_interval = 0.01;  // seconds between two moves of one thread
 constexpr double short_nap = 50e-6;
 constexpr double left_nap = 4e-6;  // for each rank, while nobody wakes
-constexpr double nap = 0.02;  // seconds in the kernel between two looks at the peers
 
 }  // namespace
 
@@ -44,16 +37,12 @@ bool Channel::all_come(double patience) {
     const auto& own = segment_.area(peer).own;
     return own.coming.load(std::memory_order_acquire) >= next || own.sequence.load(std::memory_order_acquire) >= next;
   };
-  const double began = now();
+  const double until = now() + patience;
+  Yields yields(std::numeric_limits<int>::max(), std::numeric_limits<int>::max());
   for (int peer = 0; peer < ranks_; ++peer) {
     while (peer != rank_ && !has_come(peer)) {
-      const double lasted = now() - began;
-      if (lasted >= patience || segment_.header().aborted_by.load(std::memory_order_relaxed) != 0) return false;
-      if (lasted < yield_limit_seconds) {
-        sched_yield();
-      } else {
-        std::this_thread::sleep_for(std::chrono::duration<double>(short_nap));
-      }
+      if (now() >= until || segment_.header().aborted_by.load(std::memory_order_relaxed) != 0) return false;
+      if (!yields.once()) std::this_thread::sleep_for(std::chrono::duration<double>(short_nap));
     }
   }
   return true;
@@ -76,22 +65,13 @@ int Channel::last_cpu(int peer) {
   return flag(peer, round_ - 1).cpu.load(std::memory_order_relaxed) - 1;
 }
 
-// A peer that last ran on this CPU cannot go on while it is spun on.
 bool Channel::shares_cpu(int peer) {
-  if (last_cpu(peer) != current_cpu()) {
-    shared_waits_ = 0;
-    return false;
-  }
-  if (++shared_waits_ >= shared_wait_limit && rank_ > peer) move_away();
-  return true;
+  const bool is_shared = last_cpu(peer) == current_cpu();
+  if (crowding_.lasts(is_shared) && rank_ > peer) move_away();
+  return is_shared;
 }
 
-// Two ranks that hand each other a CPU at every step look cache-hot to the kernel's balancer,
-// which then leaves them together for seconds while other CPUs idle. So the higher rank leaves.
 void Channel::move_away() {
-  shared_waits_ = 0;
-  if (now() - moved_ < move_interval) return;
-  moved_ = now();
   std::vector<int> occupied;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != rank_) occupied.push_back(last_cpu(peer));
@@ -122,7 +102,7 @@ void Channel::await(int peer) {
     if (posted(peer)) return;
     check_abort();
     const double time = now();
-    if (time < checked + nap / 2 && time < deadline_) continue;  // short naps are many, and the rest is dear
+    if (time < checked + nap / 2 && time < deadline()) continue;  // short naps are many, and the rest is dear
     check(peer);
     checked = time;
   }
@@ -132,16 +112,9 @@ void Channel::await(int peer) {
 // nobody runs meanwhile: the scheduler may not let those run that are waited for (sched(7), autogroups).
 template <class HasCome>
 bool Channel::yield(HasCome has_come) {
-  const double until = std::min(deadline(), now() + yield_limit_seconds);
-  const int most_in_vain = std::max(yield_limit * cpus_.load(std::memory_order_relaxed) / neighbours_, 1);
-  int in_vain = 0;
-  double before = now();
-  for (int i = 0; i < yield_limit && in_vain < most_in_vain && before < until; ++i) {
-    sched_yield();
+  Yields yields(Yields::most, std::max(Yields::most * cpus_.load(std::memory_order_relaxed) / neighbours_, 1));
+  while (yields.once()) {
     if (has_come()) return true;
-    const double after = now();
-    in_vain += after - before < handover_seconds;
-    before = after;
   }
   return has_come();
 }
@@ -155,7 +128,7 @@ void Channel::sleep(int peer) {
   if (!has_come(seen) && !aborted) {
     const double time = now();
     const bool left = time < area.sleepers.left_until.load(std::memory_order_relaxed);
-    futex_wait(awaited, seen, std::min(left ? left_nap * ranks_ : nap, deadline_ - time));
+    futex_wait(awaited, seen, std::min(left ? left_nap * ranks_ : nap, deadline() - time));
   }
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }

@@ -1,6 +1,5 @@
 #include "transport/shm/segment_pool.hpp"
 
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,13 +14,12 @@
 #include "transport/forks.hpp"
 #include "transport/shm/futex.hpp"
 #include "transport/shm/populate.hpp"
+#include "transport/waiting.hpp"
 
 namespace torsh::shm {
 namespace {
 
-constexpr double nap = 0.05;    // seconds between two looks at signals, and whether a member has ended
-constexpr int yield_limit = 2;  // before a wait in the kernel
-
+constexpr int most_yields = 2;
 
 void raise_to(std::atomic<std::uint32_t>& word, std::uint32_t value) {
   std::uint32_t found = word.load();
@@ -253,7 +251,8 @@ Verdict Gathering::told() const { return static_cast<Verdict>(entry_->verdict.lo
 
 Verdict Gathering::wait(double seconds, const std::function<bool()>& interrupted) {
   const double until = now() + seconds;
-  for (int turn = 0; verdict_ == Verdict::open; ++turn) {
+  Yields yields(most_yields);
+  while (verdict_ == Verdict::open) {
     std::atomic<std::uint32_t>& awaited = word();
     const std::uint32_t seen = awaited;
     if (entry_ == nullptr && find()) continue;
@@ -264,10 +263,7 @@ Verdict Gathering::wait(double seconds, const std::function<bool()>& interrupted
         break;
       }
     }
-    if (turn < yield_limit) {
-      sched_yield();
-      continue;
-    }
+    if (yields.once()) continue;
     futex_wait(awaited, seen, std::min(nap, until - now()));
     if (interrupted()) throw Interrupted();
     if (now() >= until || !ended().empty()) break;
