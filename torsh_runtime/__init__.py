@@ -145,14 +145,33 @@ if TYPE_CHECKING:
         CommMismatch,
         CommTimeout,
         ConfigError,
+        GradientError,
         PeerLost,
         StoreError,
         StoreTimeout,
         TorshError,
     )
+    from torsh_runtime.integrations.torch.batch_norm import (
+        SyncBatchNorm,
+    )
     from torsh_runtime.mesh.mesh import (
         DeviceMesh,
         init_device_mesh,
+    )
+    from torsh_runtime.parallel.ddp.config import (
+        BucketConfig,
+    )
+    from torsh_runtime.parallel.ddp.wrapper import (
+        DistributedDataParallel,
+    )
+    from torsh_runtime.parallel.optimizer import (
+        DistributedOptimizer,
+    )
+    from torsh_runtime.parallel.sampler import (
+        DistributedSampler,
+    )
+    from torsh_runtime.parallel.trees import (
+        average_gradients,
     )
     from torsh_runtime.status import (
         report_step,
@@ -286,6 +305,7 @@ _HOMES = {
         "CommMismatch",
         "CommTimeout",
         "ConfigError",
+        "GradientError",
         "PeerLost",
         "StoreError",
         "StoreTimeout",
@@ -295,6 +315,12 @@ _HOMES = {
         "DeviceMesh",
         "init_device_mesh",
     ),
+    "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
+    "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
+    "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
+    "torsh_runtime.parallel.sampler": ("DistributedSampler",),
+    "torsh_runtime.parallel.trees": ("average_gradients",),
     "torsh_runtime.status": ("report_step",),
     "torsh_runtime.store.user": (
         "PrefixStore",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -87,6 +87,21 @@ class PeerLost(CommError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.rank, self.op, self.sequence, self.detail), self.__dict__
+
+
+class GradientError(TorshError, RuntimeError):
+    """A backward pass did not give the gradients that ranks could average; all ranks raise it, and
+    none has changed its parameters.
+
+    Attributes: problems (what was wrong, by rank).
+    """
+
+    def __init__(self, problems: Mapping[int, str]) -> None:
+        super().__init__("; ".join(f"rank {rank}: {text}" for rank, text in problems.items()))
+        self.problems = dict(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,), self.__dict__
 
 
 class CommTimeout(CommError, TimeoutError):

@@ -251,6 +251,11 @@ class Backend(ABC):
         """Receive bytes, however many: Work.content, and Work.source."""
         raise ValueError(f"the {self.type} backend cannot receive objects")
 
+    @property
+    def is_in_node(self) -> bool:
+        """Whether all ranks are known to be on one machine."""
+        return False
+
     def all_come(self) -> bool:
         """Whether all ranks are about to call the next operation, so that a caller who must not be
         held up by them need not leave it to another thread. Waits for them for 20 ms at most, and

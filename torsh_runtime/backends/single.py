@@ -41,6 +41,10 @@ class SingleBackend(Backend):
         return cls()
 
     @property
+    def is_in_node(self) -> bool:
+        return True
+
+    @property
     def failed(self) -> bool:
         return self._end == "was aborted"
 

@@ -86,6 +86,11 @@ class ProcessGroup:
         return self._backend.type.value
 
     @property
+    def is_in_node(self) -> bool:
+        """Whether all its ranks are known to be on one machine."""
+        return self._backend.is_in_node
+
+    @property
     def name(self) -> str:
         """What tells it from the job's other groups."""
         return self._name
@@ -233,6 +238,10 @@ class ProcessGroup:
     def all_gather_numbers(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
         """Everyone's numbers, a row for each rank, with any backend. It blocks."""
         return self._backend.all_gather_numbers(own, self._timeout)
+
+    def all_come(self) -> bool:
+        """Whether all ranks are about to call the next operation: see Backend."""
+        return self._backend.all_come()
 
     def barrier(self, async_op: bool = False, timeout: float | None = None) -> Work:
         """Return when every rank has called it. `timeout`: seconds; None: the group's."""

@@ -231,6 +231,10 @@ class NativeBackend(Backend):
         pending = self._group.take_object(self._peer(src), tag, timeout, async_op)
         return NativeWork(pending, self._callbacks)
 
+    @property
+    def is_in_node(self) -> bool:
+        return len(self._node.ranks) == self._world_size
+
     def all_come(self) -> bool:
         return self._group.all_come()
 

@@ -11,6 +11,7 @@ from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.work import FailedWork, Work
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError
 from torsh_runtime.integrations.torch import NAME, sparse
 from torsh_runtime.integrations.torch.compiling import not_compiled
@@ -283,6 +284,10 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"the torsh backend is for CPU tensors; it has none for {device}")
         return self
+
+    def runtime_group(self) -> ProcessGroup:
+        """A group of ours over the same backend: the operations of both are in one order."""
+        return ProcessGroup(self._torsh, self._timeout, name=self._name)
 
     def getBackendName(self) -> str:  # noqa: N802
         return NAME

@@ -1,0 +1,67 @@
+"""Uneven batches, spread optimizers, normalisation over ranks, averages of trees."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from support.worlds import Raised, run_processes
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+]
+
+
+def ranks_of(name: str, ranks: int, *arguments: Any) -> list[Any]:
+    from support import ddp_companions
+
+    body = getattr(ddp_companions, name)
+    results = run_processes(ranks, lambda rank: body(rank, ranks, *arguments), 30.0)
+    for result in results:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return results
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_join_goes_on_for_ranks_without_batches(ranks: int, initial: bool, passes: int) -> None:
+    results = ranks_of("join", ranks, initial, passes)
+    for found, expected in results:
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert found == results[0][0]
+
+
+def test_join_can_end_the_loop_of_all() -> None:
+    first, second = ranks_of("early_end", 2)
+    assert first == second == "GradientError: rank 0: has no batch left"
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "AdamW"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_optimizer_spread_over_ranks_steps_as_one(ranks: int, name: str) -> None:
+    results = ranks_of("optimizer", ranks, name)
+    total = 0
+    for found, expected, kept, options in results:
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        assert options["lr"] == 0.1 * 0.5
+        total += kept
+    assert total == (12 if name != "SGD" else 0) or name == "SGD"
+    if name != "SGD" and ranks > 1:
+        assert max(kept for *_, kept, _ in results) < total
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batch_norm_over_ranks_is_that_of_one_process(ranks: int, dims: int, kind: str) -> None:
+    import torch
+
+    ranks_of("batch_norm", ranks, dims, getattr(torch, kind))
+
+
+def test_averages_of_trees() -> None:
+    pytest.importorskip("jax")
+    assert ranks_of("averages", 2) == [[0.5, 0.5, 0.5, None, 0.5]] * 2

@@ -1,0 +1,135 @@
+"""What stands beside DistributedDataParallel; each function is one rank's part."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from support.ddp_faults import Two, raised
+from support.ddp_training import wrapped
+from torch import nn
+
+import torsh_runtime as tr
+
+
+def join(rank: int, ranks: int, initial: bool, passes: int) -> Any:
+    """Rank r has r + 1 groups of batches of `passes`; the parameters of all afterwards, and those
+    of one process that does what they should do together."""
+    model = wrapped(Two, gradient_accumulation_steps=passes, bucket_size_mb=4e-5)
+    alone = copy.deepcopy(model.module)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(divide_by_initial_world_size=initial):
+        for _ in range(rank + 1):
+            for _ in range(passes):
+                model(torch.full((2, 3), 1.0 + rank)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(ranks):
+        active = range(step, ranks)
+        optimizer.zero_grad()
+        for each in active:
+            loss = alone(torch.full((2, 3), 1.0 + each)).square().sum()
+            (loss * passes / (ranks if initial else len(active))).backward()
+        optimizer.step()
+    return _numbers(model), _numbers(alone)
+
+
+def early_end(rank: int, ranks: int) -> Any:
+    model = wrapped(Two)
+
+    def loop() -> None:
+        with model.join(throw_on_early_termination=True):
+            for _ in range(rank + 1):
+                model(torch.ones(2, 3)).sum().backward()
+
+    return raised(loop)
+
+
+def optimizer(rank: int, ranks: int, name: str) -> Any:
+    """Trains with the optimizer spread and whole, with a restart from saved state between."""
+    kind = getattr(torch.optim, name)
+    models = [wrapped(Two).module for _ in range(2)]
+    spread = tr.DistributedOptimizer(models[0].parameters(), kind, lr=0.1)
+    whole = kind(models[1].parameters(), lr=0.1)
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (spread, whole)]
+
+    def train() -> None:
+        for model, each, schedule in zip(models, (spread, whole), schedules, strict=True):
+            for _ in range(2):
+                each.zero_grad()
+                model(torch.ones(2, 3)).square().sum().backward()
+                each.step()
+            schedule.step()
+
+    train()
+    gathered = [spread.gather_state_dict(dst=ranks - 1)]
+    tr.broadcast_object_list(gathered, src=ranks - 1)
+    state = spread.state_dict()
+    spread = tr.DistributedOptimizer(models[0].parameters(), kind, lr=7.0)
+    spread.load_state_dict(gathered[0] if name == "Adam" else state)
+    schedules[0] = torch.optim.lr_scheduler.StepLR(spread, 1, 0.5)
+    train()
+    kept = sum(len(values) for values in spread.state_dict()["local"]["state"].values())
+    plain = kind(models[1].parameters(), lr=7.0)
+    plain.load_state_dict(gathered[0])
+    return _numbers(models[0]), _numbers(models[1]), kept, plain.state_dict()["param_groups"][0]
+
+
+def batch_norm(rank: int, ranks: int, dims: int, dtype: torch.dtype) -> Any:
+    """Outputs, gradients and running figures with uneven batches, and those of one process."""
+    torch.manual_seed(0)
+    kinds = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d}
+    plain = nn.Sequential(kinds[dims](3), nn.Tanh()).to(dtype)
+    with torch.no_grad():
+        plain[0].weight.uniform_(0.5, 2)
+    synced = tr.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+    assert type(synced[0]) is tr.SyncBatchNorm
+    sizes = [each + 2 for each in range(ranks)]
+    whole = torch.randn(sum(sizes), 3, *([4] * dims)[:dims], dtype=dtype) * 3 + 5
+    whole = whole if dims > 1 else whole[..., 0]
+    own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    results = []
+    for model, rows in ((synced, own), (plain, slice(None))):
+        inputs = whole[rows].clone().requires_grad_()
+        outputs = model(inputs)
+        (outputs * whole[rows]).sum().backward()
+        model.eval()
+        grads = [p.grad.clone() for p in model.parameters()]
+        if model is synced:
+            for grad in grads:
+                tr.all_reduce(grad)
+        picked = slice(None) if model is synced else own
+        after = model(whole[own])
+        results.append([outputs[picked], inputs.grad[picked], *grads, *model.buffers(), after])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-4, atol=1e-4)
+
+
+def averages(rank: int, ranks: int) -> Any:
+    """Trees of several kinds."""
+    import numpy as np
+
+    value = float(rank)
+    tree = {
+        "a": np.full((2, 2), value, np.float32),
+        "b": [torch.full((3,), value), (value, None)],
+    }
+    found = tr.average_gradients(tree)
+    assert tree["a"][0, 0] == value
+    import jax.numpy as jnp
+
+    moved = tr.average_gradients({"w": jnp.full((2,), value)})
+    assert type(moved["w"]) is type(jnp.zeros(1))
+    return [
+        float(found["a"][1, 1]),
+        float(found["b"][0][2]),
+        found["b"][1][0],
+        found["b"][1][1],
+        float(moved["w"][1]),
+    ]
+
+
+def _numbers(model: nn.Module) -> list[float]:
+    return [float(value) for each in model.parameters() for value in each.flatten()]

@@ -1,0 +1,261 @@
+"""DistributedDataParallel in trouble, and odd models; each function is one rank's part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from support.ddp_training import wrapped
+from torch import nn
+
+import torsh_runtime as tr
+
+
+class Two(nn.Module):
+    """Two layers, of which `forward` uses what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor, second: bool = True) -> torch.Tensor:
+        hidden = self.first(inputs)
+        return self.second(hidden) if second else hidden
+
+
+def raised(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def unused(rank: int, ranks: int) -> Any:
+    """Rank 1 leaves a layer out once; then all goes on."""
+    model = wrapped(Two)
+    text = raised(lambda: model(torch.ones(2, 3), second=rank != 1).sum().backward())
+    model.zero_grad()
+    model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+    return text, gradients(model)["module.first.weight"]
+
+
+def not_finite(rank: int, ranks: int) -> Any:
+    model = wrapped(Two, check_nan=True)
+    inputs = torch.full((2, 3), float("nan") if rank == 1 else 1.0)
+    return raised(lambda: model(inputs).sum().backward())
+
+
+def reshaped(rank: int, ranks: int) -> Any:
+    model = wrapped(Two)
+    if rank == 1:
+        with torch.no_grad():
+            model.module.second.weight.data = torch.ones(5, 3)
+            model.module.second.bias.data = torch.ones(5)
+    return raised(lambda: model(torch.ones(2, 3)).sum().backward())
+
+
+def again(rank: int, ranks: int) -> Any:
+    """Two reentrant checkpoints share a layer."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Shared(Two):
+        def forward(self, inputs: torch.Tensor, second: bool = True) -> torch.Tensor:
+            hidden = self.first(inputs)
+            for _ in range(2):
+                hidden = checkpoint(self.second, hidden, use_reentrant=True)
+            return hidden
+
+    texts = [raised(lambda: wrapped(Shared)(torch.ones(2, 3)).sum().backward())]
+    model = wrapped(Shared, static_graph=True)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+    one = wrapped(Two).module
+    hidden = one.second(one.second(one.first(torch.ones(2, 3))))
+    hidden.sum().backward()
+    torch.testing.assert_close(model.module.second.weight.grad, one.second.weight.grad)
+    return texts[0]
+
+
+def static_changes(rank: int, ranks: int) -> Any:
+    model = wrapped(Two, static_graph=True)
+    model(torch.ones(2, 3)).sum().backward()
+    return raised(lambda: model(torch.ones(2, 3), second=rank != 1).sum().backward())
+
+
+def twice(rank: int, ranks: int) -> Any:
+    """A graph is gone after its backward pass, on all ranks; one that was kept serves again."""
+    model = wrapped(Two)
+    loss = model(torch.full((2, 3), 1.0 + rank)).sum()
+    loss.backward(retain_graph=True)
+    once = gradients(model)
+    loss.backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, 2 * once[name])
+    return raised(loss.backward)
+
+
+def interrupted(rank: int, ranks: int) -> Any:
+    """A backward pass that all ranks break off; the next one counts as if that had not been."""
+
+    def fail(_: Any) -> None:
+        raise ValueError("no")
+
+    model = wrapped(Two)
+    hidden = model(torch.ones(2, 3))
+    hidden.register_hook(fail)
+    text = raised(hidden.sum().backward)
+    model.zero_grad()
+    model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+    return text, gradients(model)["module.first.weight"]
+
+
+def no_parameters(rank: int, ranks: int) -> Any:
+    return raised(lambda: tr.DistributedDataParallel(nn.ReLU()))
+
+
+def other_models(rank: int, ranks: int) -> Any:
+    odd = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3 if rank == 1 else 2))
+    longer = nn.Sequential(*(nn.Linear(2, 2) for _ in range(2 + (rank == 1))))
+    return [raised(lambda m=model: tr.DistributedDataParallel(m)) for model in (odd, longer)]
+
+
+def unknown_options(rank: int, ranks: int) -> Any:
+    return [
+        raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2), bucket_cap=3)),
+        raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2), bucket_size_mb=0)),
+        raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2), reduce_dtype="float33")),
+        raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2), [0, 1])),
+        raised(lambda: tr.DistributedDataParallel("a model")),
+        raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2), process_group=3)),
+        raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2, device="meta"))),
+    ]
+
+
+def dtypes_and_layouts(rank: int, ranks: int) -> Any:
+    """A model of several dtypes, memory formats and buffers that are no floats."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.short = nn.Linear(4, 4).bfloat16()
+            self.long = nn.Linear(4, 4).double()
+            self.image = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+            self.scalar = nn.Parameter(torch.tensor(2.0))
+            self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
+            self.empty = nn.Parameter(torch.ones(0, 3))
+            self.table = nn.Embedding(5, 4, sparse=True)
+            self.register_buffer("count", torch.tensor(rank))
+            self.register_buffer("none", None)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            rows = self.short(inputs.bfloat16()).double() + self.long(inputs.double())
+            looked = self.table(torch.tensor([rank, 4]))
+            image = self.image(inputs.reshape(1, 2, 4, 4)).sum()
+            return rows.sum() * self.scalar + image + looked.sum() * 2 + self.empty.sum()
+
+    model = wrapped(Mixed)
+    model(torch.full((8, 4), 1.0 + rank)).backward()
+    expected: dict[str, torch.Tensor] = {}
+    for each in range(ranks):
+        torch.manual_seed(0)
+        alone = Mixed()
+        alone.load_state_dict(model.module.state_dict())
+        rank = each
+        alone(torch.full((8, 4), 1.0 + each)).backward()
+        for name, parameter in alone.named_parameters():
+            if parameter.grad is not None:
+                grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+                expected[name] = expected.get(name, 0) + grad.double() / ranks
+    found = {name: p.grad for name, p in model.module.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        loose = 1e-1 if gradient.dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(gradient.double(), expected[name], rtol=loose, atol=1e-5)
+    assert model.module.image.weight.grad.is_contiguous(memory_format=torch.channels_last)
+    return int(model.module.count)
+
+
+def several(rank: int, ranks: int) -> Any:
+    """Two models in one loss, over different groups."""
+    pairs, _ = tr.new_subgroups(2)
+    first, second = wrapped(Two), wrapped(Two, process_group=pairs)
+    inputs = torch.full((2, 3), 1.0 + rank)
+    (first(inputs) + second(inputs)).sum().backward()
+    return gradients(first)["module.second.bias"], gradients(second)["module.first.weight"]
+
+
+def hooks(rank: int, ranks: int) -> Any:
+    """A hook of one's own, which sees what torch's see, and one of torch's."""
+    seen = []
+
+    def own(state: Any, bucket: Any) -> Any:
+        assert bucket.buffer().numel() == sum(each.numel() for each in bucket.gradients())
+        assert [g.shape for g in bucket.gradients()] == [p.shape for p in bucket.parameters()]
+        seen.append((state, bucket.index(), bucket.is_last(), bucket.names))
+        bucket.buffer().mul_(3)
+        return tr.all_reduce(bucket.array, op=tr.ReduceOp.AVG, async_op=True)
+
+    model = wrapped(Two, bucket_size_mb=4e-5)
+    model.register_comm_hook("state", own)
+    model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+    return seen, gradients(model)["module.second.bias"]
+
+
+def returned(rank: int, ranks: int) -> Any:
+    """A hook whose future has another tensor as its value, as torch's compressing ones."""
+
+    def own(state: Any, bucket: Any) -> Any:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([torch.full_like(bucket.buffer(), 7)])
+        return future
+
+    model = wrapped(Two)
+    model.register_comm_hook(None, own)
+    model(torch.ones(2, 3)).sum().backward()
+    return {float(value) for each in gradients(model).values() for value in each.flatten()}
+
+
+def buffers(rank: int, ranks: int) -> Any:
+    """Rank 0's go to all before a forward pass in training, but not in no_sync and eval."""
+    model = wrapped(lambda: nn.BatchNorm1d(2))
+    means = []
+    for mode in ("train", "no_sync", "eval"):
+        model.train(mode != "eval")
+        model.module.running_mean.fill_(rank + 1.0)
+        if mode == "no_sync":
+            with model.no_sync():
+                model(torch.zeros(2, 2))
+        else:
+            model(torch.zeros(2, 2))
+        means.append(float(model.module.running_mean[0]))
+    return means
+
+
+def one_rank_leaves(rank: int, ranks: int) -> Any:
+    """A rank with fewer batches, which does not join."""
+    model = wrapped(Two)
+
+    def step() -> None:
+        model(torch.ones(2, 3)).sum().backward()
+
+    step()
+    return raised(step) if rank == 0 else None
+
+
+def inside_a_checkpoint(rank: int, ranks: int) -> Any:
+    """A wrapper whose forward pass is computed again in the backward pass, in both ways."""
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+    for reentrant in (False, True):
+        model = wrapped(Two)
+        inputs = torch.full((2, 3), 1.0 + rank, requires_grad=True)
+        checkpoint(model, inputs, use_reentrant=reentrant).sum().backward()
+        found.append(gradients(model)["module.first.weight"])
+    return found

@@ -1,0 +1,128 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.group import ProcessGroup
+
+Tensor = torch.Tensor
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm1d, 2d or 3d, whose mean and variance in training are those of all ranks' batches
+    together, which may be of different sizes. As torch's class of this name, on CPUs too.
+    """
+
+    def __init__(self, num_features: int, *arguments: Any, process_group: Any = None, **named: Any):
+        """process_group: the ranks; None is the default group when it is used first. The rest as
+        torch.nn.BatchNorm1d."""
+        super().__init__(num_features, *arguments, **named)
+        self.process_group = process_group
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"an input of shape {tuple(input.shape)} has no batches of channels")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise over all dimensions but the second."""
+        from torsh_runtime.parallel.groups import group_of
+
+        self._check_input_dim(input)
+        batch_stats = self.training or self.running_mean is None
+        group = group_of(self.process_group) if batch_stats else None
+        if group is None or group.world_size == 1:
+            return super().forward(input)
+        normalised, mean, variance, count = _Normalise.apply(input, self.eps, group)
+        if self.training and self.track_running_stats and self.running_mean is not None:
+            self._track(mean, variance, float(count))
+        shape = (1, -1, *([1] * (input.dim() - 2)))
+        if self.affine:
+            normalised = normalised * self.weight.view(shape) + self.bias.view(shape)
+        return normalised
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = self.momentum
+        if factor is None:  # the mean over all batches
+            factor = 1.0 / float(self.num_batches_tracked)
+        unbiased = variance * (count / max(count - 1, 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
+        """The model with each BatchNorm in it replaced, whose parameters are kept."""
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
+            return cls._from(module, process_group)
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert_sync_batchnorm(child, process_group))
+        return module
+
+    @classmethod
+    def _from(cls, plain: nn.modules.batchnorm._BatchNorm, process_group: Any) -> SyncBatchNorm:
+        options = (plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
+        made = cls(plain.num_features, *options, process_group=process_group)
+        if plain.affine:
+            made.weight, made.bias = plain.weight, plain.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(made, name, getattr(plain, name))
+        made.training = plain.training
+        return made
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) with the mean and variance of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, eps: float, group: ProcessGroup) -> tuple[Tensor, ...]:
+        dims = [0, *range(2, input.dim())]
+        shape = (1, -1, *([1] * (input.dim() - 2)))
+        values = input.double() if input.dtype is torch.float64 else input.float()
+        count = input.numel() // input.shape[1]
+        variance, mean = (
+            torch.var_mean(values, dims, correction=0)
+            if count
+            else (values.new_zeros(input.shape[1]), values.new_zeros(input.shape[1]))
+        )
+        total, mean, variance = _of_all(group, count, mean, variance)
+        scale = torch.rsqrt(variance + eps)
+        normalised = (values - mean.view(shape)) * scale.view(shape)
+        ctx.save_for_backward(normalised, scale)
+        ctx.group, ctx.total, ctx.dims, ctx.shape = group, total, dims, shape
+        facts = mean, variance, values.new_tensor(total)
+        ctx.mark_non_differentiable(*facts)
+        return normalised.to(input.dtype), *facts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        normalised, scale = ctx.saved_tensors
+        gradient = gradients[0].to(normalised.dtype)
+        sums = torch.stack([gradient.sum(ctx.dims), (gradient * normalised).sum(ctx.dims)])
+        ctx.group.all_reduce(sums, ReduceOp.SUM)
+        mean, projected = (sums / ctx.total).unbind()
+        inner = gradient - mean.view(ctx.shape) - normalised * projected.view(ctx.shape)
+        return (inner * scale.view(ctx.shape)).to(gradients[0].dtype), None, None
+
+
+def _of_all(
+    group: ProcessGroup, count: int, mean: Tensor, variance: Tensor
+) -> tuple[float, Tensor, Tensor]:
+    """The count, mean and variance of all ranks' values (Chan et al., 1979: from each rank's own,
+    which cancels less than sums of squares do)."""
+    own = torch.cat([mean.new_tensor([count]), mean, variance])
+    rows = own.new_empty(group.world_size, own.numel())
+    group.all_gather_into_tensor(rows, own)
+    counts, (means, variances) = rows[:, :1], rows[:, 1:].chunk(2, dim=1)
+    total = float(counts.sum())
+    whole = (means * counts).sum(0) / total
+    spread = ((variances + (means - whole) ** 2) * counts).sum(0) / total
+    return total, whole, spread

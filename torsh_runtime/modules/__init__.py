@@ -1,0 +1,23 @@
+"""Models of any framework, as the parallel code sees them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torsh_runtime.modules.base import ModuleAdapter
+
+__all__ = ["ModuleAdapter", "adapter_class"]
+
+
+def adapter_class(module: object) -> type[ModuleAdapter[Any]]:
+    """The adapter for this kind of model. TypeError if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(module, torch.nn.Module):
+        from torsh_runtime.modules.torch import TorchModule
+
+        return TorchModule
+    raise TypeError(
+        f"a {type(module).__module__}.{type(module).__qualname__} is no model: pass a "
+        f"torch.nn.Module"
+    )

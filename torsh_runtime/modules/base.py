@@ -1,0 +1,153 @@
+"""A model of one framework, as the parallel code sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torsh_runtime.comm.group import ProcessGroup
+
+T = TypeVar("T")
+Named = list[tuple[str, T]]
+Call = Callable[[], None]
+
+
+class ModuleAdapter(ABC, Generic[T]):
+    """One model. `T` are the framework's tensors, which collectives take as they are.
+
+    What computes here leaves no trace in the framework's graph.
+    """
+
+    module_class: ClassVar[type]
+    """What models are instances of, and so are wrappers around them."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @abstractmethod
+    def parameters(self) -> Named[T]:
+        """Those that want gradients, in the model's order, each once."""
+
+    @abstractmethod
+    def constants(self) -> Named[T]:
+        """Parameters that want no gradients."""
+
+    @abstractmethod
+    def buffers(self) -> Named[T]:
+        """State that is no parameter, such as running means."""
+
+    @abstractmethod
+    def shape(self, tensor: T) -> tuple[int, ...]:
+        """Its shape."""
+
+    @abstractmethod
+    def kind(self, tensor: T) -> tuple[str, str]:
+        """The names of its dtype and of its device. Tensors of one kind fit into one flat one."""
+
+    @abstractmethod
+    def flat(self, like: T, size: int, group: ProcessGroup, dtype: str | None = None) -> T:
+        """An uninitialised tensor of `size` elements of the same kind, or of another dtype, where
+        the group's collectives work in place. All its ranks make it at the same time."""
+
+    @abstractmethod
+    def part(self, flat: T, start: int, like: T) -> T:
+        """A view of the elements from `start` on, in the shape of `like`."""
+
+    @abstractmethod
+    def slice(self, flat: T, start: int, end: int) -> T:
+        """A flat view."""
+
+    @abstractmethod
+    def copy(self, target: T, source: T) -> None:
+        """Copy the values, which are cast to the target's dtype."""
+
+    @abstractmethod
+    def clone(self, tensor: T) -> T:
+        """The same values in memory of their own."""
+
+    @abstractmethod
+    def like(self, parameter: T, values: T) -> T:
+        """The same values in memory of their own, as a gradient of the parameter."""
+
+    @abstractmethod
+    def itemsize(self, dtype: str) -> int:
+        """Bytes of an element. ConfigError for a name that is no dtype."""
+
+    @abstractmethod
+    def fill(self, tensor: T, value: float) -> None:
+        """Set all elements."""
+
+    @abstractmethod
+    def scale(self, tensor: T, factor: float) -> None:
+        """Multiply in place."""
+
+    @abstractmethod
+    def is_finite(self, tensor: T) -> bool:
+        """Whether no element is infinite or NaN."""
+
+    @abstractmethod
+    def array(self, flat: T) -> Any:
+        """A flat tensor's memory as an array of numpy, or of cupy."""
+
+    @abstractmethod
+    def gradient(self, parameter: T) -> T | None:
+        """Its gradient; always the same object for one that set_gradient() gave it."""
+
+    @abstractmethod
+    def set_gradient(self, parameter: T, gradient: T | None) -> None:
+        """Give it another one."""
+
+    @abstractmethod
+    def on_gradient(self, parameter: T, call: Call) -> Call:
+        """Call it whenever the parameter's gradient has been accumulated in a backward pass. What
+        is returned ends that."""
+
+    @abstractmethod
+    def at_end_of_backward(self, call: Call) -> None:
+        """Call it once when the present backward pass has ended; what it raises ends the pass.
+
+        A pass within another, as reentrant checkpointing makes, ends by itself: is_nested().
+        """
+
+    @abstractmethod
+    def on_backward(self, outputs: object, call: Call) -> None:
+        """Call it whenever a backward pass begins at one of the tensors within `outputs`."""
+
+    @abstractmethod
+    def in_backward(self) -> bool:
+        """Whether this thread is inside a backward pass."""
+
+    @abstractmethod
+    def is_nested(self) -> bool:
+        """Whether at the end of a backward pass it was one within another."""
+
+    @abstractmethod
+    def reached(self, outputs: object) -> set[int]:
+        """The id() of the parameters that the tensors within `outputs` depend on."""
+
+    @abstractmethod
+    def records_gradients(self) -> bool:
+        """Whether what is computed now can be differentiated."""
+
+    @abstractmethod
+    def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, but a compiler of models does not look into it."""
+
+    @abstractmethod
+    def without_gradients(self) -> AbstractContextManager[object]:
+        """A block in which nothing that is computed can be differentiated."""
+
+
+def leaves(value: object) -> Iterable[object]:
+    """What is within nested lists, tuples, dicts and dataclasses."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        value = [getattr(value, name) for name in value.__dataclass_fields__]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from leaves(each)
+    else:
+        yield value

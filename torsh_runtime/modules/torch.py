@@ -1,0 +1,150 @@
+"""torch's models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from torsh_runtime.arrays.torch import host_view
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.shared import empty_shared
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.torch.allocator import tune_allocator
+from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves
+
+Tensor = torch.Tensor
+_engine: Any = torch.autograd.Variable._execution_engine
+_C: Any = torch._C
+
+
+class TorchModule(ModuleAdapter[Tensor]):
+    """A torch.nn.Module. See ModuleAdapter."""
+
+    module_class = torch.nn.Module
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        tune_allocator()
+
+    def parameters(self) -> Named[Tensor]:
+        return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+
+    def constants(self) -> Named[Tensor]:
+        return [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
+
+    def buffers(self) -> Named[Tensor]:
+        return list(self.module.named_buffers())
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def kind(self, tensor: Tensor) -> tuple[str, str]:
+        return str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+
+    def flat(
+        self, like: Tensor, size: int, group: ProcessGroup, dtype: str | None = None
+    ) -> Tensor:
+        kind: torch.dtype = like.dtype if dtype is None else getattr(torch, dtype)
+        if like.device.type != "cpu":
+            return torch.empty(size, dtype=kind, device=like.device)
+        return torch.from_numpy(empty_shared(size * kind.itemsize, "uint8", group)).view(kind)
+
+    def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
+        if torch._prims_common.is_non_overlapping_and_dense_or_false(like):
+            return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + start)
+        return flat[start : start + like.numel()].view(like.shape)
+
+    def slice(self, flat: Tensor, start: int, end: int) -> Tensor:
+        return flat[start:end]
+
+    @torch.no_grad()
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source.to_dense() if source.is_sparse else source)
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().clone()
+
+    def like(self, parameter: Tensor, values: Tensor) -> Tensor:
+        return values.detach().to(parameter.dtype, copy=True)
+
+    def itemsize(self, dtype: str) -> int:
+        kind = getattr(torch, dtype, None)
+        if not isinstance(kind, torch.dtype):
+            raise ConfigError(f"{dtype!r} is no dtype of torch's")
+        return kind.itemsize
+
+    @torch.no_grad()
+    def fill(self, tensor: Tensor, value: float) -> None:
+        tensor.fill_(value)
+
+    @torch.no_grad()
+    def scale(self, tensor: Tensor, factor: float) -> None:
+        tensor.mul_(factor)
+
+    def is_finite(self, tensor: Tensor) -> bool:
+        return bool(torch.isfinite(tensor.detach()).all())
+
+    def array(self, flat: Tensor) -> Any:
+        if flat.device.type == "cpu":
+            return host_view(flat)
+        return import_module("cupy").asarray(flat)
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        return parameter.grad
+
+    def set_gradient(self, parameter: Tensor, gradient: Tensor | None) -> None:
+        parameter.grad = gradient
+
+    def on_gradient(self, parameter: Tensor, call: Call) -> Call:
+        remember: Any = parameter.register_post_accumulate_grad_hook
+        remove: Call = remember(lambda _: call()).remove
+        return remove
+
+    def at_end_of_backward(self, call: Call) -> None:
+        _engine.queue_callback(call)
+
+    def on_backward(self, outputs: object, call: Call) -> None:
+        for tensor in _differentiable(outputs):
+            remember: Any = tensor.register_hook
+            remember(lambda _: call())
+
+    def in_backward(self) -> bool:
+        return bool(_C._current_graph_task_id() != -1)
+
+    def is_nested(self) -> bool:
+        return _C._current_autograd_node() is not None
+
+    def reached(self, outputs: object) -> set[int]:
+        found: set[int] = set()
+        pending = [tensor.grad_fn for tensor in _differentiable(outputs) if tensor.grad_fn]
+        found |= {id(tensor) for tensor in _differentiable(outputs) if tensor.is_leaf}
+        seen = set(pending)
+        while pending:
+            node: Any = pending.pop()
+            if hasattr(node, "variable"):
+                found.add(id(node.variable))
+            after = {each for each, _ in node.next_functions if each is not None} - seen
+            seen |= after
+            pending.extend(after)
+        return found
+
+    def records_gradients(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        disable: Any = torch.compiler.disable
+        disabled: Callable[..., Any] = disable(call)
+        return disabled
+
+    def without_gradients(self) -> AbstractContextManager[object]:
+        return torch.no_grad()
+
+
+def _differentiable(outputs: object) -> Iterator[Tensor]:
+    for leaf in leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            yield leaf

@@ -1,0 +1,78 @@
+"""A bucket of gradients, as hooks get it, with the methods of torch's GradBucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torsh_runtime.modules.base import ModuleAdapter
+
+
+class Pending(Protocol):
+    """What a hook returns: Work, or a future, torch's included."""
+
+    def wait(self) -> Any:
+        """Wait until it is over; raises what it ended with."""
+
+
+class Bucket:
+    """Gradients that are averaged together."""
+
+    def __init__(
+        self,
+        adapter: ModuleAdapter[Any],
+        flat: Any,
+        starts: list[int],
+        parameters: list[tuple[str, Any]],
+        place: tuple[int, bool],
+    ) -> None:
+        self.flat = flat
+        self.names = [name for name, _ in parameters]
+        self.views = [
+            adapter.part(flat, start, parameter)
+            for start, (_, parameter) in zip(starts, parameters, strict=True)
+        ]
+        self.missing = len(parameters)
+        self._adapter = adapter
+        self._parameters = [parameter for _, parameter in parameters]
+        self._index, self._is_last = place
+
+    @property
+    def array(self) -> Any:
+        """Its memory as a flat array of numpy, or of cupy."""
+        return self._adapter.array(self.flat)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the gradients, in order."""
+        return [self._adapter.shape(view) for view in self.views]
+
+    def index(self) -> int:
+        """Its number, from 0: the order in which buckets are averaged."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last one of a backward pass."""
+        return self._is_last
+
+    def buffer(self) -> Any:
+        """This rank's gradients in one flat tensor, which a hook may overwrite."""
+        return self.flat
+
+    def set_buffer(self, tensor: Any) -> None:
+        """Copy other contents into it."""
+        if tensor is not self.flat:
+            self._adapter.copy(self.flat, tensor.reshape(-1))
+
+    def gradients(self) -> list[Any]:
+        """Views of the buffer, in the parameters' shapes."""
+        return list(self.views)
+
+    def parameters(self) -> list[Any]:
+        """The parameters that the gradients are of."""
+        return list(self._parameters)
+
+
+Hook = Callable[[Any, Bucket], Pending]
+"""hook(state, bucket) starts what makes the bucket hold the average over all ranks. What its wait()
+returns, where that is a tensor or a list of one, is copied there."""

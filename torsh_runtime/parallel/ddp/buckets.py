@@ -1,0 +1,157 @@
+"""The memory that gradients are averaged in, and what lies where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.ddp.bucket import Bucket
+from torsh_runtime.parallel.ddp.config import BucketConfig
+from torsh_runtime.parallel.ddp.plan import Gradient, Span, limit_of, spans
+
+
+class Buckets(Sequence[Bucket]):
+    """All buckets of a model, in flat memory of one piece for each kind of gradients."""
+
+    def __init__(
+        self, adapter: ModuleAdapter[Any], group: ProcessGroup, config: BucketConfig
+    ) -> None:
+        """All ranks make it at the same time."""
+        self._adapter = adapter
+        self._config = config
+        self._parameters = adapter.parameters()
+        self._gradients = [self._gradient(parameter) for _, parameter in self._parameters]
+        self._limit = limit_of(
+            config.bucket_size_mb,
+            sum(each.elements * each.itemsize for each in self._gradients),
+            overlaps=config.overlap_communication or not group.is_in_node,
+        )
+        self._flat = self._memory(group)
+        self._order = list(reversed(range(len(self._parameters))))
+        self._next_order: list[int] | None = None
+        self._lay()
+
+    @overload
+    def __getitem__(self, index: int) -> Bucket: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Bucket]: ...
+    def __getitem__(self, index: int | slice) -> Bucket | Sequence[Bucket]:
+        return self._buckets[index]
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def open(self) -> None:
+        """A pass begins whose gradients are to be averaged."""
+        if self._next_order is not None:
+            self._order, self._next_order = self._next_order, None
+            self._move()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.names)
+
+    def put(self, number: int) -> str:
+        """Put a parameter's gradient into its bucket, or zeros if it has none. What is wrong with
+        the gradient; "" if nothing."""
+        view, parameter = self._views[number], self._parameters[number][1]
+        gradient = self._adapter.gradient(parameter)
+        if gradient is None:
+            return self.put_zeros(number)
+        self._bucket_of[number].missing -= 1
+        if self._adapter.shape(gradient) != self._adapter.shape(view):
+            self._adapter.fill(view, 0)
+            return (
+                f"has a gradient of shape {self._adapter.shape(gradient)}, and had the shape "
+                f"{self._adapter.shape(view)} when the model was wrapped: wrap it anew"
+            )
+        if gradient is not view:
+            self._adapter.copy(view, gradient)
+            if self._aliases(number):
+                self._adapter.set_gradient(parameter, view)
+        if self._config.check_nan and not self._adapter.is_finite(view):
+            return "has a gradient that is not finite"
+        return ""
+
+    def put_zeros(self, number: int) -> str:
+        """The same, as if it had none."""
+        self._bucket_of[number].missing -= 1
+        self._adapter.fill(self._views[number], 0)
+        return ""
+
+    def complete(self, start: int) -> Iterator[Bucket]:
+        """The buckets from this one on up to the first that misses a gradient."""
+        for bucket in self._buckets[start:]:
+            if bucket.missing:
+                return
+            yield bucket
+
+    def give_back(self, used: set[int]) -> None:
+        """Let these parameters have the averages; the others keep what they had."""
+        for number in used:
+            view, parameter = self._views[number], self._parameters[number][1]
+            gradient = self._adapter.gradient(parameter)
+            if gradient is view:
+                continue
+            if self._aliases(number):
+                self._adapter.set_gradient(parameter, view)
+            elif gradient is not None:
+                self._adapter.copy(gradient, view)
+            else:
+                self._adapter.set_gradient(parameter, self._adapter.like(parameter, view))
+
+    def rearrange(self, order: Sequence[int]) -> None:
+        """Lay gradients that become ready in this order so, from the next pass on."""
+        if list(order) != self._order:
+            self._next_order = list(order)
+
+    def _move(self) -> None:
+        """Lay them anew, and keep the gradients that are views."""
+        kept = {
+            number: self._adapter.clone(view)
+            for number, view in enumerate(self._views)
+            if self._adapter.gradient(self._parameters[number][1]) is view
+        }
+        self._lay()
+        for number, gradient in kept.items():
+            self._adapter.copy(self._views[number], gradient)
+            self._adapter.set_gradient(self._parameters[number][1], self._views[number])
+
+    def _lay(self) -> None:
+        laid = spans(self._gradients, self._order, self._limit)
+        self._buckets = [self._bucket(span, i, len(laid)) for i, span in enumerate(laid)]
+        self._views: list[Any] = [None] * len(self._parameters)
+        self._bucket_of: list[Bucket] = self._buckets[:1] * len(self._parameters)
+        for bucket, span in zip(self._buckets, laid, strict=True):
+            for number, view in zip(span.members, bucket.views, strict=True):
+                self._views[number] = view
+                self._bucket_of[number] = bucket
+
+    def _bucket(self, span: Span, index: int, count: int) -> Bucket:
+        flat = self._adapter.slice(self._flat[span.kind], span.start, span.end)
+        sizes = [self._gradients[number].elements for number in span.members]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        members = [self._parameters[number] for number in span.members]
+        return Bucket(self._adapter, flat, starts, members, (index, index == count - 1))
+
+    def _gradient(self, parameter: Any) -> Gradient:
+        dtype, device = self._adapter.kind(parameter)
+        reduced = self._config.reduce_dtype or dtype
+        elements = math.prod(self._adapter.shape(parameter))
+        return Gradient(elements, self._adapter.itemsize(reduced), (reduced, device))
+
+    def _memory(self, group: ProcessGroup) -> dict[tuple[str, str], Any]:
+        sizes: dict[tuple[str, str], int] = {}
+        like: dict[tuple[str, str], Any] = {}
+        for gradient, (_, parameter) in zip(self._gradients, self._parameters, strict=True):
+            sizes[gradient.kind] = sizes.get(gradient.kind, 0) + gradient.elements
+            like.setdefault(gradient.kind, parameter)
+        return {
+            kind: self._adapter.flat(like[kind], size, group, kind[0])
+            for kind, size in sizes.items()
+        }
+
+    def _aliases(self, number: int) -> bool:
+        is_same = self._gradients[number].kind == self._adapter.kind(self._parameters[number][1])
+        return self._config.gradient_as_bucket_view and is_same

@@ -1,0 +1,54 @@
+"""How data parallelism treats gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.ddp.bucket import Hook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketConfig:
+    """Frozen; the same on all ranks. ConfigError for values that make no sense."""
+
+    bucket_size_mb: float = 25.0
+    """The most that a bucket holds, in MiB; a larger gradient has one by itself. Smaller ones are
+    made where a model has few bytes and communication runs beside the backward pass."""
+    gradient_accumulation_steps: int = 1
+    """So many backward passes add up gradients on each rank before they are averaged. Gradients
+    are not divided by it: divide the loss."""
+    backward_passes_per_step: int = 1
+    """So many calls of backward() make one pass, such as for two losses of which each reaches a
+    part of the parameters."""
+    overlap_communication: bool | None = None
+    """Whether averaging runs beside the backward pass. None: between nodes it does; on one node,
+    where both want the same processors, only while other ranks are late."""
+    gradient_compression: str | Hook | None = None
+    """A compressor, or its name, such as "powersgd:4" (torsh_runtime.compression); None: none."""
+    find_unused_parameters: bool = False
+    """Whether a backward pass may leave parameters without gradients. One that no rank has used
+    keeps its gradient as it was."""
+    static_graph: bool = False
+    """Every backward pass does what the first one did: uses the same parameters, in reentrant
+    checkpoints too, which accumulate a gradient several times."""
+    gradient_as_bucket_view: bool = True
+    """Parameters' gradients are views of the buckets, which saves a copy of them in memory and
+    time. What was kept of them changes with the next pass. torch's default is False."""
+    reduce_dtype: str | None = None
+    """The dtype that gradients are averaged in, such as "bfloat16", or "float32" for a model in
+    bfloat16; None: their own. Another one than theirs rules views out."""
+    check_nan: bool = False
+    """Whether a gradient that is not finite is an error, on all ranks, that names it."""
+
+    def __post_init__(self) -> None:
+        if not self.bucket_size_mb > 0:
+            raise ConfigError(f"bucket_size_mb={self.bucket_size_mb} has to be more than 0")
+        for name in ("gradient_accumulation_steps", "backward_passes_per_step"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} has to be at least 1")
+
+    @property
+    def passes(self) -> int:
+        """Calls of backward() from one averaging to the next."""
+        return self.gradient_accumulation_steps * self.backward_passes_per_step

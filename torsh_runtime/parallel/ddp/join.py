@@ -1,0 +1,45 @@
+"""Training where ranks have unequal numbers of batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import GradientError
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Who has a batch at this step, by rank, and whether gradients are averaged after it."""
+
+    active: list[int]
+    averages: bool
+
+
+class Joining:
+    """What ranks tell each other at each step of a join() block."""
+
+    def __init__(self, group: ProcessGroup, divides_by_initial: bool, throws: bool) -> None:
+        self._group = group
+        self._divides_by_initial = divides_by_initial
+        self._throws = throws
+        self.last_active: list[int] = []
+
+    def meet(self, is_active: bool, averages: bool = False) -> Company:
+        """Tell the others, who do so too, whether this rank has a batch. GradientError on all
+        ranks if one has none and that is to be an error."""
+        own = np.array([is_active, averages], np.int64)
+        rows = self._group.all_gather_numbers(own)
+        active = np.flatnonzero(rows[:, 0]).tolist()
+        if self._throws and 0 < len(active) < self._group.world_size:
+            gone = {*range(self._group.world_size)} - {*active}
+            raise GradientError(dict.fromkeys(sorted(gone), "has no batch left"))
+        if active:
+            self.last_active = active
+        return Company(active, bool(rows[:, 1].any()))
+
+    def divisor(self, company: Company) -> int | None:
+        """What sums of gradients are divided by; None: the number of ranks."""
+        return None if self._divides_by_initial else len(company.active)

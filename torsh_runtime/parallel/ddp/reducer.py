@@ -1,0 +1,256 @@
+"""Averages gradients over ranks while backward passes produce them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import GradientError
+from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.ddp.agreement import texts_of_all
+from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
+from torsh_runtime.parallel.ddp.buckets import Buckets
+from torsh_runtime.parallel.ddp.config import BucketConfig
+
+
+class _Pass:
+    """A backward pass under way."""
+
+    def __init__(self, averages: bool) -> None:
+        self.averages = averages
+        self.is_anchored = False  # its end is known from where it began
+        self.is_queued = False  # the end of the innermost pass is awaited
+        self.came: Counter[int] = Counter()  # in order of the first gradient of each
+        self.placed: set[int] = set()
+        self.next = 0  # the bucket that is to be averaged next
+        self.pending: list[tuple[Bucket, Any]] = []
+        self.problems: list[str] = []
+
+
+class Reducer:
+    """The gradients of one model. Buckets are averaged in one order on all ranks, whatever the
+    order in which gradients come.
+
+    When a backward pass has ended the ranks tell each other whether all went well: what is amiss on
+    one of them, GradientError says on all.
+    """
+
+    def __init__(
+        self, adapter: ModuleAdapter[Any], group: ProcessGroup, config: BucketConfig
+    ) -> None:
+        self._adapter = adapter
+        self._group = group
+        self._config = config
+        self._parameters = adapter.parameters()
+        self._buckets = Buckets(adapter, group, config)
+        self._hook: tuple[Any, Hook] | None = None
+        self._pass: _Pass | None = None
+        self._passes = 0  # since gradients were averaged
+        self._used: dict[int, None] = {}  # since then, by the time of their last gradient
+        self._unreached: set[int] | None = None  # by the outputs since then
+        self._usual: Counter[int] | None = None  # what comes in each pass of a static graph
+        self._is_first = True
+        self._is_enabled = True  # by the passes that begin now
+        self.divisor: int | None = None
+        """What sums are divided by; None: the number of ranks."""
+        self._removes = [
+            adapter.on_gradient(parameter, partial(self._on_gradient, number))
+            for number, (_, parameter) in enumerate(self._parameters)
+        ]
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """In the order in which they are averaged."""
+        return self._buckets
+
+    def register_hook(self, state: Any, hook: Hook) -> None:
+        """Average by it from now on."""
+        self._hook = (state, hook)
+
+    def close(self) -> None:
+        """Leave the model alone."""
+        for remove in self._removes:
+            remove()
+
+    def expect(self, averages: bool) -> None:
+        """A backward pass may begin, whose gradients are to be averaged or not."""
+        self._pass = None  # one that an exception has ended
+        self._is_enabled = averages
+
+    def follow(self, outputs: object) -> None:
+        """A backward pass that begins at one of the tensors within `outputs` is this model's."""
+        self._adapter.on_backward(outputs, self._on_outputs)
+        if self._config.find_unused_parameters and self._config.overlap_communication is not False:
+            reached = self._adapter.reached(outputs)
+            missed = {i for i, (_, each) in enumerate(self._parameters) if id(each) not in reached}
+            self._unreached = missed if self._unreached is None else self._unreached & missed
+
+    def is_next_averaged(self) -> bool:
+        """Whether the next backward pass is the last one before gradients are averaged."""
+        return self._passes + 1 >= self._config.passes
+
+    def shadow(self) -> None:
+        """Take part in one averaging with zeros, which change nothing here."""
+        self._buckets.open()
+        absent = _Pass(True)
+        self._place_all(absent, range(len(self._parameters)), self._buckets.put_zeros)
+        self._complete(absent, {})
+
+    def _on_outputs(self) -> None:
+        under_way = self._begun()
+        if not under_way.is_anchored:
+            under_way.is_anchored = True
+            self._adapter.at_end_of_backward(partial(self._end, under_way))
+
+    def _on_gradient(self, number: int) -> None:
+        under_way = self._begun()
+        if not (under_way.is_anchored or under_way.is_queued):
+            under_way.is_queued = True
+            self._adapter.at_end_of_backward(partial(self._end_unless_nested, under_way))
+        under_way.came[number] += 1
+        self._used.pop(number, None)
+        self._used[number] = None
+        if under_way.averages and not self._is_kept_for_the_end():
+            self._come(under_way, number)
+
+    def _begun(self) -> _Pass:
+        if self._pass is None:
+            self._passes += 1
+            self._pass = _Pass(self._is_enabled and self._passes >= self._config.passes)
+            if self._pass.averages:
+                self._buckets.open()
+                if not self._is_kept_for_the_end():
+                    self._place_all(self._pass, sorted(self._unreached or ()))
+        return self._pass
+
+    def _is_kept_for_the_end(self) -> bool:
+        """Whether it is not known yet when a gradient is complete."""
+        is_unknown = self._config.static_graph and self._usual is None
+        return is_unknown or self._config.backward_passes_per_step > 1
+
+    def _come(self, under_way: _Pass, number: int) -> None:
+        usual = 1 if self._usual is None else self._usual[number]
+        if under_way.came[number] == usual:
+            self._place_all(under_way, [number])
+        elif number in under_way.placed:
+            under_way.problems.append(
+                f"{self._name(number)} got its gradient again after it was taken for complete, as "
+                f"in reentrant checkpoints that share it: set static_graph=True"
+            )
+
+    def _place_all(
+        self, under_way: _Pass, numbers: Iterable[int], put: Callable[[int], str] | None = None
+    ) -> None:
+        for number in numbers:
+            if number in under_way.placed:
+                continue
+            under_way.placed.add(number)
+            problem = (put or self._buckets.put)(number)
+            if problem:
+                under_way.problems.append(f"{self._name(number)} {problem}")
+        for bucket in self._buckets.complete(under_way.next):
+            under_way.next += 1
+            under_way.pending.append((bucket, self._average(bucket)))
+
+    def _average(self, bucket: Bucket) -> Any:
+        if self._hook is not None:
+            state, hook = self._hook
+            return hook(state, bucket)
+        overlaps = self._config.overlap_communication
+        if overlaps is None:
+            overlaps = not self._group.all_come()
+        return self._group.all_reduce(bucket.flat, ReduceOp.AVG, async_op=overlaps)
+
+    def _end_unless_nested(self, ended: _Pass) -> None:
+        ended.is_queued = False
+        if not ended.is_anchored and not self._adapter.is_nested():
+            self._end(ended)
+
+    def _end(self, ended: _Pass) -> None:
+        if self._pass is not ended:
+            return
+        self._pass = None
+        if not ended.averages:
+            return
+        used, self._used, self._passes, self._unreached = self._used, {}, 0, None
+        unused = [i for i in range(len(self._parameters)) if i not in used]
+        self._place_all(ended, [*used, *unused])
+        self._judge(ended, used, unused)
+        if self._is_first and self._config.static_graph:
+            self._usual = ended.came
+        self._buckets.give_back(self._complete(ended, used))
+
+    def _complete(self, ended: _Pass, used: dict[int, None]) -> set[int]:
+        """Wait until all is averaged. The parameters that some rank has used."""
+        used_somewhere = self._exchange(ended.problems, used)
+        for bucket, pending in ended.pending:
+            self._take(bucket, pending.wait())
+        if self._is_first:
+            self._is_first = False
+            self._learn([*used, *(i for i in range(len(self._parameters)) if i not in used)])
+        return used_somewhere
+
+    def _judge(self, ended: _Pass, used: dict[int, None], unused: Sequence[int]) -> None:
+        """Note what parameters should have got gradients."""
+        if self._config.find_unused_parameters:
+            return
+        if self._config.static_graph:
+            if self._usual is None or ended.came == self._usual:
+                return
+            changed = [i for i in range(len(self._parameters)) if ended.came[i] != self._usual[i]]
+            text = "got gradients otherwise than in the first pass, and static_graph=True was said"
+            ended.problems.append(f"{self._names(changed)} {text}")
+        elif unused:
+            ended.problems.append(
+                f"{self._names(unused)} got no gradient: set find_unused_parameters=True if the "
+                f"loss does not depend on it in every pass, or requires_grad=False if in none"
+            )
+
+    def _exchange(self, problems: Sequence[str], used: dict[int, None]) -> set[int]:
+        """The parameters that some rank has used. GradientError if a rank has a problem."""
+        finds_unused = self._config.find_unused_parameters or self._config.static_graph
+        own = np.zeros(1 + len(self._parameters) * finds_unused, np.uint8)
+        own[0] = bool(problems)
+        if finds_unused:
+            own[[1 + number for number in used]] = 1
+        bits = np.packbits(own)
+        padded = np.zeros(-(-bits.size // 8) * 8, np.uint8)
+        padded[: bits.size] = bits
+        rows = self._group.all_gather_numbers(padded.view(np.int64)).view(np.uint8)
+        everyone = np.unpackbits(np.bitwise_or.reduce(rows, axis=0))[: own.size]
+        if everyone[0]:
+            texts = texts_of_all(self._group, _joined(problems, "; "))
+            raise GradientError({rank: text for rank, text in enumerate(texts) if text})
+        return {*np.flatnonzero(everyone[1:]).tolist()} if finds_unused else {*used}
+
+    def _take(self, bucket: Bucket, result: Any) -> None:
+        if isinstance(result, list | tuple):
+            result = result[0]
+        if result is not None and not isinstance(result, bool):
+            bucket.set_buffer(result)
+        if self.divisor is not None:
+            self._adapter.scale(bucket.flat, self._group.world_size / self.divisor)
+
+    def _learn(self, order: Sequence[int]) -> None:
+        """Have buckets filled in rank 0's order from the next pass on."""
+        firsts = self._group.all_gather_numbers(np.array(order, np.int64))[0]
+        self._buckets.rearrange(firsts.tolist())
+
+    def _name(self, number: int) -> str:
+        return f"parameter {self._parameters[number][0]!r}"
+
+    def _names(self, numbers: Sequence[int]) -> str:
+        names = _joined([repr(self._parameters[number][0]) for number in numbers], ", ")
+        return f"parameter{'s' if len(numbers) > 1 else ''} {names}"
+
+
+def _joined(texts: Sequence[str], separator: str, most: int = 5) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more

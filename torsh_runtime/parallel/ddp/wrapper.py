@@ -1,0 +1,236 @@
+"""DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.parallel.ddp.agreement import check_same_model, send_from
+from torsh_runtime.parallel.ddp.bucket import Hook
+from torsh_runtime.parallel.ddp.config import BucketConfig
+from torsh_runtime.parallel.ddp.join import Joining
+from torsh_runtime.parallel.ddp.reducer import Reducer
+from torsh_runtime.parallel.groups import group_of
+
+
+class DistributedDataParallel:
+    """A model whose gradients are averaged over ranks in each backward pass, after torch's class of
+    this name (Li et al., PyTorch Distributed, VLDB 2020). It is a module of the model's framework
+    itself: a torch.nn.Module around one.
+
+        model = tr.DistributedDataParallel(model)
+        loss(model(batch)).backward()  # afterwards all ranks have the same gradients
+        optimizer.step()
+
+    Every rank gives each batch of its own share. Gradients are divided by the number of ranks, not
+    by the size of batches.
+    """
+
+    module: Any
+    """The model itself."""
+
+    def __new__(cls, module: Any, *arguments: Any, **named: Any) -> DistributedDataParallel:
+        if cls is DistributedDataParallel:
+            cls = _class_around(adapter_class(module).module_class)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        module: Any,
+        device_ids: object = None,
+        output_device: object = None,
+        *,
+        config: BucketConfig | None = None,
+        process_group: Any = None,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        **fields: Any,
+    ) -> None:
+        """All ranks of the group wrap the same model at the same time.
+
+        config: how gradients are treated; `fields` are further fields of it, such as
+            find_unused_parameters=True; torch's bucket_cap_mb is bucket_size_mb.
+        process_group: the ranks; None is the default group, or torch's if only torch has one. One
+            of torch.distributed's of backend "torsh" serves as well.
+        broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training.
+        init_sync: check that all ranks have the same model, and give them rank 0's values.
+        device_ids, output_device: for torch's sake; the model says where it is.
+
+        Raises ConfigError on all ranks if models differ, for a model without parameters that want
+        gradients, and for wrong fields; CommError as ProcessGroup.
+        """
+        _check_devices(device_ids, output_device)
+        super().__init__()
+        adapter = adapter_class(module)(module)
+        self.module = module
+        self._adapter = adapter
+        self._group = group_of(process_group)
+        self._config = replace(config or BucketConfig(), **_fields(fields))
+        self._broadcasts_buffers = broadcast_buffers
+        if init_sync:
+            check_same_model(adapter, self._group)
+        _check_parameters(adapter)
+        if init_sync:
+            send_from(0, adapter, self._everything(), self._group)
+        self._reducer: Reducer | None = None
+        self._is_synchronising = True
+        self._joining: Joining | None = None
+        if self._group.world_size > 1:
+            self._reducer = Reducer(adapter, self._group, self._config)
+        if self._config.gradient_compression is not None:
+            self._compress(self._config.gradient_compression)
+        self._before_call = adapter.untraced(self._prepare)
+        self._after_call = adapter.untraced(self._expect)
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The ranks that it averages over."""
+        return self._group
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Call the model."""
+        self._before_call()
+        outputs = self.module(*inputs, **named)
+        self._after_call(outputs)
+        return outputs
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Average each bucket of gradients by `hook(state, bucket)`, which starts that and returns
+        Work, or a future, torch's included. All ranks register the same. See Bucket, and
+        torsh_runtime.compression for hooks that are there. ConfigError if one is there already.
+        """
+        if self._reducer is None:  # one rank alone compresses, too
+            self._reducer = Reducer(self._adapter, self._group, self._config)
+        self._reducer.register_hook(state, hook)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes that begin in this block add up gradients on each rank; the first
+        one outside averages the sums."""
+        before, self._is_synchronising = self._is_synchronising, False
+        try:
+            yield
+        finally:
+            self._is_synchronising = before
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """A block around a training loop in which ranks may have unequal numbers of batches: who
+        has left the loop gives zeros to the averages until all have. Then all ranks have the model
+        of one of those that were the last to train.
+
+        divide_by_initial_world_size: divide sums by the number of all ranks, and not of those that
+            still train. throw_on_early_termination: end the loop of all ranks with GradientError
+            when the first one has no batch left.
+        """
+        if not enable or self._reducer is None:
+            yield
+            return
+        self._joining = Joining(
+            self._group, divide_by_initial_world_size, throw_on_early_termination
+        )
+        try:
+            yield
+            self._follow_others(self._reducer, self._joining)
+        finally:
+            self._joining, self._reducer.divisor = None, None
+
+    def _follow_others(self, reducer: Reducer, joining: Joining) -> None:
+        while (company := joining.meet(is_active=False)).active:
+            reducer.divisor = joining.divisor(company)
+            if self._sends_buffers():
+                self._send_buffers(company.active[0])
+            if company.averages:
+                reducer.shadow()
+        if joining.last_active:
+            send_from(joining.last_active[0], self._adapter, self._everything(), self._group)
+
+    def _compress(self, compressor: str | Hook) -> None:
+        if isinstance(compressor, str):
+            from torsh_runtime.compression import from_name
+
+            self.register_comm_hook(self._group, from_name(compressor))
+        else:
+            self.register_comm_hook(self._group, compressor)
+
+    def _prepare(self) -> None:
+        if self._adapter.in_backward():  # a checkpoint computes it once more
+            return
+        first = 0
+        if self._joining is not None and self._reducer is not None:
+            averages = self._is_synchronising and self._reducer.is_next_averaged()
+            company = self._joining.meet(True, averages)
+            self._reducer.divisor = self._joining.divisor(company)
+            first = company.active[0]
+        if self._sends_buffers():
+            self._send_buffers(first)
+
+    def _sends_buffers(self) -> bool:
+        return self._broadcasts_buffers and self._is_synchronising and self.module.training
+
+    def _send_buffers(self, rank: int) -> None:
+        buffers = [tensor for _, tensor in self._adapter.buffers()]
+        send_from(rank, self._adapter, buffers, self._group)
+
+    def _everything(self) -> list[Any]:
+        adapter = self._adapter
+        named = [*adapter.parameters(), *adapter.constants(), *adapter.buffers()]
+        return [tensor for _, tensor in named]
+
+    def _expect(self, outputs: object) -> None:
+        if self._reducer is None or not self._adapter.records_gradients():
+            return
+        if not self._adapter.in_backward():
+            self._reducer.expect(self._is_synchronising)
+        self._reducer.follow(outputs)
+
+
+@cache
+def _class_around(module_class: type) -> type[DistributedDataParallel]:
+    name = DistributedDataParallel.__name__
+    return type(name, (DistributedDataParallel, module_class), {"__module__": __name__})
+
+
+def _check_parameters(adapter: ModuleAdapter[Any]) -> None:
+    if not adapter.parameters():
+        raise ConfigError(
+            "the model has no parameter that wants gradients: there is nothing to average"
+        )
+    for name, parameter in [*adapter.parameters(), *adapter.constants()]:
+        if adapter.kind(parameter)[1] == "meta":
+            raise ConfigError(
+                f"parameter {name!r} is on the meta device and has no values: give the model "
+                f"memory first, with model.to_empty(device=...); rank 0's values go to all ranks"
+            )
+
+
+def _check_devices(device_ids: object, output_device: object) -> None:
+    if isinstance(device_ids, list | tuple) and len(device_ids) > 1:
+        raise ConfigError(
+            f"device_ids={list(device_ids)}: one process drives one device; start one for each"
+        )
+    del output_device
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    fields = dict(given)
+    if "bucket_cap_mb" in fields:
+        fields["bucket_size_mb"] = fields.pop("bucket_cap_mb") or BucketConfig().bucket_size_mb
+    unknown = sorted(fields.keys() - set(BucketConfig.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            f"DistributedDataParallel has no option {', '.join(unknown)}; it has those of "
+            f"BucketConfig: {', '.join(BucketConfig.__dataclass_fields__)}"
+        )
+    return fields

@@ -1,0 +1,37 @@
+"""Which ranks a wrapper is for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torsh_runtime.comm.default import default_group, has_default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+
+
+def group_of(given: Any) -> ProcessGroup:
+    """The group itself; for None the default one, or torch.distributed's if only torch has one.
+
+    ConfigError for a group of torch's on another backend than "torsh", and if there is none.
+    """
+    if isinstance(given, ProcessGroup):
+        return given
+    distributed = sys.modules.get("torch.distributed")
+    if given is None:
+        if has_default_group() or distributed is None or not distributed.is_initialized():
+            return default_group()
+        given = distributed.group.WORLD
+    return _from_torch(given)
+
+
+def _from_torch(given: Any) -> ProcessGroup:
+    from torsh_runtime.integrations.torch.unwrapping import process_group
+
+    found = process_group(given)
+    if found is None:
+        raise ConfigError(
+            f"process_group is a {type(given).__name__}: pass one of torsh_runtime's, or one of "
+            f"torch.distributed's of backend 'torsh'"
+        )
+    return found

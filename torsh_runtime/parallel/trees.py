@@ -1,0 +1,56 @@
+"""Averages for functional code, whose gradients are values and no parts of parameters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.parallel.groups import group_of
+
+
+def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
+    """A tree like this one, of the means over all ranks: nested dicts, lists and tuples of numbers
+    and of arrays of numpy, JAX or torch; any pytree where JAX is loaded. All ranks pass the same
+    structure, and None where there is nothing.
+
+    Nothing is changed in place, and what comes back is of the kind that was given. Raises CommError
+    as ProcessGroup, CommMismatch if shapes or dtypes differ over ranks.
+    """
+    members = group_of(group)
+    jax = sys.modules.get("jax")
+    each = _map if jax is None else jax.tree_util.tree_map
+    copies: list[Any] = []
+    each(lambda leaf: copies.append(_copy(leaf)), tree)
+    works = [members.all_reduce(copy, ReduceOp.AVG, async_op=True) for copy in copies]
+    for work in works:
+        work.wait()
+    means = iter(copies)
+    return each(lambda leaf: _like(leaf, next(means)), tree)
+
+
+def _map(call: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree of what `call` makes of each leaf."""
+    if isinstance(tree, dict):
+        return {key: _map(call, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        parts = [_map(call, value) for value in tree]
+        return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+    return None if tree is None else call(tree)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if hasattr(leaf, "detach") else np.array(leaf)
+
+
+def _like(leaf: Any, mean: Any) -> Any:
+    if isinstance(leaf, int | float | complex):
+        return mean.item()
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(leaf, jax.Array):
+        return jax.numpy.asarray(mean)
+    return mean
