@@ -47,6 +47,7 @@ NAMES = {
     "broadcast",
     "broadcast_object_list",
     "coalesce",
+    "compression",
     "destroy_process_group",
     "empty_shared",
     "exscan",
