@@ -1,0 +1,302 @@
+"""What one rank's compressors send, keep and say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.compressed import (
+    COMPRESSORS,
+    WITH_FEEDBACK,
+    alone,
+    average,
+    bucket_of,
+    gradients,
+    residual,
+)
+
+from torsh_runtime.compression import (
+    Cast,
+    Compressor,
+    Int8,
+    MomentumCorrection,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    Threshold,
+    TopK,
+    from_name,
+)
+from torsh_runtime.compression.arrays import half_dtype
+from torsh_runtime.errors import ConfigError
+
+SHAPES = [(20, 30), (7,), (20, 30), (4, 5, 10)]
+SIZE = 1407
+
+
+@pytest.mark.parametrize("name", WITH_FEEDBACK)
+def test_what_was_sent_and_what_is_kept_make_up_the_gradients(name: str) -> None:
+    compressor, group = COMPRESSORS[name](), alone()
+    given = np.zeros(SIZE)
+    got = np.zeros(SIZE)
+    for step in range(6):
+        gradient = gradients(step, 0, SIZE)
+        given += gradient
+        got += average(compressor, group, gradient, SHAPES)
+    assert residual(compressor).any()
+    np.testing.assert_allclose(got + residual(compressor), given, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("shapes", [[(1,)], [(2,), (1, 1)], [(3, 0), (5,)], [(33,)]])
+def test_tiny_buckets(name: str, shapes: list[tuple[int, ...]]) -> None:
+    compressor, group = COMPRESSORS[name](), alone()
+    size = sum(int(np.prod(shape)) for shape in shapes)
+    for step in range(3):
+        assert np.isfinite(average(compressor, group, gradients(step, 0, size), shapes)).all()
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_an_empty_bucket(name: str) -> None:
+    compressor = COMPRESSORS[name]()
+    assert average(compressor, alone(), np.empty(0, np.float32)).size == 0
+    assert compressor.stats().steps == 1
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, half_dtype("bfloat16")])
+def test_other_dtypes_are_as_float32(name: str, dtype: Any) -> None:
+    given = gradients(0, 0, SIZE, dtype)
+    wanted = average(COMPRESSORS[name](), alone(), given.astype(np.float32), SHAPES)
+    got = average(COMPRESSORS[name](), alone(), given, SHAPES)
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_passed_on_and_not_kept(name: str, odd: float) -> None:
+    compressor, group = COMPRESSORS[name](), alone()
+    gradient = gradients(0, 0, SIZE)
+    gradient[700] = odd
+    assert not np.isfinite(average(compressor, group, gradient, SHAPES)).all()
+    for step in range(1, 4):
+        after = average(compressor, group, gradients(step, 0, SIZE), SHAPES)
+        assert np.isfinite(after).all()
+        assert after.any()
+
+
+def test_no_integers() -> None:
+    with pytest.raises(TypeError, match="int32 cannot be compressed"):
+        TopK()(alone(), bucket_of(np.ones(3, np.int32)))
+
+
+def test_shapes_have_to_fill_the_bucket() -> None:
+    bucket = bucket_of(np.ones(3, np.float32))
+    bucket.shapes = [(2,)]
+    with pytest.raises(ValueError, match="has 3 elements, its shapes have 2"):
+        TopK()(alone(), bucket).wait()
+
+
+@pytest.mark.parametrize("make", [Int8, lambda **k: RandomK(0.25, error_feedback=False, **k)])
+def test_unbiased_without_feedback(make: Any) -> None:
+    given = gradients(0, 0, 64)
+    total = np.zeros(64)
+    for seed in range(800):
+        total += average(make(seed=seed), alone(), given.copy())
+    assert np.abs(total / 800 - given).max() < 0.2 * np.abs(given).max()
+    assert abs((total / 800 - given).mean()) < 0.1
+
+
+def test_top_k_sends_the_largest() -> None:
+    compressor = TopK(k=2)
+    got = average(compressor, alone(), np.array([1, -5, 2, 4], np.float32))
+    assert got.tolist() == [0, -5, 0, 4]
+    got = average(compressor, alone(), np.array([1, 0, 2, 0], np.float32))
+    assert got.tolist() == [2, 0, 4, 0]
+
+
+def test_threshold_sends_what_reaches_it() -> None:
+    compressor, group = Threshold(2.0), alone()
+    assert average(compressor, group, np.array([1, -2, 0], np.float32)).tolist() == [0, -2, 0]
+    assert average(compressor, group, np.array([1, 0, 1], np.float32)).tolist() == [2, 0, 0]
+    assert average(compressor, group, np.zeros(3, np.float32)).tolist() == [0, 0, 0]
+
+
+def test_one_bit_sends_mean_magnitudes() -> None:
+    got = average(OneBit(), alone(), np.tile(np.array([3, -1], np.float32), 16))
+    assert got.tolist() == [2, -2] * 16
+
+
+def test_int8_is_near() -> None:
+    given = gradients(0, 0, 5000)
+    got = average(Int8(), alone(), given.copy())
+    assert np.abs(got - given).max() <= 2.1 * np.abs(given).max() / 127
+
+
+def test_power_sgd_finds_a_matrix_of_low_rank() -> None:
+    draw = np.random.default_rng(0)
+    matrix = (draw.standard_normal((40, 3)) @ draw.standard_normal((3, 50))).astype(np.float32)
+    group = alone()
+    wanted = matrix.ravel()
+    for rank in (3, 5):  # of more columns some depend on others
+        got = average(PowerSGD(rank, min_compression_rate=1), group, wanted.copy(), [(40, 50)])
+        np.testing.assert_allclose(got, wanted, atol=1e-3)
+
+
+def test_power_sgd_of_zeros_begins_anew() -> None:
+    compressor, group = PowerSGD(2), alone()
+    assert not average(compressor, group, np.zeros(1200, np.float32), [(30, 40)]).any()
+    assert average(compressor, group, gradients(0, 0, 1200), [(30, 40)]).any()
+
+
+def test_power_sgd_is_exact_until_it_starts() -> None:
+    compressor, group = PowerSGD(1, start_iteration=2), alone()
+    kept = []
+    for step in range(3):
+        given = gradients(step, 0, SIZE)
+        got = average(compressor, group, given.copy(), SHAPES)
+        kept.append((got == given).all())
+        assert (got[600:607] == given[600:607]).all()  # of one dimension
+    assert kept == [True, True, False]
+
+
+def test_momentum_is_that_of_each_element_since_it_was_sent() -> None:
+    compressor, group = MomentumCorrection(TopK(k=1), momentum=0.5), alone()
+    gradient = np.array([4, 1], np.float32)
+    got = [average(compressor, group, gradient.copy()).tolist() for _ in range(3)]
+    # The second one's velocity is 1, 1.5, 1.75, whose sum is sent when it exceeds the first's 4.
+    assert got == [[4, 0], [4, 0], [0, 4.25]]
+
+
+def test_gradients_are_clipped_before_they_accumulate() -> None:
+    compressor = MomentumCorrection(TopK(1.0), clip_norm=1.0)
+    got = average(compressor, alone(), np.array([30, 40], np.float32))
+    np.testing.assert_allclose(got, [0.6, 0.8], rtol=1e-6)
+
+
+def test_sparsity_warms_up() -> None:
+    compressor, group = MomentumCorrection(TopK(0.01), warmup_steps=3), alone()
+    sent = [
+        np.count_nonzero(average(compressor, group, gradients(step, 0, 10_000)))
+        for step in range(5)
+    ]
+    assert sent == [2500, 855, 292, 100, 100]
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_restart_goes_on_with_the_same_bits(name: str) -> None:
+    group, first = alone(), COMPRESSORS[name]()
+    for step in range(3):
+        average(first, group, gradients(step, 0, SIZE), SHAPES)
+    second = COMPRESSORS[name]()
+    second.load_state_dict(first.state_dict())
+    for step in range(3, 6):
+        wanted = average(first, group, gradients(step, 0, SIZE), SHAPES)
+        got = average(second, group, gradients(step, 0, SIZE), SHAPES)
+        assert got.tobytes() == wanted.tobytes()
+
+
+def test_state_is_plain_and_a_copy() -> None:
+    compressor, group = MomentumCorrection(PowerSGD(2)), alone()
+    average(compressor, group, gradients(0, 0, SIZE), SHAPES)
+    state = compressor.state_dict()
+    assert {*state} == {"steps", "world_size", "rank", "velocity", "residuals", "q"}
+    before = {name: array.copy() for name, array in state["residuals"].items()}
+    average(compressor, group, gradients(1, 0, SIZE), SHAPES)
+    for name, array in state["residuals"].items():
+        assert type(array) is np.ndarray
+        assert (array == before[name]).all()
+
+
+def test_residuals_follow_gradients_into_other_buckets() -> None:
+    compressor, group = TopK(k=1), alone()
+    names = ["a", "b", "c"]
+
+    def step(order: list[str], values: dict[str, float]) -> None:
+        array = np.array([values[name] for name in order], np.float32)
+        compressor(group, bucket_of(array, [(1,)] * len(order), order)).wait()
+
+    step(names, {"a": 1, "b": 2, "c": 3})
+    step(["b", "a"], {"a": 0, "b": 0})
+    kept = compressor.state_dict()["residuals"]
+    assert {name: float(array[0]) for name, array in kept.items()} == {"a": 1, "b": 0, "c": 0}
+    again = TopK(k=1)
+    again.load_state_dict(compressor.state_dict())
+    bucket = bucket_of(np.zeros(3, np.float32), [(1,)] * 3, ["c", "a", "b"])
+    again(group, bucket).wait()
+    assert bucket.array.tolist() == [0, 1, 0]
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    compressor, group = TopK(), alone()
+    average(compressor, group, gradients(0, 0, 8))
+    with pytest.raises(ConfigError, match="8 elements for gradient 'g0', which has 9"):
+        average(compressor, group, gradients(0, 0, 9))
+
+
+def test_of_another_rank_only_what_is_shared_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = PowerSGD(2), PowerSGD(2)
+    average(first, alone(), gradients(0, 0, SIZE), SHAPES)
+    second.load_state_dict({**first.state_dict(), "rank": 1, "world_size": 2})
+    average(second, alone(), np.zeros(SIZE, np.float32), SHAPES)
+    assert "PowerSGD was rank 1 of 2 and is rank 0 of 1: it forgets" in caplog.text
+    assert not residual(second).any()
+    assert second.state_dict()["steps"] == 2
+    assert second.state_dict()["world_size"] == 1
+
+
+def test_alone_nothing_is_sent() -> None:
+    compressor = TopK()
+    average(compressor, alone(), gradients(0, 0, SIZE))
+    stats = compressor.stats()
+    assert (stats.bytes_sent, stats.dense_bytes, stats.steps, stats.ratio) == (0, 0, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("topk:0.02", TopK(0.02)),
+        ("topk", TopK()),
+        ("randomk:0.5", RandomK(0.5)),
+        ("threshold:1e-3", Threshold(1e-3)),
+        ("powersgd:2", PowerSGD(2)),
+        ("onebit", OneBit()),
+        ("int8", Int8()),
+        ("fp16", Cast("float16")),
+        ("bf16", Cast("bfloat16")),
+    ],
+)
+def test_names(name: str, wanted: Compressor) -> None:
+    assert repr(from_name(name)) == repr(wanted)
+
+
+@pytest.mark.parametrize("name", ["", "gzip", "int8:4", "topk:", "topk:many", "powersgd:1.5"])
+def test_other_names(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"onebit, int8, fp16, bf16, topk:RATIO, .*powersgd:RANK"):
+        from_name(name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TopK(0),
+        lambda: TopK(1.5),
+        lambda: TopK(k=0),
+        lambda: TopK(values="int8"),
+        lambda: RandomK(float("nan")),
+        lambda: Threshold(0.0),
+        lambda: PowerSGD(0),
+        lambda: OneBit(block=8),
+        lambda: Int8(levels=200),
+        lambda: Cast("float32"),
+        lambda: MomentumCorrection(Int8()),
+        lambda: MomentumCorrection(TopK(), momentum=1.0),
+        lambda: MomentumCorrection(PowerSGD(), warmup_steps=5),
+        lambda: MomentumCorrection(TopK(k=4), warmup_steps=5),
+    ],
+)
+def test_wrong_options(make: Any) -> None:
+    with pytest.raises(ConfigError):
+        make()
