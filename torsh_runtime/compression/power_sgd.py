@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, module_of, seed_of
+from torsh_runtime.compression.arrays import Array, module_of, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.kept import Kept, spans
 from torsh_runtime.errors import ConfigError
@@ -74,7 +74,8 @@ class PowerSGD(Compressor):
         for gradient, p, q in zip(gradients, ps, qs, strict=True):
             xp.matmul(gradient.T, p, out=q)
             if self.error_feedback:
-                gradient -= p @ q.T
+                for piece in pieces(gradient):
+                    gradient[piece] -= p[piece] @ q.T
         if matrices:
             wire.average(second)
         for m, p, q in zip(matrices, ps, qs, strict=True):
