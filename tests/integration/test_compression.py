@@ -11,6 +11,7 @@ import pytest
 from support.compressed import (
     COMPRESSORS,
     WITH_FEEDBACK,
+    alone,
     average,
     bucket_of,
     gradients,
@@ -151,6 +152,53 @@ def test_a_rank_without_the_others_steps_is_told() -> None:
         return str(caught.value)
 
     assert "number of steps (here 0, rank 0 7)" in on_ranks(2, body)[1]
+
+
+def test_a_rank_with_another_q_is_told() -> None:
+    states = on_ranks(2, lambda group: several_steps("powersgd", group)[1].state_dict())
+    states[1]["q"]["g0"][0] += 1
+
+    def body(group: ProcessGroup) -> None:
+        compressor = COMPRESSORS["powersgd"]()
+        compressor.load_state_dict(states[group.rank])
+        with pytest.raises(ConfigError, match="in what all ranks share"):
+            average(compressor, group, gradients(0, group.rank, SIZE), SHAPES)
+
+    on_ranks(2, body)
+
+
+def test_in_another_group_what_was_a_ranks_own_is_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, compressor = on_ranks(2, lambda group: several_steps("topk", group))[1]
+    assert residual(compressor).any()
+    zeros = np.zeros(SIZE, np.float32)
+    assert not average(compressor, alone(), zeros, SHAPES).any()
+    assert "TopK was rank 1 of 2 and is rank 0 of 1: it forgets" in caplog.text
+
+
+def test_rounding_to_half_precision_is_kept() -> None:
+    for got, compressor in on_ranks(3, lambda group: several_steps("bf16", group)):
+        kept = np.abs(residual(compressor))
+        assert 0 < kept.max() < 0.02 * np.abs(gradients(3, 0, SIZE)).max()
+        assert len(got) == 4
+
+
+def test_chances_differ_from_rank_to_rank() -> None:
+    def body(group: ProcessGroup) -> bytes:
+        compressor = tr.compression.Int8(levels=1, error_feedback=True)
+        average(compressor, group, np.linspace(0, 1, 192, dtype=np.float32))
+        return residual(compressor)[128:].tobytes()  # the third rank's, which adds to its own
+
+    assert len({*on_ranks(3, body)[:2]}) == 2
+
+
+def test_each_rank_clips_to_its_share() -> None:
+    def body(group: ProcessGroup) -> float:
+        compressor = tr.compression.MomentumCorrection(tr.compression.TopK(1.0), clip_norm=1.0)
+        return float(np.linalg.norm(average(compressor, group, np.full(10, 7, np.float32))))
+
+    assert on_ranks(2, body) == pytest.approx([0.5**0.5] * 2)
 
 
 def test_the_default_group_and_several_buckets_under_way(process_world: Any) -> None:

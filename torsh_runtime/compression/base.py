@@ -101,10 +101,11 @@ class Compressor(ABC):
 
     def __call__(self, state: ProcessGroup | None, bucket: Bucket) -> Work:
         """Begin to average the bucket's array over the group's ranks; the Work's result is the
-        array. ConfigError, from wait(), if ranks' compressors differ."""
+        array. ConfigError if ranks' compressors differ, from wait() or at once."""
         group = state or default_group()
         dtype = working_dtype(bucket.array)
-        work = group.in_order(lambda: self._average(group, bucket, dtype), async_op=True)
+        on_cpu = module_of(bucket.array) is np  # of GPUs this thread has the device and the stream
+        work = group.in_order(lambda: self._average(group, bucket, dtype), async_op=on_cpu)
         return work.giving((bucket.array,))
 
     def stats(self) -> Stats:

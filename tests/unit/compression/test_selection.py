@@ -55,6 +55,15 @@ def test_what_is_not_finite_comes_first() -> None:
     assert len(largest(values, 10)) == 10
 
 
+def test_a_sample_that_deceives() -> None:
+    sampled = np.random.default_rng(0).integers(MANY, size=1 << 14)
+    values = np.ones(MANY, np.float32)
+    values[sampled] = 10  # so the sample says that there are many more of them
+    found = largest(values, 20_000)
+    assert len(found) == 20_000
+    assert {*sampled.tolist()} <= {*found.tolist()}
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, half_dtype("bfloat16")])
 @pytest.mark.parametrize("size", [1, 65_536, 65_537, 400_000])
 def test_pairs_survive_packing(dtype: object, size: int) -> None:
