@@ -218,6 +218,22 @@ def test_the_default_group_and_several_buckets_under_way(process_world: Any) -> 
     assert first == second
 
 
+@pytest.mark.parametrize("name", ["topk:0.1", "threshold:1", "int8", "powersgd:1"])
+def test_a_lost_rank_is_the_works_error(process_world: Any, name: str) -> None:
+    def body(rank: int) -> str:
+        compressor = from_name(name)
+        for step in range(2 - rank):  # rank 1 leaves before the second
+            work = compressor(None, bucket_of(gradients(step, rank, SIZE), SHAPES))
+            if step == 1:
+                with pytest.raises(tr.PeerLost) as caught:
+                    work.wait(30)
+                return str(caught.value)
+            work.wait(30)
+        return ""
+
+    assert "rank 1 was lost" in process_world(2, body)[0]
+
+
 @pytest.mark.parametrize("name", AT_MOST)
 def test_few_bytes(name: str) -> None:
     def body(group: ProcessGroup) -> Any:

@@ -14,8 +14,6 @@ from torsh_runtime.errors import ConfigError
 _SCALE = 4
 """Bytes of a row's scale, float32."""
 _ALIGNED = 32
-_LEAST_SCALE = 1e-36
-"""What is smaller is sent as zero, for levels / scale would overflow."""
 
 
 class _Quantised(Compressor):
@@ -132,7 +130,7 @@ class Int8(_Quantised):
     def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
         xp = module_of(rows)
         scales = xp.abs(rows).max(axis=1, keepdims=True) / self.levels
-        steps = rows * xp.where(scales > _LEAST_SCALE, 1 / scales, 0)
+        steps = rows * xp.where(scales > 0, 1 / scales, 0)
         steps += draw.random(rows.shape, dtype=np.float32)
         xp.floor(steps, out=steps)
         xp.minimum(steps, self.levels, out=steps)
