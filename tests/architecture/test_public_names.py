@@ -54,6 +54,7 @@ NAMES = {
     "broadcast",
     "broadcast_object_list",
     "coalesce",
+    "compression",
     "destroy_process_group",
     "empty_shared",
     "exscan",

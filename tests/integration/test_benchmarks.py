@@ -120,6 +120,14 @@ def test_kernels(tmp_path: Path) -> None:
     assert "GB/s" in printed
 
 
+def test_compression(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    printed = run("compression.py", "--bars", "--json", str(record))
+    assert "bytes: pass (9 of 9 checks" in printed
+    figures = {f["compressor"]: f for f in json.loads(record.read_text())["figures"]}
+    assert figures["topk:0.01"]["sent"] < figures["int8"]["sent"] < figures["fp16"]["sent"]
+
+
 def test_tune_writes_a_file_that_the_backend_reads(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
     run("tune.py", "--ranks", "2", "--output", str(path))

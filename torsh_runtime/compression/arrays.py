@@ -1,0 +1,77 @@
+"""Arrays of numpy or cupy, by one code path, in pieces that stay in the processor's cache."""
+
+from __future__ import annotations
+
+import math
+import sys
+import zlib
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.errors import BackendUnavailable, ConfigError
+
+Array = Any
+"""A numpy or cupy array."""
+_IN_CACHE = 1 << 16
+"""Elements."""
+_PRECISIONS = {"float16": "float32", "bfloat16": "float32", "float32": "float32"}
+
+
+def module_of(array: Array) -> Any:
+    """numpy or cupy, whichever the array is of."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def working_dtype(array: Array) -> np.dtype[Any]:
+    """The dtype to compute in: float64 for float64, else float32. TypeError unless the array is
+    of float16, bfloat16, float32 or float64."""
+    name = array.dtype.name
+    if name not in _PRECISIONS and name != "float64":
+        raise TypeError(
+            f"gradients of dtype {name} cannot be compressed; float16, bfloat16, float32 and "
+            f"float64 can"
+        )
+    found: np.dtype[Any] = np.dtype(_PRECISIONS.get(name, name))
+    return found
+
+
+def half_dtype(name: str) -> np.dtype[Any]:
+    """float16 or bfloat16. ConfigError for others, BackendUnavailable without ml_dtypes."""
+    if name == "float16":
+        return np.dtype(np.float16)
+    if name != "bfloat16":
+        raise ConfigError(f"{name!r} is neither 'float16' nor 'bfloat16'")
+    try:
+        found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        remedy = "Install it: pip install torshrun[bfloat16]"
+        raise BackendUnavailable("bfloat16, by ml_dtypes,", remedy) from None
+    return found
+
+
+def pieces(array: Array) -> Iterator[slice]:
+    """Slices of the array's first dimension that are worked on one after the other. A GPU's
+    array is one piece."""
+    width = math.prod(array.shape[1:]) or 1
+    step = max(_IN_CACHE // width, 1) if module_of(array) is np else max(len(array), 1)
+    for begin in range(0, len(array), step):
+        yield slice(begin, begin + step)
+
+
+def is_finite(array: Array) -> bool:
+    """Whether no element is NaN or infinite; without a temporary array."""
+    return not array.size or all(math.isfinite(float(x)) for x in (array.max(), array.min()))
+
+
+def on_host(array: Array) -> np.ndarray[Any, Any]:
+    """A copy in this process's memory."""
+    return np.array(array.get() if module_of(array) is not np else array)
+
+
+def seed_of(*numbers: int | str) -> int:
+    """One seed of several numbers or names."""
+    words = [zlib.crc32(n.encode()) if isinstance(n, str) else n for n in numbers]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])

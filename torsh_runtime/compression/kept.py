@@ -1,0 +1,75 @@
+"""What is kept from step to step for each gradient, by its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torsh_runtime.compression.arrays import Array, module_of, on_host
+from torsh_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torsh_runtime.compression.base import Bucket
+
+
+def spans(bucket: Bucket) -> Iterator[tuple[str, tuple[int, ...], slice]]:
+    """Name, shape and place of each gradient in the bucket. ValueError if they do not fill it."""
+    begin = 0
+    for name, shape in zip(bucket.names, bucket.shapes, strict=True):
+        yield name, shape, slice(begin, begin := begin + math.prod(shape))
+    if begin != bucket.array.size:
+        raise ValueError(
+            f"bucket {bucket.index} has {bucket.array.size} elements, its shapes have {begin}"
+        )
+
+
+class Kept:
+    """Arrays by name. Those of a bucket lie one after the other; when buckets change they move."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+        self._flat: dict[tuple[str, ...], Array] = {}
+
+    def of(self, bucket: Bucket, dtype: np.dtype[Any]) -> Array:
+        """One flat array of what is kept for the bucket's gradients, zeros at first. ConfigError
+        if a gradient's size has changed."""
+        names = tuple(bucket.names)
+        flat = self._flat.get(names)
+        if flat is None or flat.dtype != dtype or flat.size != bucket.array.size:
+            flat = self._lay_out(bucket, dtype)
+            mine = {*names}
+            self._flat = {key: other for key, other in self._flat.items() if mine.isdisjoint(key)}
+            self._flat[names] = flat
+        return flat
+
+    def _lay_out(self, bucket: Bucket, dtype: np.dtype[Any]) -> Array:
+        xp = module_of(bucket.array)
+        flat = xp.zeros(bucket.array.size, dtype)
+        for name, shape, span in spans(bucket):
+            kept = self.arrays.get(name)
+            if kept is not None:
+                if kept.size != math.prod(shape):
+                    raise ConfigError(
+                        f"the compressor's state has {kept.size} elements for gradient {name!r}, "
+                        f"which has {math.prod(shape)}: load the state of this model, or none"
+                    )
+                flat[span] = xp.asarray(kept)
+            self.arrays[name] = flat[span]
+        return flat
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self.arrays.clear()
+        self._flat.clear()
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copies by name, as numpy arrays."""
+        return {name: on_host(array) for name, array in self.arrays.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The counterpart of state()."""
+        self.clear()
+        self.arrays.update({name: np.array(array) for name, array in state.items()})

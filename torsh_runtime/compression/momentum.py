@@ -1,0 +1,83 @@
+"""Momentum that is as it would be without compression (DGC, Lin et al., ICLR 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.compression.arrays import Array, is_finite, module_of
+from torsh_runtime.compression.base import Compressor, Turn
+from torsh_runtime.compression.kept import Kept
+from torsh_runtime.errors import ConfigError
+
+_FIRST_RATIO = 0.25
+
+
+class MomentumCorrection(Compressor):
+    """Each rank adds momentum to its own gradient and hands that to the compressor, whose residual
+    then holds velocities (section 3.2 of the paper). The optimizer is to have no momentum.
+
+    Where elements were sent by their index the momentum begins anew (section 3.3).
+
+    compressor: one with error feedback. clip_norm: the Euclidean norm to which gradients would be
+    clipped without compression; each rank clips its bucket's to clip_norm / √ranks, since none has
+    all gradients when the first bucket is sent. None: not at all. warmup_steps: over so many steps
+    the compressor's ratio goes from 0.25 down to its own, exponentially.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        momentum: float = 0.9,
+        clip_norm: float | None = None,
+        warmup_steps: int = 0,
+    ) -> None:
+        super().__init__(error_feedback=False)
+        if not compressor.error_feedback:
+            raise ConfigError(f"{compressor!r} forgets what it does not send: use error_feedback")
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"momentum={momentum!r} is not from 0 to below 1")
+        self._ratio: float | None = getattr(compressor, "ratio", None)
+        if warmup_steps and self._ratio is None:
+            raise ConfigError(f"{compressor!r} has no ratio to warm up: leave warmup_steps out")
+        self.compressor, self.momentum = compressor, momentum
+        self.clip_norm, self.warmup_steps = clip_norm, warmup_steps
+        self._velocity = Kept()
+
+    def reduce(self, turn: Turn, dtype: np.dtype[Any]) -> Array | None:
+        array = turn.bucket.array
+        gradient = self._clipped(array.astype(dtype), turn.wire.world_size)
+        velocity = self._velocity.of(turn.bucket, dtype)
+        velocity *= self.momentum
+        velocity += gradient
+        array[...] = velocity
+        sent = self.compressor.reduce(turn._replace(ratio=self._ratio_at(turn.step)), dtype)
+        if sent is not None:
+            velocity[sent] = 0
+        if not is_finite(velocity):
+            velocity[~module_of(velocity).isfinite(velocity)] = 0
+        return sent
+
+    def _clipped(self, gradient: Array, ranks: int) -> Array:
+        if self.clip_norm is not None:
+            limit = self.clip_norm / ranks**0.5
+            norm = float(module_of(gradient).linalg.norm(gradient))
+            if norm > limit:
+                gradient *= limit / norm
+        return gradient
+
+    def _ratio_at(self, step: int) -> float | None:
+        final = self._ratio
+        if final is None or final >= _FIRST_RATIO or step >= self.warmup_steps:
+            return final
+        return float(_FIRST_RATIO * (final / _FIRST_RATIO) ** (step / self.warmup_steps))
+
+    def _exchange(self, turn: Turn, pending: Array, out: Array) -> Array | None:
+        raise NotImplementedError("reduce() has the compressor do it")
+
+    def _own(self) -> dict[str, Kept]:
+        return {"velocity": self._velocity, **self.compressor._own()}
+
+    def _shared(self) -> dict[str, Kept]:
+        return self.compressor._shared()

@@ -1,0 +1,54 @@
+"""Pairs of index and value as bytes.
+
+uint32 counts of the pairs in each 65,536 elements, the values, uint16 indices within those
+elements; zeros up to a multiple of 4 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.compression.arrays import Array, half_dtype, module_of
+
+_BITS = 16
+_COUNT = 4
+"""Bytes of one."""
+
+
+def value_dtype(name: str) -> np.dtype[Any]:
+    """The dtype in which values are sent. ConfigError for one that they cannot be sent in."""
+    return np.dtype(np.float32) if name == "float32" else half_dtype(name)
+
+
+def pack(indices: Array, values: Array, size: int) -> Array:
+    """uint8. indices: ascending, int64, below `size`."""
+    xp = module_of(indices)
+    counts = xp.bincount(indices >> _BITS, minlength=_blocks(size)).astype(np.uint32)
+    lows = (indices & 0xFFFF).astype(np.uint16)
+    head, middle, end = _bounds(size, len(lows), values.dtype)
+    packed = xp.zeros(-(-end // _COUNT) * _COUNT, np.uint8)
+    packed[:head] = counts.view(np.uint8)
+    packed[head:middle] = values.view(np.uint8)
+    packed[middle:end] = lows.view(np.uint8)
+    return packed
+
+
+def unpack(packed: Array, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """The indices and values that were packed."""
+    xp = module_of(packed)
+    counts = packed[: _COUNT * _blocks(size)].view(np.uint32).astype(np.int64)
+    head, middle, end = _bounds(size, int(counts.sum()), dtype)
+    starts = xp.repeat(xp.arange(counts.size) << _BITS, counts.tolist())
+    return starts + packed[middle:end].view(np.uint16), packed[head:middle].view(dtype)
+
+
+def _bounds(size: int, count: int, dtype: np.dtype[Any]) -> tuple[int, int, int]:
+    head = _COUNT * _blocks(size)
+    middle = head + count * dtype.itemsize
+    return head, middle, middle + 2 * count
+
+
+def _blocks(size: int) -> int:
+    return -(-size >> _BITS)

@@ -1,0 +1,165 @@
+"""Low-rank approximations (PowerSGD, Vogels, Karimireddy and Jaggi, NeurIPS 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from torsh_runtime.compression.arrays import Array, module_of, pieces, seed_of
+from torsh_runtime.compression.base import Compressor, Turn
+from torsh_runtime.compression.kept import Kept, spans
+from torsh_runtime.errors import ConfigError
+
+_LOST = 1e-5
+"""A column of which so little is left without the earlier ones is nothing but rounding errors."""
+
+
+class _Matrix(NamedTuple):
+    """A gradient of two dimensions or more: its first one, by all others."""
+
+    name: str
+    span: slice
+    rows: int
+    columns: int
+    rank: int
+
+
+class PowerSGD(Compressor):
+    """Sends each matrix M as P and Q of `rank` columns: P = MQ, averaged and orthogonalised, then
+    Q = MᵀP, averaged; M is about PQᵀ.
+
+    rank: columns, fewer where the matrix has fewer. warm_start: begin with the last step's Q.
+    start_iteration: so many steps are averaged exactly before. min_compression_rate: a gradient is
+    sent as it is, with those of one dimension, unless P and Q are smaller by that factor. seed:
+    of the first Q, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        rank: int = 4,
+        warm_start: bool = True,
+        start_iteration: int = 0,
+        min_compression_rate: float = 2.0,
+        error_feedback: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(error_feedback)
+        if rank < 1:
+            raise ConfigError(f"rank={rank!r} is not at least 1")
+        self.rank, self.warm_start, self.start_iteration = rank, warm_start, start_iteration
+        self.min_compression_rate, self.seed = min_compression_rate, seed
+        self._q = Kept()
+
+    def _shared(self) -> dict[str, Kept]:
+        return {"q": self._q}
+
+    def _exchange(self, turn: Turn, pending: Array, out: Array) -> None:
+        xp, wire = module_of(pending), turn.wire
+        matrices, exact = self._split(turn)
+        gradients = [pending[m.span].reshape(m.rows, m.columns) for m in matrices]
+
+        first, ps = _matrices(pending, [(m.rows, m.rank) for m in matrices], _size(exact))
+        for m, gradient, p in zip(matrices, gradients, ps, strict=True):
+            xp.matmul(gradient, self._start(m, turn, pending), out=p)
+        _pack(pending, exact, first)
+        wire.average(first)
+        _unpack(first, exact, out)
+        _orthogonalise_alike(first, ps)
+
+        second, qs = _matrices(pending, [(m.columns, m.rank) for m in matrices])
+        for gradient, p, q in zip(gradients, ps, qs, strict=True):
+            xp.matmul(gradient.T, p, out=q)
+            if self.error_feedback:
+                for piece in pieces(gradient):
+                    gradient[piece] -= p[piece] @ q.T
+        if matrices:
+            wire.average(second)
+        for m, p, q in zip(matrices, ps, qs, strict=True):
+            xp.matmul(p, q.T, out=out[m.span].reshape(m.rows, m.columns))
+            if self.warm_start:
+                self._q.arrays[m.name] = q
+
+    def _split(self, turn: Turn) -> tuple[list[_Matrix], list[slice]]:
+        """What is approximated, equal shapes together, and the places of what is sent as it is."""
+        matrices, exact = [], []
+        for name, shape, span in spans(turn.bucket):
+            size = math.prod(shape)
+            rows = shape[0] if len(shape) > 1 else 1
+            columns = size // max(rows, 1)
+            rank = min(self.rank, rows, columns)
+            sent = (rows + columns) * rank * self.min_compression_rate
+            if len(shape) > 1 and sent < size and turn.step >= self.start_iteration:
+                matrices.append(_Matrix(name, span, rows, columns, rank))
+            else:
+                exact.append(span)
+        return sorted(matrices, key=lambda m: m[2:]), exact
+
+    def _start(self, matrix: _Matrix, turn: Turn, like: Array) -> Array:
+        """The Q to begin with. Columns that are zero, or not finite, are drawn anew."""
+        xp, shape = module_of(like), (matrix.columns, matrix.rank)
+        q = self._q.arrays.get(matrix.name)
+        q = xp.zeros(shape, like.dtype) if q is None or q.shape != shape else xp.asarray(q)
+        lost = ~(xp.isfinite(q).all(axis=0) & q.any(axis=0))
+        if lost.any():
+            draw = np.random.default_rng(seed_of(self.seed, turn.step, matrix.name))
+            q = xp.where(lost, xp.asarray(draw.standard_normal(shape)), q)
+        return q.astype(like.dtype)
+
+
+def _size(places: Sequence[slice]) -> int:
+    return sum(place.stop - place.start for place in places)
+
+
+def _matrices(
+    like: Array, shapes: Sequence[tuple[int, int]], more: int = 0
+) -> tuple[Array, list[Array]]:
+    """A flat array, of matrices of these shapes and so many elements more, and the matrices."""
+    ends = list(accumulate(map(math.prod, shapes), initial=0))
+    flat = module_of(like).empty(ends[-1] + more, like.dtype)
+    spans = zip(shapes, pairwise(ends), strict=True)
+    return flat, [flat[begin:end].reshape(shape) for shape, (begin, end) in spans]
+
+
+def _pack(values: Array, exact: Sequence[slice], flat: Array) -> None:
+    """Move what is sent as it is to the end of the flat array."""
+    begin = flat.size - _size(exact)
+    for place in exact:
+        end = begin + place.stop - place.start
+        flat[begin:end], begin = values[place], end
+        values[place] = 0
+
+
+def _unpack(flat: Array, exact: Sequence[slice], values: Array) -> None:
+    """The counterpart of _pack."""
+    begin = flat.size - _size(exact)
+    for place in exact:
+        end = begin + place.stop - place.start
+        values[place], begin = flat[begin:end], end
+
+
+def _orthogonalise_alike(flat: Array, matrices: Sequence[Array]) -> None:
+    """Orthogonalise the columns of each matrix; those of one shape lie in a row, from the flat
+    array's beginning, and are done together."""
+    begin = 0
+    for (rows, columns), alike in groupby(matrix.shape for matrix in matrices):
+        end = begin + len(list(alike)) * rows * columns
+        _orthogonalise(flat[begin:end].reshape(-1, rows, columns))
+        begin = end
+
+
+def _orthogonalise(matrices: Array) -> None:
+    """Gram–Schmidt in place, (matrices, rows, columns). A column that depends on earlier ones
+    becomes zero."""
+    xp = module_of(matrices)
+    lengths = xp.linalg.norm(matrices, axis=1, keepdims=True)
+    for i in range(matrices.shape[2]):
+        column = matrices[:, :, i : i + 1]
+        length = xp.linalg.norm(column, axis=1, keepdims=True)
+        is_left = ~(length <= _LOST * lengths[:, :, i : i + 1])
+        column *= xp.where(is_left, 1 / xp.where(is_left, length, 1), 0)
+        rest = matrices[:, :, i + 1 :]
+        rest -= column * (column * rest).sum(axis=1, keepdims=True)

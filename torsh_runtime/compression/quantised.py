@@ -1,0 +1,148 @@
+"""Compressors that send few bits of every element: 1, or 8."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.compression.arrays import Array, module_of, pieces, seed_of
+from torsh_runtime.compression.base import Compressor, Turn
+from torsh_runtime.errors import ConfigError
+
+_SCALE = 4
+"""Bytes of a row's scale, float32."""
+_ALIGNED = 32
+
+
+class _Quantised(Compressor):
+    """Rows of elements, each sent as a scale and codes.
+
+    Rank r gets the codes of the r-th part of everyone's rows, averages them in order of rank, and
+    sends the codes of the average to all (Tang et al., ICML 2019): as many bytes with any number
+    of ranks. What the second coding loses, rank r adds to its own residual.
+    """
+
+    def __init__(self, block: int, error_feedback: bool, seed: int) -> None:
+        super().__init__(error_feedback)
+        if block < _ALIGNED:
+            raise ConfigError(f"block={block!r} is not at least {_ALIGNED}")
+        self.block, self.seed = block, seed
+
+    def _exchange(self, turn: Turn, pending: Array, out: Array) -> None:
+        xp, wire = module_of(pending), turn.wire
+        ranks, rank, size = wire.world_size, wire.rank, pending.size
+        per_rank, width = _rows(size, ranks, self.block)
+        draw = xp.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index, rank))
+        rows = xp.zeros((ranks * per_rank, width), pending.dtype)
+        rows.reshape(-1)[:size] = pending
+
+        codes = self._encode_all(rows, draw)
+        if self.error_feedback:
+            self._add(codes, rows, -1)
+        mean = xp.zeros((per_rank, width), pending.dtype)
+        for part in wire.all_to_all(codes).reshape(ranks, per_rank, -1):
+            self._add(part, mean, 1)
+        mean /= ranks
+        codes = self._encode_all(mean, draw)
+        if self.error_feedback:
+            self._add(codes, mean, -1)
+            rows[rank * per_rank : (rank + 1) * per_rank] += mean * ranks
+            pending[...] = rows.reshape(-1)[:size]
+        rows[...] = 0
+        self._add(wire.all_gather(codes).reshape(len(rows), -1), rows, 1)
+        out[...] = rows.reshape(-1)[:size]
+
+    def _encode_all(self, rows: Array, draw: Any) -> Array:
+        """uint8, (rows, bytes of each)."""
+        xp = module_of(rows)
+        codes = xp.empty((len(rows), _SCALE + self._code_bytes(rows.shape[1])), np.uint8)
+        for piece in pieces(rows):
+            scales, found = self._encode(rows[piece], draw)
+            codes[piece, :_SCALE] = scales.astype(np.float32).view(np.uint8)
+            codes[piece, _SCALE:] = found
+        return codes
+
+    def _add(self, codes: Array, rows: Array, sign: int) -> None:
+        """Add what the codes stand for, or take it away."""
+        xp = module_of(rows)
+        for piece in pieces(rows):
+            scales = xp.ascontiguousarray(codes[piece, :_SCALE]).view(np.float32)
+            rows[piece] += self._decode(codes[piece, _SCALE:], rows.dtype) * (sign * scales)
+
+    @abstractmethod
+    def _code_bytes(self, width: int) -> int:
+        """Of a row of so many elements."""
+
+    @abstractmethod
+    def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
+        """The rows' scales, (rows, 1), and codes, uint8 (rows, bytes)."""
+
+    @abstractmethod
+    def _decode(self, codes: Array, dtype: np.dtype[Any]) -> Array:
+        """What the codes stand for, to be multiplied by the scale."""
+
+
+class OneBit(_Quantised):
+    """Sends signs, and for each `block` of elements their mean magnitude (1-bit SGD, Seide et al.,
+    Interspeech 2014; scaled signs with error feedback, Karimireddy et al., ICML 2019): a 31st of
+    the bytes."""
+
+    def __init__(self, block: int = 2048, error_feedback: bool = True) -> None:
+        super().__init__(block, error_feedback, seed=0)
+
+    def _code_bytes(self, width: int) -> int:
+        return width // 8
+
+    def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
+        xp = module_of(rows)
+        scales = xp.abs(rows).mean(axis=1, keepdims=True)
+        return scales, xp.packbits(rows >= 0).reshape(len(rows), -1)
+
+    def _decode(self, codes: Array, dtype: np.dtype[Any]) -> Array:
+        xp = module_of(codes)
+        signs = xp.unpackbits(codes.reshape(-1)).reshape(len(codes), -1).astype(dtype)
+        signs *= 2
+        signs -= 1
+        return signs
+
+
+class Int8(_Quantised):
+    """Sends each element as one of 2 levels + 1 multiples of its block's largest magnitude, up or
+    down by chance, and so unbiased (QSGD, Alistarh et al., NeurIPS 2017, with a scale for each
+    `block` of elements): a quarter of the bytes.
+
+    levels: at most 127. seed: of the chances, which differ from rank to rank and step to step.
+    """
+
+    def __init__(
+        self, levels: int = 127, block: int = 1024, error_feedback: bool = False, seed: int = 0
+    ) -> None:
+        super().__init__(block, error_feedback, seed)
+        if not 1 <= levels <= 127:
+            raise ConfigError(f"levels={levels!r} is not from 1 to 127")
+        self.levels = levels
+
+    def _code_bytes(self, width: int) -> int:
+        return width
+
+    def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
+        xp = module_of(rows)
+        scales = xp.abs(rows).max(axis=1, keepdims=True) / self.levels
+        steps = rows * xp.where(scales > 0, 1 / scales, 0)
+        steps += draw.random(rows.shape, dtype=np.float32)
+        xp.floor(steps, out=steps)
+        xp.minimum(steps, self.levels, out=steps)
+        return scales, steps.astype(np.int8).view(np.uint8)
+
+    def _decode(self, codes: Array, dtype: np.dtype[Any]) -> Array:
+        return codes.view(np.int8).astype(dtype)
+
+
+def _rows(size: int, ranks: int, block: int) -> tuple[int, int]:
+    """Rows for each rank, of at most `block` elements or a few more, and elements of each."""
+    part = -(-size // ranks)
+    rows = -(-part // block)
+    width = -(-part // rows)
+    return rows, -(-width // _ALIGNED) * _ALIGNED

@@ -1,0 +1,63 @@
+"""Which elements are the largest, without sorting them all."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torsh_runtime.compression.arrays import Array, module_of, pieces
+
+_SMALL = 1 << 16
+_SAMPLE = 1 << 14
+"""Elements at least; a hundredth of many."""
+_MORE = 1.25
+"""Times as many candidates as are wanted, so that there are seldom too few."""
+
+
+def at_least(values: Array, threshold: float) -> Array:
+    """Ascending indices of what is NaN or at least `threshold` in magnitude."""
+    xp = module_of(values)
+    found = [
+        xp.flatnonzero(~(xp.abs(values[piece]) < threshold)) + piece.start
+        for piece in pieces(values)
+    ]
+    return xp.concatenate(found)
+
+
+def largest(values: Array, k: int) -> Array:
+    """Ascending indices of exactly the k elements that are largest in magnitude, NaN first.
+
+    As in Deep Gradient Compression (Lin et al., ICLR 2018, section 3.1) a sample says what they
+    are at least, about; one pass finds those, and only among them are the largest selected.
+    """
+    xp = module_of(values)
+    if k >= values.size:
+        return xp.arange(values.size)
+    if values.size <= _SMALL:
+        return _among(values, xp.arange(values.size), k)
+    least = float(np.finfo(values.dtype).smallest_subnormal)
+    candidates = at_least(values, max(_estimate(values, k), least))
+    if candidates.size < k:  # the sample was deceptive, or most are zero
+        candidates = at_least(values, least)
+    if candidates.size < k:
+        zeros = xp.flatnonzero(values == 0)[: k - candidates.size]
+        return xp.sort(xp.concatenate([candidates, zeros]))
+    return _among(values, candidates, k)
+
+
+def _among(values: Array, candidates: Array, k: int) -> Array:
+    xp = module_of(values)
+    others = candidates.size - k
+    chosen = xp.argpartition(xp.abs(values[candidates]), others)[others:]
+    return xp.sort(candidates[chosen])
+
+
+def _estimate(values: Array, k: int) -> float:
+    """What somewhat more than k elements are at least, about."""
+    xp = module_of(values)
+    count = max(values.size // 100, _SAMPLE)
+    # Not every so manieth element: that could be the same column of each row.
+    where = np.random.default_rng(0).integers(values.size, size=count)
+    above = int(_MORE * count * k / values.size) + 32
+    if above >= count:
+        return 0.0
+    return float(xp.partition(xp.abs(values[xp.asarray(where)]), count - above)[count - above])

@@ -1,0 +1,134 @@
+"""Compressors that send some elements: the largest ones, random ones, those above a threshold."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from torsh_runtime.compression.arrays import Array, is_finite, module_of, seed_of
+from torsh_runtime.compression.base import Compressor, Turn
+from torsh_runtime.compression.pairs import pack, unpack, value_dtype
+from torsh_runtime.compression.selection import at_least, largest
+from torsh_runtime.compression.wire import Wire
+from torsh_runtime.errors import ConfigError
+
+
+class _Share:
+    """How many elements of a bucket are sent: a ratio of them, or a number if that is given.
+    ConfigError for what is neither."""
+
+    def __init__(self, ratio: float, k: int | None) -> None:
+        if not 0 < ratio <= 1:
+            raise ConfigError(f"ratio={ratio!r} is not above 0 and at most 1")
+        if k is not None and k < 1:
+            raise ConfigError(f"k={k!r} is not at least 1")
+        self.ratio, self.k = ratio if k is None else None, k
+
+    def _count(self, turn: Turn, size: int) -> int:
+        ratio = turn.ratio or self.ratio or 0.0
+        return min(max(round(ratio * size), self.k or 1), size)
+
+
+class _Gathered(Compressor):
+    """Each rank gathers everyone's pairs of index and value, and adds them in order of rank."""
+
+    def __init__(self, values: str, error_feedback: bool) -> None:
+        super().__init__(error_feedback)
+        self.values = values
+        self._value_dtype = value_dtype(values)
+
+    def _exchange(self, turn: Turn, pending: Array, out: Array) -> Array:
+        indices = self._select(turn, pending)
+        values = pending[indices].astype(self._value_dtype)
+        pending[indices] -= values.astype(pending.dtype)
+        payload = pack(indices, values, pending.size)
+        out[...] = 0
+        for other in self._gather(turn.wire, payload):
+            where, what = unpack(other, pending.size, self._value_dtype)
+            out[where] += what.astype(out.dtype) / turn.wire.world_size
+        return indices
+
+    @abstractmethod
+    def _select(self, turn: Turn, pending: Array) -> Array:
+        """Ascending indices of what is sent."""
+
+    def _gather(self, wire: Wire, payload: Array) -> Array | list[Array]:
+        return wire.all_gather(payload)
+
+
+class TopK(_Share, _Gathered):
+    """Sends the elements of each bucket that are largest in magnitude (Aji and Heafield, EMNLP
+    2017; Stich et al., NeurIPS 2018): 6 bytes for each, 4 with values in half precision.
+
+    ratio: how much of each bucket; k: how many elements of each instead. values: the dtype in
+    which they are sent: "float32", "float16" or "bfloat16".
+    """
+
+    def __init__(
+        self,
+        ratio: float = 0.01,
+        k: int | None = None,
+        values: str = "float32",
+        error_feedback: bool = True,
+    ) -> None:
+        _Gathered.__init__(self, values, error_feedback)
+        _Share.__init__(self, ratio, k)
+
+    def _select(self, turn: Turn, pending: Array) -> Array:
+        return largest(pending, self._count(turn, pending.size))
+
+
+class Threshold(_Gathered):
+    """Sends the elements that are at least `threshold` in magnitude (after Strom, Interspeech
+    2015): as many as there are, which ranks tell each other first. Arguments as of TopK."""
+
+    def __init__(
+        self, threshold: float = 1e-3, values: str = "float32", error_feedback: bool = True
+    ) -> None:
+        super().__init__(values, error_feedback)
+        if not threshold > 0:
+            raise ConfigError(f"threshold={threshold!r} is not above 0")
+        self.threshold = threshold
+
+    def _select(self, turn: Turn, pending: Array) -> Array:
+        return at_least(pending, self.threshold)
+
+    def _gather(self, wire: Wire, payload: Array) -> list[Array]:
+        return wire.all_gather_uneven(payload)
+
+
+class RandomK(_Share, Compressor):
+    """Sends elements that are drawn anew in each step, the same on all ranks, so that their values
+    alone are reduced (Stich et al., NeurIPS 2018): 4 bytes for each, with any number of ranks.
+
+    ratio, k: as of TopK. seed: the same on all ranks. Without error feedback what is sent is scaled
+    up, and so unbiased (Wangni et al., NeurIPS 2018).
+    """
+
+    def __init__(
+        self,
+        ratio: float = 0.01,
+        k: int | None = None,
+        error_feedback: bool = True,
+        seed: int = 0,
+    ) -> None:
+        Compressor.__init__(self, error_feedback)
+        _Share.__init__(self, ratio, k)
+        self.seed = seed
+
+    def _exchange(self, turn: Turn, pending: Array, out: Array) -> Array:
+        xp, size = module_of(pending), pending.size
+        k = self._count(turn, size)
+        draw = np.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index))
+        indices = xp.asarray(np.sort(draw.choice(size, k, replace=False, shuffle=False)))
+        values = pending[indices].astype(np.float32)
+        if not is_finite(pending):
+            values[...] = np.nan  # or it might never be drawn
+        pending[indices] -= values.astype(pending.dtype)
+        if not self.error_feedback:
+            values *= size / k
+        turn.wire.average(values)
+        out[...] = 0
+        out[indices] = values
+        return indices

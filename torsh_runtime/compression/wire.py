@@ -1,0 +1,103 @@
+"""The collectives that compressors use, and how many bytes they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.compression.arrays import Array, module_of
+from torsh_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torsh_runtime.comm.group import ProcessGroup
+
+
+@dataclass(slots=True)
+class Stats:
+    """What this rank has sent, by one rule: the payload that ring algorithms send. Of `n` ranks an
+    all_reduce sends 2(n-1)/n of its bytes, an all_gather (n-1)/n of its result's, an all_to_all
+    (n-1)/n of its input's. Messages of transports have headers, which are not counted.
+    """
+
+    bytes_sent: int = 0
+    dense_bytes: int = 0
+    """What all_reduces of the same buckets in float32 would have sent."""
+    steps: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Sent for each byte that would have been; 1.0 where nothing would."""
+        return self.bytes_sent / self.dense_bytes if self.dense_bytes else 1.0
+
+
+class Wire:
+    """Collectives of one group, each complete when its call returns, which are counted."""
+
+    def __init__(self, group: ProcessGroup, stats: Stats) -> None:
+        self._group = group
+        self._stats = stats
+        self.rank, self.world_size = group.rank, group.world_size
+
+    def sum(self, array: Array) -> None:
+        """Sum in place over all ranks."""
+        self._all_reduce(array, ReduceOp.SUM)
+
+    def average(self, array: Array) -> None:
+        """Average in place over all ranks."""
+        self._all_reduce(array, ReduceOp.AVG)
+
+    def all_gather(self, array: Array) -> Array:
+        """Everyone's array of one size: a row for each rank."""
+        rows = module_of(array).empty((self.world_size, *array.shape), array.dtype)
+        self._group.all_gather_into_tensor(rows, array)
+        self._count(rows.nbytes)
+        return rows
+
+    def all_gather_uneven(self, array: Array) -> list[Array]:
+        """Everyone's array, whose sizes may differ."""
+        sizes = self.numbers(array.size)[:, 0]
+        parts = [module_of(array).empty(int(size), array.dtype) for size in sizes]
+        self._group.all_gather(parts, array)
+        self._count(sum(part.nbytes for part in parts))
+        return parts
+
+    def all_to_all(self, array: Array) -> Array:
+        """What everyone's r-th of world_size equal parts holds, on rank r, in order of rank."""
+        received = module_of(array).empty_like(array)
+        self._group.all_to_all_single(received, array)
+        self._count(array.nbytes)
+        return received
+
+    def numbers(self, *own: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """Everyone's numbers: a row for each rank."""
+        rows = self._group.all_gather_numbers(np.array(own, np.int64))
+        self._count(rows.nbytes)
+        return rows.reshape(self.world_size, len(own))
+
+    def check_agreed(self, config: int, steps: int, shared: int) -> None:
+        """ConfigError on all ranks unless all have the same."""
+        rows = self.numbers(config, steps, shared)
+        strangers = [rank for rank, row in enumerate(rows) if (row != rows[0]).any()]
+        if strangers:
+            raise ConfigError(
+                f"the compressors of ranks {strangers} differ from rank 0's in their options, in "
+                f"the number of steps (here {steps}, rank 0 {rows[0, 1]}) or in what all ranks "
+                f"share: make them alike, or load the state of the same step everywhere"
+            )
+
+    def dense(self, elements: int) -> None:
+        """Count what float32 gradients would have sent."""
+        self._stats.dense_bytes += 2 * self._others(4 * elements)
+
+    def _all_reduce(self, array: Array, op: ReduceOp) -> None:
+        self._group.all_reduce(array, op)
+        self._count(2 * array.nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        self._stats.bytes_sent += self._others(nbytes)
+
+    def _others(self, nbytes: int) -> int:
+        return nbytes * (self.world_size - 1) // self.world_size
