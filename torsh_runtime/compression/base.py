@@ -27,10 +27,6 @@ class Bucket(Protocol):
     array's values."""
 
     @property
-    def index(self) -> int:
-        """Its number, from 0; stable from step to step once buckets were rebuilt."""
-
-    @property
     def array(self) -> Array:
         """This rank's gradients one after the other: flat, numpy or cupy, of one dtype. A hook may
         use it as scratch; when its Work is done it holds the average over all ranks."""
@@ -43,7 +39,9 @@ class Bucket(Protocol):
     def names(self) -> list[str]:
         """Of the gradients in it, in order; no other bucket has them."""
 
-    @property
+    def index(self) -> int:
+        """Its number, from 0; stable from step to step once buckets were rebuilt."""
+
     def is_last(self) -> bool:
         """Whether it is the step's last one."""
 
@@ -55,8 +53,16 @@ class FlatBucket:
     array: Array
     shapes: list[tuple[int, ...]]
     names: list[str]
-    index: int = 0
-    is_last: bool = True
+    number: int = 0
+    last: bool = True
+
+    def index(self) -> int:
+        """Its number, from 0."""
+        return self.number
+
+    def is_last(self) -> bool:
+        """Whether it is the step's last one."""
+        return self.last
 
 
 Hook = Callable[[Any, Bucket], Work]
@@ -165,7 +171,7 @@ class Compressor(ABC):
             with np.errstate(all="ignore"):  # what is not finite is passed on
                 self.reduce(Turn(wire, bucket, self._steps), dtype)
         wire.dense(bucket.array.size)
-        if bucket.is_last:
+        if bucket.is_last():
             self._steps += 1
             self._stats.steps += 1
 

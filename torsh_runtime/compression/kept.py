@@ -22,7 +22,7 @@ def spans(bucket: Bucket) -> Iterator[tuple[str, tuple[int, ...], slice]]:
         yield name, shape, slice(begin, begin := begin + math.prod(shape))
     if begin != bucket.array.size:
         raise ValueError(
-            f"bucket {bucket.index} has {bucket.array.size} elements, its shapes have {begin}"
+            f"bucket {bucket.index()} has {bucket.array.size} elements, its shapes have {begin}"
         )
 
 

@@ -34,7 +34,7 @@ class _Quantised(Compressor):
         xp, wire = module_of(pending), turn.wire
         ranks, rank, size = wire.world_size, wire.rank, pending.size
         per_rank, width = _rows(size, ranks, self.block)
-        draw = xp.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index, rank))
+        draw = xp.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index(), rank))
         rows = xp.zeros((ranks * per_rank, width), pending.dtype)
         rows.reshape(-1)[:size] = pending
 

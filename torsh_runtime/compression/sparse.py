@@ -120,7 +120,7 @@ class RandomK(_Share, Compressor):
     def _exchange(self, turn: Turn, pending: Array, out: Array) -> Array:
         xp, size = module_of(pending), pending.size
         k = self._count(turn, size)
-        draw = np.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index))
+        draw = np.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index()))
         indices = xp.asarray(np.sort(draw.choice(size, k, replace=False, shuffle=False)))
         values = pending[indices].astype(np.float32)
         if not is_finite(pending):

@@ -36,14 +36,17 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         batch_stats = self.training or self.running_mean is None
         group = group_of(self.process_group) if batch_stats else None
         if group is None or group.world_size == 1:
-            return super().forward(input)
-        normalised, mean, variance, count = _Normalise.apply(input, self.eps, group)
+            plain: Tensor = super().forward(input)
+            return plain
+        apply: Any = _Normalise.apply
+        normalised, mean, variance, count = apply(input, self.eps, group)
         if self.training and self.track_running_stats and self.running_mean is not None:
             self._track(mean, variance, float(count))
         shape = (1, -1, *([1] * (input.dim() - 2)))
+        scaled: Tensor = normalised
         if self.affine:
-            normalised = normalised * self.weight.view(shape) + self.bias.view(shape)
-        return normalised
+            scaled = normalised * self.weight.view(shape) + self.bias.view(shape)
+        return scaled
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:

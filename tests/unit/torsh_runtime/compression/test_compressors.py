@@ -117,7 +117,7 @@ def test_chances_differ_from_step_to_step_and_bucket_to_bucket(make: Any) -> Non
     for _ in range(3):
         for index in range(2):
             bucket = bucket_of(np.linspace(0, 1, 64, dtype=np.float32), names=[f"g{index}"])
-            bucket.index, bucket.is_last = index, index == 1
+            bucket.number, bucket.last = index, index == 1
             compressor(group, bucket).wait()
             results.add((bucket.array != 0).tobytes())
     assert len(results) == 6
