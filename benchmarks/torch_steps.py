@@ -1,9 +1,13 @@
 """Training steps of torch on our backend beside Gloo: `python benchmarks/torch_steps.py --help`.
 
 Ordinary DistributedDataParallel and FSDP2 scripts, in which only the backend's name differs, or
-("unedited") nothing at all, as under `torshrun --torch-backend torsh`; two ranks with one thread
-each. As users find the backends: torsh tunes glibc's allocator by itself, Gloo does not; and with
-both tuned. Beside them the bare model, which does not communicate.
+("unedited") nothing at all, as under `torshrun --torch-backend torsh`, or ("ours") the wrapper is
+torsh_runtime's own; two ranks with one thread each. As users find the backends: torsh tunes glibc's
+allocator by itself, Gloo does not; and with both tuned. Beside them the bare model, which does not
+communicate.
+
+DDP is 10 Linear layers, whose gradients are much beside what is computed; GPT a small transformer
+with much to compute; "alone" the layers of DDP on one rank.
 """
 
 from __future__ import annotations
@@ -33,13 +37,16 @@ TUNED = {
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
 """Freed memory stays with the process, as torsh sets it up by mallopt."""
-TORSH, UNEDITED, BARE, AS_FOUND = "torsh", "unedited", "bare", "gloo"
+OWN, TORSH, UNEDITED, BARE, AS_FOUND = "ours", "torsh", "unedited", "bare", "gloo"
 _RATIOS = {
     "torsh/gloo": (TORSH, AS_FOUND),
     "unedited/gloo": (UNEDITED, AS_FOUND),
     "torsh/gloo tuned": (TORSH, f"{AS_FOUND} tuned"),
+    "ours/gloo": (OWN, AS_FOUND),
+    "ours/bare": (OWN, BARE),
+    "ours/gloo tuned": (OWN, f"{AS_FOUND} tuned"),
+    "ours/bare tuned": (OWN, f"{BARE} tuned"),
 }
-_BARS = ("torsh/gloo", "unedited/gloo")
 _WORKER = HERE / "torch_worker.py"
 _ITERATIONS = (3, 200)
 _NEAR_ENOUGH = 1e-4
@@ -48,29 +55,40 @@ _NEAR_ENOUGH = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Linear layers of one width."""
+    """Layers of one width: Linear ones, or of a transformer on sequences of 64."""
 
     width: int
     depth: int
     batch: int
-    limit: float
-    """Of torsh's step time to Gloo's as users find it."""
+    limits: Mapping[str, float]
+    """Of ratios of step times."""
+    ranks: int | None = None
+    """None: as the command line says."""
 
-    @property
-    def nbytes(self) -> int:
-        return 4 * self.depth * self.width * (self.width + 1)
+    def nbytes(self, name: str) -> int:
+        matrices = 12 if name == "GPT" else 1
+        return 4 * self.depth * matrices * self.width**2
 
 
 MODELS: Mapping[str, Model] = {
-    "DDP": Model(width=1600, depth=10, batch=16, limit=0.58),
-    "FSDP2": Model(width=3200, depth=10, batch=16, limit=0.25),
+    "DDP": Model(
+        width=1600,
+        depth=10,
+        batch=16,
+        limits={"torsh/gloo": 0.58, "unedited/gloo": 0.58, "ours/gloo": 0.5, "ours/bare": 1.15},
+    ),
+    "GPT": Model(width=256, depth=4, batch=8, limits={"ours/gloo": 1.0}),
+    "alone": Model(width=1600, depth=10, batch=16, limits={"ours/bare tuned": 1.03}, ranks=1),
+    "FSDP2": Model(
+        width=3200, depth=10, batch=16, limits={"torsh/gloo": 0.25, "unedited/gloo": 0.25}
+    ),
 }
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
-    add("--models", type=_models, default=tuple(MODELS), help="default: DDP,FSDP2")
+    add("--models", type=_models, default=tuple(MODELS), help=f"default: {','.join(MODELS)}")
     add("--ranks", type=session.positive, default=2, help="default: 2")
     add("--here", action="store_true", help="use this interpreter's own torch")
     session.add_options(parser, seconds=4.0)
@@ -85,15 +103,19 @@ def contenders(here: bool) -> list[Peer]:
     """torsh, Gloo and no communication, each as it is found and the last two tuned as well."""
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     torsh = replace(base, name=TORSH)
+    own = replace(base, name=OWN)
     unedited = replace(base, name=UNEDITED, env={**base.env, "TORSH_TORCH_BACKEND": "torsh"})
     others = [replace(base, name=name) for name in (AS_FOUND, BARE)]
     tuned = [replace(peer, name=f"{peer.name} tuned", env={**peer.env, **TUNED}) for peer in others]
-    return [torsh, unedited, *others, *tuned]
+    return [own, torsh, unedited, *others, *tuned]
 
 
 def work(names: Sequence[str], ranks: int) -> session.Work:
     """One case for each model; its size is that of its parameters."""
-    return [(Case(name, ranks=ranks), (MODELS[name].nbytes,)) for name in names]
+    models = [(name, MODELS[name]) for name in names]
+    return [
+        (Case(name, ranks=model.ranks or ranks), (model.nbytes(name),)) for name, model in models
+    ]
 
 
 def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
@@ -133,8 +155,8 @@ def checks(row: Row) -> list[Check]:
     """The bars of this row: as users find both."""
     name = row.case.operation
     return [
-        of_row(name, row, bar, row.ratio(*_RATIOS[bar]), MODELS[name].limit, at_most=True)
-        for bar in _BARS
+        of_row(name, row, bar, row.ratio(*_RATIOS[bar]), limit, at_most=True)
+        for bar, limit in MODELS[name].limits.items()
     ]
 
 

@@ -1,8 +1,8 @@
 """One rank of a run of torch training steps: `torch_worker.py PLAN.json`, started by spawn.py.
 
 The script is an ordinary one; only the backend's name differs. The plan names it: "torsh", "gloo",
-"unedited", which asks for gloo and has torsh in its stead, or "bare", which trains on each rank by
-itself, without communication. Each rank leaves its figures
+"unedited", which asks for gloo and has torsh in its stead, "ours", where the wrapper is ours, too,
+or "bare", which trains on each rank by itself, without communication. Each rank leaves its figures
 in `rank-<n>.json` beside the plan.
 """
 
@@ -29,11 +29,13 @@ _TIMEOUT = timedelta(seconds=120)
 def join(plan: dict[str, Any]) -> str:
     """Make the default group; what the plan calls the contender's first word."""
     library: str = plan["library"].split()[0]
-    if library in ("torsh", "unedited"):
+    if library in ("ours", "torsh", "unedited"):
         site.addsitedir(plan["site"])  # where torsh_runtime is, after torch's own environment
         import torsh_runtime.integrations.torch  # noqa: F401  (registers the backend)
-    dist.init_process_group("torsh" if library == "torsh" else "gloo", timeout=_TIMEOUT)
-    assert hasattr(dist.group.WORLD, "is_torsh") == (library in ("torsh", "unedited"))
+    name = "torsh" if library in ("ours", "torsh") else "gloo"
+    dist.init_process_group(name, timeout=_TIMEOUT)
+    is_torsh = library in ("ours", "torsh", "unedited")
+    assert hasattr(dist.group.WORLD, "is_torsh") == is_torsh
     return library
 
 
@@ -44,9 +46,35 @@ def layers(width: int, depth: int) -> nn.Sequential:
     return nn.Sequential(*(module for layer in linear for module in (layer, nn.ReLU())))
 
 
-def ddp(model: nn.Sequential) -> nn.Module:
+class Transformer(nn.Module):
+    """Encoder layers of one width, on rows of 64 tokens each."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        made = [
+            nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
+            for _ in range(depth)
+        ]
+        self.layers = nn.Sequential(*made)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        """(batch, width) to the same: each row is spread over 64 places first."""
+        places = torch.linspace(-1, 1, 64)[None, :, None]
+        return self.layers(data[:, None, :] * places).mean(1)
+
+
+def ddp(model: nn.Module) -> nn.Module:
     """Gradients averaged by DistributedDataParallel."""
     return nn.parallel.DistributedDataParallel(model)
+
+
+def own_ddp(model: nn.Module) -> nn.Module:
+    """The same by ours."""
+    from torsh_runtime.parallel.ddp import DistributedDataParallel
+
+    wrapper: nn.Module = DistributedDataParallel(model)
+    return wrapper
 
 
 def fsdp(model: nn.Sequential) -> nn.Module:
@@ -61,7 +89,8 @@ def fsdp(model: nn.Sequential) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-_WRAPPERS: dict[str, Callable[[nn.Sequential], nn.Module]] = {"DDP": ddp, "FSDP2": fsdp}
+_MODELS: dict[str, Callable[[int, int], nn.Module]] = {"GPT": Transformer}
+_WRAPPERS: dict[str, Callable[[Any], nn.Module]] = {"FSDP2": fsdp}
 
 
 def training_step(model: nn.Module, width: int, batch: int) -> Callable[[], float]:
@@ -103,10 +132,11 @@ def main() -> None:
     plan = json.loads(path.read_text())
     torch.set_num_threads(1)
     library, shape = join(plan), plan["shape"]
-    model: nn.Module = layers(shape["width"], shape["depth"])
+    operation = plan["operation"]
+    model: nn.Module = _MODELS.get(operation, layers)(shape["width"], shape["depth"])
     nbytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     if library != "bare":
-        model = _WRAPPERS[plan["operation"]](model)
+        model = _WRAPPERS.get(operation, own_ddp if library == "ours" else ddp)(model)
     step = training_step(model, shape["width"], shape["batch"])
     losses = [step() for _ in range(_CHECKED_STEPS)]
     gc.disable()

@@ -179,3 +179,12 @@ def test_a_wrapper_inside_a_checkpoint() -> None:
     for gradients in ranks_of("inside_a_checkpoint"):
         for gradient in gradients:
             torch.testing.assert_close(gradient, mean_gradient())
+
+
+def test_pickled_and_copied_wrappers() -> None:
+    import torch
+
+    for found, text in ranks_of("copied"):
+        for gradient in found:
+            torch.testing.assert_close(gradient, mean_gradient())
+        assert "not of the default group" in text

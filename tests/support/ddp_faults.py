@@ -259,3 +259,18 @@ def inside_a_checkpoint(rank: int, ranks: int) -> Any:
         checkpoint(model, inputs, use_reentrant=reentrant).sum().backward()
         found.append(gradients(model)["module.first.weight"])
     return found
+
+
+def copied(rank: int, ranks: int) -> Any:
+    """A wrapper that was pickled, and a copy of one, average as it does; one of a group is not."""
+    import copy
+    import pickle
+
+    model = wrapped(Two, check_nan=True)
+    found = []
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):  # noqa: S301
+        other(torch.full((2, 3), 1.0 + rank)).sum().backward()
+        found.append(gradients(other)["module.first.weight"])
+        assert "not finite" in raised(other(torch.full((2, 3), float("inf"))).sum().backward)
+    pairs, _ = tr.new_subgroups(2)
+    return found, raised(lambda: pickle.dumps(wrapped(Two, process_group=pairs)))

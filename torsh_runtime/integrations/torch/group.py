@@ -49,6 +49,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         self._overlap_backward = overlap_backward
         self._name = self._desc = ""
         self._collectives = self._splits = 0
+        self._ours: tuple[Backend, ProcessGroup] | None = None
 
     @spellings(c10d.AllreduceOptions, "op", "timeout")
     def allreduce(self, tensors: Tensors, opts: Any) -> TorshWork:
@@ -287,7 +288,9 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     def runtime_group(self) -> ProcessGroup:
         """A group of ours over the same backend: the operations of both are in one order."""
-        return ProcessGroup(self._torsh, self._timeout, name=self._name)
+        if self._ours is None or self._ours[0] is not self._torsh:  # configured anew
+            self._ours = self._torsh, ProcessGroup(self._torsh, self._timeout, name=self._name)
+        return self._ours[1]
 
     def getBackendName(self) -> str:  # noqa: N802
         return NAME

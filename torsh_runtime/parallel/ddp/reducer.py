@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,6 @@ class Reducer:
         self._group = group
         self._config = config
         self._parameters = adapter.parameters()
-        self._buckets = Buckets(adapter, group, config)
         self._hook: tuple[Any, Hook] | None = None
         self._pass: _Pass | None = None
         self._passes = 0  # since gradients were averaged
@@ -64,10 +63,10 @@ class Reducer:
             for number, (_, parameter) in enumerate(self._parameters)
         ]
 
-    @property
-    def buckets(self) -> Sequence[Bucket]:
-        """In the order in which they are averaged."""
-        return self._buckets
+    @cached_property
+    def _buckets(self) -> Buckets:
+        """Made when gradients are averaged first, which all ranks do at the same time."""
+        return Buckets(self._adapter, self._group, self._config)
 
     def register_hook(self, state: Any, hook: Hook) -> None:
         """Average by it from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -156,6 +157,18 @@ class DistributedDataParallel:
         if joining.last_active:
             send_from(joining.last_active[0], self._adapter, self._everything(), self._group)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        """A wrapper of the same ranks around a copy of the model, without its hook."""
+        module = copy.deepcopy(self.module, memo)
+        return _unpickled(module, self._config, self._broadcasts_buffers, self._group)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The model and the options. Where it is unpickled it is of the default group, without its
+        hook, and its model is taken as it is. ConfigError if it is of another one."""
+        if self._group is not group_of(None):
+            raise ConfigError("the wrapper is not of the default group: pickle its .module")
+        return _unpickled, (self.module, self._config, self._broadcasts_buffers)
+
     def _compress(self, compressor: str | Hook) -> None:
         if isinstance(compressor, str):
             from torsh_runtime.compression import from_name
@@ -194,6 +207,21 @@ class DistributedDataParallel:
         if not self._adapter.in_backward():
             self._reducer.expect(self._is_synchronising)
         self._reducer.follow(outputs)
+
+
+def _unpickled(
+    module: Any,
+    config: BucketConfig,
+    broadcast_buffers: bool,
+    process_group: ProcessGroup | None = None,
+) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        module,
+        config=config,
+        process_group=process_group,
+        broadcast_buffers=broadcast_buffers,
+        init_sync=False,
+    )
 
 
 @cache
