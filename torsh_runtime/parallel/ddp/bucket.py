@@ -22,16 +22,13 @@ class Bucket:
         self,
         adapter: ModuleAdapter[Any],
         flat: Any,
-        starts: list[int],
+        views: list[Any],
         parameters: list[tuple[str, Any]],
         place: tuple[int, bool],
     ) -> None:
         self.flat = flat
         self.names = [name for name, _ in parameters]
-        self.views = [
-            adapter.part(flat, start, parameter)
-            for start, (_, parameter) in zip(starts, parameters, strict=True)
-        ]
+        self.views = views
         self.missing = len(parameters)
         self._adapter = adapter
         self._parameters = [parameter for _, parameter in parameters]

@@ -19,8 +19,8 @@ class Buckets(Sequence[Bucket]):
     def __init__(
         self, adapter: ModuleAdapter[Any], group: ProcessGroup, config: BucketConfig
     ) -> None:
-        """All ranks make it at the same time."""
         self._adapter = adapter
+        self._group = group
         self._config = config
         self._parameters = adapter.parameters()
         self._gradients = [self._gradient(parameter) for _, parameter in self._parameters]
@@ -29,10 +29,11 @@ class Buckets(Sequence[Bucket]):
             sum(each.elements * each.itemsize for each in self._gradients),
             overlaps=config.overlap_communication or not group.is_in_node,
         )
-        self._flat = self._memory(group)
+        self._shapes = [adapter.shape(parameter) for _, parameter in self._parameters]
+        self._flat: dict[tuple[str, str], Any] = {}
         self._order = list(reversed(range(len(self._parameters))))
         self._next_order: list[int] | None = None
-        self._lay()
+        self._buckets: list[Bucket] = []
 
     @overload
     def __getitem__(self, index: int) -> Bucket: ...
@@ -45,7 +46,11 @@ class Buckets(Sequence[Bucket]):
         return len(self._buckets)
 
     def open(self) -> None:
-        """A pass begins whose gradients are to be averaged."""
+        """A pass begins whose gradients are to be averaged. The first time all ranks make the
+        memory."""
+        if not self._flat:
+            self._flat = self._memory()
+            self._lay()
         if self._next_order is not None:
             self._order, self._next_order = self._next_order, None
             self._move()
@@ -60,11 +65,12 @@ class Buckets(Sequence[Bucket]):
         if gradient is None:
             return self.put_zeros(number)
         self._bucket_of[number].missing -= 1
-        if self._adapter.shape(gradient) != self._adapter.shape(view):
+        shape, expected = self._adapter.shape(gradient), self._shapes[number]
+        if shape != expected:
             self._adapter.fill(view, 0)
             return (
-                f"has a gradient of shape {self._adapter.shape(gradient)}, and had the shape "
-                f"{self._adapter.shape(view)} when the model was wrapped: wrap it anew"
+                f"has a gradient of shape {shape}, and had the shape {expected} when the model was "
+                f"wrapped: wrap it anew"
             )
         if gradient is not view:
             self._adapter.copy(view, gradient)
@@ -132,8 +138,15 @@ class Buckets(Sequence[Bucket]):
         flat = self._adapter.slice(self._flat[span.kind], span.start, span.end)
         sizes = [self._gradients[number].elements for number in span.members]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        views = [self._view(flat, *each) for each in zip(starts, span.members, strict=True)]
         members = [self._parameters[number] for number in span.members]
-        return Bucket(self._adapter, flat, starts, members, (index, index == count - 1))
+        return Bucket(self._adapter, flat, views, members, (index, index == count - 1))
+
+    def _view(self, flat: Any, start: int, number: int) -> Any:
+        parameter = self._parameters[number][1]
+        if self._adapter.shape(parameter) == self._shapes[number]:
+            return self._adapter.part(flat, start, parameter)
+        return self._adapter.slice(flat, start, start + self._gradients[number].elements)
 
     def _gradient(self, parameter: Any) -> Gradient:
         dtype, device = self._adapter.kind(parameter)
@@ -141,14 +154,14 @@ class Buckets(Sequence[Bucket]):
         elements = math.prod(self._adapter.shape(parameter))
         return Gradient(elements, self._adapter.itemsize(reduced), (reduced, device))
 
-    def _memory(self, group: ProcessGroup) -> dict[tuple[str, str], Any]:
+    def _memory(self) -> dict[tuple[str, str], Any]:
         sizes: dict[tuple[str, str], int] = {}
         like: dict[tuple[str, str], Any] = {}
         for gradient, (_, parameter) in zip(self._gradients, self._parameters, strict=True):
             sizes[gradient.kind] = sizes.get(gradient.kind, 0) + gradient.elements
             like.setdefault(gradient.kind, parameter)
         return {
-            kind: self._adapter.flat(like[kind], size, group, kind[0])
+            kind: self._adapter.flat(like[kind], size, self._group, kind[0])
             for kind, size in sizes.items()
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Reducer:
         self._group = group
         self._config = config
         self._parameters = adapter.parameters()
+        self._buckets = Buckets(adapter, group, config)
         self._hook: tuple[Any, Hook] | None = None
         self._pass: _Pass | None = None
         self._passes = 0  # since gradients were averaged
@@ -62,11 +63,6 @@ class Reducer:
             adapter.on_gradient(parameter, partial(self._on_gradient, number))
             for number, (_, parameter) in enumerate(self._parameters)
         ]
-
-    @cached_property
-    def _buckets(self) -> Buckets:
-        """Made when gradients are averaged first, which all ranks do at the same time."""
-        return Buckets(self._adapter, self._group, self._config)
 
     def register_hook(self, state: Any, hook: Hook) -> None:
         """Average by it from now on."""
