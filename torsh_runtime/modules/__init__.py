@@ -17,7 +17,12 @@ def adapter_class(module: object) -> type[ModuleAdapter[Any]]:
         from torsh_runtime.modules.torch import TorchModule
 
         return TorchModule
+    nn = sys.modules.get("torsh_runtime.nn")
+    if nn is not None and isinstance(module, nn.Module):
+        from torsh_runtime.modules.nn import NnModule
+
+        return NnModule
     raise TypeError(
         f"a {type(module).__module__}.{type(module).__qualname__} is no model: pass a "
-        f"torch.nn.Module"
+        f"torch.nn.Module or a torsh_runtime.nn.Module"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -15,7 +14,7 @@ Call = Callable[[], None]
 
 
 class ModuleAdapter(ABC, Generic[T]):
-    """One model. `T` are the framework's tensors, which collectives take as they are.
+    """One model. `T` are the framework's tensors.
 
     What computes here leaves no trace in the framework's graph.
     """
@@ -45,6 +44,10 @@ class ModuleAdapter(ABC, Generic[T]):
     @abstractmethod
     def kind(self, tensor: T) -> tuple[str, str]:
         """The names of its dtype and of its device. Tensors of one kind fit into one flat one."""
+
+    @abstractmethod
+    def values(self, tensor: T) -> Any:
+        """What collectives take, which share its memory: it itself, or an array."""
 
     @abstractmethod
     def flat(self, like: T, size: int, group: ProcessGroup, dtype: str | None = None) -> T:
@@ -134,10 +137,6 @@ class ModuleAdapter(ABC, Generic[T]):
     @abstractmethod
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same, but a compiler of models does not look into it."""
-
-    @abstractmethod
-    def without_gradients(self) -> AbstractContextManager[object]:
-        """A block in which nothing that is computed can be differentiated."""
 
 
 def leaves(value: object) -> Iterable[object]:

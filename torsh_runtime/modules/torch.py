@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +43,9 @@ class TorchModule(ModuleAdapter[Tensor]):
 
     def kind(self, tensor: Tensor) -> tuple[str, str]:
         return str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+
+    def values(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()
 
     def flat(
         self, like: Tensor, size: int, group: ProcessGroup, dtype: str | None = None
@@ -139,9 +141,6 @@ class TorchModule(ModuleAdapter[Tensor]):
         disable: Any = torch.compiler.disable
         disabled: Callable[..., Any] = disable(call)
         return disabled
-
-    def without_gradients(self) -> AbstractContextManager[object]:
-        return torch.no_grad()
 
 
 def _differentiable(outputs: object) -> Iterator[Tensor]:

@@ -68,7 +68,7 @@ def send_from(
     rank: int, adapter: ModuleAdapter[Any], tensors: Sequence[Any], group: ProcessGroup
 ) -> None:
     """Give everyone the rank's values."""
-    with adapter.without_gradients():
-        works = [group.broadcast(tensor, rank, async_op=True) for tensor in tensors]
+    values = [adapter.values(tensor) for tensor in tensors]
+    works = [group.broadcast(each, rank, async_op=True) for each in values]
     for work in works:
         work.wait()

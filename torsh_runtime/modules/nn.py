@@ -1,0 +1,123 @@
+"""Models of torsh_runtime.nn, on numpy or cupy. Beside parameters and buffers, which are Tensors, all
+values here are arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime import nn
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.shared import empty_shared
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves
+from torsh_runtime.nn import backward
+from torsh_runtime.nn.arrays import array_module, dtype_named
+
+
+class NnModule(ModuleAdapter[Any]):
+    """A torsh_runtime.nn.Module. See ModuleAdapter."""
+
+    module_class = nn.Module
+
+    def parameters(self) -> Named[Any]:
+        return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+
+    def constants(self) -> Named[Any]:
+        return [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
+
+    def buffers(self) -> Named[Any]:
+        return list(self.module.named_buffers())
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def kind(self, tensor: Any) -> tuple[str, str]:
+        array = self.values(tensor)
+        is_host = array_module(array) is np
+        return array.dtype.name, "cpu" if is_host else f"cuda:{array.device.id}"
+
+    def values(self, tensor: Any) -> Any:
+        return tensor.data if isinstance(tensor, nn.Tensor) else tensor
+
+    def flat(self, like: Any, size: int, group: ProcessGroup, dtype: str | None = None) -> Any:
+        array = self.values(like)
+        kind = array.dtype if dtype is None else dtype_named(dtype)
+        xp = array_module(array)
+        return empty_shared(size, kind, group) if xp is np else xp.empty(size, kind)
+
+    def part(self, flat: Any, start: int, like: Any) -> Any:
+        shape = self.shape(like)
+        return flat[start : start + int(np.prod(shape))].reshape(shape)
+
+    def slice(self, flat: Any, start: int, end: int) -> Any:
+        return flat[start:end]
+
+    def copy(self, target: Any, source: Any) -> None:
+        self.values(target)[...] = self.values(source)
+
+    def clone(self, tensor: Any) -> Any:
+        return self.values(tensor).copy()
+
+    def like(self, parameter: Any, values: Any) -> Any:
+        return values.astype(parameter.data.dtype)
+
+    def itemsize(self, dtype: str) -> int:
+        try:
+            return dtype_named(dtype).itemsize
+        except TypeError:
+            raise ConfigError(f"{dtype!r} is no dtype of numpy's") from None
+
+    def fill(self, tensor: Any, value: float) -> None:
+        self.values(tensor)[...] = value
+
+    def scale(self, tensor: Any, factor: float) -> None:
+        array = self.values(tensor)
+        array *= array.dtype.type(factor)
+
+    def is_finite(self, tensor: Any) -> bool:
+        array = self.values(tensor)
+        return bool(array_module(array).isfinite(array).all())
+
+    def array(self, flat: Any) -> Any:
+        return flat
+
+    def gradient(self, parameter: Any) -> Any:
+        return None if parameter.grad is None else parameter.grad.data
+
+    def set_gradient(self, parameter: Any, gradient: Any) -> None:
+        parameter.grad = None if gradient is None else nn.Tensor(gradient)
+
+    def on_gradient(self, parameter: Any, call: Call) -> Call:
+        remove: Call = parameter.register_post_accumulate_grad_hook(lambda _: call()).remove
+        return remove
+
+    def at_end_of_backward(self, call: Call) -> None:
+        backward.queue_callback(call)
+
+    def on_backward(self, outputs: object, call: Call) -> None:
+        for tensor in _differentiable(outputs):
+            tensor.register_hook(lambda _: call())
+
+    def in_backward(self) -> bool:
+        return backward.in_backward()
+
+    def is_nested(self) -> bool:
+        return False  # callbacks wait for the outermost pass
+
+    def reached(self, outputs: object) -> set[int]:
+        return {id(leaf) for leaf in backward.leaves(_differentiable(outputs))}
+
+    def records_gradients(self) -> bool:
+        return nn.is_grad_enabled()
+
+    def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return call
+
+
+def _differentiable(outputs: object) -> Iterator[Any]:
+    for leaf in leaves(outputs):
+        if isinstance(leaf, nn.Tensor) and leaf.requires_grad:
+            yield leaf
