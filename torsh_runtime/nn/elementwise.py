@@ -18,21 +18,29 @@ def _shape(value: Any) -> tuple[int, ...]:
     return getattr(value, "shape", ())
 
 
+def _operands(a: Any, b: Any) -> tuple[Any, Any]:
+    """Both operands; integers and booleans as the other's floating point type, as torch has it."""
+    x, y = operand(a), operand(b)
+    if is_array(x) and is_array(y) and (x.dtype.kind == "f") != (y.dtype.kind == "f"):
+        return (x, y.astype(x.dtype)) if x.dtype.kind == "f" else (x.astype(y.dtype), y)
+    return x, y
+
+
 def add(a: Any, b: Any) -> Tensor:
     """a + b."""
-    x, y = operand(a), operand(b)
+    x, y = _operands(a, b)
     return derived(x + y, (a, lambda g: fitted(g, _shape(x))), (b, lambda g: fitted(g, _shape(y))))
 
 
 def subtract(a: Any, b: Any) -> Tensor:
     """a - b."""
-    x, y = operand(a), operand(b)
+    x, y = _operands(a, b)
     return derived(x - y, (a, lambda g: fitted(g, _shape(x))), (b, lambda g: -fitted(g, _shape(y))))
 
 
 def multiply(a: Any, b: Any) -> Tensor:
     """a · b."""
-    x, y = operand(a), operand(b)
+    x, y = _operands(a, b)
     return derived(
         x * y, (a, lambda g: fitted(g * y, _shape(x))), (b, lambda g: fitted(g * x, _shape(y)))
     )
@@ -40,7 +48,7 @@ def multiply(a: Any, b: Any) -> Tensor:
 
 def divide(a: Any, b: Any) -> Tensor:
     """a / b."""
-    x, y = operand(a), operand(b)
+    x, y = _operands(a, b)
     return derived(
         x / y,
         (a, lambda g: fitted(g / y, _shape(x))),
@@ -50,7 +58,7 @@ def divide(a: Any, b: Any) -> Tensor:
 
 def power(a: Any, b: Any) -> Tensor:
     """a to the power of b. Where a is 0 the gradient for b is 0, as is that for a where b is 0."""
-    x, y = operand(a), operand(b)
+    x, y = _operands(a, b)
     result = x**y
 
     def for_base(g: Array) -> Array:
@@ -139,7 +147,7 @@ def minimum(a: Any, b: Any) -> Tensor:
 
 
 def _chosen(a: Any, b: Any, choose: Callable[[Any, Any], Array]) -> Tensor:
-    x, y = operand(a), operand(b)
+    x, y = _operands(a, b)
     result = choose(x, y)
 
     def share(mine: Any, other: Any) -> Callable[[Array], Array]:

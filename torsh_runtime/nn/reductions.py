@@ -52,12 +52,16 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
 def var(x: Any, dim: Any = None, keepdim: bool = False, correction: int = 1) -> Tensor:
     """The variance, over `correction` less than the number of elements."""
     value, dim = operand(x), _axes(dim)
-    count = max(_count(value, dim) - correction, 0)
+    count = _count(value, dim) - correction
     centred = value - value.mean(axis=dim, keepdims=True)
     result = value.var(axis=dim, keepdims=keepdim, ddof=correction)
 
     def pullback(g: Array) -> Array:
-        return spread(g, centred.shape, dim, keepdim) * centred * (2 / count if count else math.nan)
+        return (
+            spread(g, centred.shape, dim, keepdim)
+            * centred
+            * (2 / count if count > 0 else math.nan)
+        )
 
     return derived(result, (x, pullback))
 

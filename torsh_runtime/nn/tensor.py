@@ -270,7 +270,8 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """
     array = data.data.copy() if isinstance(data, Variable) else data
     xp = array_module(array)
-    if dtype is None and not is_array(array) and xp.asarray(array).dtype == np.float64:
+    pythons = not is_array(array) and not isinstance(array, np.generic)
+    if dtype is None and pythons and np.asarray(array).dtype == np.float64:
         dtype = np.float32
     kind = None if dtype is None else dtype_named(dtype)
     return Tensor(xp.array(array, dtype=kind), requires_grad)
