@@ -18,16 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # read when numpy and torch are imported
+os.environ["OMP_NUM_THREADS"] = "1"  # read when numpy and torch are imported
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-_ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # torsh_runtime is the installed one, not the source tree beside this folder
-    sys.path[:] = [*sys.path[1:], str(_ROOT)]
-sys.path.append(str(_ROOT / "examples"))
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 import train_gpt
 

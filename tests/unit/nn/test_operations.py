@@ -1,4 +1,4 @@
-"""Every operation beside torch's, values and gradients; and gradients beside difference quotients."""
+"""Every operation beside torch's; and gradients beside difference quotients."""
 
 from __future__ import annotations
 
