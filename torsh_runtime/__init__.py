@@ -1,4 +1,4 @@
-"""What a worker imports: process groups and collectives.
+"""What a worker imports: process groups and collectives, and models to train with them.
 
 The names load lazily: importing this package loads neither numpy nor any backend.
 """
@@ -9,6 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torsh_runtime import (
+        nn,
+        optim,
+    )
     from torsh_runtime.backends.base import (
         BackendType,
         Envelope,
@@ -302,12 +306,15 @@ _HOMES = {
         "StoreWatch",
     ),
 }
+_SUBPACKAGES = ("nn", "optim")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [*_HOME_OF]
+__all__ = [*_HOME_OF, *_SUBPACKAGES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(f"torsh_runtime.{name}")
     try:
         home = _HOME_OF[name]
     except KeyError:
@@ -317,4 +324,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+    return sorted({*globals(), *__all__})

@@ -193,9 +193,8 @@ def test_members_are_found_by_name() -> None:
     assert [name for name, _ in module.named_modules()] == ["", "first", "second"]
     assert [name for name, _ in module.named_children()] == ["first", "second"]
     assert len([*module.named_parameters(remove_duplicate=False)]) == 6
-    assert set(module.state_dict()) == {
-        "scale", "count", "first.weight", "first.bias", "second.weight", "again.weight", "again.bias"
-    }  # fmt: skip
+    layers = ["first.weight", "first.bias", "second.weight", "again.weight", "again.bias"]
+    assert list(module.state_dict()) == ["scale", "count", *layers]
     del module.scale
     assert "scale" not in module.state_dict()
     with pytest.raises(AttributeError, match="Shared has no attribute 'scale'"):
