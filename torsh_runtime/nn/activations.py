@@ -151,7 +151,7 @@ def softmax(x: Any, dim: int = -1) -> Tensor:
 def normalised(scores: Array, dim: int = -1) -> Array:
     """softmax in place; zeros where all scores are -inf."""
     xp = array_module(scores)
-    highest = scores.max(axis=dim, keepdims=True, initial=-math.inf)
+    highest = scores.max(axis=dim, keepdims=True)
     scores -= xp.where(xp.isfinite(highest), highest, 0)
     xp.exp(scores, out=scores)
     total = scores.sum(axis=dim, keepdims=True)
@@ -163,7 +163,7 @@ def log_softmax(x: Any, dim: int = -1) -> Tensor:
     """The logarithm of softmax."""
     value = operand(x)
     xp = array_module(value)
-    result = value - value.max(axis=dim, keepdims=True, initial=-math.inf)
+    result = value - value.max(axis=dim, keepdims=True)
     result -= xp.log(xp.exp(result).sum(axis=dim, keepdims=True))
     return derived(result, (x, lambda g: g - xp.exp(result) * g.sum(axis=dim, keepdims=True)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,10 +36,10 @@ def dtype_named(dtype: Any) -> np.dtype[Any]:
 def bfloat16() -> np.dtype[Any]:
     """ml_dtypes' bfloat16; BackendUnavailable without that package."""
     try:
-        import ml_dtypes
+        kind: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
     except ImportError:
         raise BackendUnavailable("bfloat16", "Install it with `pip install ml_dtypes`.") from None
-    return np.dtype(ml_dtypes.bfloat16)
+    return kind
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
@@ -66,13 +67,14 @@ def fitted(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 def add_at(target: Array, index: Any, values: Array) -> None:
     """target[index] += values, where an element may be named several times."""
-    xp = array_module(target)
-    if xp is np:
-        np.add.at(target, index, values)
-    else:
-        import cupyx
+    array_module(target).add.at(target, index, values)
 
-        cupyx.scatter_add(target, index, values)
+
+def write(target: Array, source: Any) -> None:
+    """Copy a number or an array, of whichever device, into an array."""
+    if is_array(source) and array_module(source) is not array_module(target):
+        source = to_device(source, "cpu" if array_module(target) is np else "cuda")
+    target[...] = source
 
 
 def to_device(array: Array, device: str) -> Array:
@@ -88,10 +90,9 @@ def to_device(array: Array, device: str) -> Array:
     if not on_host:
         return array
     try:
-        import cupy
+        return import_module("cupy").asarray(array)
     except ImportError:
         raise BackendUnavailable("nn on GPUs", "Install `pip install torshrun[cuda12]`.") from None
-    return cupy.asarray(array)
 
 
 def blocks(array: Array) -> Iterator[slice]:

@@ -137,7 +137,9 @@ class _Sum:
             gradient += self.total
             self.total, self.own = gradient, True
         else:
-            self.total, self.own = np.asarray(self.total + gradient), True
+            self.total, self.own = self.total + gradient, True
+            if isinstance(self.total, np.generic):
+                self.total = np.asarray(self.total)
 
 
 class _Walk:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torsh_runtime.nn.arrays import array_module
+from torsh_runtime.nn.arrays import write
 from torsh_runtime.nn.random import generator
 
 
 def _write(tensor: Any, values: Any) -> Any:
-    tensor.data[...] = array_module(tensor.data).asarray(values)
+    write(tensor.data, values)
     return tensor
 
 

@@ -79,7 +79,7 @@ def cross_entropy(
 
 def _log_softmax(rows: Array) -> Array:
     xp = array_module(rows)
-    logs = rows - rows.max(axis=1, keepdims=True, initial=-math.inf)
+    logs = rows - rows.max(axis=1, keepdims=True)
     logs -= xp.log(xp.exp(logs).sum(axis=1, keepdims=True))
     return logs
 

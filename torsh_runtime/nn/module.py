@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from torsh_runtime.nn.arrays import Array, array_module, dtype_named, is_floating, to_device
+from torsh_runtime.nn.arrays import Array, dtype_named, is_array, is_floating, to_device, write
 from torsh_runtime.nn.graph import Variable
 from torsh_runtime.nn.hooks import RemovableHandle
 from torsh_runtime.nn.module_hooks import call
@@ -193,7 +193,7 @@ class Module:
         if wrong:
             raise RuntimeError(f"{type(self).__name__} cannot load this state: {'; '.join(wrong)}")
         for name, array in given.items():
-            own[name].data[...] = array_module(own[name].data).asarray(array)
+            write(own[name].data, array)
         return missing, unknown
 
     # All of it
@@ -281,11 +281,9 @@ class Module:
 
 
 def _loaded(value: Any) -> Array:
-    return value.data if isinstance(value, Variable) else _read(value)
-
-
-def _read(value: Any) -> Array:
-    return value if hasattr(value, "get") else np.asarray(value)
+    if isinstance(value, Variable):
+        return value.data
+    return value if is_array(value) else np.asarray(value)
 
 
 def _as_dtype(array: Array, dtype: np.dtype[Any]) -> Array:

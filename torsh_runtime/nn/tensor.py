@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from torsh_runtime.nn import activations, elementwise, linear_algebra, reductions, shaping
-from torsh_runtime.nn.arrays import Array, array_module, dtype_named, is_array, to_device
+from torsh_runtime.nn.arrays import Array, array_module, dtype_named, is_array, to_device, write
 from torsh_runtime.nn.backward import backward
 from torsh_runtime.nn.graph import Hook, Variable, derived, needs_gradient
 from torsh_runtime.nn.hooks import RemovableHandle
@@ -141,7 +141,7 @@ class Tensor(Variable):
         """Write another tensor's or array's elements into this array."""
         if needs_gradient(self):
             raise RuntimeError("a tensor that needs a gradient is written within no_grad() only")
-        self.data[...] = source.data if isinstance(source, Variable) else source
+        write(self.data, source.data if isinstance(source, Variable) else source)
         return self
 
     def zero_(self) -> Self:

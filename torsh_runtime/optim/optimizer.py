@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.nn.arrays import Array, array_module, is_array
+from torsh_runtime.nn.arrays import Array, is_array, write
 from torsh_runtime.nn.grad_mode import enable_grad, no_grad
 from torsh_runtime.nn.graph import Variable
 from torsh_runtime.nn.tensor import Tensor
@@ -119,5 +119,5 @@ def _loaded(value: Any, param: Tensor) -> Any:
     if array.shape != param.shape or not array.shape:
         return array.copy()
     copy = zeros_for(param.data)
-    copy[...] = array_module(copy).asarray(array)
+    write(copy, array)
     return copy
