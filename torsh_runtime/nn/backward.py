@@ -62,9 +62,15 @@ def backward(
 def gradients_of(
     tensors: Sequence[Any], gradients: Sequence[Gradient], wanted: Sequence[Variable]
 ) -> list[Gradient]:
-    """The gradients of the leaves `wanted`, which are returned and not accumulated."""
+    """The gradients of the leaves `wanted`, which are returned: neither accumulated nor shown to
+    the leaves' hooks. Those that somebody else may hold are views.
+    """
     found: dict[int, Array] = {}
-    walk(tensors, gradients, False, lambda leaf, gradient, _: found.update({id(leaf): gradient}))
+
+    def arrive(leaf: Variable, gradient: Array, own: bool) -> None:
+        found[id(leaf)] = gradient if own else gradient[...]
+
+    walk(tensors, gradients, False, arrive)
     return [found.get(id(leaf)) for leaf in wanted]
 
 
@@ -204,10 +210,7 @@ class _Walk:
     def _finish(self, leaf: Variable, arrived: _Sum | None) -> None:
         if arrived is None or arrived.total is None:
             return
-        gradient, own = arrived.total, arrived.own
-        if leaf.hooks:
-            gradient, own = _hooked(gradient, leaf.hooks), False
-        self._arrive(leaf, gradient, own)
+        self._arrive(leaf, arrived.total, arrived.own)
 
 
 def _is_new(result: Gradient, results: Sequence[Gradient], arrived: Sequence[Gradient]) -> bool:
@@ -229,9 +232,11 @@ def _hooked(gradient: Array, hooks: Mapping[int, Hook] | None) -> Array:
 
 
 def _accumulate(leaf: Tensor, gradient: Array, own: bool) -> None:
-    """Into the leaf's .grad; then the leaf's post-accumulate hooks are called."""
+    """Into the leaf's .grad, after its hooks and before its post-accumulate hooks."""
     from torsh_runtime.nn.tensor import Tensor
 
+    if leaf.hooks:
+        gradient, own = _hooked(gradient, leaf.hooks), False
     if leaf.grad is None:
         leaf.grad = Tensor(gradient if own else gradient.copy())
     else:

@@ -59,6 +59,22 @@ def test_what_is_computed_within_is_forgotten() -> None:
     np.testing.assert_allclose(x.grad.numpy(), 2 * np.exp(2) * np.ones(2))
 
 
+def test_hooks_of_parameters_within_are_called_once() -> None:
+    layer, kept = nn.Linear(1, 1, bias=False), nn.tensor([[7.0]])
+    calls: list[float] = []
+    layer.weight.register_hook(lambda g: calls.append(g.item()))
+
+    def function(x: nn.Tensor) -> nn.Tensor:
+        middle = layer(x)
+        middle.register_hook(lambda g: kept)
+        return middle
+
+    x = nn.tensor([[3.0]], requires_grad=True)
+    (nn.checkpoint(function, x) + nn.checkpoint(function, x)).backward()
+    assert calls == [42]
+    assert kept.item() == 7
+
+
 def test_several_arguments_and_results() -> None:
     x, y = (nn.tensor(np.array([v]), requires_grad=True) for v in (2.0, 3.0))
     product, total = nn.checkpoint(lambda a, n, b: (a * b * n, a + b), x, 5, y)
