@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,15 +84,23 @@ def walk(
     """Carry gradients to the leaves; arrive(leaf, gradient, is it nobody else's) takes them."""
     starts = [_start(*pair) for pair in zip(tensors, gradients, strict=True)]
     edges = [tensor.edge() for tensor in tensors]
-    outermost, callbacks = _present.callbacks is None, _present.callbacks or []
-    _present.callbacks = callbacks
+    with _pass(), no_grad():
+        _Walk(edges, retain_graph, arrive).carry(starts)
+
+
+@contextmanager
+def _pass() -> Iterator[None]:
+    """A backward pass of this thread; the outermost ends with the callbacks of all within it."""
+    if _present.callbacks is not None:
+        yield
+        return
+    _present.callbacks = callbacks = []
     try:
-        with no_grad():
-            _Walk(edges, retain_graph, arrive).carry(starts)
-            while outermost and callbacks:
-                callbacks.pop(0)()
+        yield
+        while callbacks:
+            callbacks.pop(0)()
     finally:
-        _present.callbacks = None if outermost else callbacks
+        _present.callbacks = None
 
 
 def _start(tensor: Any, gradient: Gradient) -> Array:

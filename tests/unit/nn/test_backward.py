@@ -130,6 +130,29 @@ def test_hooks_run_while_the_walk_goes_on() -> None:
         nn.queue_callback(order.clear)
 
 
+def test_callbacks_of_nested_passes_wait_for_the_outermost() -> None:
+    order: list[str] = []
+
+    class Nested(nn.Function):
+        @staticmethod
+        def forward(ctx: Any, x: nn.Tensor) -> nn.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: nn.Tensor) -> nn.Tensor:
+            with nn.enable_grad():
+                inner = leaf(1.0)
+                inner.register_hook(lambda g: nn.queue_callback(lambda: order.append("called")))
+                (inner * 2).backward()
+            order.append("inner pass")
+            return gradient
+
+    x = leaf(1.0)
+    x.register_hook(lambda g: order.append("outer leaf"))
+    Nested.apply(x * 2).backward()
+    assert order == ["inner pass", "outer leaf", "called"]
+
+
 def test_a_leaf_that_is_used_often_is_complete_once() -> None:
     x, calls = leaf(3.0), []
     x.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad.item()))

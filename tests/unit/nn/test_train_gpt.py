@@ -56,18 +56,25 @@ def test_it_learns(example: Any) -> None:
     assert len(example.sample(run, 20)) == 20
 
 
+def run(*options: object) -> str:
+    """What the script prints."""
+    command = [sys.executable, "-P", SCRIPT, *SMALL, *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
 def test_the_script_itself(tmp_path: Path) -> None:
     checkpoint = tmp_path / "deep" / "gpt.npz"
-
-    def run(*options: str) -> str:
-        command = [sys.executable, "-P", SCRIPT, *SMALL, "--checkpoint", checkpoint, *options]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=120
-        ).stdout
-
-    assert "step    10  loss" in run("--steps", "10")
-    again = run("--steps", "12", "--sample", "5")
+    assert "step    10  loss" in run("--steps", 10, "--checkpoint", checkpoint)
+    again = run("--steps", 12, "--sample", 5, "--checkpoint", checkpoint)
     assert "resuming from" in again
     assert "after step 10" in again
     assert "step    12  loss" in again
     assert [path.name for path in checkpoint.parent.iterdir()] == ["gpt.npz"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+def test_the_losses_are_drawn(tmp_path: Path) -> None:
+    run("--steps", 2, "--plot", tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
