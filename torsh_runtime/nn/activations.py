@@ -29,26 +29,26 @@ _FARTHEST = 6.0
 """From where on erf is 1 in float64."""
 
 
-def relu(x: Any) -> Tensor:
-    """max(x, 0)."""
-    value = operand(x)
+def relu(input: Any) -> Tensor:
+    """max(input, 0)."""
+    value = operand(input)
     result = array_module(value).maximum(value, 0)
-    return derived(result, (x, lambda g: g * (result > 0)))
+    return derived(result, (input, lambda g: g * (result > 0)))
 
 
-def gelu(x: Any, approximate: str = "none") -> Tensor:
-    """x · Φ(x), where Φ is the normal distribution's; "tanh" approximates it
+def gelu(input: Any, approximate: str = "none") -> Tensor:
+    """input · Φ(input), where Φ is the normal distribution's; "tanh" approximates it
     (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
     """
     curves = {"none": _gelu, "tanh": _gelu_by_tanh}
     if approximate not in curves:
         raise ValueError(f"gelu approximates by 'none' or 'tanh', not by {approximate!r}")
-    return _along(x, curves[approximate])
+    return _along(input, curves[approximate])
 
 
-def silu(x: Any) -> Tensor:
-    """x · sigmoid(x)."""
-    return _along(x, _silu)
+def silu(input: Any) -> Tensor:
+    """input · sigmoid(input)."""
+    return _along(input, _silu)
 
 
 def _along(x: Any, curve: Curve) -> Tensor:
@@ -136,16 +136,16 @@ def _polynomial(degree: int) -> list[float]:
     return [float(c) for c in np.polynomial.chebyshev.cheb2poly(series)[::-1]]
 
 
-def softmax(x: Any, dim: int = -1) -> Tensor:
-    """exp(x), divided by its sum along an axis."""
-    result = normalised(operand(x).copy(), dim)
+def softmax(input: Any, dim: int = -1) -> Tensor:
+    """exp(input), divided by its sum along an axis."""
+    result = normalised(operand(input).copy(), dim)
 
     def pullback(g: Array) -> Array:
         own = g * result
         own -= result * own.sum(axis=dim, keepdims=True)
         return own
 
-    return derived(result, (x, pullback))
+    return derived(result, (input, pullback))
 
 
 def normalised(scores: Array, dim: int = -1) -> Array:
@@ -159,21 +159,21 @@ def normalised(scores: Array, dim: int = -1) -> Array:
     return scores
 
 
-def log_softmax(x: Any, dim: int = -1) -> Tensor:
+def log_softmax(input: Any, dim: int = -1) -> Tensor:
     """The logarithm of softmax."""
-    value = operand(x)
+    value = operand(input)
     xp = array_module(value)
     result = value - value.max(axis=dim, keepdims=True)
     result -= xp.log(xp.exp(result).sum(axis=dim, keepdims=True))
-    return derived(result, (x, lambda g: g - xp.exp(result) * g.sum(axis=dim, keepdims=True)))
+    return derived(result, (input, lambda g: g - xp.exp(result) * g.sum(axis=dim, keepdims=True)))
 
 
-def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
-    """Each element is 0 with probability p, else divided by 1 - p; x itself unless training."""
+def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
+    """Each element is 0 with probability p, else divided by 1 - p; input itself unless training."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p is a probability, not {p}")
     if not training or p == 0:
-        return x  # type: ignore[no-any-return]
-    value = operand(x)
+        return input  # type: ignore[no-any-return]
+    value = operand(input)
     factors = random.kept(value, p)
-    return derived(value * factors, (x, lambda g: g * factors))
+    return derived(value * factors, (input, lambda g: g * factors))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def conv2d(
-    x: Any,
+    input: Any,
     weight: Any,
     bias: Any = None,
     stride: Pair = 1,
@@ -21,8 +21,8 @@ def conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """x: (N, in, height, width); weight: (out, in / groups, *kernel); bias: (out)."""
-    value, w, b = operand(x), operand(weight), operand(bias)
+    """input: (N, in, height, width); weight: (out, in / groups, *kernel); bias: (out)."""
+    value, w, b = operand(input), operand(weight), operand(bias)
     _check(value, w, groups)
     windows = Windows(w.shape[2:], pair(stride), pair(padding), pair(dilation))
     rows, columns = windows.count(value.shape)
@@ -45,7 +45,7 @@ def conv2d(
 
     return derived(
         xp.ascontiguousarray(result),
-        (x, for_x),
+        (input, for_x),
         (weight, lambda g: (by_group(g) @ patches.swapaxes(-1, -2)).reshape(w.shape)),
         (bias, lambda g: g.sum(axis=(0, 2, 3))),
     )

@@ -119,16 +119,16 @@ def cos(x: Any) -> Tensor:
     return derived(xp.cos(value), (x, lambda g: -g * xp.sin(value)))
 
 
-def tanh(x: Any) -> Tensor:
+def tanh(input: Any) -> Tensor:
     """The hyperbolic tangent."""
-    result = array_module(operand(x)).tanh(operand(x))
-    return derived(result, (x, lambda g: g * (1 - result * result)))
+    result = array_module(operand(input)).tanh(operand(input))
+    return derived(result, (input, lambda g: g * (1 - result * result)))
 
 
-def sigmoid(x: Any) -> Tensor:
-    """1 / (1 + exp(-x))."""
-    result = logistic(operand(x))
-    return derived(result, (x, lambda g: g * (result * (1 - result))))
+def sigmoid(input: Any) -> Tensor:
+    """1 / (1 + exp(-input))."""
+    result = logistic(operand(input))
+    return derived(result, (input, lambda g: g * (result * (1 - result))))
 
 
 def logistic(value: Array) -> Array:

@@ -24,7 +24,7 @@ class Linear(Module):
     """x @ weight.T + bias; weight: (out_features, in_features)."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, dtype: Any = None
+        self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = None
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -54,6 +54,7 @@ class Conv2d(Module):
         dilation: Pair = 1,
         groups: int = 1,
         bias: bool = True,
+        *,
         dtype: Any = None,
     ) -> None:
         super().__init__()
@@ -87,6 +88,7 @@ class Embedding(Module):
         num_embeddings: int,
         embedding_dim: int,
         padding_idx: int | None = None,
+        *,
         dtype: Any = None,
     ) -> None:
         super().__init__()
@@ -116,6 +118,7 @@ class LayerNorm(Module):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
+        *,
         dtype: Any = None,
     ) -> None:
         super().__init__()
@@ -143,6 +146,7 @@ class RMSNorm(Module):
         normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
+        *,
         dtype: Any = None,
     ) -> None:
         super().__init__()

@@ -58,12 +58,12 @@ def _for_right(g: Array, x: Array, y: Array) -> Array:
     return fitted(x.swapaxes(-1, -2) @ g, y.shape)
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
-    """x @ weight.T + bias. x: (…, in), weight: (out, in), bias: (out)."""
-    value, w, b = operand(x), operand(weight), operand(bias)
+def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
+    """input @ weight.T + bias. input: (…, in), weight: (out, in), bias: (out)."""
+    value, w, b = operand(input), operand(weight), operand(bias)
     if value.shape[-1:] != w.shape[1:]:
         raise ValueError(
-            f"linear: the last axis of x {value.shape} is not in_features of weight {w.shape}"
+            f"linear: the last axis of input {value.shape} is not in_features of weight {w.shape}"
         )
     rows = value.reshape(-1, w.shape[1])
     result = rows @ w.T
@@ -75,7 +75,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
     return derived(
         result.reshape(*value.shape[:-1], w.shape[0]),
-        (x, lambda g: (flat(g) @ w).reshape(value.shape)),
+        (input, lambda g: (flat(g) @ w).reshape(value.shape)),
         (weight, lambda g: flat(g).T @ rows),
         (bias, lambda g: flat(g).sum(axis=0)),
     )

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from torsh_runtime.nn.tensor import Tensor
 
 
-def embedding(indices: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
-    """The rows of weight (rows, width) at `indices`, of shape (*indices.shape, width).
+def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
+    """The rows of weight (rows, width) at the indices `input`, of shape (*input.shape, width).
 
     The row `padding_idx` gets no gradient. IndexError for indices that are no rows.
     """
-    where, table = operand(indices), weight.data
+    where, table = operand(input), weight.data
     if where.dtype.kind not in "iu":
         raise TypeError(f"embedding: indices are integers, not {where.dtype}")
     if where.size and not 0 <= int(where.min()) <= int(where.max()) < len(table):

@@ -19,12 +19,12 @@ def _check_reduction(name: str) -> None:
         raise ValueError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {name!r}")
 
 
-def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     """The squared difference of two tensors of one shape."""
     _check_reduction(reduction)
-    if operand(x).shape != operand(target).shape:
-        raise ValueError(f"mse_loss: {operand(x).shape} and {operand(target).shape} do not fit")
-    difference = operand(x) - operand(target)
+    if operand(input).shape != operand(target).shape:
+        raise ValueError(f"mse_loss: {operand(input).shape} and {operand(target).shape} do not fit")
+    difference = operand(input) - operand(target)
     count = difference.size if reduction == "mean" else 1
     result = difference * difference
     if reduction != "none":
@@ -32,27 +32,28 @@ def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     factor = 2 / count if count else math.nan
     return derived(
         result,
-        (x, lambda g: difference * (g * factor)),
+        (input, lambda g: difference * (g * factor)),
         (target, lambda g: difference * (g * -factor)),
     )
 
 
 def cross_entropy(
-    x: Any,
+    input: Any,
     target: Any,
+    *,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """-log softmax(x) at the target class.
+    """-log softmax(input) at the target class.
 
-    x: (classes), (N, classes) or (N, classes, …), unnormalised; target: integers of that shape
+    input: (classes), (N, classes) or (N, classes, …), unnormalised; target: integers of that shape
     without the classes. Targets that are `ignore_index` count for nothing; "mean" is over the
     others. label_smoothing: the part of each target that is spread evenly over all classes.
     ValueError for targets that are no class.
     """
     _check_reduction(reduction)
-    value, classes_at = operand(x), 1 if operand(x).ndim > 1 else 0
+    value, classes_at = operand(input), 1 if operand(input).ndim > 1 else 0
     xp = array_module(value)
     shape = tuple(size for axis, size in enumerate(value.shape) if axis != classes_at)
     rows = xp.moveaxis(value, classes_at, -1).reshape(-1, value.shape[classes_at])
@@ -74,7 +75,7 @@ def cross_entropy(
         return xp.ascontiguousarray(ordered)
 
     result = losses.reshape(shape) if reduction == "none" else losses.sum() / count
-    return derived(xp.asarray(result).astype(logs.dtype), (x, pullback))
+    return derived(xp.asarray(result).astype(logs.dtype), (input, pullback))
 
 
 def _log_softmax(rows: Array) -> Array:

@@ -15,22 +15,26 @@ if TYPE_CHECKING:
 
 
 def layer_norm(
-    x: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+    input: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Mean 0 and variance 1 over the last axes, whose shape is given; then weight and bias, of that
     shape (Ba, Kiros and Hinton, "Layer Normalization", 2016).
     """
-    return _normalised(x, tuple(normalized_shape), weight, bias, eps, centred=True)
+    return _normalised(input, tuple(normalized_shape), weight, bias, eps, centred=True)
 
 
 def rms_norm(
-    x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+    input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Tensor:
     """Mean square 1 over the last axes, whose shape is given; then weight, of that shape
     (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). eps: None for the dtype's.
     """
-    least = float(np.finfo(operand(x).dtype).eps) if eps is None else eps
-    return _normalised(x, tuple(normalized_shape), weight, None, least, centred=False)
+    least = float(np.finfo(operand(input).dtype).eps) if eps is None else eps
+    return _normalised(input, tuple(normalized_shape), weight, None, least, centred=False)
 
 
 def _normalised(

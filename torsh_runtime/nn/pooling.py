@@ -18,11 +18,13 @@ def _windows(kernel_size: Pair, stride: Pair | None, padding: Pair) -> Windows:
     return Windows(pair(kernel_size), pair(step), pair(padding))
 
 
-def max_pool2d(x: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The largest element of each window of x (N, channels, height, width); stride: default
+def max_pool2d(
+    input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
+) -> Tensor:
+    """The largest element of each window of input (N, channels, height, width); stride: default
     kernel_size.
     """
-    value, windows = operand(x), _windows(kernel_size, stride, padding)
+    value, windows = operand(input), _windows(kernel_size, stride, padding)
     xp = array_module(value)
     view = windows.view(value, -math.inf)
     flat = view.reshape(*view.shape[:-2], -1)
@@ -33,14 +35,16 @@ def max_pool2d(x: Any, kernel_size: Pair, stride: Pair | None = None, padding: P
         xp.put_along_axis(spread, places, g[..., None], -1)
         return windows.gathered(spread.reshape(view.shape), value.shape)
 
-    return derived(xp.take_along_axis(flat, places, -1)[..., 0], (x, pullback))
+    return derived(xp.take_along_axis(flat, places, -1)[..., 0], (input, pullback))
 
 
-def avg_pool2d(x: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The mean of each window of x (N, channels, height, width), zeros of the border included;
+def avg_pool2d(
+    input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
+) -> Tensor:
+    """The mean of each window of input (N, channels, height, width), zeros of the border included;
     stride: default kernel_size.
     """
-    value, windows = operand(x), _windows(kernel_size, stride, padding)
+    value, windows = operand(input), _windows(kernel_size, stride, padding)
     view = windows.view(value)
     shape, count = view.shape, math.prod(windows.size)
 
@@ -48,4 +52,4 @@ def avg_pool2d(x: Any, kernel_size: Pair, stride: Pair | None = None, padding: P
         spread = array_module(g).broadcast_to((g / count)[..., None, None], shape)
         return windows.gathered(spread, value.shape)
 
-    return derived(view.mean(axis=(-2, -1)), (x, pullback))
+    return derived(view.mean(axis=(-2, -1)), (input, pullback))

@@ -88,20 +88,20 @@ class Flatten(Module):
 class MSELoss(Module):
     """The squared difference."""
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, *, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = reduction
 
     def forward(self, x: Any, target: Any) -> Any:
         """x and target: of one shape."""
-        return functional.mse_loss(x, target, self.reduction)
+        return functional.mse_loss(x, target, reduction=self.reduction)
 
 
 class CrossEntropyLoss(Module):
     """-log softmax(x) at the target class."""
 
     def __init__(
-        self, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+        self, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
     ) -> None:
         super().__init__()
         self.ignore_index, self.reduction = ignore_index, reduction
@@ -110,5 +110,9 @@ class CrossEntropyLoss(Module):
     def forward(self, x: Any, target: Any) -> Any:
         """x: (N, classes, …), target: (N, …)."""
         return functional.cross_entropy(
-            x, target, self.ignore_index, self.reduction, self.label_smoothing
+            x,
+            target,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
         )

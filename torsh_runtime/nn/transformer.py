@@ -24,6 +24,7 @@ class MultiheadAttention(Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
+        *,
         batch_first: bool = False,
         dtype: Any = None,
     ) -> None:
@@ -35,7 +36,7 @@ class MultiheadAttention(Module):
         self.in_proj_weight = new_parameter(3 * embed_dim, embed_dim, dtype=dtype)
         in_bias = new_parameter(3 * embed_dim, dtype=dtype) if bias else None
         self.register_parameter("in_proj_bias", in_bias)
-        self.out_proj = Linear(embed_dim, embed_dim, bias, dtype)
+        self.out_proj = Linear(embed_dim, embed_dim, bias, dtype=dtype)
         xavier_uniform_(self.in_proj_weight)
         if bias:
             zeros_(self.out_proj.bias)
@@ -45,6 +46,7 @@ class MultiheadAttention(Module):
         query: Any,
         key: Any,
         value: Any,
+        *,
         attn_mask: Any = None,
         is_causal: bool = False,
     ) -> tuple[Any, None]:
@@ -108,6 +110,7 @@ class TransformerBlock(Module):
         dropout: float = 0.0,
         causal: bool = False,
         bias: bool = True,
+        *,
         dtype: Any = None,
     ) -> None:
         """hidden_dim: of the MLP, default 4·embed_dim. causal: whether positions look at
@@ -117,18 +120,22 @@ class TransformerBlock(Module):
         hidden = 4 * embed_dim if hidden_dim is None else hidden_dim
         self.causal = causal
         self.norm1 = LayerNorm(embed_dim, bias=bias, dtype=dtype)
-        self.attention = MultiheadAttention(embed_dim, num_heads, dropout, bias, True, dtype)
+        self.attention = MultiheadAttention(
+            embed_dim, num_heads, dropout, bias, batch_first=True, dtype=dtype
+        )
         self.norm2 = LayerNorm(embed_dim, bias=bias, dtype=dtype)
         self.mlp = Sequential(
-            Linear(embed_dim, hidden, bias, dtype),
+            Linear(embed_dim, hidden, bias, dtype=dtype),
             GELU("tanh"),
-            Linear(hidden, embed_dim, bias, dtype),
+            Linear(hidden, embed_dim, bias, dtype=dtype),
         )
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, attn_mask: Any = None) -> Any:
         """x: (N, L, embed_dim) or (L, embed_dim); attn_mask: as MultiheadAttention's."""
         normed = self.norm1(x)
-        mixed, _ = self.attention(normed, normed, normed, attn_mask, self.causal)
+        mixed, _ = self.attention(
+            normed, normed, normed, attn_mask=attn_mask, is_causal=self.causal
+        )
         x = x + self.dropout(mixed)
         return x + self.dropout(self.mlp(self.norm2(x)))

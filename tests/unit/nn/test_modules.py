@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -340,7 +342,7 @@ def test_hooks_change_what_passes() -> None:
 def test_losses_as_modules() -> None:
     scores, target = nn.randn(3, 4), nn.tensor(np.array([1, 2, 3]))
     assert nn.CrossEntropyLoss()(scores, target).item() == F.cross_entropy(scores, target).item()
-    assert nn.MSELoss("sum")(scores, scores).item() == 0
+    assert nn.MSELoss(reduction="sum")(scores, scores).item() == 0
 
 
 def test_bfloat16_is_for_storage() -> None:
@@ -371,3 +373,25 @@ def test_tables_of_any_type(dtype: str) -> None:
     assert table.weight.grad is not None
     assert table.weight.grad.dtype.name == dtype
     assert table.weight.grad.float().tolist() == [[0, 0], [2, 2], [1, 1], [0, 0]]
+
+
+UNREADABLE = {
+    "avg_pool2d", "conv2d", "gelu", "linear", "max_pool2d", "scaled_dot_product_attention"
+}  # fmt: skip
+"""Functions of torch's that have no signature to compare with."""
+CALLS = [
+    *(f"functional.{name}" for name in F.__all__ if name not in UNREADABLE),
+    "Linear", "Conv2d", "Embedding", "LayerNorm", "RMSNorm", "Dropout", "MaxPool2d", "AvgPool2d",
+    "MultiheadAttention", "GELU", "Softmax", "Flatten", "MSELoss", "CrossEntropyLoss",
+]  # fmt: skip
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CALLS)
+def test_arguments_are_torchs(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    theirs, ours = operator.attrgetter(name)(torch.nn), operator.attrgetter(name)(nn)
+    them = [*inspect.signature(theirs).parameters]
+    for place, (argument, how) in enumerate(inspect.signature(ours).parameters.items()):
+        assert argument in them
+        assert how.kind is how.KEYWORD_ONLY or argument == them[place]
