@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -15,6 +15,13 @@ from torsh_runtime.nn.parameter import Buffer, Parameter
 from torsh_runtime.nn.tensor import Tensor
 
 _KINDS: dict[type, str] = {Parameter: "_parameters", Buffer: "_buffers"}
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names that a state has not, and names that the module has not."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Module:
@@ -172,10 +179,10 @@ class Module:
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True
-    ) -> tuple[list[str], list[str]]:
+    ) -> IncompatibleKeys:
         """Copy arrays (or what numpy can read as such) into the parameters and buffers.
 
-        Returns the names that are missing and those that are not known. RuntimeError, with nothing
+        Returns the names that do not fit, if not `strict`. RuntimeError, with nothing
         loaded, for other shapes and, if `strict`, for missing and unknown names.
         """
         own = dict(self._state())
@@ -194,7 +201,7 @@ class Module:
             raise RuntimeError(f"{type(self).__name__} cannot load this state: {'; '.join(wrong)}")
         for name, array in given.items():
             write(own[name].data, array)
-        return missing, unknown
+        return IncompatibleKeys(missing, unknown)
 
     # All of it
 
