@@ -21,6 +21,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # read when numpy and torch are imported
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import numpy
 import torch
 from torch.nn import functional as F  # noqa: N812
 
@@ -208,7 +209,12 @@ def _report(
     for check in found:
         print(f"{check.what}: {check.value:.3g}" if check.value is not None else check.what)
     if options.json:
-        record = {"machine": machine.describe(), "rounds": [asdict(each) for each in rounds]}
+        record = {
+            "machine": machine.describe(),
+            "versions": {"numpy": numpy.__version__, "torch": torch.__version__},
+            "rounds": [asdict(each) for each in rounds],
+            "loss_difference": difference,
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     if options.bars:
         print("\n" + bars.summary(found))

@@ -158,6 +158,9 @@ def normalising() -> Iterator[Case]:
     yield from same("log_softmax", lambda n, f, a: f.log_softmax(a, dim=1), *FULL, ((0, 3),))
     norms = (((2, 3, 4), (4,), (4,)), ((3, 4), (3, 4), (3, 4)), ((5000, 8), (8,), (8,)))
     yield from same("layer_norm", lambda n, f, x, w, b: f.layer_norm(x, w.shape, w, b), *norms)
+    yield from same(
+        "shifted norm", lambda n, f, x, b: f.layer_norm(x, (4,), bias=b), ((3, 4), (4,))
+    )
     yield from same("plain norm", lambda n, f, x: f.layer_norm(x, (4,)), ((3, 4),), ((0, 4),))
     yield from same("rms_norm", lambda n, f, x, w: f.rms_norm(x, w.shape, w), ((2, 3, 4), (4,)))
     yield from same("rms_norm eps", lambda n, f, x: f.rms_norm(x, (4,), eps=0.1), ((3, 4),))

@@ -14,16 +14,24 @@ if TYPE_CHECKING:
     from torsh_runtime.nn.tensor import Tensor
 
 
+_KINDS = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
 def _shape(value: Any) -> tuple[int, ...]:
     return getattr(value, "shape", ())
 
 
 def _operands(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both operands; integers and booleans as the other's floating point type, as torch has it."""
+    """Both operands. As in torch, of booleans, integers and floating point numbers the lower kind
+    becomes of the other's type, and among equals that without axes.
+    """
     x, y = operand(a), operand(b)
-    if is_array(x) and is_array(y) and (x.dtype.kind == "f") != (y.dtype.kind == "f"):
-        return (x, y.astype(x.dtype)) if x.dtype.kind == "f" else (x.astype(y.dtype), y)
-    return x, y
+    if not is_array(x) or not is_array(y) or x.dtype == y.dtype:
+        return x, y
+    ranks = [(_KINDS.get(array.dtype.kind, 3), array.ndim > 0) for array in (x, y)]
+    if ranks[0] == ranks[1]:
+        return x, y
+    return (x, y.astype(x.dtype)) if ranks[0] > ranks[1] else (x.astype(y.dtype), y)
 
 
 def add(a: Any, b: Any) -> Tensor:
@@ -170,7 +178,7 @@ def clamp(x: Any, min: float | None = None, max: float | None = None) -> Tensor:
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where the condition holds, b elsewhere."""
-    mask, x, y = operand(condition), operand(a), operand(b)
+    mask, (x, y) = operand(condition), _operands(a, b)
     xp = array_module(mask)
     return derived(
         xp.where(mask, x, y),

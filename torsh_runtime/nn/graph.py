@@ -84,13 +84,15 @@ class Node:
 
 
 def operand(value: Any) -> Any:
-    """What operations compute with: a tensor's array, or a number or array as it is.
+    """What operations compute with: a tensor's array, an array, or a number.
 
-    Tensors of 16-bit types are computed with in float32.
+    16-bit types are computed with in float32. numpy's numbers count as Python's, whose
+    precision is that of the arrays they meet.
     """
-    if isinstance(value, Variable):
-        return computable(value.data)
-    return value
+    array = value.data if isinstance(value, Variable) else value
+    if is_array(array):
+        return computable(array)
+    return array.item() if isinstance(array, np.generic) else array
 
 
 def needs_gradient(value: Any) -> bool:

@@ -49,7 +49,7 @@ def _normalised(
     unit, inverse = _to_unit(rows, eps, centred)
     result = unit if scale is None else unit * flat_scale
     if shift is not None:
-        result += shift.reshape(size)
+        result = result + shift.reshape(size)
 
     def pullback(g: Array) -> tuple[Array, Array, Array]:
         gradient = g.reshape(-1, size)

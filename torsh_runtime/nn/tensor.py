@@ -29,9 +29,9 @@ class Tensor(Variable):
         requires_grad: whether they shall, or whether this depends on tensors that do.
 
     Methods have the names and arguments of torch's; 16-bit floating point types are for storage,
-    and are computed with as float32, of which type the results are. Dtypes mix as numpy's do. An
-    array that an operation was given must not be changed before the backward pass: it is not
-    copied, and the change is not noticed.
+    and are computed with as float32, of which type the results are. An array that an
+    operation was given must not be changed before the backward pass: it is not copied, and the
+    change is not noticed.
     """
 
     __array_ufunc__ = None  # array + tensor is the tensor's business

@@ -316,6 +316,20 @@ def test_python_numbers_are_float32_and_integers_mix() -> None:
     assert nn.tensor(np.float64(1)).dtype == np.float64
     assert (nn.tensor([1.0]) * nn.tensor([2])).dtype == np.float32
     assert (nn.tensor([1.0]) * 2.5 / 3).dtype == np.float32
+    assert (nn.tensor([1.0]) / np.sqrt(2)).dtype == np.float32
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("shapes", [((), (2,)), ((2,), ()), ((2,), (2,)), ((), ())])
+@pytest.mark.parametrize("first", ["float32", "float64", "int64", "bool"])
+@pytest.mark.parametrize("second", ["float32", "float64", "int32"])
+def test_types_mix_as_torchs(shapes: tuple[Any, Any], first: str, second: str) -> None:
+    torch = pytest.importorskip("torch")
+    arrays = [np.ones(s, d) for s, d in zip(shapes, (first, second), strict=True)]
+    ours, theirs = [*map(nn.tensor, arrays)], [*map(torch.from_numpy, arrays)]
+    expected = (theirs[0] + theirs[1]).numpy().dtype
+    assert (ours[0] + ours[1]).dtype == expected
+    assert nn.where(ours[0] == 1, ours[0], ours[1]).dtype == expected
 
 
 @pytest.mark.parametrize("shapes", [((2, 3), (2, 3)), ((3,), (4, 3)), ((), (3,))])

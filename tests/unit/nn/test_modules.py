@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torsh_runtime import nn
+from torsh_runtime import nn, optim
 from torsh_runtime.nn import functional as F  # noqa: N812
 
 IMAGE = (2, 4, 7, 6)
@@ -363,6 +363,21 @@ def test_bfloat16_is_for_storage() -> None:
         assert other.grad is not None
         assert mine.grad.dtype.name == "bfloat16"
         np.testing.assert_array_equal(mine.grad.data, other.grad.data.astype(mine.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_arrays_of_16_bits_are_computed_with_in_float32(dtype: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    short = nn.tensor(np.ones(2), dtype=dtype, requires_grad=True)
+    assert (short.data * nn.tensor([1, 2])).dtype == np.float32
+    assert (short.detach() * short).dtype == np.float32
+    (short[:1] * 2).sum().backward()
+    short.grad = None
+    (short * 4 - 1).reshape(2, 1).sum().backward()
+    assert short.grad is not None
+    assert short.grad.dtype == short.dtype
+    optim.clip_grad_value_([short], 3.0)
+    assert optim.clip_grad_norm_([short], 1e9).item() == pytest.approx(18**0.5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
