@@ -180,6 +180,19 @@ def test_hooks_replace_gradients_and_are_removed() -> None:
         (x * 2).register_post_accumulate_grad_hook(print)
 
 
+def test_what_a_hook_saw_or_returned_is_not_written() -> None:
+    x, y, kept, seen = leaf(1.0), leaf(1.0), nn.tensor(np.array([5.0])), []
+    x.register_hook(lambda g: kept)
+    y.register_hook(seen.append)
+    for _ in range(2):
+        (x * 2 + y * 3).backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert (x.grad.item(), y.grad.item()) == (10, 6)
+    assert kept.item() == 5
+    assert [g.item() for g in seen] == [3, 3]
+
+
 def test_an_error_in_a_hook_ends_the_walk_and_spoils_nothing() -> None:
     x = leaf(1.0)
 

@@ -206,6 +206,18 @@ def test_members_are_found_by_name() -> None:
     assert "first" not in module._modules
 
 
+def test_an_attribute_may_become_another_kind_of_member() -> None:
+    module = Shared()
+    module.plain = nn.Linear(1, 1)
+    module.scale = nn.Identity()
+    module.count = 5
+    assert isinstance(module.plain, nn.Linear)
+    assert [name for name, _ in module.named_children()] == ["first", "second", "plain", "scale"]
+    assert "scale" not in dict(module.named_parameters())
+    assert "count" not in module.state_dict()
+    assert module.count == 5
+
+
 def test_a_module_that_was_not_initialised_says_so() -> None:
     class Hasty(nn.Module):
         def __init__(self) -> None:
