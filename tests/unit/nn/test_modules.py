@@ -351,6 +351,16 @@ def test_hooks_change_what_passes() -> None:
     assert layer(x).item() == 3
 
 
+def test_what_a_modules_hook_returned_is_not_written() -> None:
+    layer, kept = nn.Identity(), nn.tensor([5.0])
+    layer.register_full_backward_hook(lambda m, into, out: (kept,))
+    x = nn.tensor([1.0], requires_grad=True)
+    (layer(x) + layer(x)).backward()
+    assert x.grad is not None
+    assert x.grad.item() == 10
+    assert kept.item() == 5
+
+
 def test_losses_as_modules() -> None:
     scores, target = nn.randn(3, 4), nn.tensor(np.array([1, 2, 3]))
     assert nn.CrossEntropyLoss()(scores, target).item() == F.cross_entropy(scores, target).item()
