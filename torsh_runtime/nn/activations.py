@@ -52,8 +52,7 @@ def silu(input: Any) -> Tensor:
 
 
 def _along(x: Any, curve: Curve) -> Tensor:
-    value = operand(x)
-    flat = value.reshape(-1)
+    shape, flat = operand(x).shape, operand(x).reshape(-1)
     xp = array_module(flat)
     result = xp.empty_like(flat)
     slopes = xp.empty_like(flat) if needs_gradient(x) else None
@@ -61,10 +60,7 @@ def _along(x: Any, curve: Curve) -> Tensor:
         result[block], slope = curve(flat[block])
         if slopes is not None:
             slopes[block] = slope
-    return derived(
-        result.reshape(value.shape),
-        (x, lambda g: g * slopes.reshape(value.shape)),  # type: ignore[union-attr]
-    )
+    return derived(result.reshape(shape), (x, lambda g: g * slopes.reshape(shape)))  # type: ignore[union-attr]
 
 
 def _silu(x: Array) -> tuple[Array, Array]:

@@ -94,7 +94,8 @@ def _pass() -> Iterator[None]:
     if _present.callbacks is not None:
         yield
         return
-    _present.callbacks = callbacks = []
+    callbacks: list[Callback] = []
+    _present.callbacks = callbacks
     try:
         yield
         while callbacks:

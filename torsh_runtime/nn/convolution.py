@@ -25,7 +25,8 @@ def conv2d(
     value, w, b = operand(input), operand(weight), operand(bias)
     _check(value, w, groups)
     windows = Windows(w.shape[2:], pair(stride), pair(padding), pair(dilation))
-    rows, columns = windows.count(value.shape)
+    shape = value.shape
+    rows, columns = windows.count(shape)
     count, (out, per_group, *kernel) = len(value), w.shape
     inner, xp = per_group * kernel[0] * kernel[1], array_module(value)
     patches = _patches(windows.view(value), groups, inner)
@@ -41,7 +42,7 @@ def conv2d(
     def for_x(g: Array) -> Array:
         spread = matrices.swapaxes(-1, -2) @ by_group(g)
         spread = spread.reshape(groups * per_group, *kernel, count, rows, columns)
-        return windows.gathered(spread.transpose(3, 0, 4, 5, 1, 2), value.shape)
+        return windows.gathered(spread.transpose(3, 0, 4, 5, 1, 2), shape)
 
     return derived(
         xp.ascontiguousarray(result),

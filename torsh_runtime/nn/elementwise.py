@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 _KINDS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    return getattr(value, "shape", ())
+def _fit(value: Any) -> Callable[[Array], Array]:
+    """What makes a gradient one of this operand, which is not kept."""
+    shape = getattr(value, "shape", ())
+    return lambda g: fitted(g, shape)
 
 
 def _operands(a: Any, b: Any) -> tuple[Any, Any]:
@@ -37,31 +39,28 @@ def _operands(a: Any, b: Any) -> tuple[Any, Any]:
 def add(a: Any, b: Any) -> Tensor:
     """a + b."""
     x, y = _operands(a, b)
-    return derived(x + y, (a, lambda g: fitted(g, _shape(x))), (b, lambda g: fitted(g, _shape(y))))
+    return derived(x + y, (a, _fit(x)), (b, _fit(y)))
 
 
 def subtract(a: Any, b: Any) -> Tensor:
     """a - b."""
     x, y = _operands(a, b)
-    return derived(x - y, (a, lambda g: fitted(g, _shape(x))), (b, lambda g: -fitted(g, _shape(y))))
+    fit = _fit(y)
+    return derived(x - y, (a, _fit(x)), (b, lambda g: -fit(g)))
 
 
 def multiply(a: Any, b: Any) -> Tensor:
     """a · b."""
     x, y = _operands(a, b)
-    return derived(
-        x * y, (a, lambda g: fitted(g * y, _shape(x))), (b, lambda g: fitted(g * x, _shape(y)))
-    )
+    to_a, to_b = _fit(x), _fit(y)
+    return derived(x * y, (a, lambda g: to_a(g * y)), (b, lambda g: to_b(g * x)))
 
 
 def divide(a: Any, b: Any) -> Tensor:
     """a / b."""
     x, y = _operands(a, b)
-    return derived(
-        x / y,
-        (a, lambda g: fitted(g / y, _shape(x))),
-        (b, lambda g: fitted(-g * x / (y * y), _shape(y))),
-    )
+    to_a, to_b = _fit(x), _fit(y)
+    return derived(x / y, (a, lambda g: to_a(g / y)), (b, lambda g: to_b(-g * x / (y * y))))
 
 
 def power(a: Any, b: Any) -> Tensor:
@@ -70,11 +69,11 @@ def power(a: Any, b: Any) -> Tensor:
     result = x**y
 
     def for_base(g: Array) -> Array:
-        return fitted(g * _slope_of_power(x, y), _shape(x))
+        return _fit(x)(g * _slope_of_power(x, y))
 
     def for_exponent(g: Array) -> Array:
         xp = array_module(g)
-        return fitted(g * result * xp.log(xp.where(xp.asarray(x) == 0, 1, x)), _shape(y))
+        return _fit(y)(g * result * xp.log(xp.where(xp.asarray(x) == 0, 1, x)))
 
     return derived(result, (a, for_base), (b, for_exponent))
 
@@ -161,7 +160,7 @@ def _chosen(a: Any, b: Any, choose: Callable[[Any, Any], Array]) -> Tensor:
     def share(mine: Any, other: Any) -> Callable[[Array], Array]:
         def pullback(g: Array) -> Array:
             part = (mine == result) * (1 - 0.5 * (mine == other))
-            return fitted(g * part.astype(g.dtype), _shape(mine))
+            return _fit(mine)(g * part.astype(g.dtype))
 
         return pullback
 
@@ -180,10 +179,11 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where the condition holds, b elsewhere."""
     mask, (x, y) = operand(condition), _operands(a, b)
     xp = array_module(mask)
+    to_a, to_b = _fit(x), _fit(y)
     return derived(
         xp.where(mask, x, y),
-        (a, lambda g: fitted(xp.where(mask, g, 0), _shape(x))),
-        (b, lambda g: fitted(xp.where(mask, 0, g), _shape(y))),
+        (a, lambda g: to_a(xp.where(mask, g, 0))),
+        (b, lambda g: to_b(xp.where(mask, 0, g))),
     )
 
 

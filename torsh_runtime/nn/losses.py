@@ -68,10 +68,10 @@ def cross_entropy(
     def pullback(g: Array) -> Array:
         weights = (xp.broadcast_to(g, shape).reshape(-1) * kept / count).astype(logs.dtype)
         own = xp.exp(logs)
-        own -= label_smoothing / rows.shape[1]
-        own[xp.arange(len(rows)), chosen] -= 1 - label_smoothing
+        own -= label_smoothing / logs.shape[1]
+        own[xp.arange(len(logs)), chosen] -= 1 - label_smoothing
         own *= weights[:, None]
-        ordered = xp.moveaxis(own.reshape(*shape, rows.shape[1]), -1, classes_at)
+        ordered = xp.moveaxis(own.reshape(*shape, logs.shape[1]), -1, classes_at)
         return xp.ascontiguousarray(ordered)
 
     result = losses.reshape(shape) if reduction == "none" else losses.sum() / count

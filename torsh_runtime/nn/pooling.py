@@ -29,11 +29,12 @@ def max_pool2d(
     view = windows.view(value, -math.inf)
     flat = view.reshape(*view.shape[:-2], -1)
     places = flat.argmax(axis=-1)[..., None]
+    shape, apart, joined = value.shape, view.shape, flat.shape
 
     def pullback(g: Array) -> Array:
-        spread = xp.zeros(flat.shape, g.dtype)
+        spread = xp.zeros(joined, g.dtype)
         xp.put_along_axis(spread, places, g[..., None], -1)
-        return windows.gathered(spread.reshape(view.shape), value.shape)
+        return windows.gathered(spread.reshape(apart), shape)
 
     return derived(xp.take_along_axis(flat, places, -1)[..., 0], (input, pullback))
 
@@ -46,10 +47,10 @@ def avg_pool2d(
     """
     value, windows = operand(input), _windows(kernel_size, stride, padding)
     view = windows.view(value)
-    shape, count = view.shape, math.prod(windows.size)
+    shape, apart, count = value.shape, view.shape, math.prod(windows.size)
 
     def pullback(g: Array) -> Array:
-        spread = array_module(g).broadcast_to((g / count)[..., None, None], shape)
-        return windows.gathered(spread, value.shape)
+        spread = array_module(g).broadcast_to((g / count)[..., None, None], apart)
+        return windows.gathered(spread, shape)
 
     return derived(view.mean(axis=(-2, -1)), (input, pullback))

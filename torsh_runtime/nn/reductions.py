@@ -83,9 +83,10 @@ def _extreme(x: Any, dim: int | None, keepdim: bool, name: str) -> Any:
     xp = array_module(value)
     places = xp.expand_dims(getattr(value, "arg" + name)(axis=dim), dim)
     found = xp.take_along_axis(value, places, dim)
+    shape, dtype = value.shape, value.dtype
 
     def pullback(g: Array) -> Array:
-        result = xp.zeros_like(value)
+        result = xp.zeros(shape, dtype)
         xp.put_along_axis(result, places, g if keepdim else xp.expand_dims(g, dim), dim)
         return result
 

@@ -75,9 +75,10 @@ def contiguous(x: Any) -> Tensor:
 def getitem(x: Any, index: Any) -> Tensor:
     """x[index], by slices (a view), integers, None, ..., masks and arrays of integers."""
     value, where = x.data, _plain(index)
+    xp, shape, dtype = array_module(value), value.shape, value.dtype
 
     def pullback(g: Array) -> Array:
-        result = array_module(value).zeros_like(value)
+        result = xp.zeros(shape, dtype)
         if _is_basic(where):
             result[where] = g
         else:
@@ -118,10 +119,10 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """The slices along an axis, without it; views."""
-    xp = array_module(x.data)
+    xp, shape, dtype = array_module(x.data), x.data.shape, x.data.dtype
 
     def pullback(gradients: list[Gradient]) -> list[Array]:
-        result = xp.empty_like(x.data)
+        result = xp.empty(shape, dtype)
         for place, gradient in zip(xp.moveaxis(result, dim, 0), gradients, strict=True):
             place[...] = 0 if gradient is None else gradient
         return [result]
@@ -131,17 +132,17 @@ def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
 def split(x: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of a size (the last may be smaller) or of several sizes along an axis; views."""
-    xp, length, shape = array_module(x.data), x.data.shape[dim], x.data.shape
+    xp, shape, dtype = array_module(x.data), x.data.shape, x.data.dtype
     if isinstance(split_size, int):
-        ends = [*range(split_size, length, split_size)]
+        ends = [*range(split_size, shape[dim], split_size)]
     else:
         *ends, total = accumulate(split_size)
-        if total != length:
+        if total != shape[dim]:
             raise ValueError(f"pieces of {list(split_size)} do not make up axis {dim} of {shape}")
     pieces = xp.split(x.data, ends, axis=dim)
 
     def pullback(gradients: list[Gradient]) -> list[Array]:
-        result = xp.zeros_like(x.data)
+        result = xp.zeros(shape, dtype)
         for place, gradient in zip(xp.split(result, ends, axis=dim), gradients, strict=True):
             if gradient is not None:
                 place[...] = gradient

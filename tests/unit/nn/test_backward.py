@@ -6,12 +6,14 @@ import gc
 import threading
 import tracemalloc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from torsh_runtime import nn
+from torsh_runtime.nn import functional as F  # noqa: N812
 
 
 def leaf(*values: float) -> nn.Tensor:
@@ -48,6 +50,37 @@ def test_what_the_walk_used_is_freed() -> None:
         assert saved() is None
     finally:
         gc.enable()
+
+
+FORGETFUL: dict[str, Callable[[nn.Tensor], Any]] = {
+    "add": lambda x: x + x,
+    "subtract": lambda x: 1 - x,
+    "multiply": lambda x: x * 2,
+    "divide": lambda x: x / 2,
+    "cast": lambda x: x.float(),
+    "where": lambda x: nn.where(nn.tensor(True), x, 0),
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(),
+    "max": lambda x: x.max(1)[0],
+    "rows": lambda x: x[np.array([0, 1])],
+    "concat": lambda x: nn.concat([x, x]),
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "softmax": F.softmax,
+    "layer norm": lambda x: F.layer_norm(x, (3,)),
+    "cross entropy": lambda x: F.cross_entropy(x, nn.tensor(np.array([0, 1]))),
+    "max pool": lambda x: F.max_pool2d(x.reshape(1, 1, 2, 3).contiguous() * 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_operands_are_not_kept_without_need(name: str) -> None:
+    operand = nn.tensor(np.ones((2, 3)), requires_grad=True) * 1
+    kept = weakref.ref(operand.data)
+    result = FORGETFUL[name](operand)
+    del operand
+    assert kept() is None
+    result.sum().backward()
 
 
 def test_a_second_walk_needs_the_graph() -> None:
