@@ -1,4 +1,4 @@
-"""What a worker imports: process groups and collectives.
+"""What a worker imports: process groups and collectives, and models to train with them.
 
 The names load lazily: importing this package loads neither numpy nor any backend.
 """
@@ -9,7 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torsh_runtime import compression
+    from torsh_runtime import (
+        compression,
+        nn,
+        optim,
+    )
     from torsh_runtime.backends.base import (
         BackendType,
         Envelope,
@@ -329,7 +333,7 @@ _HOMES = {
         "StoreWatch",
     ),
 }
-_SUBPACKAGES = ("compression",)
+_SUBPACKAGES = ("compression", "nn", "optim")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [*_HOME_OF, *_SUBPACKAGES]
@@ -347,4 +351,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

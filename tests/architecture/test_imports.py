@@ -41,6 +41,13 @@ def test_importing_the_runtime_loads_nothing_heavy(heavy: str) -> None:
     assert heavy not in loaded_by("import torsh_runtime")
 
 
+@pytest.mark.parametrize("other", ["torch", "cupy", "ml_dtypes", "torsh_runtime.comm"])
+def test_models_load_numpy_alone(other: str) -> None:
+    modules = loaded_by("import torsh_runtime as tr; tr.nn, tr.optim")
+    assert {"numpy", "torsh_runtime.nn.tensor", "torsh_runtime.optim.adam"} <= modules
+    assert other not in modules
+
+
 def test_a_worker_joins_without_asyncio() -> None:
     modules = loaded_by("import torsh_runtime as tr; tr.init_process_group, tr.all_reduce")
     assert "torsh_runtime.bootstrap" in modules

@@ -90,6 +90,8 @@ NAMES = {
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "nn",
+    "optim",
     "parts",
     "persistent",
     "premul_sum",

@@ -1,5 +1,5 @@
-"""Models of torsh_runtime.nn, on numpy or cupy. Beside parameters and buffers, which are Tensors, all
-values here are arrays."""
+"""Models of torsh_runtime.nn, on numpy or cupy. Beside parameters and buffers, which are Tensors,
+all values here are arrays."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class DistributedOptimizer:
         self._pass_options_on()
         loss = self._local.step() if closure is None else self._local.step(closure)
         works = [
-            self._group.broadcast(_values(parameter), self._owners[id(parameter)], async_op=True)
+            self._group.broadcast(parameter.data, self._owners[id(parameter)], async_op=True)
             for group in self.param_groups
             for parameter in group["params"]
         ]
@@ -157,11 +157,6 @@ def _owners(groups: list[dict[str, Any]], ranks: int) -> dict[int, int]:
 def _size(parameter: Any) -> int:
     size = parameter.numel()
     return int(size)
-
-
-def _values(parameter: Any) -> Any:
-    """What collectives move: torch's tensors as they are, without gradients."""
-    return parameter.detach()
 
 
 def _base_of(optimizer_class: type) -> type:

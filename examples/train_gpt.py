@@ -1,0 +1,226 @@
+"""Trains a small GPT, character by character, on the sources of Python's own standard library.
+
+    python examples/train_gpt.py --steps 500 --sample 300
+
+The model is torsh_runtime.nn's and runs on numpy. A run that was killed goes on from --checkpoint
+with the same losses that it would have had: the checkpoint holds the model, the optimizer, the
+schedule, the random state and the position in the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime import nn, optim
+from torsh_runtime.nn import functional as F  # noqa: N812
+
+REPORT_EVERY = 10
+
+
+class GPT(nn.Module):
+    """Predicts each next character (Radford et al., "Language Models are Unsupervised Multitask
+    Learners", 2019).
+    """
+
+    def __init__(self, vocabulary: int, context: int, layers: int, heads: int, embed: int) -> None:
+        super().__init__()
+        self.context = context
+        self.tokens = nn.Embedding(vocabulary, embed)
+        self.positions = nn.Embedding(context, embed)
+        self.blocks = nn.Sequential(
+            *(nn.TransformerBlock(embed, heads, causal=True) for _ in range(layers))
+        )
+        self.norm = nn.LayerNorm(embed)
+        self.head = nn.Linear(embed, vocabulary, bias=False)
+        for table in (self.tokens, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, characters: Any) -> Any:
+        """Scores (N, length, vocabulary) of what follows each of the characters (N, length)."""
+        places = nn.from_numpy(np.arange(characters.shape[-1]))
+        x = self.tokens(characters) + self.positions(places)
+        return self.head(self.norm(self.blocks(x)))
+
+
+class Text:
+    """Characters as numbers, and random pieces of them."""
+
+    def __init__(self, text: str, seed: int) -> None:
+        self.alphabet = sorted(set(text))
+        numbers = {character: number for number, character in enumerate(self.alphabet)}
+        self.data = np.array([numbers[character] for character in text], np.int64)
+        self.generator = np.random.default_rng(seed)
+
+    def batch(self, size: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+        """Pieces (size, context), and what follows each of their characters."""
+        starts = self.generator.integers(len(self.data) - context, size=size)
+        pieces = self.data[starts[:, None] + np.arange(context + 1)]
+        return pieces[:, :-1], pieces[:, 1:]
+
+
+def standard_library() -> str:
+    """The modules of Python's standard library, one after the other."""
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = "".join(source.read_text("utf-8", errors="replace") for source in sources)
+    return text.encode("ascii", errors="replace").decode()
+
+
+class Training:
+    """All that a step changes, and its way to disk and back."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        nn.manual_seed(options.seed)
+        self.options = options
+        self.text = Text(standard_library(), options.seed)
+        self.model = GPT(
+            len(self.text.alphabet), options.context, options.layers, options.heads, options.embed
+        )
+        self.optimizer = optim.AdamW(self.model.parameters(), lr=options.lr)
+        self.schedule = optim.LambdaLR(self.optimizer, self.rate)
+        self.losses: list[float] = []
+
+    def rate(self, step: int) -> float:
+        """A linear warm-up, then half a cosine's wave down to a tenth."""
+        warm_up = max(1, self.options.steps // 20)
+        if step < warm_up:
+            return (step + 1) / warm_up
+        done = min(1, (step - warm_up) / max(1, self.options.steps - warm_up))
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+    def step(self) -> None:
+        """One update of the model."""
+        inputs, targets = self.text.batch(self.options.batch, self.options.context)
+        scores = self.model(nn.from_numpy(inputs))
+        loss = F.cross_entropy(scores.flatten(0, 1), nn.from_numpy(targets.reshape(-1)))
+        self.optimizer.zero_grad()
+        loss.backward()
+        optim.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        self.losses.append(loss.item())
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint so that at any moment the old or the new one is there, whole."""
+        optimizer = self.optimizer.state_dict()
+        arrays = {f"model.{name}": array for name, array in self.model.state_dict().items()}
+        for number, state in optimizer["state"].items():
+            arrays |= {f"optimizer.{number}.{name}": array for name, array in state.items()}
+        rest = {
+            "param_groups": optimizer["param_groups"],
+            "schedule": self.schedule.state_dict(),
+            "random": nn.get_rng_state(),
+            "data": self.text.generator.bit_generator.state,
+            "losses": self.losses,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.savez(file, rest=np.array(json.dumps(rest)), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint."""
+        with np.load(path) as saved:
+            arrays = {name: saved[name] for name in saved.files}
+        rest = json.loads(str(arrays.pop("rest")))
+        model, state = {}, {}
+        for name, array in arrays.items():
+            owner, _, key = name.partition(".")
+            if owner == "model":
+                model[key] = array
+            else:
+                number, _, kind = key.partition(".")
+                state.setdefault(int(number), {})[kind] = array
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict({"state": state, "param_groups": rest["param_groups"]})
+        self.schedule.load_state_dict(rest["schedule"])
+        nn.set_rng_state(rest["random"])
+        self.text.generator.bit_generator.state = rest["data"]
+        self.losses = rest["losses"]
+
+
+@nn.no_grad()
+def sample(training: Training, length: int) -> str:
+    """Text that the model writes."""
+    model, alphabet = training.model.eval(), training.text.alphabet
+    generator = np.random.default_rng(training.options.seed)
+    written = [alphabet.index("\n")]
+    for _ in range(length):
+        scores = model(nn.from_numpy(np.array([written[-model.context :]])))[0, -1]
+        odds = scores.double().softmax(-1).numpy()
+        written.append(int(generator.choice(len(alphabet), p=odds)))
+    return "".join(alphabet[number] for number in written[1:])
+
+
+def plot(losses: list[float], path: Path) -> None:
+    """The loss of each step as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.plot(range(1, len(losses) + 1), losses)
+    pyplot.xlabel("step")
+    pyplot.ylabel("loss")
+    pyplot.savefig(path)
+
+
+def train(training: Training, options: argparse.Namespace) -> None:
+    """All steps that are left, with a line and a checkpoint now and then."""
+    tokens, last = options.batch * options.context, len(training.losses)
+    begun = time.perf_counter()
+    while len(training.losses) < options.steps:
+        training.step()
+        done = len(training.losses)
+        if done % REPORT_EVERY and done < options.steps:
+            continue
+        speed = (done - last) * tokens / (time.perf_counter() - begun)
+        print(f"step {done:5}  loss {training.losses[-1]:.4f}  {speed:,.0f} tokens/s", flush=True)
+        if options.checkpoint:
+            training.save(options.checkpoint)
+        begun, last = time.perf_counter(), done
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--steps", type=int, default=500)
+    add("--batch", type=int, default=16, help="pieces of text per step")
+    add("--context", type=int, default=128, help="characters that the model looks at")
+    add("--layers", type=int, default=4)
+    add("--heads", type=int, default=4)
+    add("--embed", type=int, default=128, help="the width of the model")
+    add("--lr", type=float, default=1e-3)
+    add("--seed", type=int, default=0)
+    add("--checkpoint", type=Path, help="save to this file, and go on from it if it is there")
+    add("--sample", type=int, default=0, metavar="N", help="write N characters at the end")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the losses; needs matplotlib")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    training = Training(options)
+    if options.checkpoint and options.checkpoint.exists():
+        training.resume(options.checkpoint)
+        print(f"resuming from {options.checkpoint} after step {len(training.losses)}")
+    train(training, options)
+    if options.sample:
+        print(sample(training, options.sample))
+    if options.plot:
+        plot(training.losses, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The examples in docs/nn.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUIDE = Path(__file__).parents[3] / "docs" / "nn.md"
+
+
+@pytest.mark.torch
+def test_its_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    written = capsys.readouterr().out
+    assert len(blocks) == 3
+    assert float(written.split()[2].rstrip("%")) > 95
+    assert "complete: tensor([1., 1.])" in written
+
+
+def test_it_names_what_is_exported() -> None:
+    from torsh_runtime import nn, optim
+
+    text = GUIDE.read_text()
+    left_out = {"LRScheduler", "Optimizer", "RemovableHandle", "maximum", "minimum", "matmul"}
+    wanted = {*nn.__all__, *optim.__all__} - left_out - {"functional", "init", "is_grad_enabled"}
+    assert not [name for name in sorted(wanted) if f"`{name}`" not in text]

@@ -1,0 +1,80 @@
+"""The example that trains a character GPT: it learns, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "examples" / "train_gpt.py"
+SMALL = ["--batch", "4", "--context", "16", "--layers", "1", "--heads", "2", "--embed", "16"]
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("train_gpt", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def training(example: Any, steps: int) -> Any:
+    options = argparse.Namespace(
+        steps=steps, batch=4, context=16, layers=1, heads=2, embed=16, lr=1e-2, seed=3
+    )
+    return example.Training(options)
+
+
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(example: Any, tmp_path: Path) -> None:
+    whole = training(example, 12)
+    for _ in range(12):
+        whole.step()
+    killed = training(example, 12)
+    for _ in range(7):
+        killed.step()
+        if len(killed.losses) == 5:
+            killed.save(tmp_path / "gpt.npz")
+    resumed = training(example, 12)
+    resumed.resume(tmp_path / "gpt.npz")
+    while len(resumed.losses) < 12:
+        resumed.step()
+    assert resumed.losses == whole.losses
+
+
+def test_it_learns(example: Any) -> None:
+    run = training(example, 60)
+    for _ in range(60):
+        run.step()
+    assert sum(run.losses[-5:]) / 5 < run.losses[0] - 0.5
+    assert len(example.sample(run, 20)) == 20
+
+
+def run(*options: object) -> str:
+    """What the script prints."""
+    command = [sys.executable, "-P", SCRIPT, *SMALL, *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_the_script_itself(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "deep" / "gpt.npz"
+    assert "step    10  loss" in run("--steps", 10, "--checkpoint", checkpoint)
+    again = run("--steps", 12, "--sample", 5, "--checkpoint", checkpoint)
+    assert "resuming from" in again
+    assert "after step 10" in again
+    assert "step    12  loss" in again
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["gpt.npz"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+def test_the_losses_are_drawn(tmp_path: Path) -> None:
+    run("--steps", 2, "--plot", tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,260 @@
+"""The backward pass: a walk over the recorded graph, from the last operation to the first.
+
+It is iterative, forgets what it used, and calls a leaf's hooks as soon as its gradient is complete,
+while the walk goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torsh_runtime.nn.arrays import Array, array_module
+from torsh_runtime.nn.grad_mode import no_grad
+from torsh_runtime.nn.graph import Edge, Gradient, Hook, Node, Variable
+
+if TYPE_CHECKING:
+    from torsh_runtime.nn.tensor import Tensor
+
+Callback = Callable[[], None]
+
+
+class _Present(threading.local):
+    callbacks: list[Callback] | None = None
+
+
+_present = _Present()
+
+
+def queue_callback(callback: Callback) -> None:
+    """Call `callback` when the present backward pass of this thread has ended.
+
+    Of nested passes the outermost counts. RuntimeError outside of a backward pass.
+    """
+    if _present.callbacks is None:
+        raise RuntimeError("queue_callback() is for the time of a backward pass, in a hook of it")
+    _present.callbacks.append(callback)
+
+
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return _present.callbacks is not None
+
+
+def leaves(tensors: Iterable[Any]) -> Iterator[Tensor]:
+    """The leaves that need gradients and on which `tensors` depend, each once."""
+    _, uses = _survey([tensor.edge() for tensor in tensors if tensor.requires_grad])
+    yield from uses  # type: ignore[misc]
+
+
+def backward(
+    tensors: Sequence[Any], gradients: Sequence[Gradient] | None = None, retain_graph: bool = False
+) -> None:
+    """Add the gradient of the sum of `tensors`, weighted by `gradients`, to that of each leaf.
+
+    gradients: one array for each tensor, of its shape; None, also in place of one of them, stands
+    for 1 and is allowed for tensors of one element. A leaf without a gradient gets the array that
+    arrives; an existing one is added to in place. Without `retain_graph` the graph is forgotten
+    and cannot be walked again. RuntimeError for what needs no gradients or was walked before.
+    """
+    walk(tensors, gradients or [None] * len(tensors), retain_graph, _accumulate)
+
+
+def gradients_of(
+    tensors: Sequence[Any], gradients: Sequence[Gradient], wanted: Sequence[Variable]
+) -> list[Gradient]:
+    """The gradients of the leaves `wanted`, which are returned: neither accumulated nor shown to
+    the leaves' hooks. Those that somebody else may hold are views.
+    """
+    found: dict[int, Array] = {}
+
+    def arrive(leaf: Variable, gradient: Array, own: bool) -> None:
+        found[id(leaf)] = gradient if own else gradient[...]
+
+    walk(tensors, gradients, False, arrive)
+    return [found.get(id(leaf)) for leaf in wanted]
+
+
+def walk(
+    tensors: Sequence[Any],
+    gradients: Sequence[Gradient],
+    retain_graph: bool,
+    arrive: Callable[[Any, Array, bool], None],
+) -> None:
+    """Carry gradients to the leaves; arrive(leaf, gradient, is it nobody else's) takes them."""
+    starts = [_start(*pair) for pair in zip(tensors, gradients, strict=True)]
+    edges = [tensor.edge() for tensor in tensors]
+    with _pass(), no_grad():
+        _Walk(edges, retain_graph, arrive).carry(starts)
+
+
+@contextmanager
+def _pass() -> Iterator[None]:
+    """A backward pass of this thread; the outermost ends with the callbacks of all within it."""
+    if _present.callbacks is not None:
+        yield
+        return
+    callbacks: list[Callback] = []
+    _present.callbacks = callbacks
+    try:
+        yield
+        while callbacks:
+            callbacks.pop(0)()
+    finally:
+        _present.callbacks = None
+
+
+def _start(tensor: Any, gradient: Gradient) -> Array:
+    if not tensor.requires_grad:
+        raise RuntimeError("this tensor does not depend on any leaf that needs a gradient")
+    data = tensor.data
+    if gradient is None:
+        if data.size != 1:
+            raise RuntimeError(
+                f"a gradient is implied for tensors of one element only, and this one has shape "
+                f"{data.shape}; reduce it to a scalar or pass backward() a gradient"
+            )
+        return array_module(data).ones_like(data)
+    if gradient.shape != data.shape:
+        raise RuntimeError(f"the gradient has shape {gradient.shape}, the tensor {data.shape}")
+    return gradient
+
+
+def _survey(edges: Sequence[Edge]) -> tuple[list[Node], Counter[Variable]]:
+    """The nodes that can be reached, first to last, and how many gradients each leaf will get."""
+    uses: Counter[Variable] = Counter()
+    nodes: set[Node] = set()
+    stack = list(edges)
+    while stack:
+        target, _ = stack.pop()
+        if isinstance(target, Variable):
+            uses[target] += 1
+        elif target not in nodes:
+            nodes.add(target)
+            stack.extend(target.edges)
+    return sorted(nodes, key=lambda node: node.sequence), uses
+
+
+class _Sum:
+    """A gradient that is being added up. It is written into only if nobody else holds it."""
+
+    __slots__ = ("own", "total")
+
+    def __init__(self) -> None:
+        self.total: Gradient = None
+        self.own = False
+
+    def add(self, gradient: Array, own: bool) -> None:
+        if self.total is None:
+            self.total, self.own = gradient, own
+        elif self.own:
+            self.total += gradient
+        elif own:
+            gradient += self.total
+            self.total, self.own = gradient, True
+        else:
+            self.total, self.own = self.total + gradient, True
+            if isinstance(self.total, np.generic):
+                self.total = np.asarray(self.total)
+
+
+class _Walk:
+    def __init__(
+        self,
+        edges: Sequence[Edge],
+        retain_graph: bool,
+        arrive: Callable[[Any, Array, bool], None],
+    ) -> None:
+        self._edges = edges
+        self._retain = retain_graph
+        self._arrive = arrive
+        self._nodes, self._awaited = _survey(edges)
+        self._sums: dict[Edge, _Sum] = {}
+
+    def carry(self, gradients: Sequence[Array]) -> None:
+        for edge, gradient in zip(self._edges, gradients, strict=True):
+            self._deliver(edge, gradient, own=False)
+        while self._nodes:
+            node = self._nodes.pop()
+            arrived = [self._take((node, output)) for output in range(len(node.outputs))]
+            for edge, (gradient, own) in zip(node.edges, self._run(node, arrived), strict=True):
+                self._deliver(edge, gradient, own)
+
+    def _run(self, node: Node, arrived: list[Gradient]) -> Sequence[tuple[Gradient, bool]]:
+        """The gradients along the node's edges, and whether each is nobody else's."""
+        pullback = node.pullback
+        if pullback is None:
+            raise RuntimeError(
+                "a backward pass has been here before and has freed what it used; for another "
+                "one call backward(retain_graph=True) the first time"
+            )
+        if not self._retain:
+            node.pullback = None
+        if all(gradient is None for gradient in arrived):
+            return [(None, False)] * len(node.edges)
+        results = pullback(arrived)
+        return [(result, _is_new(result, results, arrived)) for result in results]
+
+    def _take(self, edge: tuple[Node, int]) -> Gradient:
+        """The sum for a node's output, after its hooks."""
+        node, output = edge
+        arrived = self._sums.pop(edge, None)
+        if arrived is None or arrived.total is None:
+            return None
+        return _hooked(arrived.total, node.hooks.get(output))
+
+    def _deliver(self, edge: Edge, gradient: Gradient, own: bool) -> None:
+        target, output = edge
+        if gradient is not None:
+            dtype = target.data.dtype if isinstance(target, Variable) else target.outputs[output][1]
+            if gradient.dtype != dtype:
+                gradient, own = gradient.astype(dtype), True
+            elif isinstance(gradient, np.generic):
+                gradient = np.asarray(gradient)
+            self._sums.setdefault(edge, _Sum()).add(gradient, own)
+        if isinstance(target, Variable):
+            self._awaited[target] -= 1
+            if not self._awaited[target]:
+                self._finish(target, self._sums.pop(edge, None))
+
+    def _finish(self, leaf: Variable, arrived: _Sum | None) -> None:
+        if arrived is None or arrived.total is None:
+            return
+        self._arrive(leaf, arrived.total, arrived.own)
+
+
+def _is_new(result: Gradient, results: Sequence[Gradient], arrived: Sequence[Gradient]) -> bool:
+    """Whether a pullback's result is an array of its own, which nobody else will look at."""
+    if not isinstance(result, array_module(result).ndarray) or result.base is not None:
+        return False
+    others = sum(result is other for other in (*results, *arrived))
+    return others == 1
+
+
+def _hooked(gradient: Array, hooks: Mapping[int, Hook] | None) -> Array:
+    from torsh_runtime.nn.tensor import Tensor
+
+    for hook in [*(hooks or {}).values()]:
+        replaced = hook(Tensor(gradient))
+        if replaced is not None:
+            gradient = replaced.data
+    return gradient
+
+
+def _accumulate(leaf: Tensor, gradient: Array, own: bool) -> None:
+    """Into the leaf's .grad, after its hooks and before its post-accumulate hooks."""
+    from torsh_runtime.nn.tensor import Tensor
+
+    if leaf.hooks:
+        gradient, own = _hooked(gradient, leaf.hooks), False
+    if leaf.grad is None:
+        leaf.grad = Tensor(gradient if own else gradient.copy())
+    else:
+        leaf.grad.data += gradient
+    for hook in [*leaf.accumulated.values()]:
+        hook(leaf)

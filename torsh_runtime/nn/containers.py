@@ -1,0 +1,56 @@
+"""Modules that hold modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+from torsh_runtime.nn.module import Module
+
+
+class ModuleList(Module):
+    """A list of modules, named "0", "1" and so on."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        super().__init__()
+        self.extend(modules)
+
+    def append(self, module: Module) -> Self:
+        """Add one at the end."""
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self, modules: Iterable[Module]) -> Self:
+        """Add several at the end."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules.values())
+
+    def __getitem__(self, index: Any) -> Any:
+        found = [*self][index]
+        return self._of(found) if isinstance(found, list) else found
+
+    def _of(self, modules: list[Module]) -> Self:
+        return type(self)(modules)
+
+
+class Sequential(ModuleList):
+    """Modules of which each gets what the one before it returned."""
+
+    def __init__(self, *modules: Module) -> None:
+        super().__init__(modules)
+
+    def forward(self, x: Any) -> Any:
+        """What the last module returns."""
+        for module in self:
+            x = module(x)
+        return x
+
+    def _of(self, modules: list[Module]) -> Self:
+        return type(self)(*modules)

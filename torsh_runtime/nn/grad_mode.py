@@ -1,0 +1,43 @@
+"""Whether operations are recorded for a backward pass: a setting of each thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class _Mode(threading.local):
+    enabled = True
+
+
+_mode = _Mode()
+
+
+def is_grad_enabled() -> bool:
+    """Whether this thread's operations are recorded."""
+    return _mode.enabled
+
+
+@contextmanager
+def set_grad_enabled(enabled: bool) -> Iterator[None]:
+    """Record this thread's operations within the block, or do not; also a decorator."""
+    before, _mode.enabled = _mode.enabled, enabled
+    try:
+        yield
+    finally:
+        _mode.enabled = before
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Record nothing within the block; also a decorator."""
+    with set_grad_enabled(False):
+        yield
+
+
+@contextmanager
+def enable_grad() -> Iterator[None]:
+    """Record again, within a block that does not; also a decorator."""
+    with set_grad_enabled(True):
+        yield

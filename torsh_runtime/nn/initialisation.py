@@ -1,0 +1,77 @@
+"""Initial values, written into tensors in place, under the names of torch.nn.init.
+
+They are drawn from the generator that nn.manual_seed() sets, on the host in float64 or float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torsh_runtime.nn.arrays import write
+from torsh_runtime.nn.random import generator
+
+
+def _write(tensor: Any, values: Any) -> Any:
+    write(tensor.data, values)
+    return tensor
+
+
+def constant_(tensor: Any, val: float) -> Any:
+    """The same value everywhere."""
+    tensor.data[...] = val
+    return tensor
+
+
+def zeros_(tensor: Any) -> Any:
+    """Zeros."""
+    return constant_(tensor, 0)
+
+
+def ones_(tensor: Any) -> Any:
+    """Ones."""
+    return constant_(tensor, 1)
+
+
+def uniform_(tensor: Any, a: float = 0.0, b: float = 1.0) -> Any:
+    """Uniformly distributed in [a, b)."""
+    return _write(tensor, generator().uniform(a, b, tensor.shape))
+
+
+def normal_(tensor: Any, mean: float = 0.0, std: float = 1.0) -> Any:
+    """Normally distributed."""
+    return _write(tensor, generator().normal(mean, std, tensor.shape))
+
+
+def fans(tensor: Any) -> tuple[int, int]:
+    """How many inputs and outputs each element of a weight (out, in, …) takes part in."""
+    if tensor.ndim < 2:
+        raise ValueError(f"a weight of shape {tensor.shape} has no inputs and outputs to count")
+    out, inputs, *kernel = tensor.shape
+    return inputs * math.prod(kernel), out * math.prod(kernel)
+
+
+def kaiming_uniform_(tensor: Any, a: float = 0.0) -> Any:
+    """Uniform such that ReLUs, leaky by `a`, keep the variance (He et al., "Delving Deep into
+    Rectifiers", 2015).
+    """
+    fan_in, _ = fans(tensor)
+    bound = math.sqrt(6 / ((1 + a * a) * fan_in)) if fan_in else 0
+    return uniform_(tensor, -bound, bound)
+
+
+def xavier_uniform_(tensor: Any, gain: float = 1.0) -> Any:
+    """Uniform such that the variance is kept in both directions (Glorot and Bengio, "Understanding
+    the Difficulty of Training Deep Feedforward Neural Networks", 2010).
+    """
+    bound = gain * math.sqrt(6 / sum(fans(tensor)))
+    return uniform_(tensor, -bound, bound)
+
+
+def default_(weight: Any, bias: Any = None) -> None:
+    """What torch gives a linear or convolutional layer: both uniform in ±1/√fan_in."""
+    kaiming_uniform_(weight, math.sqrt(5))
+    if bias is not None:
+        fan_in, _ = fans(weight)
+        bound = 1 / math.sqrt(fan_in) if fan_in else 0
+        uniform_(bias, -bound, bound)

@@ -1,0 +1,81 @@
+"""Products of matrices, as few and as large ones as can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torsh_runtime.nn.arrays import Array, array_module, fitted
+from torsh_runtime.nn.graph import derived, operand
+
+if TYPE_CHECKING:
+    from torsh_runtime.nn.tensor import Tensor
+
+
+def matmul(a: Any, b: Any) -> Tensor:
+    """a @ b: of vectors and matrices, and batches of matrices, which are broadcast."""
+    x, y = operand(a), operand(b)
+    _check(x, y)
+    if x.ndim > 2 and y.ndim == 2:
+        return _rows_by_matrix(a, b)
+    return derived(x @ y, (a, lambda g: _for_left(g, x, y)), (b, lambda g: _for_right(g, x, y)))
+
+
+def _check(x: Array, y: Array) -> None:
+    if not x.ndim or not y.ndim:
+        raise ValueError("matmul is for vectors and matrices; multiply by a scalar with *")
+    if x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
+        raise ValueError(f"shapes {x.shape} and {y.shape} do not fit: the inner sizes differ")
+
+
+def _rows_by_matrix(a: Any, b: Any) -> Tensor:
+    """One large product instead of a batch of small ones."""
+    x, y = operand(a), operand(b)
+    rows, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], y.shape[-1])
+
+    def flat(g: Array) -> Array:
+        return g.reshape(-1, shape[-1])
+
+    return derived(
+        (rows @ y).reshape(shape),
+        (a, lambda g: (flat(g) @ y.T).reshape(x.shape)),
+        (b, lambda g: rows.T @ flat(g)),
+    )
+
+
+def _for_left(g: Array, x: Array, y: Array) -> Array:
+    if y.ndim == 1:
+        return g[..., None] * y if x.ndim > 1 else g * y
+    if x.ndim == 1:
+        return fitted((y @ g[..., None])[..., 0], x.shape)
+    return fitted(g @ y.swapaxes(-1, -2), x.shape)
+
+
+def _for_right(g: Array, x: Array, y: Array) -> Array:
+    if x.ndim == 1:
+        return x[:, None] * g[..., None, :] if y.ndim > 1 else x * g
+    if y.ndim == 1:
+        return fitted((x.swapaxes(-1, -2) @ g[..., None])[..., 0], y.shape)
+    return fitted(x.swapaxes(-1, -2) @ g, y.shape)
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
+    """input @ weight.T + bias. input: (…, in), weight: (out, in), bias: (out)."""
+    value, w, b = operand(input), operand(weight), operand(bias)
+    if value.shape[-1:] != w.shape[1:]:
+        raise ValueError(
+            f"linear: the last axis of input {value.shape} is not in_features of weight {w.shape}"
+        )
+    rows = value.reshape(-1, w.shape[1])
+    result = rows @ w.T
+    if b is not None:
+        result += b
+
+    def flat(g: Array) -> Array:
+        return array_module(g).ascontiguousarray(g).reshape(-1, w.shape[0])
+
+    return derived(
+        result.reshape(*value.shape[:-1], w.shape[0]),
+        (input, lambda g: (flat(g) @ w).reshape(value.shape)),
+        (weight, lambda g: flat(g).T @ rows),
+        (bias, lambda g: flat(g).sum(axis=0)),
+    )

@@ -1,0 +1,35 @@
+"""Tables that are looked up by index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torsh_runtime.nn.arrays import Array, add_at, array_module, computable
+from torsh_runtime.nn.graph import derived, operand
+
+if TYPE_CHECKING:
+    from torsh_runtime.nn.tensor import Tensor
+
+
+def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
+    """The rows of weight (rows, width) at the indices `input`, of shape (*input.shape, width).
+
+    The row `padding_idx` gets no gradient. IndexError for indices that are no rows.
+    """
+    where, table = operand(input), weight.data
+    if where.dtype.kind not in "iu":
+        raise TypeError(f"embedding: indices are integers, not {where.dtype}")
+    if where.size and not 0 <= int(where.min()) <= int(where.max()) < len(table):
+        raise IndexError(
+            f"embedding: indices from {int(where.min())} to {int(where.max())}, and the table has "
+            f"{len(table)} rows"
+        )
+
+    def pullback(g: Array) -> Array:
+        result = array_module(g).zeros(table.shape, g.dtype)
+        add_at(result, where.reshape(-1), g.reshape(-1, table.shape[1]))
+        if padding_idx is not None:
+            result[padding_idx] = 0
+        return result
+
+    return derived(computable(table[where]), (weight, pullback))

@@ -1,0 +1,83 @@
+"""A module's call with its hooks, whose order is torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torsh_runtime.nn.graph import Gradient, Variable, derived_several, needs_gradient
+from torsh_runtime.nn.tensor import Tensor
+
+if TYPE_CHECKING:
+    from torsh_runtime.nn.module import Module
+
+Watch = Callable[[list[Gradient]], Sequence[Gradient]]
+
+
+def call(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """module.forward(*args, **kwargs) with all hooks."""
+    for hook in [*module._forward_pre_hooks.values()]:
+        changed = hook(module, args)
+        if changed is not None:
+            args = changed if isinstance(changed, tuple) else (changed,)
+    gates = _Gates(module) if module._backward_hooks or module._backward_pre_hooks else None
+    if gates is not None:
+        args = gates.around_inputs(args)
+    output = module.forward(*args, **kwargs)
+    for hook in [*module._forward_hooks.values()]:
+        changed = hook(module, args, output)
+        output = output if changed is None else changed
+    return output if gates is None else gates.around_outputs(output)
+
+
+class _Gates:
+    """What the gradients of one call's outputs and inputs pass through."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._of_outputs: tuple[Any, ...] = ()
+        self._inputs_pass = False
+
+    def around_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._inputs_pass = any(map(needs_gradient, args))
+        return _through(args, self._inputs_known) if self._inputs_pass else args
+
+    def around_outputs(self, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return _through(output, self._outputs_known)
+        return _through((output,), self._outputs_known)[0]
+
+    def _outputs_known(self, gradients: list[Gradient]) -> Sequence[Gradient]:
+        self._of_outputs = _tensors(gradients)
+        for hook in [*self._module._backward_pre_hooks.values()]:
+            changed = hook(self._module, self._of_outputs)
+            if changed is not None:
+                self._of_outputs = changed if isinstance(changed, tuple) else (changed,)
+        if not self._inputs_pass:
+            self._call_hooks((None,))
+        return _arrays(self._of_outputs)
+
+    def _inputs_known(self, gradients: list[Gradient]) -> Sequence[Gradient]:
+        return _arrays(self._call_hooks(_tensors(gradients)))
+
+    def _call_hooks(self, of_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        for hook in [*self._module._backward_hooks.values()]:
+            changed = hook(self._module, of_inputs, self._of_outputs)
+            if changed is not None:
+                of_inputs = changed if isinstance(changed, tuple) else (changed,)
+        return of_inputs
+
+
+def _through(values: tuple[Any, ...], watch: Watch) -> tuple[Any, ...]:
+    """The values, of which the tensors have passed one operation that changes nothing."""
+    tensors = [value for value in values if isinstance(value, Variable)]
+    passed = iter(derived_several([tensor.data for tensor in tensors], tensors, watch))
+    return tuple(next(passed) if isinstance(value, Variable) else value for value in values)
+
+
+def _tensors(gradients: Sequence[Gradient]) -> tuple[Tensor | None, ...]:
+    return tuple(None if gradient is None else Tensor(gradient) for gradient in gradients)
+
+
+def _arrays(gradients: Sequence[Any]) -> list[Gradient]:
+    return [None if gradient is None else gradient.data[...] for gradient in gradients]

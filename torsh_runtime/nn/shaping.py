@@ -1,0 +1,156 @@
+"""Operations that arrange elements anew: shapes, indices, pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from torsh_runtime.nn.arrays import Array, add_at, array_module, fitted
+from torsh_runtime.nn.graph import Gradient, Variable, derived, derived_jointly, derived_several
+
+if TYPE_CHECKING:
+    from torsh_runtime.nn.tensor import Tensor
+
+
+def _sizes(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """What `reshape(2, 3)` and `reshape((2, 3))` alike mean."""
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], Sequence) else given
+
+
+def reshape(x: Any, *shape: Any) -> Tensor:
+    """The same elements in another shape; one size may be -1. A view if it can be."""
+    before = x.data.shape
+    return derived(x.data.reshape(_sizes(shape)), (x, lambda g: g.reshape(before)))
+
+
+def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """The axes from `start_dim` to `end_dim` as one."""
+    shape = x.data.shape or (1,)
+    start, end = start_dim % len(shape), end_dim % len(shape)
+    length = 1
+    for size in shape[start : end + 1]:
+        length *= size
+    return reshape(x, (*shape[:start], length, *shape[end + 1 :]))
+
+
+def permute(x: Any, *dims: Any) -> Tensor:
+    """The axes in another order; a view."""
+    order = [dim % x.data.ndim for dim in _sizes(dims)]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return derived(x.data.transpose(order), (x, lambda g: g.transpose(back)))
+
+
+def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
+    """Two axes exchanged; a view."""
+    return derived(x.data.swapaxes(dim0, dim1), (x, lambda g: g.swapaxes(dim0, dim1)))
+
+
+def squeeze(x: Any, dim: int | None = None) -> Tensor:
+    """Without the axes of size 1, or without `dim` if its size is 1."""
+    if dim is not None and x.data.shape[dim] != 1:
+        return reshape(x, x.data.shape)
+    return reshape(x, x.data.squeeze(dim).shape)
+
+
+def unsqueeze(x: Any, dim: int) -> Tensor:
+    """With another axis of size 1 at `dim`."""
+    return reshape(x, array_module(x.data).expand_dims(x.data, dim).shape)
+
+
+def expand(x: Any, *shape: Any) -> Tensor:
+    """Broadcast to a shape, where -1 keeps a size; a view that cannot be written."""
+    before, wanted = x.data.shape, _sizes(shape)
+    added = len(wanted) - len(before)
+    full = [before[i - added] if size == -1 else size for i, size in enumerate(wanted)]
+    result = array_module(x.data).broadcast_to(x.data, full)
+    return derived(result, (x, lambda g: fitted(g, before)))
+
+
+def contiguous(x: Any) -> Tensor:
+    """The elements in order in memory."""
+    return derived(array_module(x.data).ascontiguousarray(x.data), (x, lambda g: g))
+
+
+def getitem(x: Any, index: Any) -> Tensor:
+    """x[index], by slices (a view), integers, None, ..., masks and arrays of integers."""
+    value, where = x.data, _plain(index)
+    xp, shape, dtype = array_module(value), value.shape, value.dtype
+
+    def pullback(g: Array) -> Array:
+        result = xp.zeros(shape, dtype)
+        if _is_basic(where):
+            result[where] = g
+        else:
+            add_at(result, where, g)
+        return result
+
+    return derived(value[where], (x, pullback))
+
+
+def _plain(index: Any) -> Any:
+    parts = index if isinstance(index, tuple) else (index,)
+    plain = tuple(part.data if isinstance(part, Variable) else part for part in parts)
+    return plain if isinstance(index, tuple) else plain[0]
+
+
+def _is_basic(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    basic = (int, slice, type(None), type(...))
+    return all(isinstance(part, basic) and not isinstance(part, bool) for part in parts)
+
+
+def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """One after the other along an axis."""
+    arrays = [tensor.data for tensor in tensors]
+    xp = array_module(arrays[0])
+    ends = [*accumulate(array.shape[dim] for array in arrays)][:-1]
+    result = xp.concatenate(arrays, axis=dim)
+    return derived_jointly(result, tensors, lambda g: xp.split(g, ends, axis=dim))
+
+
+def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """Side by side along a new axis."""
+    arrays = [tensor.data for tensor in tensors]
+    xp = array_module(arrays[0])
+    result = xp.stack(arrays, axis=dim)
+    return derived_jointly(result, tensors, lambda g: list(xp.moveaxis(g, dim, 0)))
+
+
+def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """The slices along an axis, without it; views."""
+    xp, shape, dtype = array_module(x.data), x.data.shape, x.data.dtype
+
+    def pullback(gradients: list[Gradient]) -> list[Array]:
+        result = xp.empty(shape, dtype)
+        for place, gradient in zip(xp.moveaxis(result, dim, 0), gradients, strict=True):
+            place[...] = 0 if gradient is None else gradient
+        return [result]
+
+    return tuple(derived_several(list(xp.moveaxis(x.data, dim, 0)), [x], pullback))
+
+
+def split(x: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Pieces of a size (the last may be smaller) or of several sizes along an axis; views."""
+    xp, shape, dtype = array_module(x.data), x.data.shape, x.data.dtype
+    if isinstance(split_size, int):
+        ends = [*range(split_size, shape[dim], split_size)]
+    else:
+        *ends, total = accumulate(split_size)
+        if total != shape[dim]:
+            raise ValueError(f"pieces of {list(split_size)} do not make up axis {dim} of {shape}")
+    pieces = xp.split(x.data, ends, axis=dim)
+
+    def pullback(gradients: list[Gradient]) -> list[Array]:
+        result = xp.zeros(shape, dtype)
+        for place, gradient in zip(xp.split(result, ends, axis=dim), gradients, strict=True):
+            if gradient is not None:
+                place[...] = gradient
+        return [result]
+
+    return tuple(derived_several(pieces, [x], pullback))
+
+
+def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """At most so many pieces of one size along an axis (the last may be smaller); views."""
+    return split(x, max(1, -(-x.data.shape[dim] // chunks)), dim)

@@ -1,0 +1,287 @@
+"""Tensor: an array that knows how it came about."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from torsh_runtime.nn import activations, elementwise, linear_algebra, reductions, shaping
+from torsh_runtime.nn.arrays import Array, array_module, dtype_named, is_array, to_device, write
+from torsh_runtime.nn.backward import backward
+from torsh_runtime.nn.graph import Hook, Variable, derived, needs_gradient
+from torsh_runtime.nn.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_T = TypeVar("_T")
+
+
+class Tensor(Variable):
+    """An array, and what is needed to find gradients for it.
+
+    Attributes:
+        data: the numpy or cupy array itself.
+        grad: the gradient that backward passes have added up, None before the first.
+        requires_grad: whether they shall, or whether this depends on tensors that do.
+
+    Methods have the names and arguments of torch's; 16-bit floating point types are for storage,
+    and are computed with as float32, of which type the results are. An array that an
+    operation was given must not be changed before the backward pass: it is not copied, and the
+    change is not noticed.
+    """
+
+    __array_ufunc__ = None  # array + tensor is the tensor's business
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements, as numpy's."""
+        dtype: np.dtype[Any] = self.data.dtype
+        return dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda:0" (and so on)."""
+        return "cpu" if array_module(self.data) is np else f"cuda:{self.data.device.id}"
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it was made by the user and not by a recorded operation."""
+        return self.node is None
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802
+        """The axes in reverse order."""
+        return shaping.permute(self, *reversed(range(self.ndim)))
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one axis."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """The number of axes."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return int(self.data.size)
+
+    def item(self) -> Any:
+        """The only element as a number of Python's."""
+        if self.data.size != 1:
+            raise ValueError(f"item() is for tensors of one element, not of shape {self.shape}")
+        return self.data.item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of numbers."""
+        return self.data.tolist()
+
+    def numpy(self) -> Array:
+        """The array in this process's memory, which is shared. RuntimeError if it needs a gradient
+        (call detach() first).
+        """
+        if self.requires_grad:
+            raise RuntimeError("this tensor needs a gradient: call detach().numpy()")
+        return to_device(self.data, "cpu")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def detach(self) -> Tensor:
+        """The same array, of unknown origin."""
+        return Tensor(self.data)
+
+    def clone(self) -> Tensor:
+        """A copy of the array; gradients flow through."""
+        return derived(self.data.copy(), (self, lambda g: g))
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set requires_grad; returns this tensor."""
+        self.requires_grad = requires_grad
+        return self
+
+    def to(self, target: Any) -> Tensor:
+        """As another dtype, or on "cuda" or "cpu"; gradients flow back."""
+        if isinstance(target, str) and target.startswith(("cpu", "cuda")):
+            there, back = to_device(self.data, target), self.device
+            return derived(there, (self, lambda g: to_device(g, back)))
+        return elementwise.cast(self, target)
+
+    def cpu(self) -> Tensor:
+        """In this process's memory."""
+        return self.to("cpu")
+
+    def cuda(self) -> Tensor:
+        """In a GPU's memory."""
+        return self.to("cuda")
+
+    def float(self) -> Tensor:
+        """As float32."""
+        return elementwise.cast(self, np.float32)
+
+    def double(self) -> Tensor:
+        """As float64."""
+        return elementwise.cast(self, np.float64)
+
+    def copy_(self, source: Any) -> Self:
+        """Write another tensor's or array's elements into this array."""
+        if needs_gradient(self):
+            raise RuntimeError("a tensor that needs a gradient is written within no_grad() only")
+        write(self.data, source.data if isinstance(source, Variable) else source)
+        return self
+
+    def zero_(self) -> Self:
+        """Write zeros into this array."""
+        return self.copy_(0)
+
+    def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
+        """Add the gradient of this, weighted by `gradient`, to the .grad of all leaves it depends
+        on; see nn.backward.backward.
+        """
+        weight = gradient.data if isinstance(gradient, Variable) else gradient
+        backward([self], [weight], retain_graph)
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of this tensor, which is no leaf, in .grad too."""
+        if self.node is not None:
+            this = weakref.ref(self)
+            self.register_hook(lambda gradient: _keep(this(), gradient))
+
+    def register_hook(self, hook: Hook) -> RemovableHandle:
+        """Call hook(gradient) once the gradient of this is complete; what it returns, unless None,
+        takes the gradient's place.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("a tensor that needs no gradient will not get one: no hook for it")
+        hooks = self.hooks if self.node is None else self.node.hooks.setdefault(self.output, {})
+        return RemovableHandle(hooks, hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Call hook(this leaf) as soon as a backward pass has completed its .grad, while the pass
+        goes on.
+        """
+        if self.node is not None or not self.requires_grad:
+            raise RuntimeError("gradients are accumulated in leaves that need them only")
+        return RemovableHandle(self.accumulated, hook)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Any:
+        return iter(shaping.unbind(self))
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __float__(self) -> Any:
+        return self.item().__float__()
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __repr__(self) -> str:
+        suffix = ", requires_grad=True" if self.requires_grad else ""
+        return f"tensor({np.array2string(to_device(self.data, 'cpu'), separator=', ')}{suffix})"
+
+    __hash__ = object.__hash__
+    __eq__ = elementwise.compared("__eq__")  # type: ignore[assignment]
+    __ne__ = elementwise.compared("__ne__")  # type: ignore[assignment]
+    __lt__ = elementwise.compared("__lt__")
+    __le__ = elementwise.compared("__le__")
+    __gt__ = elementwise.compared("__gt__")
+    __ge__ = elementwise.compared("__ge__")
+
+    __add__ = __radd__ = add = elementwise.add
+    __sub__ = sub = elementwise.subtract
+    __mul__ = __rmul__ = mul = elementwise.multiply
+    __truediv__ = div = elementwise.divide
+    __pow__ = pow = elementwise.power
+    __neg__ = neg = elementwise.negative
+    __abs__ = abs = elementwise.absolute
+    __matmul__ = matmul = linear_algebra.matmul
+    __getitem__ = shaping.getitem
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return elementwise.subtract(other, self)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return elementwise.divide(other, self)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return elementwise.power(other, self)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return linear_algebra.matmul(other, self)
+
+    def t(self) -> Tensor:
+        """The transposed matrix."""
+        return self.T
+
+    exp = elementwise.exp
+    log = elementwise.log
+    sqrt = elementwise.sqrt
+    sin = elementwise.sin
+    cos = elementwise.cos
+    tanh = elementwise.tanh
+    sigmoid = elementwise.sigmoid
+    clamp = elementwise.clamp
+    masked_fill = elementwise.masked_fill
+    relu = activations.relu
+    softmax = activations.softmax
+    log_softmax = activations.log_softmax
+    sum = reductions.sum
+    mean = reductions.mean
+    var = reductions.var
+    max = reductions.max
+    min = reductions.min
+    argmax = reductions.argmax
+    argmin = reductions.argmin
+    reshape = view = shaping.reshape
+    flatten = shaping.flatten
+    permute = shaping.permute
+    transpose = shaping.transpose
+    squeeze = shaping.squeeze
+    unsqueeze = shaping.unsqueeze
+    expand = shaping.expand
+    contiguous = shaping.contiguous
+    split = shaping.split
+    chunk = shaping.chunk
+    unbind = shaping.unbind
+
+
+def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of a copy of `data`: an array, a number or nested lists of them.
+
+    Floating point numbers of Python's become float32; arrays keep their dtype unless one is given.
+    """
+    array = data.data.copy() if isinstance(data, Variable) else data
+    xp = array_module(array)
+    pythons = not is_array(array) and not isinstance(array, np.generic)
+    if dtype is None and pythons and np.asarray(array).dtype == np.float64:
+        dtype = np.float32
+    kind = None if dtype is None else dtype_named(dtype)
+    return Tensor(xp.array(array, dtype=kind), requires_grad)
+
+
+def _keep(tensor: Tensor | None, gradient: Tensor) -> None:
+    if tensor is not None:
+        tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+
+
+def from_numpy(array: Array) -> Tensor:
+    """A tensor of the array itself, whose memory is shared."""
+    return Tensor(array)

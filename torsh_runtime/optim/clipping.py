@@ -1,0 +1,53 @@
+"""Gradients within bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.nn.arrays import Array, array_module, computable
+from torsh_runtime.nn.graph import Variable
+from torsh_runtime.nn.tensor import Tensor
+
+
+def _gradients(parameters: Any) -> list[Array]:
+    each: Iterable[Any] = [parameters] if isinstance(parameters, Variable) else parameters
+    return [param.grad.data for param in each if param.grad is not None]
+
+
+def clip_grad_norm_(
+    parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale all gradients such that their norm, as of one vector, is at most max_norm.
+
+    Returns the norm before. RuntimeError for an infinite or undefined one if error_if_nonfinite;
+    the gradients are then left as they are.
+    """
+    gradients = _gradients(parameters)
+    total = _norm(gradients, norm_type)
+    if error_if_nonfinite and not math.isfinite(total):
+        raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
+    factor = max_norm / (total + 1e-6)
+    if not factor >= 1:
+        for gradient in gradients:
+            gradient *= factor
+    return Tensor(np.float32(total))
+
+
+def _norm(arrays: list[Array], kind: float) -> float:
+    """The norm of all arrays as one vector; partial norms are put together in float64."""
+    norms = [
+        float(array_module(array).linalg.norm(computable(array).reshape(-1), kind))
+        for array in arrays
+        if array.size
+    ]
+    return float(np.linalg.norm(np.asarray(norms, np.float64), kind)) if norms else 0.0
+
+
+def clip_grad_value_(parameters: Any, clip_value: float) -> None:
+    """Bring each element of all gradients into [-clip_value, clip_value]."""
+    for gradient in _gradients(parameters):
+        array_module(gradient).clip(gradient, -clip_value, clip_value, out=gradient)

@@ -1,0 +1,123 @@
+"""What all optimizers have in common: groups of parameters and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.nn.arrays import Array, is_array, write
+from torsh_runtime.nn.grad_mode import enable_grad, no_grad
+from torsh_runtime.nn.graph import Variable
+from torsh_runtime.nn.tensor import Tensor
+from torsh_runtime.optim.pieces import zeros_for
+
+Group = dict[str, Any]
+"""Options of some parameters, and "params", these themselves."""
+
+
+class Optimizer:
+    """Base of the optimizers, as torch.optim.Optimizer: subclasses define update().
+
+    params: tensors, or dicts with "params" and options that differ from `defaults`.
+    Attributes: param_groups, state (by parameter: names to arrays).
+    """
+
+    def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
+        self.defaults = dict(defaults)
+        self.param_groups: list[Group] = []
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        given = list(params)
+        if not given:
+            raise ValueError("an optimizer needs parameters, and was given none")
+        groups = given if isinstance(given[0], dict) else [{"params": given}]
+        for group in groups:
+            self.add_param_group(group)
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Add parameters with options of their own. ValueError for parameters that are there."""
+        params = param_group["params"]
+        params = [params] if isinstance(params, Variable) else list(params)
+        known = {param for group in self.param_groups for param in group["params"]}
+        for param in params:
+            if not isinstance(param, Tensor) or param.node is not None:
+                raise TypeError("an optimizer takes leaves: tensors that no operation has made")
+            if param in known:
+                raise ValueError("a parameter belongs to one group only, and once")
+            known.add(param)
+        self.param_groups.append({**self.defaults, **param_group, "params": params})
+
+    def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
+        """Change one parameter in place; what a subclass defines."""
+        raise NotImplementedError(f"{type(self).__name__} defines no update()")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change all parameters that have gradients. The loss that `closure` returns, if given."""
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
+        with no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None:
+                        state = self.state.setdefault(param, {})
+                        self.update(param, param.grad.data, group, state)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or write zeros into them."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and not set_to_none:
+                    param.grad.zero_()
+                elif set_to_none:
+                    param.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Options and state in torch's layout: parameters are numbered through all groups. The
+        arrays are not copied.
+        """
+        numbers = self._numbers()
+        groups = [
+            {**group, "params": [numbers[param] for param in group["params"]]}
+            for group in self.param_groups
+        ]
+        state = {numbers[param]: dict(values) for param, values in self.state.items()}
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over copies of what state_dict() returned, here or in torch. ValueError if the
+        groups do not fit.
+        """
+        groups, own = state_dict["param_groups"], self.param_groups
+        sizes = [[len(group["params"]) for group in each] for each in (groups, own)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"the state is of groups of {sizes[0]} parameters, the optimizer has {sizes[1]}"
+            )
+        for group, saved in zip(own, groups, strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
+        params = {number: param for param, number in self._numbers().items()}
+        self.state = {}
+        for number, values in state_dict["state"].items():
+            param = params[int(number)]
+            copies = {name: _loaded(value, param) for name, value in values.items()}
+            self.state[param] = copies
+
+    def _numbers(self) -> dict[Tensor, int]:
+        params = [param for group in self.param_groups for param in group["params"]]
+        return {param: number for number, param in enumerate(params)}
+
+
+def _loaded(value: Any, param: Tensor) -> Any:
+    """A copy; beside the parameter, and of the dtype that is computed in, if it is of its shape."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    array = value if is_array(value) else np.asarray(value)
+    if array.shape != param.shape or not array.shape:
+        return array.copy()
+    copy = zeros_for(param.data)
+    write(copy, array)
+    return copy
