@@ -44,7 +44,6 @@ def test_a_missing_gradient_is_told_by_all() -> None:
 
 @pytest.mark.parametrize("name", ["topk:0.1", "powersgd:2", "int8", "onebit", "bf16"])
 def test_compressed_gradients_train(name: str) -> None:
-    dense, _ = ranks_of(2, lambda rank: ddp_nn.compressed(rank, 2, None))[0]
     for loss, is_same in ranks_of(2, lambda rank: ddp_nn.compressed(rank, 2, name)):
         assert is_same
-        assert loss < 10 * dense + 1e-3
+        assert loss < 0.2
