@@ -100,18 +100,20 @@ class TorchTraining:
 
     def __init__(self, ours: train_gpt.Training) -> None:
         self.options = ours.options
-        self.text = train_gpt.Text("", 0)
-        self.text.data = ours.text.data
-        self.text.generator.bit_generator.state = ours.text.generator.bit_generator.state
+        self.text = ours.text
         self.model = GPT(len(ours.text.alphabet), ours.options)
         state = {name: torch.tensor(array) for name, array in ours.model.state_dict().items()}
         self.model.load_state_dict(state)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=ours.options.lr)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, ours.rate)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: train_gpt.rate(step, ours.options.steps)
+        )
         self.losses: list[float] = []
 
     def step(self) -> None:
-        inputs, targets = self.text.batch(self.options.batch, self.options.context)
+        inputs, targets = self.text.batch(
+            len(self.losses), self.options.batch, self.options.context
+        )
         scores = self.model(torch.from_numpy(inputs))
         loss = F.cross_entropy(scores.flatten(0, 1), torch.from_numpy(targets.reshape(-1)))
         self.optimizer.zero_grad()

@@ -2,9 +2,10 @@
 
     torshrun --nproc-per-node 4 examples/train.py
 
-Each step every rank computes the gradient of its share of one global batch and the shares are
-summed, so the result does not depend on the number of workers. Rank 0 writes a checkpoint after
-each epoch; a restarted job goes on from the last one, and a job that is done removes it.
+Each step every rank computes the gradient of its share of one global batch, and
+DistributedDataParallel averages them, so the result does not depend on the number of workers.
+Rank 0 writes a checkpoint after each epoch; a restarted job goes on from the last one, and a job
+that is done removes it.
 """
 
 from __future__ import annotations
@@ -12,152 +13,119 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 import torsh_runtime as tr
+from torsh_runtime import nn, optim
+from torsh_runtime.nn import functional as F  # noqa: N812
 
-Array = NDArray[np.float32]
+Samples = tuple[np.ndarray, np.ndarray]
 HIDDEN, CLASSES, PIXELS = 128, 10, 64
-SHAPES = ((PIXELS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
-SIZES = [int(np.prod(shape)) for shape in SHAPES]
 
 
 def main() -> None:
     options = parse_arguments()
     tr.init_process_group(timeout=options.timeout)
     train_set, test_set = load_data()
-    weights = initial_weights()
-    velocity = np.zeros_like(weights)
-    epoch = resume(options.checkpoint, weights, velocity)
+    nn.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+    model = tr.DistributedDataParallel(layers, gradient_compression=options.compression)
+    optimizer = optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
+    epoch = resume(options.checkpoint, model, optimizer)
     while epoch < options.epochs:
-        loss = train_epoch(weights, velocity, train_set, epoch, options)
+        loss = train_epoch(model, optimizer, train_set, epoch, options.batch)
         epoch += 1
         if tr.get_rank() == 0:
-            save(options.checkpoint, weights, velocity, epoch)
-            report(epoch, loss, weights, test_set, options.epochs)
+            save(options.checkpoint, model, optimizer, epoch)
+            report(epoch, loss, layers, test_set, options.epochs)
     if tr.get_rank() == 0:
         options.checkpoint.unlink(missing_ok=True)
     tr.destroy_process_group()
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--batch", type=int, default=64, help="samples of all ranks together")
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a collective")
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/digits.npz"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--epochs", type=int, default=40)
+    add("--batch", type=int, default=64, help="samples of all ranks together")
+    add("--lr", type=float, default=0.1)
+    add("--momentum", type=float, default=0.9)
+    add("--compression", metavar="NAME", help="of gradients between ranks, such as powersgd:4")
+    add("--timeout", type=float, default=60.0, help="seconds for a collective")
+    add("--checkpoint", type=Path, default=Path("checkpoints/digits.npz"))
     return parser.parse_args()
 
 
-def load_data() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+def load_data() -> tuple[Samples, Samples]:
     """Training and test set; every fifth digit is held out."""
     images, digits = load_digits(return_X_y=True)
     inputs = (images / 16).astype(np.float32)
-    targets = np.eye(CLASSES, dtype=np.float32)[digits]
     held_out = np.arange(len(inputs)) % 5 == 0
-    return (inputs[~held_out], targets[~held_out]), (inputs[held_out], targets[held_out])
+    return (inputs[~held_out], digits[~held_out]), (inputs[held_out], digits[held_out])
 
 
-def initial_weights() -> Array:
-    """One flat vector of all parameters, the same on every rank."""
-    generator = np.random.default_rng(0)
-    scales = [np.sqrt(2 / PIXELS), 0, np.sqrt(1 / HIDDEN), 0]
-    parts = [generator.normal(0, 1, n) * s for n, s in zip(SIZES, scales, strict=True)]
-    return np.concatenate(parts).astype(np.float32)
-
-
-def views(flat: Array) -> list[Array]:
-    """The parameters as matrices and vectors that share the flat vector's memory."""
-    parts = np.split(flat, np.cumsum(SIZES)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, SHAPES, strict=True)]
-
-
-def train_epoch(
-    weights: Array,
-    velocity: Array,
-    train_set: tuple[Array, Array],
-    epoch: int,
-    options: argparse.Namespace,
-) -> float:
+def train_epoch(model: Any, optimizer: Any, train_set: Samples, epoch: int, size: int) -> float:
     """One pass over the training set in an order that depends on the epoch only. Mean loss."""
     inputs, targets = train_set
     order = np.random.default_rng(epoch).permutation(len(inputs))
-    rank, world_size = tr.get_rank(), tr.get_world_size()
+    rank, ranks = tr.get_rank(), tr.get_world_size()
     total = 0.0
-    for start in range(0, len(order), options.batch):
-        batch = order[start : start + options.batch]
-        mine = batch[rank::world_size]
-        gradient = np.zeros(len(weights) + 1, np.float32)  # the last element is the loss
-        gradient[-1] = loss_and_gradient(weights, inputs[mine], targets[mine], gradient[:-1])
-        tr.all_reduce(gradient)
-        velocity *= options.momentum
-        velocity += gradient[:-1] / len(batch)
-        weights -= options.lr * velocity
-        total += float(gradient[-1])
-    return total / len(order)
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        mine = batch[rank::ranks]
+        scores = model(nn.from_numpy(inputs[mine]))
+        loss = F.cross_entropy(scores, nn.from_numpy(targets[mine]), reduction="sum")
+        optimizer.zero_grad()
+        (loss * (ranks / len(batch))).backward()  # gradients are divided by the number of ranks
+        optimizer.step()
+        total += loss.item()
+    return float(tr.average_gradients(total)) * ranks / len(order)
 
 
-def loss_and_gradient(weights: Array, inputs: Array, targets: Array, gradient: Array) -> float:
-    """Summed cross-entropy of the samples; its gradient is written into `gradient`."""
-    w1, b1, w2, b2 = views(weights)
-    dw1, db1, dw2, db2 = views(gradient)
-    hidden, probabilities = predict(inputs, w1, b1, w2, b2)
-    error = probabilities - targets
-    dw2[...] = hidden.T @ error
-    db2[...] = error.sum(axis=0)
-    below = (error @ w2.T) * (hidden > 0)
-    dw1[...] = inputs.T @ below
-    db1[...] = below.sum(axis=0)
-    return float(-np.log((probabilities * targets).sum(axis=1) + 1e-12).sum())
-
-
-def predict(inputs: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> tuple[Array, Array]:
-    """The hidden layer (ReLU) and the classes' probabilities (softmax)."""
-    hidden = np.maximum(inputs @ w1 + b1, 0)
-    scores = hidden @ w2 + b2
-    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return hidden, exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-def resume(path: Path, weights: Array, velocity: Array) -> int:
+def resume(path: Path, model: Any, optimizer: Any) -> int:
     """Load the last checkpoint, if any, on rank 0 and give it to all; the epoch to go on with."""
-    epoch = np.zeros(1, np.int64)
+    saved: list[Any] = [None]
     if tr.get_rank() == 0 and path.exists():
-        with np.load(path) as saved:
-            weights[...], velocity[...], epoch[0] = (
-                saved["weights"],
-                saved["velocity"],
-                saved["epoch"],
-            )
-        print(f"resuming from {path} after epoch {epoch[0]}", flush=True)
-    for array in (weights, velocity, epoch):
-        tr.broadcast(array, src=0)
-    return int(epoch[0])
+        with np.load(path) as file:
+            saved = [dict(file)]
+        print(f"resuming from {path} after epoch {saved[0]['epoch']}", flush=True)
+    tr.broadcast_object_list(saved, src=0)
+    if saved[0] is None:
+        return 0
+    epoch = int(saved[0].pop("epoch"))
+    state = optimizer.state_dict()
+    for name in [name for name in saved[0] if name.startswith("momentum.")]:
+        number = int(name.partition(".")[2])
+        state["state"][number] = {"momentum_buffer": saved[0].pop(name)}
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(state)
+    return epoch
 
 
-def save(path: Path, weights: Array, velocity: Array, epoch: int) -> None:
+def save(path: Path, model: Any, optimizer: Any, epoch: int) -> None:
     """Write a checkpoint so that at any moment the old or the new one is there, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
+    momentum = {
+        f"momentum.{number}": state["momentum_buffer"]
+        for number, state in optimizer.state_dict()["state"].items()
+    }
     with partial.open("wb") as file:
-        np.savez(file, weights=weights, velocity=velocity, epoch=epoch)
+        np.savez(file, epoch=epoch, **momentum, **model.state_dict())
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
 
 
-def report(
-    epoch: int, loss: float, weights: Array, test_set: tuple[Array, Array], epochs: int
-) -> None:
+def report(epoch: int, loss: float, layers: Any, test_set: Samples, epochs: int) -> None:
     if epoch % 5 != 0 and epoch != epochs:
         return
-    _, probabilities = predict(test_set[0], *views(weights))
-    accuracy = (probabilities.argmax(axis=1) == test_set[1].argmax(axis=1)).mean()
+    with nn.no_grad():
+        scores = layers(nn.from_numpy(test_set[0]))
+    accuracy = (scores.numpy().argmax(axis=1) == test_set[1]).mean()
     print(f"epoch {epoch:3}  loss {loss:.4f}  test accuracy {accuracy:.2%}", flush=True)
 
 

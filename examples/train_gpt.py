@@ -1,10 +1,12 @@
 """Trains a small GPT, character by character, on the sources of Python's own standard library.
 
     python examples/train_gpt.py --steps 500 --sample 300
+    torshrun --nproc-per-node 2 examples/train_gpt.py --checkpoint checkpoints/gpt.npz
 
-The model is torsh_runtime.nn's and runs on numpy. A run that was killed goes on from --checkpoint
+The model is torsh_runtime.nn's and runs on numpy. Each rank computes the gradients of its part of a
+batch, so the losses do not depend on their number. A run that was killed goes on from --checkpoint
 with the same losses that it would have had: the checkpoint holds the model, the optimizer, the
-schedule, the random state and the position in the data.
+schedule and the random state, and the pieces of text follow from the number of the step.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import math
 import os
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import torsh_runtime as tr
 from torsh_runtime import nn, optim
 from torsh_runtime.nn import functional as F  # noqa: N812
 
@@ -52,17 +56,20 @@ class GPT(nn.Module):
 
 
 class Text:
-    """Characters as numbers, and random pieces of them."""
+    """Characters as numbers, and random pieces of them, which only seed and step decide on."""
 
     def __init__(self, text: str, seed: int) -> None:
         self.alphabet = sorted(set(text))
         numbers = {character: number for number, character in enumerate(self.alphabet)}
         self.data = np.array([numbers[character] for character in text], np.int64)
-        self.generator = np.random.default_rng(seed)
+        self.seed = seed
 
-    def batch(self, size: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pieces (size, context), and what follows each of their characters."""
-        starts = self.generator.integers(len(self.data) - context, size=size)
+    def batch(
+        self, step: int, size: int, context: int, share: slice = slice(None)
+    ) -> tuple[Any, Any]:
+        """A share of `size` pieces (…, context), and what follows each of their characters."""
+        generator = np.random.default_rng((self.seed, step))
+        starts = generator.integers(len(self.data) - context, size=size)[share]
         pieces = self.data[starts[:, None] + np.arange(context + 1)]
         return pieces[:, :-1], pieces[:, 1:]
 
@@ -72,6 +79,20 @@ def standard_library() -> str:
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = "".join(source.read_text("utf-8", errors="replace") for source in sources)
     return text.encode("ascii", errors="replace").decode()
+
+
+def rate(step: int, steps: int) -> float:
+    """Of the learning rate: a linear warm-up, then half a cosine's wave down to a tenth."""
+    warm_up = max(1, steps // 20)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    done = min(1, (step - warm_up) / max(1, steps - warm_up))
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+
+def mean(loss: float) -> float:
+    """Over all ranks."""
+    return float(tr.average_gradients(loss)) if tr.is_initialized() else loss
 
 
 class Training:
@@ -84,29 +105,36 @@ class Training:
         self.model = GPT(
             len(self.text.alphabet), options.context, options.layers, options.heads, options.embed
         )
+        self.share = slice(None)
+        self.trained: Any = self.model
+        if tr.is_initialized():
+            self.share = slice(tr.get_rank(), None, tr.get_world_size())
+            self.trained = tr.DistributedDataParallel(
+                self.model,
+                gradient_compression=options.compression,
+                check_nan=options.check_nan,
+            )
         self.optimizer = optim.AdamW(self.model.parameters(), lr=options.lr)
-        self.schedule = optim.LambdaLR(self.optimizer, self.rate)
+        self.schedule = optim.LambdaLR(self.optimizer, lambda step: rate(step, options.steps))
         self.losses: list[float] = []
-
-    def rate(self, step: int) -> float:
-        """A linear warm-up, then half a cosine's wave down to a tenth."""
-        warm_up = max(1, self.options.steps // 20)
-        if step < warm_up:
-            return (step + 1) / warm_up
-        done = min(1, (step - warm_up) / max(1, self.options.steps - warm_up))
-        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
     def step(self) -> None:
         """One update of the model."""
-        inputs, targets = self.text.batch(self.options.batch, self.options.context)
-        scores = self.model(nn.from_numpy(inputs))
+        size, context = self.options.batch, self.options.context
+        inputs, targets = self.text.batch(len(self.losses), size, context, self.share)
+        scores = self.trained(nn.from_numpy(inputs))
         loss = F.cross_entropy(scores.flatten(0, 1), nn.from_numpy(targets.reshape(-1)))
         self.optimizer.zero_grad()
         loss.backward()
         optim.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
-        self.losses.append(loss.item())
+        self.losses.append(mean(loss.item()))
+
+    @nn.no_grad()
+    def odds(self, written: np.ndarray) -> np.ndarray:
+        """How likely each character is to come after (1, length) of them."""
+        return self.model(nn.from_numpy(written))[0, -1].double().softmax(-1).numpy()
 
     def save(self, path: Path) -> None:
         """Write a checkpoint so that at any moment the old or the new one is there, whole."""
@@ -118,7 +146,6 @@ class Training:
             "param_groups": optimizer["param_groups"],
             "schedule": self.schedule.state_dict(),
             "random": nn.get_rng_state(),
-            "data": self.text.generator.bit_generator.state,
             "losses": self.losses,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,19 +173,17 @@ class Training:
         self.optimizer.load_state_dict({"state": state, "param_groups": rest["param_groups"]})
         self.schedule.load_state_dict(rest["schedule"])
         nn.set_rng_state(rest["random"])
-        self.text.generator.bit_generator.state = rest["data"]
         self.losses = rest["losses"]
 
 
-@nn.no_grad()
-def sample(training: Training, length: int) -> str:
+def sample(training: Any, length: int) -> str:
     """Text that the model writes."""
-    model, alphabet = training.model.eval(), training.text.alphabet
+    alphabet, context = training.text.alphabet, training.options.context
     generator = np.random.default_rng(training.options.seed)
     written = [alphabet.index("\n")]
+    training.model.eval()
     for _ in range(length):
-        scores = model(nn.from_numpy(np.array([written[-model.context :]])))[0, -1]
-        odds = scores.double().softmax(-1).numpy()
+        odds = training.odds(np.array([written[-context:]]))
         written.append(int(generator.choice(len(alphabet), p=odds)))
     return "".join(alphabet[number] for number in written[1:])
 
@@ -176,7 +201,7 @@ def plot(losses: list[float], path: Path) -> None:
     pyplot.savefig(path)
 
 
-def train(training: Training, options: argparse.Namespace) -> None:
+def train(training: Any, options: argparse.Namespace) -> None:
     """All steps that are left, with a line and a checkpoint now and then."""
     tokens, last = options.batch * options.context, len(training.losses)
     begun = time.perf_counter()
@@ -184,6 +209,8 @@ def train(training: Training, options: argparse.Namespace) -> None:
         training.step()
         done = len(training.losses)
         if done % REPORT_EVERY and done < options.steps:
+            continue
+        if training.share.start:  # not the first rank
             continue
         speed = (done - last) * tokens / (time.perf_counter() - begun)
         print(f"step {done:5}  loss {training.losses[-1]:.4f}  {speed:,.0f} tokens/s", flush=True)
@@ -196,30 +223,40 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--steps", type=int, default=500)
-    add("--batch", type=int, default=16, help="pieces of text per step")
+    add("--batch", type=int, default=16, help="pieces of text per step, of all ranks together")
     add("--context", type=int, default=128, help="characters that the model looks at")
     add("--layers", type=int, default=4)
     add("--heads", type=int, default=4)
     add("--embed", type=int, default=128, help="the width of the model")
     add("--lr", type=float, default=1e-3)
     add("--seed", type=int, default=0)
+    add("--compression", metavar="NAME", help="of gradients between ranks, such as powersgd:4")
+    add("--check-nan", action="store_true", help="stop at gradients that are not finite")
     add("--checkpoint", type=Path, help="save to this file, and go on from it if it is there")
     add("--sample", type=int, default=0, metavar="N", help="write N characters at the end")
     add("--plot", type=Path, metavar="FILE.png", help="draw the losses; needs matplotlib")
-    return parser.parse_args()
+    options = parser.parse_args()
+    ranks = tr.get_world_size() if tr.is_initialized() else 1
+    if options.batch % ranks:
+        parser.error(f"--batch {options.batch} cannot be shared by {ranks} ranks equally")
+    return options
 
 
-def main() -> None:
+def main(kind: Callable[[argparse.Namespace], Any] = Training) -> None:
+    if tr.is_torchelastic_launched():
+        tr.init_process_group()
     options = parse_arguments()
-    training = Training(options)
+    training = kind(options)
     if options.checkpoint and options.checkpoint.exists():
         training.resume(options.checkpoint)
         print(f"resuming from {options.checkpoint} after step {len(training.losses)}")
     train(training, options)
-    if options.sample:
+    if options.sample and not training.share.start:
         print(sample(training, options.sample))
-    if options.plot:
+    if options.plot and not training.share.start:
         plot(training.losses, options.plot)
+    if tr.is_initialized():
+        tr.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ NAMES = (
     "reentrant checkpoint",
     "reduced in float64",
     "checked for NaN",
+    "autocast",
+    "reduced in bfloat16",
     "compiled inside",
     "compiled outside",
 )
@@ -48,7 +50,8 @@ def test_trains_as_one_process_does(name: str, ranks: int) -> None:
         assert not isinstance(state, Raised), state.error.args[0]
     expected = ddp_training.alone(name, ranks)
     for key, value in expected.items():
-        torch.testing.assert_close(states[0][key], value, rtol=1e-4, atol=1e-6)
+        loose = 0.05 if name in ("autocast", "reduced in bfloat16") else 1e-4
+        torch.testing.assert_close(states[0][key], value, rtol=loose, atol=loose / 100)
         for state in states[1:]:
             assert torch.equal(state[key], states[0][key]), key
 
@@ -188,3 +191,7 @@ def test_pickled_and_copied_wrappers() -> None:
         for gradient in found:
             torch.testing.assert_close(gradient, mean_gradient())
         assert "not of the default group" in text
+
+
+def test_a_model_from_the_meta_device_gets_rank_0s_values() -> None:
+    assert ranks_of("from_meta") == [{3.0}, {3.0}]

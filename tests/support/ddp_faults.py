@@ -115,6 +115,19 @@ def interrupted(rank: int, ranks: int) -> Any:
     return text, gradients(model)["module.first.weight"]
 
 
+def from_meta(rank: int, ranks: int) -> Any:
+    """A model that was made without memory, and has values on rank 0 alone."""
+    with torch.device("meta"):
+        bare = Two()
+    bare.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in bare.parameters():
+            parameter.fill_(3.0 if rank == 0 else float("nan"))
+    model = tr.DistributedDataParallel(bare)
+    model(torch.ones(2, 3)).sum().backward()
+    return {float(each) for parameter in model.parameters() for each in parameter.flatten()}
+
+
 def no_parameters(rank: int, ranks: int) -> Any:
     return raised(lambda: tr.DistributedDataParallel(nn.ReLU()))
 

@@ -88,7 +88,7 @@ def unused(rank: int, ranks: int) -> str:
 
 
 def compressed(rank: int, ranks: int, name: str) -> tuple[float, bool]:
-    """The loss after training as a part of that before, and whether all ranks have the same bits."""
+    """The loss after training to that before, and whether all ranks have the same bits."""
     nn.manual_seed(0)
     model = tr.DistributedDataParallel(Net(False), gradient_compression=name)
     inputs = nn.Tensor(np.random.default_rng(3).standard_normal((64, 6)).astype(np.float32))

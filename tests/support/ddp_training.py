@@ -61,6 +61,7 @@ class Course:
     """Zeroed in place, instead of none."""
     steps: int = 30
     compiled: str = ""
+    autocast: bool = False
 
 
 COURSES = {
@@ -81,6 +82,8 @@ COURSES = {
     "reentrant checkpoint": Course({"bucket_size_mb": 2e-4}, {"reentrant": True}),
     "reduced in float64": Course({"reduce_dtype": "float64"}),
     "checked for NaN": Course({"check_nan": True}),
+    "autocast": Course(steps=10, autocast=True),
+    "reduced in bfloat16": Course({"reduce_dtype": "bfloat16"}, steps=10),
     "compiled inside": Course(steps=5, compiled="inside"),
     "compiled outside": Course(steps=5, compiled="outside"),
 }
@@ -99,7 +102,9 @@ def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
             last = number == course.passes - 1
             skip = course.by_no_sync and not last and hasattr(model, "no_sync")
             with model.no_sync() if skip else nullcontext():
-                loss = model(inputs)["out"][0].square().mean() / course.passes
+                with torch.autocast("cpu", torch.bfloat16, enabled=course.autocast):
+                    outputs = model(inputs)["out"][0].float()
+                loss = outputs.square().mean() / course.passes
                 loss.backward()
         optimizer.step()
     return {name: value.detach().clone() for name, value in model.state_dict().items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-GUIDE = Path(__file__).parents[3] / "docs" / "nn.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "nn.md"
 
 
 @pytest.mark.torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "train_gpt.py"
+SCRIPT = Path(__file__).parents[4] / "examples" / "train_gpt.py"
 SMALL = ["--batch", "4", "--context", "16", "--layers", "1", "--heads", "2", "--embed", "16"]
 
 
@@ -58,7 +59,11 @@ def test_it_learns(example: Any) -> None:
 
 def run(*options: object) -> str:
     """What the script prints."""
-    command = [sys.executable, "-P", SCRIPT, *SMALL, *map(str, options)]
+    return output([sys.executable, "-P", str(SCRIPT), *SMALL, *map(str, options)])
+
+
+def output(command: list[str]) -> str:
+    """What it prints."""
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
@@ -70,6 +75,33 @@ def test_the_script_itself(tmp_path: Path) -> None:
     assert "after step 10" in again
     assert "step    12  loss" in again
     assert [path.name for path in checkpoint.parent.iterdir()] == ["gpt.npz"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "train_gpt.py",
+        pytest.param(
+            "train_torch.py",
+            marks=pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+        ),
+    ],
+)
+def test_ranks_together_have_the_losses_of_one_process(script: str, tmp_path: Path) -> None:
+    """Also when they go on from a checkpoint of one."""
+    path = str(SCRIPT.with_name(script))
+    options = [path, *SMALL, "--steps", "20", "--checkpoint"]
+    one = [sys.executable, *options, str(tmp_path / "one")]
+    two = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", *options]
+    found = [
+        re.findall(r"step +(\d+)  loss ([\d.]+)", output(command))
+        for command in (one, [*two, str(tmp_path / "two")])
+    ]
+    assert [int(step) for step, _ in found[0]] == [10, 20]
+    for (_, alone), (_, together) in zip(*found, strict=True):
+        assert float(together) == pytest.approx(float(alone), abs=2e-3)
+    longer = [word if word != "20" else "30" for word in [*two, str(tmp_path / "one")]]
+    assert "after step 20" in output(longer)
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,131 @@
+"""Our DistributedDataParallel between two nodes: `python benchmarks/ddp_network.py --help`.
+
+The nodes are two network namespaces of this machine with a cable between them, which `tc tbf` makes
+slow; one rank on each. First as slow as lets the gradients' bytes take as long as a backward pass:
+how much of the communication is hidden behind it. Then at --mbit: how much faster steps are with
+compressed gradients. It takes root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import bars, table
+from benchmarks.bars import Check
+from benchmarks.namespaces import INTERFACE, Cable, cable
+from benchmarks.peers import HERE, ONE_THREAD, SPAWN, UnavailableError
+from benchmarks.processes import Program, RunError, interrupt_on_term, run
+from benchmarks.rounds import say
+from benchmarks.session import positive
+from benchmarks.spawn import entering
+
+COMPRESSORS = ("topk:0.01", "powersgd:4", "onebit", "int8")
+_FASTER = {"topk:0.01": 5.0, "powersgd:4": 5.0, "onebit": 5.0}
+"""What the bar is for: a quarter of the bytes, as int8 sends, cannot be five times as fast."""
+_HIDDEN = 0.8
+_WORKER = HERE / "ddp_network_worker.py"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--rounds", type=positive, default=3, help="of each measurement, in turns; default: 3")
+    add("--width", type=positive, default=1600, help="of ten Linear layers; default: 1600")
+    add("--batch", type=positive, default=512, help="rows of each rank; default: 512")
+    add("--mbit", type=positive, default=100, help="Mbit/s of the slow network; default: 100")
+    add("--compressors", type=lambda text: text.split(","), default=COMPRESSORS)
+    add("--timeout", type=float, default=300.0, help="seconds that one run may take")
+    add("--quick", action="store_true", help="little, in one round: shows that it works")
+    add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.width, options.batch, options.mbit = 1, 128, 16, 1000
+    return options
+
+
+def limit(laid: Cable, bits: float) -> None:
+    """Let the cable carry so many bits a second each way."""
+    for holder in laid.holders:
+        words = f"qdisc replace dev {INTERFACE} root tbf rate {int(bits)}bit".split()
+        burst = max(int(bits / 8 / 250), 32_000)  # what it carries in a tick of the slowest clocks
+        words += ["burst", str(burst), "latency", "20ms"]
+        done = subprocess.run([*entering(holder), "tc", *words], capture_output=True, text=True)
+        if done.returncode:
+            raise RunError(f"tc: {done.stderr.strip()}")
+
+
+def measure(laid: Cable, options: argparse.Namespace, what: str) -> dict[str, Any]:
+    """What rank 0 of one run found. RunError if it fails."""
+    with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
+        found = Path(name) / "found.json"
+        plan = {"what": what, "width": options.width, "batch": options.batch, "to": str(found)}
+        place = ["--namespaces", ",".join(map(str, laid.holders)), "--address", laid.addresses[0]]
+        command = [sys.executable, str(SPAWN), *place, "2", str(_WORKER), json.dumps(plan)]
+        env = {**ONE_THREAD, "TORSH_SOCKET_IFNAME": INTERFACE}
+        run(Program(command, Path(name), env), options.timeout)
+        figures: dict[str, Any] = json.loads(found.read_text())
+        return figures
+
+
+def hidden(laid: Cable, options: argparse.Namespace) -> list[Check]:
+    """Print how much of the communication the backward pass hides."""
+    backward = measure(laid, options, "bare")
+    limit(laid, 8 * backward["bytes"] / backward["backward"])
+    rows, shares = [], []
+    for number in range(options.rounds):
+        found = measure(laid, options, "overlap")
+        extra = found["step"] - found["compute"]
+        shares.append(1 - extra / found["communication"])
+        keys = ("compute", "communication", "step")
+        rows.append([str(number + 1), *(f"{1e3 * found[key]:.0f}" for key in keys)])
+        rows[-1].append(f"{shares[-1]:.2f}")
+    print(f"\nms; a backward pass takes {1e3 * backward['backward']:.0f} without a network")
+    print(table.render(["round", "compute", "communication", "step", "hidden"], rows))
+    share = statistics.median(shares)
+    return [Check("median of what is hidden", share, _HIDDEN, bar="overlap")]
+
+
+def compressed(laid: Cable, options: argparse.Namespace) -> list[Check]:
+    """Print how much faster steps are with compressed gradients."""
+    limit(laid, options.mbit * 1e6)
+    names = ("dense", *options.compressors)
+    steps: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name in names:
+            steps[name].append(measure(laid, options, name)["step"])
+    medians = {name: statistics.median(values) for name, values in steps.items()}
+    ratios = {name: medians["dense"] / medians[name] for name in names}
+    print(f"\nsteps at {options.mbit} Mbit/s: the median of {options.rounds} runs")
+    lines = [[name, f"{medians[name]:.3f}", f"{ratios[name]:.1f}"] for name in names]
+    print(table.render(["gradients", "s", "times as fast as dense"], lines))
+    wanted = {name: least for name, least in _FASTER.items() if name in ratios}
+    return [Check(name, ratios[name], least, bar="faster") for name, least in wanted.items()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    interrupt_on_term()
+    try:
+        with cable() as laid:
+            checks = [*hidden(laid, options), *compressed(laid, options)]
+    except (UnavailableError, RunError) as error:
+        say(str(error))
+        return 1
+    if options.bars:
+        print("\n" + bars.summary(checks))
+    return 1 if options.bars and not bars.all_pass(checks) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
