@@ -86,8 +86,9 @@ class DistributedDataParallel:
             self._reducer = Reducer(adapter, self._group, self._config)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
-        self._before_call = adapter.untraced(self._prepare)
-        self._after_call = adapter.untraced(self._expect)
+        # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
+        self._before_call = adapter.untraced(DistributedDataParallel._prepare)
+        self._after_call = adapter.untraced(DistributedDataParallel._expect)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -96,9 +97,9 @@ class DistributedDataParallel:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the model."""
-        self._before_call()
+        self._before_call(self)
         outputs = self.module(*inputs, **named)
-        self._after_call(outputs)
+        self._after_call(self, outputs)
         return outputs
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
