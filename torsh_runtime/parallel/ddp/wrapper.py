@@ -113,8 +113,8 @@ class DistributedDataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes that begin in this block add up gradients on each rank; the first
-        one outside averages the sums."""
+        """Let the backward passes of what is called in this block add up gradients on each rank;
+        the first one of what is called outside averages the sums."""
         before, self._is_synchronising = self._is_synchronising, False
         try:
             yield
@@ -151,7 +151,7 @@ class DistributedDataParallel:
     def _follow_others(self, reducer: Reducer, joining: Joining) -> None:
         while (company := joining.meet(is_active=False)).active:
             reducer.divisor = joining.divisor(company)
-            if self._sends_buffers():
+            if company.sends_buffers:
                 self._send_buffers(company.active[0])
             if company.averages:
                 reducer.shadow()
@@ -183,8 +183,9 @@ class DistributedDataParallel:
             return
         first = 0
         if self._joining is not None and self._reducer is not None:
-            averages = self._is_synchronising and self._reducer.is_next_averaged()
-            company = self._joining.meet(True, averages)
+            is_trained = self._is_synchronising and self._adapter.records_gradients()
+            averages = is_trained and self._reducer.is_next_averaged()
+            company = self._joining.meet(True, averages, self._sends_buffers())
             self._reducer.divisor = self._joining.divisor(company)
             first = company.active[0]
         if self._sends_buffers():
