@@ -91,9 +91,8 @@ class Reducer:
         self._adapter.on_backward(outputs, self._on_outputs)
         if self._config.find_unused_parameters and self._config.overlap_communication is not False:
             reached = self._adapter.reached(outputs)
-            missed = {
-                i for i, (_, each) in enumerate(self._parameters) if reached and id(each) not in reached
-            }  # outputs that reach nothing are of kinds that are not looked into
+            numbers = range(len(self._parameters)) if reached else ()  # else of unknown kinds
+            missed = {i for i in numbers if id(self._parameters[i][1]) not in reached}
             self._unreached = missed if self._unreached is None else self._unreached & missed
 
     def is_next_averaged(self) -> bool:
