@@ -65,3 +65,23 @@ def test_batch_norm_over_ranks_is_that_of_one_process(ranks: int, dims: int, kin
 def test_averages_of_trees() -> None:
     pytest.importorskip("jax")
     assert ranks_of("averages", 2) == [[0.5, 0.5, 0.5, None, 0.5]] * 2
+
+
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_join_with_passes_that_are_not_averaged(accumulates: bool) -> None:
+    first, second = ranks_of("join_in_parts", 2, accumulates)
+    assert first == second
+
+
+def test_batch_norm_in_evaluation_and_in_half_precision() -> None:
+    assert ranks_of("batch_norm_aside", 2) == [[(True, True)] * 6] * 2
+
+
+def test_a_spread_optimizer_takes_more_parameters() -> None:
+    for (numbers, steps), (expected, expected_steps) in ranks_of("optimizer_grows", 2):
+        assert numbers == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        assert steps == expected_steps == [3, 2]
+
+
+def test_averages_of_ints_and_of_dicts_in_any_order() -> None:
+    assert ranks_of("averages_of_numbers", 2) == [({"n": 0.5, "a": 1.0}, [1.0, 5.0])] * 2

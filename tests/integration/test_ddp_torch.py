@@ -107,6 +107,9 @@ def test_a_missing_gradient_is_told_by_all_and_all_can_go_on() -> None:
         ("again", "rank 0: parameter 'second.bias' got its gradient again"),
         ("static_changes", "GradientError: rank 1: parameters 'second.weight', 'second.bias' got"),
         ("twice", "backward through the graph a second time"),
+        ("interrupted_then_unused", "'second.weight', 'second.bias' got no gradient"),
+        ("unfrozen", "parameter 'second.weight' wants gradients, and did not when the model was"),
+        ("second_hook", "ConfigError: gradients are averaged by a hook already"),
         ("no_parameters", "ConfigError: the model has no parameter that wants gradients"),
     ],
 )
@@ -195,3 +198,35 @@ def test_pickled_and_copied_wrappers() -> None:
 
 def test_a_model_from_the_meta_device_gets_rank_0s_values() -> None:
     assert ranks_of("from_meta") == [{3.0}, {3.0}]
+
+
+def test_gradients_whose_memory_was_changed_are_averaged() -> None:
+    import torch
+
+    for found in ranks_of("moved_gradients"):
+        for gradient in found:
+            torch.testing.assert_close(gradient, mean_gradient())
+
+
+def test_gradients_that_come_past_the_outputs_are_not_lost() -> None:
+    import torch
+
+    text, gradient = both("unseen")
+    assert "parameter 'second.weight' got a gradient, and the model's outputs do not" in text
+    torch.testing.assert_close(gradient, mean_gradient())
+
+
+def test_a_model_can_be_wrapped_anew() -> None:
+    import torch
+
+    for hooks, gradient in ranks_of("wrapped_anew"):
+        assert hooks == 1
+        torch.testing.assert_close(gradient, mean_gradient())
+
+
+def test_a_gradient_by_the_inputs_is_no_pass_of_its_own() -> None:
+    ranks_of("penalty")
+
+
+def test_hooks_do_not_pile_up_on_parameters_that_are_outputs() -> None:
+    assert ranks_of("returns_a_parameter") == [0, 0]

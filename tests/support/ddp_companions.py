@@ -131,5 +131,72 @@ def averages(rank: int, ranks: int) -> Any:
     ]
 
 
+def join_in_parts(rank: int, ranks: int, accumulates: bool) -> Any:
+    """Passes that are not averaged, and ones without gradients, in a join() of uneven ranks."""
+    model = wrapped(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    inputs = torch.arange(12.0).reshape(4, 3).square()
+    with model.join():
+        for _ in range(rank + 1):
+            with model.no_sync() if accumulates else torch.no_grad():
+                outputs = model(inputs)
+                if accumulates:
+                    outputs.square().sum().backward()
+            model(inputs).square().sum().backward()
+    return _numbers(model)
+
+
+def batch_norm_aside(rank: int, ranks: int) -> Any:
+    """Where torch's class asks nobody: on one rank, in evaluation without running figures. And the
+    dtypes of what comes out."""
+    if rank == 0:
+        tr.SyncBatchNorm(3, track_running_stats=False).eval()(torch.randn(4, 3))
+    kinds = []
+    for kind in (torch.float16, torch.bfloat16, torch.float32):
+        for layer in (tr.SyncBatchNorm(3), tr.SyncBatchNorm(3).to(kind)):
+            inputs = torch.randn(4, 3).to(kind).requires_grad_()
+            outputs = layer(inputs)
+            outputs.sum().backward()
+            kinds.append((outputs.dtype is kind, inputs.grad.dtype is kind))
+    return kinds
+
+
+class Counting(torch.optim.SGD):
+    """Keeps figures of its own in its groups, as some optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def optimizer_grows(rank: int, ranks: int) -> Any:
+    """A group of parameters that comes later, and options that the optimizer changes."""
+    models = [wrapped(Two).module for _ in range(2)]
+    found = []
+    for model, make in zip(models, (tr.DistributedOptimizer, None), strict=True):
+        own = model.first.parameters()
+        each = make(own, Counting, lr=0.1) if make else Counting(own, lr=0.1)
+        for step in range(3):
+            if step == 1:
+                each.add_param_group({"params": list(model.second.parameters()), "lr": 0.5})
+            each.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            each.step()
+        found.append((_numbers(model), [group["steps"] for group in each.param_groups]))
+    return found
+
+
+def averages_of_numbers(rank: int, ranks: int) -> Any:
+    """Ints, and a dict whose keys came in another order on each rank."""
+    import numpy as np
+
+    tree = {"a": 1.0, "b": np.full(1, 5.0)}
+    turned = dict(reversed(tree.items())) if rank else tree
+    return tr.average_gradients({"n": rank, **{k: turned[k] for k in turned if k == "a"}}), [
+        float(tr.average_gradients({k: float(np.sum(v)) for k, v in turned.items()})[k])
+        for k in "ab"
+    ]
+
+
 def _numbers(model: nn.Module) -> list[float]:
     return [float(value) for each in model.parameters() for value in each.flatten()]

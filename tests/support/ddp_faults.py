@@ -287,3 +287,113 @@ def copied(rank: int, ranks: int) -> Any:
         assert "not finite" in raised(other(torch.full((2, 3), float("inf"))).sum().backward)
     pairs, _ = tr.new_subgroups(2)
     return found, raised(lambda: pickle.dumps(wrapped(Two, process_group=pairs)))
+
+
+def moved_gradients(rank: int, ranks: int) -> Any:
+    """`.grad.data` is given other memory, by hand and by a cast of the model."""
+    model, found = wrapped(Two), []
+    inputs = torch.full((2, 3), 1.0 + rank)
+    for set_to_none in (True, False, True):
+        model.zero_grad(set_to_none=set_to_none)
+        model(inputs).sum().backward()
+        found.append(gradients(model)["module.first.weight"])
+        for parameter in model.parameters():
+            parameter.grad.data = parameter.grad.data * 3
+    model.double().zero_grad(set_to_none=False)
+    model(inputs.double()).sum().backward()
+    return [*found, gradients(model)["module.first.weight"].float()]
+
+
+class Hidden:
+    """Outputs of a kind that nobody knows."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+class Aside(Two):
+    """Returns what nobody looks into, or keeps a part of the loss to itself."""
+
+    def __init__(self, hides: bool) -> None:
+        super().__init__()
+        self.hides = hides
+
+    def forward(self, inputs: torch.Tensor, second: bool = True) -> Any:
+        if self.hides:
+            return Hidden(super().forward(inputs))
+        hidden = self.first(inputs)
+        self.kept = self.second(hidden).sum()
+        return hidden
+
+
+def unseen(rank: int, ranks: int) -> Any:
+    """Gradients that do not come by way of the outputs, where unused parameters are looked for."""
+    inputs = torch.full((2, 3), 1.0 + rank)
+    model = wrapped(lambda: Aside(True), find_unused_parameters=True)
+    model(inputs).value.sum().backward()
+    aside = wrapped(lambda: Aside(False), find_unused_parameters=True)
+    text = raised(lambda: (aside(inputs).sum() + aside.module.kept).backward())
+    return text, gradients(model)["module.first.weight"]
+
+
+def wrapped_anew(rank: int, ranks: int) -> Any:
+    """What a wrapper has put on a model is gone with it."""
+    model = wrapped(Two)
+    model(torch.ones(2, 3)).sum().backward()
+    model.zero_grad()
+    model = tr.DistributedDataParallel(model.module)
+    model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+    weight: Any = model.module.first.weight
+    return len(weight._post_accumulate_grad_hooks), gradients(model)["module.first.weight"]
+
+
+def interrupted_then_unused(rank: int, ranks: int) -> Any:
+    """What came in a pass that was broken off counts for none."""
+
+    def fail(_: Any) -> None:
+        raise ValueError("no")
+
+    model = wrapped(Two)
+    hook = model.module.first.weight.register_hook(fail)
+    assert raised(model(torch.ones(2, 3)).sum().backward) == "ValueError: no"
+    hook.remove()
+    model.zero_grad()
+    return raised(model(torch.ones(2, 3), second=False).sum().backward)
+
+
+def penalty(rank: int, ranks: int) -> Any:
+    """A gradient by the inputs is a part of the loss; the same without a wrapper."""
+    found = []
+    for model in (wrapped(Two), wrapped(Two).module):
+        whole = [1.0 + each for each in range(ranks)]
+        for value in [1.0 + rank] if hasattr(model, "no_sync") else whole:
+            inputs = torch.full((2, 3), value, requires_grad=True)
+            outputs = model(inputs).tanh().sum()
+            (slope,) = torch.autograd.grad(outputs, inputs, create_graph=True)
+            (outputs + slope.square().sum()).backward()
+        found.append(next(model.parameters()).grad)
+    torch.testing.assert_close(found[0] * ranks, found[1])
+
+
+def unfrozen(rank: int, ranks: int) -> Any:
+    model = wrapped(Two)
+    model.module.second.requires_grad_(False)
+    model = tr.DistributedDataParallel(model.module)
+    model.module.second.requires_grad_(True)
+    return raised(model(torch.ones(2, 3)).sum().backward)
+
+
+def returns_a_parameter(rank: int, ranks: int) -> Any:
+    class Returning(Two):
+        def forward(self, inputs: torch.Tensor, second: bool = True) -> Any:
+            return super().forward(inputs), self.first.weight
+
+    model = wrapped(Returning)
+    for _ in range(3):
+        model(torch.ones(2, 3))[0].sum().backward()
+    return len(model.module.first.weight._backward_hooks or ())
+
+
+def second_hook(rank: int, ranks: int) -> Any:
+    model = wrapped(Two, gradient_compression="fp16")
+    return raised(lambda: model.register_comm_hook(None, tr.compression.TopK(0.1)))

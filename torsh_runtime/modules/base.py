@@ -96,11 +96,19 @@ class ModuleAdapter(ABC, Generic[T]):
 
     @abstractmethod
     def gradient(self, parameter: T) -> T | None:
-        """Its gradient; always the same object for one that set_gradient() gave it."""
+        """Its gradient."""
 
     @abstractmethod
     def set_gradient(self, parameter: T, gradient: T | None) -> None:
-        """Give it another one."""
+        """Give it another one, in the same memory."""
+
+    @abstractmethod
+    def is_at(self, gradient: T, view: T) -> bool:
+        """Whether a gradient is what set_gradient() makes of this view, in the view's memory."""
+
+    @abstractmethod
+    def wants_gradient(self, parameter: T) -> bool:
+        """Whether backward passes give it one."""
 
     @abstractmethod
     def on_gradient(self, parameter: T, call: Call) -> Call:
@@ -116,7 +124,8 @@ class ModuleAdapter(ABC, Generic[T]):
 
     @abstractmethod
     def on_backward(self, outputs: object, call: Call) -> None:
-        """Call it whenever a backward pass begins at one of the tensors within `outputs`."""
+        """Call it whenever a backward pass that accumulates gradients begins at one of the tensors
+        within `outputs`, the model's parameters and inputs among them left out."""
 
     @abstractmethod
     def in_backward(self) -> bool:

@@ -90,6 +90,12 @@ class NnModule(ModuleAdapter[Any]):
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         parameter.grad = None if gradient is None else nn.Tensor(gradient)
 
+    def is_at(self, gradient: Any, view: Any) -> bool:
+        return gradient is view
+
+    def wants_gradient(self, parameter: Any) -> bool:
+        return bool(parameter.requires_grad)
+
     def on_gradient(self, parameter: Any, call: Call) -> Call:
         remove: Call = parameter.register_post_accumulate_grad_hook(lambda _: call()).remove
         return remove

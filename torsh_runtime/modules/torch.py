@@ -99,7 +99,19 @@ class TorchModule(ModuleAdapter[Tensor]):
         return parameter.grad
 
     def set_gradient(self, parameter: Tensor, gradient: Tensor | None) -> None:
-        parameter.grad = gradient
+        # One of its own: `parameter.grad.data = ...` moves the object to other memory.
+        parameter.grad = None if gradient is None else gradient.detach()
+
+    def is_at(self, gradient: Tensor, view: Tensor) -> bool:
+        return (
+            gradient.layout is torch.strided
+            and gradient.data_ptr() == view.data_ptr()
+            and gradient.dtype is view.dtype
+            and gradient.stride() == view.stride()
+        )
+
+    def wants_gradient(self, parameter: Tensor) -> bool:
+        return bool(parameter.requires_grad)
 
     def on_gradient(self, parameter: Tensor, call: Call) -> Call:
         remember: Any = parameter.register_post_accumulate_grad_hook
@@ -110,9 +122,14 @@ class TorchModule(ModuleAdapter[Tensor]):
         _engine.queue_callback(call)
 
     def on_backward(self, outputs: object, call: Call) -> None:
+        def begin(_: object) -> None:
+            if _engine.is_checkpoint_valid():  # else it is autograd.grad(), which accumulates none
+                call()
+
         for tensor in _differentiable(outputs):
-            remember: Any = tensor.register_hook
-            remember(lambda _: call())
+            if not tensor.is_leaf:  # hooks would pile up on those that stay
+                remember: Any = tensor.register_hook
+                remember(begin)
 
     def in_backward(self) -> bool:
         return bool(_C._current_graph_task_id() != -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -43,14 +43,20 @@ class DistributedOptimizer:
         super().__init__(whole.param_groups, whole.defaults)  # type: ignore[call-arg]
         self._group: ProcessGroup = group_of(process_group)
         self._owners = _owners(self.param_groups, self._group.world_size)
-        self._local = optimizer_class(
-            [{**group, "params": self._own(group)} for group in self.param_groups], **defaults
-        )
+        self._local = optimizer_class(list(map(self._part, self.param_groups)), **defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train these parameters as well; all ranks pass the same."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if hasattr(self, "_local"):
+            self._owners = _owners(self.param_groups, self._group.world_size, self._owners)
+            self._local.add_param_group(self._part(self.param_groups[-1]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step this rank's own parameters and get the others'. What the closure returned."""
         self._pass_options_on()
         loss = self._local.step() if closure is None else self._local.step(closure)
+        self._take_options_back()
         works = [
             self._group.broadcast(parameter.data, self._owners[id(parameter)], async_op=True)
             for group in self.param_groups
@@ -98,8 +104,7 @@ class DistributedOptimizer:
                 f"{self._group.world_size}: save what gather_state_dict() gives"
             )
         self._local.load_state_dict(state["local"])
-        for own, group in zip(self._local.param_groups, self.param_groups, strict=True):
-            group.update({key: value for key, value in own.items() if key != "params"})
+        self._take_options_back()
 
     def _load_whole(self, state: dict[str, Any]) -> None:
         own_numbers = self._numbers()[self._group.rank]
@@ -120,6 +125,11 @@ class DistributedOptimizer:
         for own, group in zip(self._local.param_groups, self.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})
 
+    def _take_options_back(self) -> None:
+        """What the optimizer itself has changed."""
+        for own, group in zip(self._local.param_groups, self.param_groups, strict=True):
+            group.update({key: value for key, value in own.items() if key != "params"})
+
     def _numbers(self) -> list[dict[int, int]]:
         """For each rank: its own numbering of its parameters, and that of all."""
         found: list[dict[int, int]] = [{} for _ in range(self._group.world_size)]
@@ -138,16 +148,25 @@ class DistributedOptimizer:
             start = end
         return groups
 
-    def _own(self, group: dict[str, Any]) -> list[Any]:
-        return [each for each in group["params"] if self._owners[id(each)] == self._group.rank]
+    def _part(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The same with this rank's own parameters alone."""
+        rank, owners = self._group.rank, self._owners
+        return {**group, "params": [each for each in group["params"] if owners[id(each)] == rank]}
 
 
-def _owners(groups: list[dict[str, Any]], ranks: int) -> dict[int, int]:
-    """The rank of each parameter, by id(): the largest first, each to who has least."""
+def _owners(
+    groups: list[dict[str, Any]], ranks: int, known: Mapping[int, int] | None = None
+) -> dict[int, int]:
+    """The rank of each parameter, by id(): the known ones keep theirs, of the others the largest
+    first, each to who has least."""
     loads = [0] * ranks
-    owners = {}
+    owners = dict(known or {})
     everything = [parameter for group in groups for parameter in group["params"]]
-    for parameter in sorted(everything, key=_size, reverse=True):
+    for parameter in everything:
+        if id(parameter) in owners:
+            loads[owners[id(parameter)]] += _size(parameter)
+    new = [parameter for parameter in everything if id(parameter) not in owners]
+    for parameter in sorted(new, key=_size, reverse=True):
         rank = loads.index(min(loads))
         owners[id(parameter)] = rank
         loads[rank] += _size(parameter)

@@ -41,8 +41,10 @@ class DistributedSampler:
         self.epoch = self._start = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle otherwise than in other epochs, and begin at the first sample."""
-        self.epoch, self._start = epoch, 0
+        """Shuffle otherwise than in other epochs, and begin at the first sample; in the epoch that
+        was loaded go on where it stood."""
+        if epoch != self.epoch:
+            self.epoch, self._start = epoch, 0
 
     def __len__(self) -> int:
         """How many samples this rank has in an epoch."""

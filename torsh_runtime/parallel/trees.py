@@ -18,7 +18,8 @@ def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
     and of arrays of numpy, JAX or torch; any pytree where JAX is loaded. All ranks pass the same
     structure, and None where there is nothing.
 
-    Nothing is changed in place, and what comes back is of the kind that was given. Raises CommError
+    Nothing is changed in place, and what comes back is of the kind that was given, but the mean of
+    ints is a float; in arrays of integers it is rounded down. Raises CommError
     as ProcessGroup, CommMismatch if shapes or dtypes differ over ranks.
     """
     members = group_of(group)
@@ -35,8 +36,9 @@ def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
 
 def _map(call: Callable[[Any], Any], tree: Any) -> Any:
     """The tree of what `call` makes of each leaf."""
-    if isinstance(tree, dict):
-        return {key: _map(call, value) for key, value in tree.items()}
+    if isinstance(tree, dict):  # whose order may be another one on other ranks
+        made = {key: _map(call, tree[key]) for key in sorted(tree, key=repr)}
+        return {key: made[key] for key in tree}
     if isinstance(tree, list | tuple):
         parts = [_map(call, value) for value in tree]
         return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
@@ -44,7 +46,9 @@ def _map(call: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if hasattr(leaf, "detach") else np.array(leaf)
+    if hasattr(leaf, "detach"):
+        return leaf.detach().clone()
+    return np.array(leaf, np.float64 if isinstance(leaf, int) else None)
 
 
 def _like(leaf: Any, mean: Any) -> Any:

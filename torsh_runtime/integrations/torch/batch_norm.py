@@ -33,8 +33,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         from torsh_runtime.parallel.groups import group_of
 
         self._check_input_dim(input)
-        batch_stats = self.training or self.running_mean is None
-        group = group_of(self.process_group) if batch_stats else None
+        group = group_of(self.process_group) if self.training else None
         if group is None or group.world_size == 1:
             plain: Tensor = super().forward(input)
             return plain
@@ -46,7 +45,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         scaled: Tensor = normalised
         if self.affine:
             scaled = normalised * self.weight.view(shape) + self.bias.view(shape)
-        return scaled
+        return scaled.to(input.dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
@@ -101,9 +100,10 @@ class _Normalise(torch.autograd.Function):
         normalised = (values - mean.view(shape)) * scale.view(shape)
         ctx.save_for_backward(normalised, scale)
         ctx.group, ctx.total, ctx.dims, ctx.shape = group, total, dims, shape
+        ctx.dtype = input.dtype
         facts = mean, variance, values.new_tensor(total)
         ctx.mark_non_differentiable(*facts)
-        return normalised.to(input.dtype), *facts
+        return normalised, *facts
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -113,7 +113,7 @@ class _Normalise(torch.autograd.Function):
         ctx.group.all_reduce(sums, ReduceOp.SUM)
         mean, projected = (sums / ctx.total).unbind()
         inner = gradient - mean.view(ctx.shape) - normalised * projected.view(ctx.shape)
-        return (inner * scale.view(ctx.shape)).to(gradients[0].dtype), None, None
+        return (inner * scale.view(ctx.shape)).to(ctx.dtype), None, None
 
 
 def _of_all(

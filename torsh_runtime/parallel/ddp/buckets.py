@@ -72,7 +72,7 @@ class Buckets(Sequence[Bucket]):
                 f"has a gradient of shape {shape}, and had the shape {expected} when the model was "
                 f"wrapped: wrap it anew"
             )
-        if gradient is not view:
+        if not self._adapter.is_at(gradient, view):
             self._adapter.copy(view, gradient)
             if self._aliases(number):
                 self._adapter.set_gradient(parameter, view)
@@ -98,7 +98,7 @@ class Buckets(Sequence[Bucket]):
         for number in used:
             view, parameter = self._views[number], self._parameters[number][1]
             gradient = self._adapter.gradient(parameter)
-            if gradient is view:
+            if gradient is not None and self._adapter.is_at(gradient, view):
                 continue
             if self._aliases(number):
                 self._adapter.set_gradient(parameter, view)
@@ -117,7 +117,8 @@ class Buckets(Sequence[Bucket]):
         kept = {
             number: self._adapter.clone(view)
             for number, view in enumerate(self._views)
-            if self._adapter.gradient(self._parameters[number][1]) is view
+            if (gradient := self._adapter.gradient(self._parameters[number][1])) is not None
+            and self._adapter.is_at(gradient, view)
         }
         self._lay()
         for number, gradient in kept.items():

@@ -12,10 +12,12 @@ from torsh_runtime.errors import GradientError
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Who has a batch at this step, by rank, and whether gradients are averaged after it."""
+    """Who has a batch at this step, by rank, and whether they send buffers before it and average
+    gradients after it."""
 
     active: list[int]
     averages: bool
+    sends_buffers: bool
 
 
 class Joining:
@@ -27,10 +29,12 @@ class Joining:
         self._throws = throws
         self.last_active: list[int] = []
 
-    def meet(self, is_active: bool, averages: bool = False) -> Company:
+    def meet(
+        self, is_active: bool, averages: bool = False, sends_buffers: bool = False
+    ) -> Company:
         """Tell the others, who do so too, whether this rank has a batch. GradientError on all
         ranks if one has none and that is to be an error."""
-        own = np.array([is_active, averages], np.int64)
+        own = np.array([is_active, averages, sends_buffers], np.int64)
         rows = self._group.all_gather_numbers(own)
         active = np.flatnonzero(rows[:, 0]).tolist()
         if self._throws and 0 < len(active) < self._group.world_size:
@@ -38,7 +42,7 @@ class Joining:
             raise GradientError(dict.fromkeys(sorted(gone), "has no batch left"))
         if active:
             self.last_active = active
-        return Company(active, bool(rows[:, 1].any()))
+        return Company(active, *rows[:, 1:].any(axis=0).tolist())
 
     def divisor(self, company: Company) -> int | None:
         """What sums of gradients are divided by; None: the number of ranks."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import GradientError
+from torsh_runtime.errors import ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.ddp.agreement import texts_of_all
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
@@ -26,7 +28,7 @@ class _Pass:
         self.averages = averages
         self.is_anchored = False  # its end is known from where it began
         self.is_queued = False  # the end of the innermost pass is awaited
-        self.came: Counter[int] = Counter()  # in order of the first gradient of each
+        self.came: Counter[int] = Counter()  # in order of the last gradient of each
         self.placed: set[int] = set()
         self.next = 0  # the bucket that is to be averaged next
         self.pending: list[tuple[Bucket, Any]] = []
@@ -59,31 +61,38 @@ class Reducer:
         self._is_enabled = True  # by the passes that begin now
         self.divisor: int | None = None
         """What sums are divided by; None: the number of ranks."""
-        self._removes = [
-            adapter.on_gradient(parameter, partial(self._on_gradient, number))
+        self._constants = adapter.constants()
+        here = weakref.ref(self)
+        removes = [
+            adapter.on_gradient(parameter, partial(_tell, here, number))
             for number, (_, parameter) in enumerate(self._parameters)
         ]
+        weakref.finalize(self, _call_all, removes).atexit = False
 
     def register_hook(self, state: Any, hook: Hook) -> None:
-        """Average by it from now on."""
+        """Average by it from now on. ConfigError if one is there already."""
+        if self._hook is not None:
+            raise ConfigError(
+                f"gradients are averaged by a hook already, {self._hook[1]!r}: register one, or "
+                f"set gradient_compression, not both"
+            )
         self._hook = (state, hook)
-
-    def close(self) -> None:
-        """Leave the model alone."""
-        for remove in self._removes:
-            remove()
 
     def expect(self, averages: bool) -> None:
         """A backward pass may begin, whose gradients are to be averaged or not."""
-        self._pass = None  # one that an exception has ended
         self._is_enabled = averages
+        broken_off, self._pass = self._pass, None
+        if broken_off is not None:
+            self._passes -= 1
+            _leave(broken_off)
 
     def follow(self, outputs: object) -> None:
         """A backward pass that begins at one of the tensors within `outputs` is this model's."""
         self._adapter.on_backward(outputs, self._on_outputs)
         if self._config.find_unused_parameters and self._config.overlap_communication is not False:
             reached = self._adapter.reached(outputs)
-            missed = {i for i, (_, each) in enumerate(self._parameters) if id(each) not in reached}
+            numbers = range(len(self._parameters)) if reached else ()  # else of unknown kinds
+            missed = {i for i in numbers if id(self._parameters[i][1]) not in reached}
             self._unreached = missed if self._unreached is None else self._unreached & missed
 
     def is_next_averaged(self) -> bool:
@@ -108,9 +117,7 @@ class Reducer:
         if not (under_way.is_anchored or under_way.is_queued):
             under_way.is_queued = True
             self._adapter.at_end_of_backward(partial(self._end_unless_nested, under_way))
-        under_way.came[number] += 1
-        self._used.pop(number, None)
-        self._used[number] = None
+        under_way.came[number] = under_way.came.pop(number, 0) + 1
         if under_way.averages and not self._is_kept_for_the_end():
             self._come(under_way, number)
 
@@ -131,13 +138,10 @@ class Reducer:
 
     def _come(self, under_way: _Pass, number: int) -> None:
         usual = 1 if self._usual is None else self._usual[number]
-        if under_way.came[number] == usual:
+        if number in under_way.placed:
+            under_way.problems.append(f"{self._name(number)} {_why_late(under_way.came[number])}")
+        elif under_way.came[number] == usual:
             self._place_all(under_way, [number])
-        elif number in under_way.placed:
-            under_way.problems.append(
-                f"{self._name(number)} got its gradient again after it was taken for complete, as "
-                f"in reentrant checkpoints that share it: set static_graph=True"
-            )
 
     def _place_all(
         self, under_way: _Pass, numbers: Iterable[int], put: Callable[[int], str] | None = None
@@ -171,6 +175,9 @@ class Reducer:
         if self._pass is not ended:
             return
         self._pass = None
+        for number in ended.came:
+            self._used.pop(number, None)
+            self._used[number] = None
         if not ended.averages:
             return
         used, self._used, self._passes, self._unreached = self._used, {}, 0, None
@@ -183,7 +190,11 @@ class Reducer:
 
     def _complete(self, ended: _Pass, used: dict[int, None]) -> set[int]:
         """Wait until all is averaged. The parameters that some rank has used."""
-        used_somewhere = self._exchange(ended.problems, used)
+        try:
+            used_somewhere = self._exchange(ended.problems, used)
+        except GradientError:
+            _leave(ended)
+            raise
         for bucket, pending in ended.pending:
             self._take(bucket, pending.wait())
         if self._is_first:
@@ -193,6 +204,12 @@ class Reducer:
 
     def _judge(self, ended: _Pass, used: dict[int, None], unused: Sequence[int]) -> None:
         """Note what parameters should have got gradients."""
+        wants = self._adapter.wants_gradient
+        for name in [name for name, constant in self._constants if wants(constant)]:
+            ended.problems.append(
+                f"parameter {name!r} wants gradients, and did not when the model was wrapped: wrap "
+                f"it anew"
+            )
         if self._config.find_unused_parameters:
             return
         if self._config.static_graph:
@@ -243,6 +260,37 @@ class Reducer:
     def _names(self, numbers: Sequence[int]) -> str:
         names = _joined([repr(self._parameters[number][0]) for number in numbers], ", ")
         return f"parameter{'s' if len(numbers) > 1 else ''} {names}"
+
+
+def _tell(here: weakref.ref[Reducer], number: int) -> None:
+    reducer = here()
+    if reducer is not None:
+        reducer._on_gradient(number)
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _leave(ended: _Pass) -> None:
+    """Wait until nobody writes to its buckets any more."""
+    for _, pending in ended.pending:
+        with suppress(Exception):  # the pass has failed already
+            pending.wait()
+
+
+def _why_late(times: int) -> str:
+    """Why a gradient that comes for the so manieth time came after it was placed."""
+    if times > 1:
+        return (
+            "got its gradient again after it was taken for complete, as in reentrant checkpoints "
+            "that share it: set static_graph=True"
+        )
+    return (
+        "got a gradient, and the model's outputs do not depend on it: return all that the loss is "
+        "made of, in lists, tuples, dicts or dataclasses, or set overlap_communication=False"
+    )
 
 
 def _joined(texts: Sequence[str], separator: str, most: int = 5) -> str:

@@ -86,8 +86,9 @@ class DistributedDataParallel:
             self._reducer = Reducer(adapter, self._group, self._config)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
-        self._before_call = adapter.untraced(self._prepare)
-        self._after_call = adapter.untraced(self._expect)
+        # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
+        self._before_call = adapter.untraced(DistributedDataParallel._prepare)
+        self._after_call = adapter.untraced(DistributedDataParallel._expect)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -96,9 +97,9 @@ class DistributedDataParallel:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the model."""
-        self._before_call()
+        self._before_call(self)
         outputs = self.module(*inputs, **named)
-        self._after_call(outputs)
+        self._after_call(self, outputs)
         return outputs
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
@@ -112,8 +113,8 @@ class DistributedDataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes that begin in this block add up gradients on each rank; the first
-        one outside averages the sums."""
+        """Let the backward passes of what is called in this block add up gradients on each rank;
+        the first one of what is called outside averages the sums."""
         before, self._is_synchronising = self._is_synchronising, False
         try:
             yield
@@ -150,7 +151,7 @@ class DistributedDataParallel:
     def _follow_others(self, reducer: Reducer, joining: Joining) -> None:
         while (company := joining.meet(is_active=False)).active:
             reducer.divisor = joining.divisor(company)
-            if self._sends_buffers():
+            if company.sends_buffers:
                 self._send_buffers(company.active[0])
             if company.averages:
                 reducer.shadow()
@@ -182,8 +183,9 @@ class DistributedDataParallel:
             return
         first = 0
         if self._joining is not None and self._reducer is not None:
-            averages = self._is_synchronising and self._reducer.is_next_averaged()
-            company = self._joining.meet(True, averages)
+            is_trained = self._is_synchronising and self._adapter.records_gradients()
+            averages = is_trained and self._reducer.is_next_averaged()
+            company = self._joining.meet(True, averages, self._sends_buffers())
             self._reducer.divisor = self._joining.divisor(company)
             first = company.active[0]
         if self._sends_buffers():

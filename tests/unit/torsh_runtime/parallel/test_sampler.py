@@ -43,6 +43,9 @@ def test_it_goes_on_where_it_stood() -> None:
     other.load_state_dict(sampler.state_dict(taken=4))
     assert list(other) == whole[4:]
     assert list(other) == whole
+    other.load_state_dict(sampler.state_dict(taken=4))
+    other.set_epoch(3)  # as at the head of every training loop
+    assert list(other) == whole[4:]
     other.set_epoch(4)
     assert len(list(other)) == 10
 
