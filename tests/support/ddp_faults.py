@@ -375,6 +375,30 @@ def penalty(rank: int, ranks: int) -> Any:
     torch.testing.assert_close(found[0] * ranks, found[1])
 
 
+def by_the_outputs(rank: int, ranks: int) -> Any:
+    """A gradient by the wrapper's own outputs, before the backward pass and between two."""
+    model = wrapped(Two, gradient_accumulation_steps=2)
+    for _ in range(2):
+        outputs = model(torch.full((2, 3), 1.0 + rank))
+        (slope,) = torch.autograd.grad(outputs.square().sum(), outputs, retain_graph=True)
+        outputs.backward(torch.full_like(slope, 0.5))
+    return gradients(model)["module.first.weight"]
+
+
+def complex_parameters(rank: int, ranks: int) -> Any:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return (self.turn * inputs).imag.sum()
+
+    model = wrapped(Turned, reduce_dtype="float64")
+    model(torch.tensor([1.0 + rank, 2.0], dtype=torch.complex64)).backward()
+    return model.module.turn.grad.tolist()
+
+
 def unfrozen(rank: int, ranks: int) -> Any:
     model = wrapped(Two)
     model.module.second.requires_grad_(False)

@@ -151,7 +151,8 @@ class Buckets(Sequence[Bucket]):
 
     def _gradient(self, parameter: Any) -> Gradient:
         dtype, device = self._adapter.kind(parameter)
-        reduced = self._config.reduce_dtype or dtype
+        is_complex = dtype.startswith("complex")  # of which no other dtype is the like
+        reduced = dtype if is_complex else self._config.reduce_dtype or dtype
         elements = math.prod(self._adapter.shape(parameter))
         return Gradient(elements, self._adapter.itemsize(reduced), (reduced, device))
 

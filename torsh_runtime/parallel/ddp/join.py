@@ -29,9 +29,7 @@ class Joining:
         self._throws = throws
         self.last_active: list[int] = []
 
-    def meet(
-        self, is_active: bool, averages: bool = False, sends_buffers: bool = False
-    ) -> Company:
+    def meet(self, is_active: bool, averages: bool = False, sends_buffers: bool = False) -> Company:
         """Tell the others, who do so too, whether this rank has a batch. GradientError on all
         ranks if one has none and that is to be an error."""
         own = np.array([is_active, averages, sends_buffers], np.int64)
@@ -42,7 +40,8 @@ class Joining:
             raise GradientError(dict.fromkeys(sorted(gone), "has no batch left"))
         if active:
             self.last_active = active
-        return Company(active, *rows[:, 1:].any(axis=0).tolist())
+        averages, sends = bool(rows[:, 1].any()), bool(rows[:, 2].any())
+        return Company(active, averages, sends)
 
     def divisor(self, company: Company) -> int | None:
         """What sums of gradients are divided by; None: the number of ranks."""

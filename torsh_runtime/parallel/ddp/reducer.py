@@ -184,21 +184,25 @@ class Reducer:
         unused = [i for i in range(len(self._parameters)) if i not in used]
         self._place_all(ended, [*used, *unused])
         self._judge(ended, used, unused)
-        if self._is_first and self._config.static_graph:
-            self._usual = ended.came
-        self._buckets.give_back(self._complete(ended, used))
+        used_somewhere = self._complete(ended, used)
+        if used_somewhere is None:
+            self._used, self._passes = used, self._config.passes - 1
+        else:
+            self._buckets.give_back(used_somewhere)
 
-    def _complete(self, ended: _Pass, used: dict[int, None]) -> set[int]:
-        """Wait until all is averaged. The parameters that some rank has used."""
+    def _complete(self, ended: _Pass, used: dict[int, None]) -> set[int] | None:
+        """Wait until all is averaged. The parameters that some rank has used; None if the pass
+        accumulated no gradients on any rank, such as that of torch's autograd.grad()."""
         try:
-            used_somewhere = self._exchange(ended.problems, used)
+            used_somewhere = self._exchange(ended, used)
         except GradientError:
             _leave(ended)
             raise
         for bucket, pending in ended.pending:
             self._take(bucket, pending.wait())
-        if self._is_first:
+        if self._is_first and used_somewhere is not None:
             self._is_first = False
+            self._usual = ended.came if self._config.static_graph else None
             self._learn([*used, *(i for i in range(len(self._parameters)) if i not in used)])
         return used_somewhere
 
@@ -224,22 +228,24 @@ class Reducer:
                 f"loss does not depend on it in every pass, or requires_grad=False if in none"
             )
 
-    def _exchange(self, problems: Sequence[str], used: dict[int, None]) -> set[int]:
-        """The parameters that some rank has used. GradientError if a rank has a problem."""
+    def _exchange(self, ended: _Pass, used: dict[int, None]) -> set[int] | None:
+        """As _complete. GradientError if a rank has a problem."""
         finds_unused = self._config.find_unused_parameters or self._config.static_graph
-        own = np.zeros(1 + len(self._parameters) * finds_unused, np.uint8)
-        own[0] = bool(problems)
+        own = np.zeros(2 + len(self._parameters) * finds_unused, np.uint8)
+        own[:2] = bool(ended.problems), bool(ended.came)
         if finds_unused:
-            own[[1 + number for number in used]] = 1
+            own[[2 + number for number in used]] = 1
         bits = np.packbits(own)
         padded = np.zeros(-(-bits.size // 8) * 8, np.uint8)
         padded[: bits.size] = bits
         rows = self._group.all_gather_numbers(padded.view(np.int64)).view(np.uint8)
         everyone = np.unpackbits(np.bitwise_or.reduce(rows, axis=0))[: own.size]
+        if not everyone[1]:
+            return None
         if everyone[0]:
-            texts = texts_of_all(self._group, _joined(problems, "; "))
+            texts = texts_of_all(self._group, _joined(ended.problems, "; "))
             raise GradientError({rank: text for rank, text in enumerate(texts) if text})
-        return {*np.flatnonzero(everyone[1:]).tolist()} if finds_unused else {*used}
+        return {*np.flatnonzero(everyone[2:]).tolist()} if finds_unused else {*used}
 
     def _take(self, bucket: Bucket, result: Any) -> None:
         if isinstance(result, list | tuple):
