@@ -66,8 +66,9 @@ class Model:
     """None: as the command line says."""
 
     def nbytes(self, name: str) -> int:
-        matrices = 12 if name == "GPT" else 1
-        return 4 * self.depth * matrices * self.width**2
+        """Of its parameters."""
+        layer = self.width * (12 * self.width + 13 if name == "GPT" else self.width + 1)
+        return 4 * self.depth * layer
 
 
 MODELS: Mapping[str, Model] = {

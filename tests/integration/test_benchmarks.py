@@ -44,12 +44,33 @@ def test_collectives_in_half_precision() -> None:
     assert "all_reduce, float16" in printed
 
 
-def test_many_groups() -> None:
+def launched(script: str, *arguments: str) -> str:
+    """The same of a script for torshrun."""
     launch = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2"]
-    script = [str(BENCHMARKS / "many_groups.py"), "--groups", "20"]
-    done = subprocess.run([*launch, *script], capture_output=True, text=True, timeout=TIMEOUT)
+    command = [*launch, str(BENCHMARKS / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 groups of 2 ranks" in done.stdout
+    return done.stdout
+
+
+def test_many_groups() -> None:
+    assert "20 groups of 2 ranks" in launched("many_groups.py", "--groups", "20")
+
+
+def test_compression_training() -> None:
+    printed = launched("compression_training.py", "--quick", "--compressors", "int8")
+    assert "Digits" in printed
+    assert "Gpt" in printed
+
+
+@pytest.mark.netns
+@pytest.mark.torch
+@needs_hosts
+def test_ddp_network() -> None:
+    pytest.importorskip("torch")
+    printed = run("ddp_network.py", "--compressors", "topk:0.01")
+    assert "hidden" in printed
+    assert "times as fast as dense" in printed
 
 
 @pytest.mark.netns
