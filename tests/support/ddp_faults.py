@@ -35,6 +35,13 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def mean(rank: int, ranks: int) -> Any:
+    """The first layer's gradient for inputs of 1.5, without a wrapper."""
+    model = wrapped(Two).module
+    model(torch.full((2, 3), 1.5)).sum().backward()
+    return model.first.weight.grad
+
+
 def unused(rank: int, ranks: int) -> Any:
     """Rank 1 leaves a layer out once; then all goes on."""
     model = wrapped(Two)

@@ -18,6 +18,7 @@ TAKING_FACTS = (
     errors.PeerLost(3, "all_reduce", 7),
     errors.CommTimeout("barrier", 2, 1.5, [1, 2]),
     errors.CommMismatch(4, 0, "send", 1, "recv"),
+    errors.GradientError({1: "a parameter got no gradient"}),
 )
 
 
