@@ -126,8 +126,10 @@ class EtcdServer:
             self._process = None
 
     def pause(self) -> None:
+        """Stop it, and wait until none of its threads can answer any more."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
         assert self._process is not None
