@@ -157,11 +157,17 @@ def normalised(scores: Array, dim: int = -1) -> Array:
 
 def log_softmax(input: Any, dim: int = -1) -> Tensor:
     """The logarithm of softmax."""
-    value = operand(input)
-    xp = array_module(value)
-    result = value - value.max(axis=dim, keepdims=True)
-    result -= xp.log(xp.exp(result).sum(axis=dim, keepdims=True))
+    result = log_normalised(operand(input), dim)
+    xp = array_module(result)
     return derived(result, (input, lambda g: g - xp.exp(result) * g.sum(axis=dim, keepdims=True)))
+
+
+def log_normalised(scores: Array, dim: int) -> Array:
+    """log_softmax of an array."""
+    xp = array_module(scores)
+    logs = scores - scores.max(axis=dim, keepdims=True)
+    logs -= xp.log(xp.exp(logs).sum(axis=dim, keepdims=True))
+    return logs
 
 
 def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from torsh_runtime.nn.activations import log_normalised
 from torsh_runtime.nn.arrays import Array, array_module
 from torsh_runtime.nn.graph import derived, operand
 
@@ -58,7 +59,7 @@ def cross_entropy(
     shape = tuple(size for axis, size in enumerate(value.shape) if axis != classes_at)
     rows = xp.moveaxis(value, classes_at, -1).reshape(-1, value.shape[classes_at])
     kept, chosen = _targets(operand(target), shape, rows.shape[1], ignore_index)
-    logs = _log_softmax(rows)
+    logs = log_normalised(rows, 1)
     losses = (label_smoothing - 1) * logs[xp.arange(len(rows)), chosen]
     if label_smoothing:
         losses -= label_smoothing * logs.mean(axis=1)
@@ -76,13 +77,6 @@ def cross_entropy(
 
     result = losses.reshape(shape) if reduction == "none" else losses.sum() / count
     return derived(xp.asarray(result).astype(logs.dtype), (input, pullback))
-
-
-def _log_softmax(rows: Array) -> Array:
-    xp = array_module(rows)
-    logs = rows - rows.max(axis=1, keepdims=True)
-    logs -= xp.log(xp.exp(logs).sum(axis=1, keepdims=True))
-    return logs
 
 
 def _targets(
