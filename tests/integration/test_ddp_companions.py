@@ -36,7 +36,8 @@ def test_join_goes_on_for_ranks_without_batches(ranks: int, initial: bool, passe
 
 def test_join_can_end_the_loop_of_all() -> None:
     first, second = ranks_of("early_end", 2)
-    assert first == second == "GradientError: rank 0: has no batch left"
+    assert first == second
+    assert first.startswith("GradientError: rank 0: has no batch left: give all ranks as many")
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD", "AdamW"])
@@ -48,9 +49,9 @@ def test_an_optimizer_spread_over_ranks_steps_as_one(ranks: int, name: str) -> N
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
         assert options["lr"] == 0.1 * 0.5
         total += kept
-    assert total == (12 if name != "SGD" else 0) or name == "SGD"
-    if name != "SGD" and ranks > 1:
-        assert max(kept for *_, kept, _ in results) < total
+    if name != "SGD":  # step, mean and variance of 4 parameters
+        assert total == 12
+        assert all(kept < total or ranks == 1 for *_, kept, _ in results)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])

@@ -56,7 +56,8 @@ class TorchModule(ModuleAdapter[Tensor]):
         return torch.from_numpy(empty_shared(size * kind.itemsize, "uint8", group)).view(kind)
 
     def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
-        if torch._prims_common.is_non_overlapping_and_dense_or_false(like):
+        # torch keeps strides in a copy if the elements fill their memory and do not overlap.
+        if torch.empty_like(like, device="meta").stride() == like.stride():
             return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + start)
         return flat[start : start + like.numel()].view(like.shape)
 

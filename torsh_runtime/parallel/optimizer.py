@@ -81,7 +81,8 @@ class DistributedOptimizer:
 
     def gather_state_dict(self, dst: int = 0) -> dict[str, Any] | None:
         """On rank dst the state of all parameters, as the optimizer alone would have it; None on
-        the others. All ranks call it."""
+        the others. All ranks call it. ConfigError for a group of torch's, which moves no objects
+        of ours: pass process_group one of torsh_runtime's."""
         parts: list[Any] | None = [None] * self._group.world_size
         own = self._local.state_dict()
         if self._group.rank != dst:

@@ -19,8 +19,8 @@ def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
     structure, and None where there is nothing.
 
     Nothing is changed in place, and what comes back is of the kind that was given, but the mean of
-    ints is a float; in arrays of integers it is rounded down. Raises CommError
-    as ProcessGroup, CommMismatch if shapes or dtypes differ over ranks.
+    ints is a float; in arrays of integers it is rounded down. Raises CommError as ProcessGroup,
+    CommMismatch if shapes or dtypes differ over ranks.
     """
     members = group_of(group)
     jax = sys.modules.get("jax")

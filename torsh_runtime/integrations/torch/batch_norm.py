@@ -9,6 +9,7 @@ from torch import nn
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.parallel.groups import group_of
 
 Tensor = torch.Tensor
 
@@ -30,8 +31,6 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise over all dimensions but the second."""
-        from torsh_runtime.parallel.groups import group_of
-
         self._check_input_dim(input)
         group = group_of(self.process_group) if self.training else None
         if group is None or group.world_size == 1:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from itertools import accumulate
+from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.modules.base import ModuleAdapter
@@ -13,7 +14,7 @@ from torsh_runtime.parallel.ddp.config import BucketConfig
 from torsh_runtime.parallel.ddp.plan import Gradient, Span, limit_of, spans
 
 
-class Buckets(Sequence[Bucket]):
+class Buckets:
     """All buckets of a model, in flat memory of one piece for each kind of gradients."""
 
     def __init__(
@@ -34,16 +35,6 @@ class Buckets(Sequence[Bucket]):
         self._order = list(reversed(range(len(self._parameters))))
         self._next_order: list[int] | None = None
         self._buckets: list[Bucket] = []
-
-    @overload
-    def __getitem__(self, index: int) -> Bucket: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Bucket]: ...
-    def __getitem__(self, index: int | slice) -> Bucket | Sequence[Bucket]:
-        return self._buckets[index]
-
-    def __len__(self) -> int:
-        return len(self._buckets)
 
     def open(self) -> None:
         """A pass begins whose gradients are to be averaged. The first time all ranks make the
@@ -137,8 +128,8 @@ class Buckets(Sequence[Bucket]):
 
     def _bucket(self, span: Span, index: int, count: int) -> Bucket:
         flat = self._adapter.slice(self._flat[span.kind], span.start, span.end)
-        sizes = [self._gradients[number].elements for number in span.members]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        ends = accumulate(self._gradients[number].elements for number in span.members)
+        starts = [0, *ends][:-1]
         views = [self._view(flat, *each) for each in zip(starts, span.members, strict=True)]
         members = [self._parameters[number] for number in span.members]
         return Bucket(self._adapter, flat, views, members, (index, index == count - 1))

@@ -9,6 +9,11 @@ import numpy as np
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import GradientError
 
+_LEFT = (
+    "has no batch left: give all ranks as many batches, or leave throw_on_early_termination out, "
+    "so that the others go on"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Company:
@@ -37,7 +42,7 @@ class Joining:
         active = np.flatnonzero(rows[:, 0]).tolist()
         if self._throws and 0 < len(active) < self._group.world_size:
             gone = {*range(self._group.world_size)} - {*active}
-            raise GradientError(dict.fromkeys(sorted(gone), "has no batch left"))
+            raise GradientError(dict.fromkeys(sorted(gone), _LEFT))
         if active:
             self.last_active = active
         averages, sends = bool(rows[:, 1].any()), bool(rows[:, 2].any())

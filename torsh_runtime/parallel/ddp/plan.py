@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,26 +42,26 @@ def spans(gradients: Sequence[Gradient], order: Sequence[int], limit: int) -> li
     """Buckets of at most `limit` bytes, or of one gradient, in the order in which they are
     complete if gradients become ready in `order`.
     """
-    ends: dict[tuple[str, str], int] = {}
-    open_: dict[tuple[str, str], list[int]] = {}
+    ends: Counter[tuple[str, str]] = Counter()  # of all gradients of a kind, in elements
+    begun: dict[tuple[str, str], list[int]] = {}
     found: list[Span] = []
 
     def close(kind: tuple[str, str]) -> None:
-        members = tuple(open_.pop(kind))
-        start = ends.get(kind, 0)
-        ends[kind] = start + sum(gradients[i].elements for i in members)
-        found.append(Span(kind, start, ends[kind], members))
+        members = tuple(begun.pop(kind))
+        end = ends[kind]
+        found.append(Span(kind, end - sum(gradients[i].elements for i in members), end, members))
 
+    held: Counter[tuple[str, str]] = Counter()  # bytes of the bucket that is being filled
     for number in order:
         one = gradients[number]
-        held = open_.get(one.kind, ())
-        if held and sum(map(_bytes, (gradients[i] for i in held))) + _bytes(one) > limit:
+        nbytes = one.elements * one.itemsize
+        if one.kind in begun and held[one.kind] + nbytes > limit:
             close(one.kind)
-        open_.setdefault(one.kind, []).append(number)
-    for kind in list(open_):
+        if one.kind not in begun:
+            begun[one.kind], held[one.kind] = [], 0
+        begun[one.kind].append(number)
+        held[one.kind] += nbytes
+        ends[one.kind] += one.elements
+    for kind in list(begun):
         close(kind)
     return found
-
-
-def _bytes(gradient: Gradient) -> int:
-    return gradient.elements * gradient.itemsize

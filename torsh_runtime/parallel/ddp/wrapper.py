@@ -23,14 +23,14 @@ from torsh_runtime.parallel.groups import group_of
 class DistributedDataParallel:
     """A model whose gradients are averaged over ranks in each backward pass, after torch's class of
     this name (Li et al., PyTorch Distributed, VLDB 2020). It is a module of the model's framework
-    itself: a torch.nn.Module around one.
+    itself: a torch.nn.Module around one of torch's, a tr.nn.Module around one of tr.nn's.
 
         model = tr.DistributedDataParallel(model)
         loss(model(batch)).backward()  # afterwards all ranks have the same gradients
         optimizer.step()
 
-    Every rank gives each batch of its own share. Gradients are divided by the number of ranks, not
-    by the size of batches.
+    Every rank trains on batches of its own share of the data. Gradients are divided by the number
+    of ranks, not by the sizes of batches.
     """
 
     module: Any
@@ -66,7 +66,8 @@ class DistributedDataParallel:
         Raises ConfigError on all ranks if models differ, for a model without parameters that want
         gradients, and for wrong fields; CommError as ProcessGroup.
         """
-        _check_devices(device_ids, output_device)
+        del output_device  # it is where the model's outputs are
+        _check_devices(device_ids)
         super().__init__()
         adapter = adapter_class(module)(module)
         self.module = module
@@ -74,6 +75,7 @@ class DistributedDataParallel:
         self._group = group_of(process_group)
         self._config = replace(config or BucketConfig(), **_fields(fields))
         self._broadcasts_buffers = broadcast_buffers
+        self._has_buffers = bool(adapter.buffers())  # a walk through the model
         if init_sync:
             check_same_model(adapter, self._group)
         _check_parameters(adapter)
@@ -192,7 +194,8 @@ class DistributedDataParallel:
             self._send_buffers(first)
 
     def _sends_buffers(self) -> bool:
-        return self._broadcasts_buffers and self._is_synchronising and self.module.training
+        is_wanted = self._broadcasts_buffers and self._has_buffers
+        return is_wanted and self._is_synchronising and self.module.training
 
     def _send_buffers(self, rank: int) -> None:
         buffers = [tensor for _, tensor in self._adapter.buffers()]
@@ -245,12 +248,11 @@ def _check_parameters(adapter: ModuleAdapter[Any]) -> None:
             )
 
 
-def _check_devices(device_ids: object, output_device: object) -> None:
+def _check_devices(device_ids: object) -> None:
     if isinstance(device_ids, list | tuple) and len(device_ids) > 1:
         raise ConfigError(
             f"device_ids={list(device_ids)}: one process drives one device; start one for each"
         )
-    del output_device
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
