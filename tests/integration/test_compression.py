@@ -30,7 +30,7 @@ SHAPES = [(20, 30), (7,), (20, 30), (4, 5, 10)]
 SIZE = 1407
 LARGE = [(768, 512), (768,), (512, 768)]
 LARGE_SIZE = 787_200
-ROUNDED = ("fp16", "bf16")
+ROUNDED = ("fp16", "bf16", "powersgd-float16")
 """Their sums are, and no rank has what that lost."""
 AT_MOST = {
     "topk:0.01": 0.05,

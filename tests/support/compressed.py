@@ -41,6 +41,7 @@ COMPRESSORS: dict[str, Callable[[], Compressor]] = {
     "fp16": lambda: Cast("float16", error_feedback=True),
     "bf16": lambda: Cast("bfloat16", error_feedback=True),
     "powersgd": lambda: PowerSGD(2),
+    "powersgd-float16": lambda: PowerSGD(2, values="float16"),
     "dgc": lambda: MomentumCorrection(TopK(0.1), clip_norm=100.0, warmup_steps=2),
 }
 """Each kind, with options under which it loses much on small buckets."""

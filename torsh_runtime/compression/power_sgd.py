@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, module_of, pieces, seed_of
+from torsh_runtime.compression.arrays import Array, half_dtype, module_of, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.kept import Kept, spans
+from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
 
 _LOST = 1e-5
@@ -34,8 +35,9 @@ class PowerSGD(Compressor):
 
     rank: columns, fewer where the matrix has fewer. warm_start: begin with the last step's Q.
     start_iteration: so many steps are averaged exactly before. min_compression_rate: a gradient is
-    sent as it is, with those of one dimension, unless P and Q are smaller by that factor. seed:
-    of the first Q, the same on all ranks.
+    sent as it is, with those of one dimension, unless P and Q are smaller by that factor. values:
+    the dtype in which all this is sent, "float16" or "bfloat16"; None: as it is computed. seed: of
+    the first Q, the same on all ranks.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class PowerSGD(Compressor):
         warm_start: bool = True,
         start_iteration: int = 0,
         min_compression_rate: float = 2.0,
+        values: str | None = None,
         error_feedback: bool = True,
         seed: int = 0,
     ) -> None:
@@ -51,37 +54,41 @@ class PowerSGD(Compressor):
         if rank < 1:
             raise ConfigError(f"rank={rank!r} is not at least 1")
         self.rank, self.warm_start, self.start_iteration = rank, warm_start, start_iteration
-        self.min_compression_rate, self.seed = min_compression_rate, seed
+        self.min_compression_rate, self.values, self.seed = min_compression_rate, values, seed
+        self._value_dtype = None if values is None else half_dtype(values)
         self._q = Kept()
 
     def _shared(self) -> dict[str, Kept]:
         return {"q": self._q}
 
     def _exchange(self, turn: Turn, pending: Array, out: Array) -> None:
-        xp, wire = module_of(pending), turn.wire
         matrices, exact = self._split(turn)
         gradients = [pending[m.span].reshape(m.rows, m.columns) for m in matrices]
+        kind = self._value_dtype if matrices and self._value_dtype else pending.dtype
+        starts = [self._start(m, turn, pending) for m in matrices]
 
         first, ps = _matrices(pending, [(m.rows, m.rank) for m in matrices], _size(exact))
-        for m, gradient, p in zip(matrices, gradients, ps, strict=True):
-            xp.matmul(gradient, self._start(m, turn, pending), out=p)
+        _multiply(gradients, starts, ps)
         _pack(pending, exact, first)
-        wire.average(first)
+        _round(first, kind)
+        _take_away(pending, exact, first)
+        _average(turn.wire, first, kind)
         _unpack(first, exact, out)
         _orthogonalise_alike(first, ps)
 
         second, qs = _matrices(pending, [(m.columns, m.rank) for m in matrices])
-        for gradient, p, q in zip(gradients, ps, qs, strict=True):
-            xp.matmul(gradient.T, p, out=q)
-            if self.error_feedback:
+        _multiply([gradient.T for gradient in gradients], ps, qs)
+        _round(second, kind)
+        if self.error_feedback:
+            for gradient, p, q in zip(gradients, ps, qs, strict=True):
                 for piece in pieces(gradient):
                     gradient[piece] -= p[piece] @ q.T
         if matrices:
-            wire.average(second)
-        for m, p, q in zip(matrices, ps, qs, strict=True):
-            xp.matmul(p, q.T, out=out[m.span].reshape(m.rows, m.columns))
-            if self.warm_start:
-                self._q.arrays[m.name] = q
+            _average(turn.wire, second, kind)
+        products = [out[m.span].reshape(m.rows, m.columns) for m in matrices]
+        _multiply(ps, [q.T for q in qs], products)
+        if self.warm_start:
+            self._q.arrays.update({m.name: q for m, q in zip(matrices, qs, strict=True)})
 
     def _split(self, turn: Turn) -> tuple[list[_Matrix], list[slice]]:
         """What is approximated, equal shapes together, and the places of what is sent as it is."""
@@ -99,7 +106,8 @@ class PowerSGD(Compressor):
         return sorted(matrices, key=lambda m: m[2:]), exact
 
     def _start(self, matrix: _Matrix, turn: Turn, like: Array) -> Array:
-        """The Q to begin with. Columns that are zero, or not finite, are drawn anew."""
+        """The Q to begin with, of elements of at most 1, so that P is no larger than the matrix has
+        it. Columns that are zero, or not finite, are drawn anew."""
         xp, shape = module_of(like), (matrix.columns, matrix.rank)
         q = self._q.arrays.get(matrix.name)
         q = xp.zeros(shape, like.dtype) if q is None or q.shape != shape else xp.asarray(q)
@@ -107,7 +115,7 @@ class PowerSGD(Compressor):
         if lost.any():
             draw = np.random.default_rng(seed_of(self.seed, turn.step, matrix.name))
             q = xp.where(lost, xp.asarray(draw.standard_normal(shape)), q)
-        return q.astype(like.dtype)
+        return (q / xp.abs(q).max(axis=0)).astype(like.dtype)
 
 
 def _size(places: Sequence[slice]) -> int:
@@ -124,21 +132,48 @@ def _matrices(
     return flat, [flat[begin:end].reshape(shape) for shape, (begin, end) in spans]
 
 
+def _multiply(lefts: Sequence[Array], rights: Sequence[Array], products: Sequence[Array]) -> None:
+    for left, right, product in zip(lefts, rights, products, strict=True):
+        module_of(left).matmul(left, right, out=product)
+
+
 def _pack(values: Array, exact: Sequence[slice], flat: Array) -> None:
-    """Move what is sent as it is to the end of the flat array."""
-    begin = flat.size - _size(exact)
-    for place in exact:
-        end = begin + place.stop - place.start
-        flat[begin:end], begin = values[place], end
-        values[place] = 0
+    """Copy what is sent as it is to the end of the flat array."""
+    for at, place in _at_the_end(flat, exact):
+        flat[at] = values[place]
 
 
 def _unpack(flat: Array, exact: Sequence[slice], values: Array) -> None:
-    """The counterpart of _pack."""
+    """Copy it back."""
+    for at, place in _at_the_end(flat, exact):
+        values[place] = flat[at]
+
+
+def _take_away(values: Array, exact: Sequence[slice], flat: Array) -> None:
+    """Leave of it what the flat array has not."""
+    for at, place in _at_the_end(flat, exact):
+        values[place] -= flat[at]
+
+
+def _at_the_end(flat: Array, exact: Sequence[slice]) -> Iterator[tuple[slice, slice]]:
+    """Where the flat array has what is sent as it is, and where that is from."""
     begin = flat.size - _size(exact)
     for place in exact:
-        end = begin + place.stop - place.start
-        values[place], begin = flat[begin:end], end
+        yield slice(begin, begin := begin + place.stop - place.start), place
+
+
+def _round(flat: Array, kind: np.dtype[Any]) -> None:
+    """Let the array have values alone that the dtype has, too."""
+    if flat.dtype != kind:
+        flat[...] = flat.astype(kind)
+
+
+def _average(wire: Wire, flat: Array, kind: np.dtype[Any]) -> None:
+    """Average it in place over all ranks, sent in this dtype."""
+    sent = flat.astype(kind, copy=False)
+    wire.average(sent)
+    if sent is not flat:
+        flat[...] = sent
 
 
 def _orthogonalise_alike(flat: Array, matrices: Sequence[Array]) -> None:

@@ -177,6 +177,17 @@ def test_power_sgd_finds_a_matrix_of_low_rank() -> None:
         np.testing.assert_allclose(got, wanted, atol=1e-3)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e3])
+def test_power_sgd_sends_halves_of_gradients_of_any_size(size: float) -> None:
+    draw = np.random.default_rng(0)
+    matrix = draw.standard_normal((40, 1)) @ draw.standard_normal((1, 50)) * size
+    wanted = matrix.astype(np.float32).ravel()
+    compressor, group = PowerSGD(1, values="float16"), alone()
+    for _ in range(2):  # the second begins with the first one's Q
+        got = average(compressor, group, wanted.copy(), [(40, 50)])
+    np.testing.assert_allclose(got, wanted, rtol=0.02, atol=0.01 * np.abs(wanted).max())
+
+
 def test_power_sgd_of_zeros_begins_anew() -> None:
     compressor, group = PowerSGD(2), alone()
     assert not average(compressor, group, np.zeros(1200, np.float32), [(30, 40)]).any()
