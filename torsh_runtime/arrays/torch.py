@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torsh_runtime.errors import BackendUnavailable
+from torsh_runtime.numpy_or_cupy import bfloat16
 
 
 def host_view(tensor: torch.Tensor) -> NDArray[Any]:
@@ -32,7 +32,7 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
             "the tensor is a lazy conjugate or negative: call resolve_conj() and resolve_neg()"
         )
     if plain.dtype is torch.bfloat16:
-        return plain.view(torch.int16).numpy().view(_bfloat16())
+        return plain.view(torch.int16).numpy().view(bfloat16())
     try:
         return plain.numpy()
     except TypeError:
@@ -53,14 +53,3 @@ def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
     except (KeyError, RuntimeError, TypeError) as error:
         raise TypeError(f"{tensor.dtype} is not supported: {error}") from None
     return values.view(np.dtype([(name, values.dtype)]))
-
-
-def _bfloat16() -> np.dtype[Any]:
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise BackendUnavailable(
-            "a bfloat16 tensor that is not contiguous", "Install it with `pip install ml_dtypes`."
-        ) from None
-    kind: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return kind

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-import sys
 import zlib
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from torsh_runtime.errors import BackendUnavailable, ConfigError
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module, bfloat16
 
 Array = Any
 """A numpy or cupy array."""
 _IN_CACHE = 1 << 16
 """Elements."""
 _PRECISIONS = {"float16": "float32", "bfloat16": "float32", "float32": "float32"}
-
-
-def module_of(array: Array) -> Any:
-    """numpy or cupy, whichever the array is of."""
-    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def working_dtype(array: Array) -> np.dtype[Any]:
@@ -44,19 +38,14 @@ def half_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(np.float16)
     if name != "bfloat16":
         raise ConfigError(f"{name!r} is neither 'float16' nor 'bfloat16'")
-    try:
-        found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
-    except ImportError:
-        remedy = "Install it: pip install torshrun[bfloat16]"
-        raise BackendUnavailable("bfloat16, by ml_dtypes,", remedy) from None
-    return found
+    return bfloat16()
 
 
 def pieces(array: Array) -> Iterator[slice]:
     """Slices of the array's first dimension that are worked on one after the other. A GPU's
     array is one piece."""
     width = math.prod(array.shape[1:]) or 1
-    step = max(_IN_CACHE // width, 1) if module_of(array) is np else max(len(array), 1)
+    step = max(_IN_CACHE // width, 1) if array_module(array) is np else max(len(array), 1)
     for begin in range(0, len(array), step):
         yield slice(begin, begin + step)
 
@@ -68,7 +57,7 @@ def is_finite(array: Array) -> bool:
 
 def on_host(array: Array) -> np.ndarray[Any, Any]:
     """A copy in this process's memory."""
-    return np.array(array.get() if module_of(array) is not np else array)
+    return np.array(array.get() if array_module(array) is not np else array)
 
 
 def seed_of(*numbers: int | str) -> int:

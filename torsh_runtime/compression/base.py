@@ -15,9 +15,10 @@ import numpy as np
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.compression.arrays import Array, is_finite, module_of, on_host, working_dtype
+from torsh_runtime.compression.arrays import Array, is_finite, on_host, working_dtype
 from torsh_runtime.compression.kept import Kept
 from torsh_runtime.compression.wire import Stats, Wire
+from torsh_runtime.numpy_or_cupy import array_module
 
 _log = logging.getLogger("torsh_runtime")
 
@@ -110,7 +111,7 @@ class Compressor(ABC):
         array. ConfigError if ranks' compressors differ, from wait() or at once."""
         group = state or default_group()
         dtype = working_dtype(bucket.array)
-        on_cpu = module_of(bucket.array) is np  # of GPUs this thread has the device and the stream
+        on_cpu = array_module(bucket.array) is np  # a GPU's device and stream are this thread's
         work = group.in_order(lambda: self._average(group, bucket, dtype), async_op=on_cpu)
         return work.giving((bucket.array,))
 
@@ -143,12 +144,12 @@ class Compressor(ABC):
             pending += array
         else:
             pending = array.astype(dtype)
-        out = array if array.dtype == dtype else module_of(array).empty(array.size, dtype)
+        out = array if array.dtype == dtype else array_module(array).empty(array.size, dtype)
         sent = self._exchange(turn, pending, out)
         if out is not array:
             array[...] = out
         if self.error_feedback and not is_finite(pending):
-            pending[~module_of(pending).isfinite(pending)] = 0
+            pending[~array_module(pending).isfinite(pending)] = 0
         return sent
 
     @abstractmethod

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, module_of, on_host
+from torsh_runtime.compression.arrays import Array, on_host
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module
 
 if TYPE_CHECKING:
     from torsh_runtime.compression.base import Bucket
@@ -46,7 +47,7 @@ class Kept:
         return flat
 
     def _lay_out(self, bucket: Bucket, dtype: np.dtype[Any]) -> Array:
-        xp = module_of(bucket.array)
+        xp = array_module(bucket.array)
         flat = xp.zeros(bucket.array.size, dtype)
         for name, shape, span in spans(bucket):
             kept = self.arrays.get(name)

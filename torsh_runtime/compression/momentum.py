@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, is_finite, module_of
+from torsh_runtime.compression.arrays import Array, is_finite
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.kept import Kept
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module
 
 _FIRST_RATIO = 0.25
 
@@ -56,13 +57,13 @@ class MomentumCorrection(Compressor):
         if sent is not None:
             velocity[sent] = 0
         if not is_finite(velocity):
-            velocity[~module_of(velocity).isfinite(velocity)] = 0
+            velocity[~array_module(velocity).isfinite(velocity)] = 0
         return sent
 
     def _clipped(self, gradient: Array, ranks: int) -> Array:
         if self.clip_norm is not None:
             limit = self.clip_norm / ranks**0.5
-            norm = float(module_of(gradient).linalg.norm(gradient))
+            norm = float(array_module(gradient).linalg.norm(gradient))
             if norm > limit:
                 gradient *= limit / norm
         return gradient

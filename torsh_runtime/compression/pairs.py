@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, half_dtype, module_of
+from torsh_runtime.compression.arrays import Array, half_dtype
+from torsh_runtime.numpy_or_cupy import array_module
 
 _BITS = 16
 _COUNT = 4
@@ -24,7 +25,7 @@ def value_dtype(name: str) -> np.dtype[Any]:
 
 def pack(indices: Array, values: Array, size: int) -> Array:
     """uint8. indices: ascending, int64, below `size`."""
-    xp = module_of(indices)
+    xp = array_module(indices)
     counts = xp.bincount(indices >> _BITS, minlength=_blocks(size)).astype(np.uint32)
     lows = (indices & 0xFFFF).astype(np.uint16)
     head, middle, end = _bounds(size, len(lows), values.dtype)
@@ -37,7 +38,7 @@ def pack(indices: Array, values: Array, size: int) -> Array:
 
 def unpack(packed: Array, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """The indices and values that were packed."""
-    xp = module_of(packed)
+    xp = array_module(packed)
     counts = packed[: _COUNT * _blocks(size)].view(np.uint32).astype(np.int64)
     head, middle, end = _bounds(size, int(counts.sum()), dtype)
     starts = xp.repeat(xp.arange(counts.size) << _BITS, counts.tolist())

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, half_dtype, module_of, pieces, seed_of
+from torsh_runtime.compression.arrays import Array, half_dtype, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.kept import Kept, spans
 from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module
 
 _LOST = 1e-5
 """A column of which so little is left without the earlier ones is nothing but rounding errors."""
@@ -108,7 +109,7 @@ class PowerSGD(Compressor):
     def _start(self, matrix: _Matrix, turn: Turn, like: Array) -> Array:
         """The Q to begin with, of elements of at most 1, so that P is no larger than the matrix has
         it. Columns that are zero, or not finite, are drawn anew."""
-        xp, shape = module_of(like), (matrix.columns, matrix.rank)
+        xp, shape = array_module(like), (matrix.columns, matrix.rank)
         q = self._q.arrays.get(matrix.name)
         q = xp.zeros(shape, like.dtype) if q is None or q.shape != shape else xp.asarray(q)
         lost = ~(xp.isfinite(q).all(axis=0) & q.any(axis=0))
@@ -127,14 +128,14 @@ def _matrices(
 ) -> tuple[Array, list[Array]]:
     """A flat array, of matrices of these shapes and so many elements more, and the matrices."""
     ends = list(accumulate(map(math.prod, shapes), initial=0))
-    flat = module_of(like).empty(ends[-1] + more, like.dtype)
+    flat = array_module(like).empty(ends[-1] + more, like.dtype)
     spans = zip(shapes, pairwise(ends), strict=True)
     return flat, [flat[begin:end].reshape(shape) for shape, (begin, end) in spans]
 
 
 def _multiply(lefts: Sequence[Array], rights: Sequence[Array], products: Sequence[Array]) -> None:
     for left, right, product in zip(lefts, rights, products, strict=True):
-        module_of(left).matmul(left, right, out=product)
+        array_module(left).matmul(left, right, out=product)
 
 
 def _pack(values: Array, exact: Sequence[slice], flat: Array) -> None:
@@ -189,7 +190,7 @@ def _orthogonalise_alike(flat: Array, matrices: Sequence[Array]) -> None:
 def _orthogonalise(matrices: Array) -> None:
     """Gram–Schmidt in place, (matrices, rows, columns). A column that depends on earlier ones
     becomes zero."""
-    xp = module_of(matrices)
+    xp = array_module(matrices)
     lengths = xp.linalg.norm(matrices, axis=1, keepdims=True)
     for i in range(matrices.shape[2]):
         column = matrices[:, :, i : i + 1]

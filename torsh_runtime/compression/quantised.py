@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, module_of, pieces, seed_of
+from torsh_runtime.compression.arrays import Array, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module
 
 _SCALE = 4
 """Bytes of a row's scale, float32."""
@@ -31,7 +32,7 @@ class _Quantised(Compressor):
         self.block, self.seed = block, seed
 
     def _exchange(self, turn: Turn, pending: Array, out: Array) -> None:
-        xp, wire = module_of(pending), turn.wire
+        xp, wire = array_module(pending), turn.wire
         ranks, rank, size = wire.world_size, wire.rank, pending.size
         per_rank, width = _rows(size, ranks, self.block)
         draw = xp.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index(), rank))
@@ -56,7 +57,7 @@ class _Quantised(Compressor):
 
     def _encode_all(self, rows: Array, draw: Any) -> Array:
         """uint8, (rows, bytes of each)."""
-        xp = module_of(rows)
+        xp = array_module(rows)
         codes = xp.empty((len(rows), _SCALE + self._code_bytes(rows.shape[1])), np.uint8)
         for piece in pieces(rows):
             scales, found = self._encode(rows[piece], draw)
@@ -66,7 +67,7 @@ class _Quantised(Compressor):
 
     def _add(self, codes: Array, rows: Array, sign: int) -> None:
         """Add what the codes stand for, or take it away."""
-        xp = module_of(rows)
+        xp = array_module(rows)
         for piece in pieces(rows):
             scales = xp.ascontiguousarray(codes[piece, :_SCALE]).view(np.float32)
             rows[piece] += self._decode(codes[piece, _SCALE:], rows.dtype) * (sign * scales)
@@ -96,12 +97,12 @@ class OneBit(_Quantised):
         return width // 8
 
     def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
-        xp = module_of(rows)
+        xp = array_module(rows)
         scales = xp.abs(rows).mean(axis=1, keepdims=True)
         return scales, xp.packbits(rows >= 0).reshape(len(rows), -1)
 
     def _decode(self, codes: Array, dtype: np.dtype[Any]) -> Array:
-        xp = module_of(codes)
+        xp = array_module(codes)
         signs = xp.unpackbits(codes.reshape(-1)).reshape(len(codes), -1).astype(dtype)
         signs *= 2
         signs -= 1
@@ -128,7 +129,7 @@ class Int8(_Quantised):
         return width
 
     def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
-        xp = module_of(rows)
+        xp = array_module(rows)
         scales = xp.abs(rows).max(axis=1, keepdims=True) / self.levels
         steps = rows * xp.where(scales > 0, 1 / scales, 0)
         steps += draw.random(rows.shape, dtype=np.float32)

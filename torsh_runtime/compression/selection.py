@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, module_of, pieces
+from torsh_runtime.compression.arrays import Array, pieces
+from torsh_runtime.numpy_or_cupy import array_module
 
 _SMALL = 1 << 16
 _SAMPLE = 1 << 14
@@ -15,7 +16,7 @@ _MORE = 1.25
 
 def at_least(values: Array, threshold: float) -> Array:
     """Ascending indices of what is NaN or at least `threshold` in magnitude."""
-    xp = module_of(values)
+    xp = array_module(values)
     found = [
         xp.flatnonzero(~(xp.abs(values[piece]) < threshold)) + piece.start
         for piece in pieces(values)
@@ -29,7 +30,7 @@ def largest(values: Array, k: int) -> Array:
     As in Deep Gradient Compression (Lin et al., ICLR 2018, section 3.1) a sample says what they
     are at least, about; one pass finds those, and only among them are the largest selected.
     """
-    xp = module_of(values)
+    xp = array_module(values)
     if k >= values.size:
         return xp.arange(values.size)
     if values.size <= _SMALL:
@@ -45,7 +46,7 @@ def largest(values: Array, k: int) -> Array:
 
 
 def _among(values: Array, candidates: Array, k: int) -> Array:
-    xp = module_of(values)
+    xp = array_module(values)
     others = candidates.size - k
     chosen = xp.argpartition(xp.abs(values[candidates]), others)[others:]
     return xp.sort(candidates[chosen])
@@ -53,7 +54,7 @@ def _among(values: Array, candidates: Array, k: int) -> Array:
 
 def _estimate(values: Array, k: int) -> float:
     """What somewhat more than k elements are at least, about."""
-    xp = module_of(values)
+    xp = array_module(values)
     count = max(values.size // 100, _SAMPLE)
     # Not every so manieth element: that could be the same column of each row.
     where = np.random.default_rng(0).integers(values.size, size=count)

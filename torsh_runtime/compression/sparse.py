@@ -6,12 +6,13 @@ from abc import abstractmethod
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, is_finite, module_of, seed_of
+from torsh_runtime.compression.arrays import Array, is_finite, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.pairs import pack, unpack, value_dtype
 from torsh_runtime.compression.selection import at_least, largest
 from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module
 
 
 class _Share:
@@ -118,7 +119,7 @@ class RandomK(_Share, Compressor):
         self.seed = seed
 
     def _exchange(self, turn: Turn, pending: Array, out: Array) -> Array:
-        xp, size = module_of(pending), pending.size
+        xp, size = array_module(pending), pending.size
         k = self._count(turn, size)
         draw = np.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index()))
         indices = xp.asarray(np.sort(draw.choice(size, k, replace=False, shuffle=False)))

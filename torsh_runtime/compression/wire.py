@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.compression.arrays import Array, module_of
+from torsh_runtime.compression.arrays import Array
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module
 
 if TYPE_CHECKING:
     from torsh_runtime.comm.group import ProcessGroup
@@ -51,7 +52,7 @@ class Wire:
 
     def all_gather(self, array: Array) -> Array:
         """Everyone's array of one size: a row for each rank."""
-        rows = module_of(array).empty((self.world_size, *array.shape), array.dtype)
+        rows = array_module(array).empty((self.world_size, *array.shape), array.dtype)
         self._group.all_gather_into_tensor(rows, array)
         self._count(rows.nbytes)
         return rows
@@ -59,14 +60,14 @@ class Wire:
     def all_gather_uneven(self, array: Array) -> list[Array]:
         """Everyone's array, whose sizes may differ."""
         sizes = self.numbers(array.size)[:, 0]
-        parts = [module_of(array).empty(int(size), array.dtype) for size in sizes]
+        parts = [array_module(array).empty(int(size), array.dtype) for size in sizes]
         self._group.all_gather(parts, array)
         self._count(sum(part.nbytes for part in parts))
         return parts
 
     def all_to_all(self, array: Array) -> Array:
         """What everyone's r-th of world_size equal parts holds, on rank r, in order of rank."""
-        received = module_of(array).empty_like(array)
+        received = array_module(array).empty_like(array)
         self._group.all_to_all_single(received, array)
         self._count(array.nbytes)
         return received

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -10,17 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from torsh_runtime.errors import BackendUnavailable
+from torsh_runtime.numpy_or_cupy import array_module as array_module
+from torsh_runtime.numpy_or_cupy import bfloat16
 
 Array: TypeAlias = Any
 """A numpy or cupy array."""
 _BLOCK = 1 << 15
 """Elements of a block whose temporaries stay in a processor's cache."""
-
-
-def array_module(array: Array) -> Any:
-    """numpy or cupy, whichever the array belongs to."""
-    cupy = sys.modules.get("cupy")
-    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
 
 
 def is_array(value: object) -> bool:
@@ -31,15 +26,6 @@ def is_array(value: object) -> bool:
 def dtype_named(dtype: Any) -> np.dtype[Any]:
     """The dtype; "bfloat16" needs the package ml_dtypes (BackendUnavailable without it)."""
     return bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
-
-
-def bfloat16() -> np.dtype[Any]:
-    """ml_dtypes' bfloat16; BackendUnavailable without that package."""
-    try:
-        kind: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
-    except ImportError:
-        raise BackendUnavailable("bfloat16", "Install it with `pip install ml_dtypes`.") from None
-    return kind
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
