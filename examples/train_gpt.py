@@ -95,6 +95,18 @@ def mean(loss: float) -> float:
     return float(tr.average_gradients(loss)) if tr.is_initialized() else loss
 
 
+def data_parallel(model: Any, options: argparse.Namespace) -> tuple[Any, slice]:
+    """The model to train, and which pieces of a batch are this rank's. One process alone trains the
+    model as it is, on all of them.
+    """
+    if not tr.is_initialized():
+        return model, slice(None)
+    parallel = tr.DistributedDataParallel(
+        model, gradient_compression=options.compression, check_nan=options.check_nan
+    )
+    return parallel, slice(tr.get_rank(), None, tr.get_world_size())
+
+
 class Training:
     """All that a step changes, and its way to disk and back."""
 
@@ -105,15 +117,7 @@ class Training:
         self.model = GPT(
             len(self.text.alphabet), options.context, options.layers, options.heads, options.embed
         )
-        self.share = slice(None)
-        self.trained: Any = self.model
-        if tr.is_initialized():
-            self.share = slice(tr.get_rank(), None, tr.get_world_size())
-            self.trained = tr.DistributedDataParallel(
-                self.model,
-                gradient_compression=options.compression,
-                check_nan=options.check_nan,
-            )
+        self.trained, self.share = data_parallel(self.model, options)
         self.optimizer = optim.AdamW(self.model.parameters(), lr=options.lr)
         self.schedule = optim.LambdaLR(self.optimizer, lambda step: rate(step, options.steps))
         self.losses: list[float] = []

@@ -3,22 +3,20 @@
     torshrun --nproc-per-node 2 examples/train_torch.py --steps 500 --checkpoint checkpoints/gpt.pt
     torshrun --nproc-per-node 2 examples/train_torch.py --sample 300
 
-Gradients are averaged by torsh_runtime's DistributedDataParallel. Needs torch.
+Gradients are averaged by torsh_runtime's DistributedDataParallel, see data_parallel() there. Needs
+torch.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from train_gpt import Text, main, mean, rate, standard_library
-
-import torsh_runtime as tr
+from train_gpt import Text, data_parallel, main, mean, rate, standard_library
 
 
 class GPT(nn.Module):
@@ -58,15 +56,7 @@ class Training:
         self.model = GPT(
             len(self.text.alphabet), options.context, options.layers, options.heads, options.embed
         )
-        self.share = slice(None)
-        self.trained: Any = self.model
-        if tr.is_initialized():
-            self.share = slice(tr.get_rank(), None, tr.get_world_size())
-            self.trained = tr.DistributedDataParallel(
-                self.model,
-                gradient_compression=options.compression,
-                check_nan=options.check_nan,
-            )
+        self.trained, self.share = data_parallel(self.model, options)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: rate(step, options.steps)
