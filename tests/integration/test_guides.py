@@ -1,0 +1,51 @@
+"""The scripts in the guides to training on several ranks run as they stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from support.launcher import Launcher
+
+DOCS = Path(__file__).parents[2] / "docs"
+needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+
+
+def snippets(guide: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / guide).read_text(), re.DOTALL)
+
+
+def output(torshrun: Launcher, script: str) -> str:
+    """What two ranks print, by the command in the script's first line."""
+    words = script.partition("\n")[0].split()
+    assert words[:3] == ["#", f"{words[-1]}:", "torshrun"]
+    (torshrun.folder / words[-1]).write_text(script)
+    code, out, err = torshrun.run(*words[3:])
+    assert code == 0, err
+    return out
+
+
+@pytest.mark.torch
+@needs_torch
+def test_data_parallelism(torshrun: Launcher) -> None:
+    # torch makes it where temporary files go, and leaves it there.
+    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    (script,) = snippets("data-parallel.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.01
+
+
+def test_compression(torshrun: Launcher) -> None:
+    training, averaging, momentum = snippets("compression.md")
+    losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", output(torshrun, training))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.01
+    averages = re.findall(r"rank \d: (\[.*\]) from", output(torshrun, averaging))
+    assert averages[0] == averages[1]
+    compressor = "compressor = tr.compression.TopK(0.01)\n"
+    assert training.count(compressor) == 1
+    losses = re.findall(r"loss ([\d.]+)", output(torshrun, training.replace(compressor, momentum)))
+    assert max(map(float, losses)) < 10
