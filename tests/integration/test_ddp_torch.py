@@ -124,9 +124,32 @@ def test_a_pass_that_was_broken_off_leaves_nothing_behind() -> None:
 
 def test_models_that_differ_are_named() -> None:
     shape, length = both("other_models")
-    assert "'1.weight' of shape (2, 2) and dtype float32 on rank 0" in shape
+    assert "'1.weight' of shape (2, 2) and dtype float32 on rank(s) 0" in shape
     assert "'1.weight' of shape (3, 2) and dtype float32 on rank(s) 1" in shape
-    assert "nothing more on rank 0, parameter '2.weight'" in length
+    assert "nothing more on rank(s) 0, parameter '2.weight'" in length
+
+
+def test_options_that_differ_are_named() -> None:
+    import torch
+    from support.ddp_faults import OTHER_OPTIONS
+
+    texts, gradient = both("other_options")
+    for (name, value), text in zip(OTHER_OPTIONS.items(), texts, strict=True):
+        assert text.startswith("ConfigError: models are not wrapped alike on all ranks: ")
+        assert f", {name}={value!r} on rank(s) 1. " in text
+        assert text.count("on rank(s) 0") == 1
+    torch.testing.assert_close(gradient, mean_gradient())
+
+
+def test_without_a_comparison_at_first_options_are_compared_later() -> None:
+    unused, sync = both("other_options_unsynced")
+    assert "find_unused_parameters=False on rank(s) 0, find_unused_parameters=True on" in unused
+    assert "init_sync=True on rank(s) 0, init_sync=False on rank(s) 1" in sync
+
+
+def test_options_of_join_that_differ_are_named() -> None:
+    expected = "join() has divide_by_initial_world_size=True on rank 0 and False on rank(s) 1"
+    assert expected in both("other_joins")
 
 
 def test_options_that_make_no_sense() -> None:

@@ -44,8 +44,14 @@ class Reducer:
     """
 
     def __init__(
-        self, adapter: ModuleAdapter[Any], group: ProcessGroup, config: BucketConfig
+        self,
+        adapter: ModuleAdapter[Any],
+        group: ProcessGroup,
+        config: BucketConfig,
+        agree: Callable[[], None] | None = None,
     ) -> None:
+        """agree: called by all ranks before gradients are averaged for the first time."""
+        self._agree = agree
         self._adapter = adapter
         self._group = group
         self._config = config
@@ -101,7 +107,7 @@ class Reducer:
 
     def shadow(self) -> None:
         """Take part in one averaging with zeros, which change nothing here."""
-        self._buckets.open()
+        self._open()
         absent = _Pass(True)
         self._place_all(absent, range(len(self._parameters)), self._buckets.put_zeros)
         self._complete(absent, {})
@@ -126,10 +132,16 @@ class Reducer:
             self._passes += 1
             self._pass = _Pass(self._is_enabled and self._passes >= self._config.passes)
             if self._pass.averages:
-                self._buckets.open()
+                self._open()
                 if not self._is_kept_for_the_end():
                     self._place_all(self._pass, sorted(self._unreached or ()))
         return self._pass
+
+    def _open(self) -> None:
+        if self._agree is not None:
+            self._agree()
+            self._agree = None
+        self._buckets.open()
 
     def _is_kept_for_the_end(self) -> bool:
         """Whether it is not known yet when a gradient is complete."""
