@@ -22,6 +22,7 @@ ASIDE = (
     "batch_norm_aside",
     "optimizer_grows",
     "averages_of_numbers",
+    "empty_batches",
 )
 
 
@@ -39,6 +40,7 @@ def in_world(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         calls += [(name,) for name in ASIDE]
         calls += [("join_in_parts", accumulates) for accumulates in (True, False)]
+        calls += [("batch_norm_with_unused", overlaps) for overlaps in (None, False, True)]
         if importlib.util.find_spec("jax"):
             calls.append(("averages",))
 
@@ -118,3 +120,19 @@ def test_a_spread_optimizer_takes_more_parameters() -> None:
 
 def test_averages_of_ints_and_of_dicts_in_any_order() -> None:
     assert ranks_of("averages_of_numbers", 2) == [({"n": 0.5, "a": 1.0}, [1.0, 5.0])] * 2
+
+
+def test_batch_norm_of_no_rows_at_all() -> None:
+    empty, some = ([0.0, 0.0, 0.0], 0), ([0.45, 0.55, 0.65], 1)
+    for found in ranks_of("empty_batches", 2):
+        for (mean, count), finite, expected in zip(
+            found[::2], found[1::2], (empty, some), strict=True
+        ):
+            assert (mean, count) == (pytest.approx(expected[0]), expected[1])
+            assert finite
+
+
+@pytest.mark.parametrize("overlaps", [None, False, True])
+def test_batch_norm_where_ranks_leave_out_different_layers(overlaps: bool | None) -> None:
+    first, second = ranks_of("batch_norm_with_unused", 2, overlaps)
+    assert first == second

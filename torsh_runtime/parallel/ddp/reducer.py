@@ -63,6 +63,7 @@ class Reducer:
         self._used: dict[int, None] = {}  # since then, by the time of their last gradient
         self._unreached: set[int] | None = None  # by the outputs since then
         self._usual: Counter[int] | None = None  # what comes in each pass of a static graph
+        self._waits = config.find_unused_parameters and adapter.communicates_in_backward()
         self._is_first = True
         self._is_enabled = True  # by the passes that begin now
         self.divisor: int | None = None
@@ -144,9 +145,10 @@ class Reducer:
         self._buckets.open()
 
     def _is_kept_for_the_end(self) -> bool:
-        """Whether it is not known yet when a gradient is complete."""
+        """Whether it is not known yet when a gradient is complete, or when collectives of the model
+        itself are due, whose order must be the same on all ranks."""
         is_unknown = self._config.static_graph and self._usual is None
-        return is_unknown or self._config.backward_passes_per_step > 1
+        return is_unknown or self._waits or self._config.backward_passes_per_step > 1
 
     def _come(self, under_way: _Pass, number: int) -> None:
         usual = 1 if self._usual is None else self._usual[number]
