@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -69,6 +70,10 @@ def init_process_group(
     if kind is BackendType.SINGLE and env.world_size != 1:
         raise ConfigError(f"backend 'single' is for one rank; world_size is {env.world_size}")
     use_device(device_id, kind)
+    if "torch" in sys.modules:
+        from torsh_runtime.integrations.torch.allocator import tune_allocator
+
+        tune_allocator()  # before there is a model, for torch asks for huge pages from then on
     group = _open(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
     set_default_group(group)
     page = own_page()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import pytest
-from support.worlds import Raised, run_processes
+from support.worlds import Raised, run_in_one_world
 
 pytestmark = [
     pytest.mark.torch,
@@ -14,11 +16,43 @@ pytestmark = [
 ]
 
 
-def ranks_of(name: str, ranks: int, *arguments: Any) -> list[Any]:
+OPTIMIZERS = ("Adam", "SGD", "AdamW")
+ASIDE = (
+    "early_end",
+    "batch_norm_aside",
+    "optimizer_grows",
+    "averages_of_numbers",
+    "empty_batches",
+)
+
+
+@cache
+def in_world(ranks: int) -> dict[Any, list[Any]]:
+    """What each rank's part of ddp_companions returned, with all that tests ask for."""
+    import torch
     from support import ddp_companions
 
-    body = getattr(ddp_companions, name)
-    results = run_processes(ranks, lambda rank: body(rank, ranks, *arguments), 30.0)
+    calls: list[tuple[Any, ...]] = [
+        *(("join", *options) for options in product((True, False), (1, 2))),
+        *(("optimizer", name) for name in OPTIMIZERS),
+        *(("batch_norm", *each) for each in product((1, 2), (torch.float32, torch.float64))),
+    ]
+    if ranks == 2:
+        calls += [(name,) for name in ASIDE]
+        calls += [("join_in_parts", accumulates) for accumulates in (True, False)]
+        calls += [("batch_norm_with_unused", overlaps) for overlaps in (None, False, True)]
+        if importlib.util.find_spec("jax"):
+            calls.append(("averages",))
+
+    def body(call: tuple[Any, ...], rank: int) -> Any:
+        name, *arguments = call
+        return getattr(ddp_companions, name)(rank, ranks, *arguments)
+
+    return run_in_one_world(ranks, {call: partial(body, call) for call in calls}, 30.0)
+
+
+def ranks_of(name: str, ranks: int, *arguments: Any) -> list[Any]:
+    results = in_world(ranks)[name, *arguments]
     for result in results:
         assert not isinstance(result, Raised), result.error.args[0]
     return results
@@ -40,7 +74,7 @@ def test_join_can_end_the_loop_of_all() -> None:
     assert first.startswith("GradientError: rank 0: has no batch left: give all ranks as many")
 
 
-@pytest.mark.parametrize("name", ["Adam", "SGD", "AdamW"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_optimizer_spread_over_ranks_steps_as_one(ranks: int, name: str) -> None:
     results = ranks_of("optimizer", ranks, name)
@@ -86,3 +120,19 @@ def test_a_spread_optimizer_takes_more_parameters() -> None:
 
 def test_averages_of_ints_and_of_dicts_in_any_order() -> None:
     assert ranks_of("averages_of_numbers", 2) == [({"n": 0.5, "a": 1.0}, [1.0, 5.0])] * 2
+
+
+def test_batch_norm_of_no_rows_at_all() -> None:
+    empty, some = ([0.0, 0.0, 0.0], 0), ([0.45, 0.55, 0.65], 1)
+    for found in ranks_of("empty_batches", 2):
+        for (mean, count), finite, expected in zip(
+            found[::2], found[1::2], (empty, some), strict=True
+        ):
+            assert (mean, count) == (pytest.approx(expected[0]), expected[1])
+            assert finite
+
+
+@pytest.mark.parametrize("overlaps", [None, False, True])
+def test_batch_norm_where_ranks_leave_out_different_layers(overlaps: bool | None) -> None:
+    first, second = ranks_of("batch_norm_with_unused", 2, overlaps)
+    assert first == second

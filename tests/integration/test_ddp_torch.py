@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
+from functools import cache, partial
 from typing import Any
 
 import pytest
-from support.worlds import Raised, run_processes
+from support.worlds import Raised, run_in_one_world, run_processes
 
 pytestmark = [
     pytest.mark.torch,
@@ -38,6 +40,31 @@ NAMES = (
 )
 
 
+@cache
+def trained(ranks: int) -> dict[Any, list[Any]]:
+    """All courses twice, those of one process, which are on rank 0, and one by torch."""
+    from support import ddp_training
+
+    def alone(name: str, rank: int) -> Any:
+        return ddp_training.alone(name, ranks) if rank == 0 else None
+
+    bodies: dict[Any, Any] = {}
+    for name in NAMES:
+        for run in range(2):
+            bodies[name, run] = partial(ddp_training.together, name, ranks=ranks)
+        bodies[name, "alone"] = partial(alone, name)
+    with tempfile.TemporaryDirectory() as folder:
+        bodies["torch"] = partial(ddp_training.by_torch, folder, ranks=ranks)
+        return run_in_one_world(ranks, bodies, 60.0)
+
+
+def whole(results: list[Any]) -> list[Any]:
+    """The results, of which none is an error."""
+    for result in results:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return results
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_as_one_process_does(name: str, ranks: int) -> None:
@@ -45,29 +72,78 @@ def test_trains_as_one_process_does(name: str, ranks: int) -> None:
     from support import ddp_training
 
     assert set(NAMES) == set(ddp_training.COURSES)
-    states = run_processes(ranks, lambda rank: ddp_training.together(name, rank, ranks), 60.0)
-    for state in states:
-        assert not isinstance(state, Raised), state.error.args[0]
-    # Not here: of torch that has set its threads in this process forked ranks would die.
-    (expected,) = run_processes(1, lambda rank: ddp_training.alone(name, ranks), 60.0)
-    assert not isinstance(expected, Raised), expected.error.args[0]
+    first, *others = whole(trained(ranks)[name, 0])
+    again = whole(trained(ranks)[name, 1])
+    expected = whole(trained(ranks)[name, "alone"])[0]
+    rounded = name in ("autocast", "reduced in bfloat16")
+    loose = {"rtol": 0.05, "atol": 0.02} if rounded else {"rtol": 1e-4, "atol": 1e-5}
     for key, value in expected.items():
-        rounded = name in ("autocast", "reduced in bfloat16")
-        loose = {"rtol": 0.05, "atol": 0.02} if rounded else {"rtol": 1e-4, "atol": 1e-6}
-        torch.testing.assert_close(states[0][key], value, **loose)
-        for state in states[1:]:
-            assert torch.equal(state[key], states[0][key]), key
+        if key == "losses":  # each rank's own, of its rows
+            states = zip([first, *others], again, strict=True)
+            assert all(torch.equal(one[key], other[key]) for one, other in states)
+            continue
+        torch.testing.assert_close(first[key], value, **loose)
+        for state in (*others, *again):
+            assert torch.equal(state[key], first[key]), key
 
 
-def ranks_of(name: str, ranks: int = 2) -> list[Any]:
-    """What each rank's part of ddp_faults returned."""
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_losses_are_those_of_torchs_own_class(ranks: int) -> None:
+    import torch
+
+    ours, theirs = (whole(trained(ranks)[key]) for key in (("plain", 0), "torch"))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["losses"].shape == (200,)
+        torch.testing.assert_close(one["losses"], other["losses"], rtol=1e-4, atol=1e-7)
+
+
+FAULTS = (
+    "mean",
+    "unused",
+    "not_finite",
+    "reshaped",
+    "again",
+    "static_changes",
+    "twice",
+    "interrupted_then_unused",
+    "unfrozen",
+    "second_hook",
+    "no_parameters",
+    "interrupted",
+    "other_models",
+    "other_options",
+    "other_options_unsynced",
+    "other_joins",
+    "unknown_options",
+    "dtypes_and_layouts",
+    "several",
+    "hooks",
+    "returned",
+    "buffers",
+    "inside_a_checkpoint",
+    "copied",
+    "from_meta",
+    "moved_gradients",
+    "unseen",
+    "wrapped_anew",
+    "penalty",
+    "returns_a_parameter",
+    "by_the_outputs",
+    "complex_parameters",
+)
+
+
+@cache
+def of_two_ranks() -> dict[Any, list[Any]]:
+    """What each rank's part of ddp_faults returned, of all that leave the group whole."""
     from support import ddp_faults
 
-    body = getattr(ddp_faults, name)
-    results = run_processes(ranks, lambda rank: body(rank, ranks))
-    for result in results:
-        assert not isinstance(result, Raised), result.error.args[0]
-    return results
+    parts = {name: partial(getattr(ddp_faults, name), ranks=2) for name in FAULTS}
+    return run_in_one_world(2, parts)
+
+
+def ranks_of(name: str) -> list[Any]:
+    return whole(of_two_ranks()[name])
 
 
 def both(name: str) -> Any:
@@ -79,7 +155,7 @@ def both(name: str) -> Any:
 
 def mean_gradient() -> Any:
     """Of the first layer of ddp_faults.Two, for inputs of 1 on rank 0 and 2 on rank 1."""
-    return ranks_of("mean", ranks=1)[0]
+    return ranks_of("mean")[0]
 
 
 def test_a_missing_gradient_is_told_by_all_and_all_can_go_on() -> None:
@@ -124,9 +200,32 @@ def test_a_pass_that_was_broken_off_leaves_nothing_behind() -> None:
 
 def test_models_that_differ_are_named() -> None:
     shape, length = both("other_models")
-    assert "'1.weight' of shape (2, 2) and dtype float32 on rank 0" in shape
+    assert "'1.weight' of shape (2, 2) and dtype float32 on rank(s) 0" in shape
     assert "'1.weight' of shape (3, 2) and dtype float32 on rank(s) 1" in shape
-    assert "nothing more on rank 0, parameter '2.weight'" in length
+    assert "nothing more on rank(s) 0, parameter '2.weight'" in length
+
+
+def test_options_that_differ_are_named() -> None:
+    import torch
+    from support.ddp_faults import OTHER_OPTIONS
+
+    texts, gradient = both("other_options")
+    for (name, value), text in zip(OTHER_OPTIONS.items(), texts, strict=True):
+        assert text.startswith("ConfigError: models are not wrapped alike on all ranks: ")
+        assert f", {name}={value!r} on rank(s) 1. " in text
+        assert text.count("on rank(s) 0") == 1
+    torch.testing.assert_close(gradient, mean_gradient())
+
+
+def test_without_a_comparison_at_first_options_are_compared_later() -> None:
+    unused, sync = both("other_options_unsynced")
+    assert "find_unused_parameters=False on rank(s) 0, find_unused_parameters=True on" in unused
+    assert "init_sync=True on rank(s) 0, init_sync=False on rank(s) 1" in sync
+
+
+def test_options_of_join_that_differ_are_named() -> None:
+    expected = "join() has divide_by_initial_world_size=True on rank 0 and False on rank(s) 1"
+    assert expected in both("other_joins")
 
 
 def test_options_that_make_no_sense() -> None:
@@ -172,7 +271,9 @@ def test_buffers_are_those_of_rank_0_where_ranks_go_in_step() -> None:
 
 
 def test_a_rank_with_fewer_batches_is_named() -> None:
-    text, _ = ranks_of("one_rank_leaves")
+    from support import ddp_faults
+
+    text, _ = whole(run_processes(2, partial(ddp_faults.one_rank_leaves, ranks=2)))
     assert text.startswith("PeerLost: rank 1")
 
 

@@ -160,6 +160,53 @@ def batch_norm_aside(rank: int, ranks: int) -> Any:
     return kinds
 
 
+def empty_batches(rank: int, ranks: int) -> Any:
+    """Running figures after a step in which no rank has a row, and after one in which rank 1 has
+    none; the gradients of the weights."""
+    layer = tr.SyncBatchNorm(3)
+    found = []
+    for rows in (0, 4 if rank == 0 else 0):
+        inputs = torch.arange(rows * 3.0).reshape(rows, 3).requires_grad_()
+        outputs = layer(inputs)
+        outputs.square().sum().backward()
+        assert outputs.shape == inputs.grad.shape == (rows, 3)
+        found.append([layer.running_mean.tolist(), int(layer.num_batches_tracked)])
+        found.append(bool(layer.weight.grad.isfinite().all()))
+    return found
+
+
+class Sometimes(nn.Module):
+    """A layer before a normalisation over ranks, which some ranks leave out. It is the last one by
+    its number, so its gradients are in the first bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 3), tr.SyncBatchNorm(3), nn.Linear(3, 3)
+        self.sometimes = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor, leaves_out: bool) -> torch.Tensor:
+        hidden = self.first(inputs)
+        hidden = hidden if leaves_out else self.sometimes(hidden)
+        return self.last(self.norm(hidden))
+
+
+def batch_norm_with_unused(rank: int, ranks: int, overlaps: bool | None) -> Any:
+    """Each rank leaves the layer out in another step."""
+    model = wrapped(
+        Sometimes,
+        find_unused_parameters=True,
+        bucket_size_mb=1e-6,
+        overlap_communication=overlaps,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        inputs = torch.arange(12.0).reshape(4, 3).sin() + rank + step
+        model(inputs, step % ranks == rank).square().mean().backward()
+        optimizer.step()
+    return _numbers(model)
+
+
 class Counting(torch.optim.SGD):
     """Keeps figures of its own in its groups, as some optimizers do."""
 

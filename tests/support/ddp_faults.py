@@ -145,6 +145,56 @@ def other_models(rank: int, ranks: int) -> Any:
     return [raised(lambda m=model: tr.DistributedDataParallel(m)) for model in (odd, longer)]
 
 
+def other_options(rank: int, ranks: int) -> Any:
+    """What is said when rank 1 gives an option of its own; then those that ranks may have so."""
+    texts = []
+    for name, value in OTHER_OPTIONS.items():
+        own = {name: value} if rank == 1 else {}
+        texts.append(raised(lambda own=own: wrapped(Two, **own)))
+    model = wrapped(Two, gradient_as_bucket_view=rank == 1, check_nan=rank == 1)
+    model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+    return texts, gradients(model)["module.first.weight"]
+
+
+OTHER_OPTIONS = {
+    "bucket_size_mb": 1.0,
+    "gradient_accumulation_steps": 2,
+    "backward_passes_per_step": 2,
+    "overlap_communication": True,
+    "gradient_compression": "fp16",
+    "find_unused_parameters": True,
+    "static_graph": True,
+    "reduce_dtype": "float64",
+    "broadcast_buffers": False,
+}
+
+
+def other_options_unsynced(rank: int, ranks: int) -> Any:
+    """The same of wrappers that compare nothing when they are made, and of one that does not."""
+    find, sync = (
+        {"find_unused_parameters": rank == 1, "init_sync": False},
+        {"init_sync": not rank},
+    )
+    texts = []
+    for own in (find, sync):
+
+        def step(own: dict[str, Any] = own) -> None:
+            wrapped(Two, **own)(torch.ones(2, 3)).sum().backward()
+
+        texts.append(raised(step))
+    return texts
+
+
+def other_joins(rank: int, ranks: int) -> Any:
+    model = wrapped(Two)
+
+    def loop() -> None:
+        with model.join(divide_by_initial_world_size=rank == 0):
+            model(torch.ones(2, 3)).sum().backward()
+
+    return raised(loop)
+
+
 def unknown_options(rank: int, ranks: int) -> Any:
     return [
         raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2), bucket_cap=3)),

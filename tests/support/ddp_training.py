@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,6 +16,7 @@ import torsh_runtime as tr
 
 BATCH = 4
 State = dict[str, torch.Tensor]
+"""Of a model, and under "losses" those of all steps."""
 
 
 class Net(nn.Module):
@@ -59,7 +61,7 @@ class Course:
     by_no_sync: bool = False
     keeps_gradients: bool = False
     """Zeroed in place, instead of none."""
-    steps: int = 30
+    steps: int = 200
     compiled: str = ""
     autocast: bool = False
 
@@ -84,13 +86,14 @@ COURSES = {
     "checked for NaN": Course({"check_nan": True}),
     "autocast": Course(steps=10, autocast=True),
     "reduced in bfloat16": Course({"reduce_dtype": "bfloat16"}, steps=10),
-    "compiled inside": Course(steps=5, compiled="inside"),
-    "compiled outside": Course(steps=5, compiled="outside"),
+    "compiled inside": Course(compiled="inside"),
+    "compiled outside": Course(compiled="outside"),
 }
 
 
 def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
-    """The state after training on these rows of each batch."""
+    """The state after training on these rows of each batch, with the losses on them."""
+    losses = []
     optimizer = torch.optim.SGD(
         [each for each in model.parameters() if each.requires_grad], lr=0.05, momentum=0.9
     )
@@ -106,8 +109,15 @@ def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
                     outputs = model(inputs)["out"][0].float()
                 loss = outputs.square().mean() / course.passes
                 loss.backward()
+        losses.append(loss.detach())
         optimizer.step()
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    state = {_plain(name): value.detach().clone() for name, value in model.state_dict().items()}
+    return {**state, "losses": torch.stack(losses)}
+
+
+def _plain(name: str) -> str:
+    """Without what wrappers put before it."""
+    return name.removeprefix("_orig_mod.").removeprefix("module.")
 
 
 def alone(name: str, ranks: int) -> State:
@@ -119,20 +129,36 @@ def alone(name: str, ranks: int) -> State:
 
 def together(name: str, rank: int, ranks: int) -> State:
     """This rank's part."""
-    torch.set_num_threads(1)
-    torch.manual_seed(rank)
     course = COURSES[name]
-    net: Any = Net(**course.net)
-    if rank == 0:
-        torch.manual_seed(0)
-        net = Net(**course.net)
+    net = _net(course, rank)
     if course.compiled == "inside":
         net.body = torch.compile(net.body, backend="aot_eager")
     model: Any = tr.DistributedDataParallel(net, **course.options)
     if course.compiled == "outside":
         model = torch.compile(model, backend="aot_eager")
-    state = train(model, course, slice(rank * BATCH, (rank + 1) * BATCH), ranks)
-    return {name.removeprefix("_orig_mod.").removeprefix("module."): v for name, v in state.items()}
+    return train(model, course, _share(rank), ranks)
+
+
+def by_torch(folder: str, rank: int, ranks: int) -> State:
+    """The plain course by torch's own class on gloo, whose ranks meet in the folder."""
+    store = dist.FileStore(f"{folder}/gloo-{ranks}", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    try:
+        model = nn.parallel.DistributedDataParallel(_net(COURSES["plain"], rank))
+        return train(model, COURSES["plain"], _share(rank), ranks)
+    finally:
+        dist.destroy_process_group()
+
+
+def _net(course: Course, rank: int) -> Any:
+    """Of which rank 0's values count."""
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    return Net(**course.net)
+
+
+def _share(rank: int) -> slice:
+    return slice(rank * BATCH, (rank + 1) * BATCH)
 
 
 def wrapped(make: Callable[[], nn.Module], **options: Any) -> Any:

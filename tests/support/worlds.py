@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -97,6 +97,29 @@ def run_processes(
                 os.waitpid(child, 0)
             raise
     return [_result(reader, child) for reader, child in zip(pipes, children, strict=True)]
+
+
+def run_in_one_world(
+    ranks: int, bodies: Mapping[Any, Callable[[int], Any]], timeout: float = 10.0
+) -> dict[Any, list[Any]]:
+    """As run_processes() with each of the bodies, but one after the other in the same processes,
+    which saves starting them anew. A rank that raised goes on with the next one.
+    """
+
+    def run_all(rank: int) -> dict[Any, Any]:
+        return {key: _tried(body, rank) for key, body in bodies.items()}
+
+    results = run_processes(ranks, run_all, timeout)
+    return {
+        key: [each if isinstance(each, Raised) else each[key] for each in results] for key in bodies
+    }
+
+
+def _tried(body: Callable[[int], Any], rank: int) -> Any:
+    try:
+        return body(rank)
+    except Exception as error:
+        return Raised(_portable(error))
 
 
 def _be_rank(

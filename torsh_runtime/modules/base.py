@@ -110,6 +110,10 @@ class ModuleAdapter(ABC, Generic[T]):
     def wants_gradient(self, parameter: T) -> bool:
         """Whether backward passes give it one."""
 
+    def communicates_in_backward(self) -> bool:
+        """Whether layers have collectives of their own in their backward pass."""
+        return False
+
     @abstractmethod
     def on_gradient(self, parameter: T, call: Call) -> Call:
         """Call it whenever the parameter's gradient has been accumulated in a backward pass. What

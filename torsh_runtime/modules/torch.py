@@ -114,6 +114,13 @@ class TorchModule(ModuleAdapter[Tensor]):
     def wants_gradient(self, parameter: Tensor) -> bool:
         return bool(parameter.requires_grad)
 
+    def communicates_in_backward(self) -> bool:
+        return any(
+            isinstance(each, torch.nn.SyncBatchNorm)
+            or getattr(each, "communicates_in_backward", False)
+            for each in self.module.modules()
+        )
+
     def on_gradient(self, parameter: Tensor, call: Call) -> Call:
         remember: Any = parameter.register_post_accumulate_grad_hook
         remove: Call = remember(lambda _: call()).remove

@@ -16,8 +16,12 @@ Tensor = torch.Tensor
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm1d, 2d or 3d, whose mean and variance in training are those of all ranks' batches
-    together, which may be of different sizes. As torch's class of this name, on CPUs too.
+    together, which may be of different sizes, and empty; if all are, the running figures stay as
+    they are. As torch's class of this name, on CPUs too.
     """
+
+    communicates_in_backward = True
+    """Layers that say so have collectives in their backward pass: see DistributedDataParallel."""
 
     def __init__(self, num_features: int, *arguments: Any, process_group: Any = None, **named: Any):
         """process_group: the ranks; None is the default group when it is used first. The rest as
@@ -48,6 +52,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        if not count:
+            return
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -98,7 +104,7 @@ class _Normalise(torch.autograd.Function):
         scale = torch.rsqrt(variance + eps)
         normalised = (values - mean.view(shape)) * scale.view(shape)
         ctx.save_for_backward(normalised, scale)
-        ctx.group, ctx.total, ctx.dims, ctx.shape = group, total, dims, shape
+        ctx.group, ctx.total, ctx.dims, ctx.shape = group, max(total, 1.0), dims, shape
         ctx.dtype = input.dtype
         facts = mean, variance, values.new_tensor(total)
         ctx.mark_non_differentiable(*facts)
@@ -125,6 +131,7 @@ def _of_all(
     group.all_gather_into_tensor(rows, own)
     counts, (means, variances) = rows[:, :1], rows[:, 1:].chunk(2, dim=1)
     total = float(counts.sum())
-    whole = (means * counts).sum(0) / total
-    spread = ((variances + (means - whole) ** 2) * counts).sum(0) / total
+    divisor = max(total, 1.0)  # of no values at all the mean is 0
+    whole = (means * counts).sum(0) / divisor
+    spread = ((variances + (means - whole) ** 2) * counts).sum(0) / divisor
     return total, whole, spread

@@ -1,8 +1,8 @@
-"""What ranks tell each other about a model, over any backend."""
+"""What ranks tell each other about a model and its wrapper, over any backend."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,30 +25,35 @@ def texts_of_all(group: ProcessGroup, text: str) -> list[str]:
     ]
 
 
-def check_same_model(adapter: ModuleAdapter[Any], group: ProcessGroup) -> None:
-    """ConfigError on all ranks if the parameters or buffers differ from rank 0's in name, order,
-    shape or dtype: it names the first that does and the ranks."""
-    own = "\n".join(_lines(adapter))
-    everyone = [text.splitlines() for text in texts_of_all(group, own)]
-    first = everyone[0]
-    longest = max(map(len, everyone))
-    for number in range(longest):
-        wanted = _line(first, number)
-        others = [rank for rank, lines in enumerate(everyone) if _line(lines, number) != wanted]
-        if others:
-            raise ConfigError(
-                f"the model is not the same on all ranks: {wanted} on rank 0, "
-                f"{_line(everyone[others[0]], number)} on rank(s) {_listed(others)}. Build the "
-                f"same model on every rank"
-            )
+def check_agreed(
+    options: Mapping[str, object], adapter: ModuleAdapter[Any], group: ProcessGroup, sends: bool
+) -> None:
+    """ConfigError on all ranks if their options differ, which names these, or else their models
+    in the names, order, shapes or dtypes of parameters and, if it is sent, of all else: it names
+    the first that differs. It blocks.
+    """
+    own = [f"{name}={value!r}" for name, value in options.items()]
+    text = "\n".join([*own, *_lines(adapter, sends)])
+    everyone = [each.splitlines() for each in texts_of_all(group, text)]
+    found = []
+    for number in range(max(map(len, everyone))):
+        here = [_line(lines, number) for lines in everyone]
+        if len({*here}) == 1:
+            continue
+        found.append(_by_rank(here))
+        if number >= len(own):
+            break
+    if found:
+        raise ConfigError(
+            f"models are not wrapped alike on all ranks: {'; '.join(found)}. Build the same model "
+            f"on every rank, and give it the same options"
+        )
 
 
-def _lines(adapter: ModuleAdapter[Any]) -> list[str]:
-    kinds = {
-        "parameter": adapter.parameters(),
-        "parameter without gradient": adapter.constants(),
-        "buffer": adapter.buffers(),
-    }
+def _lines(adapter: ModuleAdapter[Any], sends: bool) -> list[str]:
+    kinds = {"parameter": adapter.parameters()}
+    if sends:
+        kinds |= {"parameter without gradient": adapter.constants(), "buffer": adapter.buffers()}
     return [
         f"{what} {name!r} of shape {adapter.shape(tensor)} and dtype {adapter.kind(tensor)[0]}"
         for what, named in kinds.items()
@@ -60,8 +65,12 @@ def _line(lines: Sequence[str], number: int) -> str:
     return lines[number] if number < len(lines) else "nothing more"
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _by_rank(lines: Sequence[str]) -> str:
+    """Who says what, as "a on rank(s) 0, 2, b on rank(s) 1"."""
+    ranks: dict[str, list[str]] = {}
+    for rank, line in enumerate(lines):
+        ranks.setdefault(line, []).append(str(rank))
+    return ", ".join(f"{line} on rank(s) {', '.join(who)}" for line, who in ranks.items())
 
 
 def send_from(

@@ -10,7 +10,8 @@ from torsh_runtime.parallel.ddp.bucket import Hook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig:
-    """Frozen; the same on all ranks. ConfigError for values that make no sense."""
+    """Frozen. ConfigError for values that make no sense, and from the wrapper on all ranks if they
+    differ, but each rank may have its own gradient_as_bucket_view and check_nan."""
 
     bucket_size_mb: float = 25.0
     """The most that a bucket holds, in MiB; a larger gradient has one by itself. Smaller ones are
@@ -48,7 +49,24 @@ class BucketConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} has to be at least 1")
 
+    def agreed(self) -> dict[str, object]:
+        """The fields that have to be the same on all ranks."""
+        own = ("gradient_as_bucket_view", "check_nan")
+        return {
+            **{name: getattr(self, name) for name in self.__slots__ if name not in own},
+            "bucket_size_mb": float(self.bucket_size_mb),
+            "gradient_compression": _named(self.gradient_compression),
+        }
+
     @property
     def passes(self) -> int:
         """Calls of backward() from one averaging to the next."""
         return self.gradient_accumulation_steps * self.backward_passes_per_step
+
+
+def _named(compression: str | Hook | None) -> object:
+    """Its name without what only this rank has, such as its address. What options compressors have
+    they compare themselves."""
+    if compression is None or isinstance(compression, str):
+        return compression
+    return getattr(compression, "__qualname__", type(compression).__qualname__)

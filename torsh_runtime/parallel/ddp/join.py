@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import GradientError
+from torsh_runtime.errors import ConfigError, GradientError
 
 _LEFT = (
     "has no batch left: give all ranks as many batches, or leave throw_on_early_termination out, "
@@ -35,10 +36,12 @@ class Joining:
         self.last_active: list[int] = []
 
     def meet(self, is_active: bool, averages: bool = False, sends_buffers: bool = False) -> Company:
-        """Tell the others, who do so too, whether this rank has a batch. GradientError on all
-        ranks if one has none and that is to be an error."""
-        own = np.array([is_active, averages, sends_buffers], np.int64)
+        """Tell the others, who do so too, whether this rank has a batch. On all ranks GradientError
+        if one has none and that is to be an error, ConfigError if their options differ."""
+        options = (self._divides_by_initial, self._throws)
+        own = np.array([is_active, averages, sends_buffers, *options], np.int64)
         rows = self._group.all_gather_numbers(own)
+        _check_options(rows[:, 3:])
         active = np.flatnonzero(rows[:, 0]).tolist()
         if self._throws and 0 < len(active) < self._group.world_size:
             gone = {*range(self._group.world_size)} - {*active}
@@ -51,3 +54,15 @@ class Joining:
     def divisor(self, company: Company) -> int | None:
         """What sums of gradients are divided by; None: the number of ranks."""
         return None if self._divides_by_initial else len(company.active)
+
+
+def _check_options(rows: NDArray[np.int64]) -> None:
+    """A row for each rank."""
+    names = ("divide_by_initial_world_size", "throw_on_early_termination")
+    for name, values in zip(names, rows.T.astype(bool), strict=True):
+        others = np.flatnonzero(values != values[0]).tolist()
+        if others:
+            raise ConfigError(
+                f"join() has {name}={values[0]} on rank 0 and {not values[0]} on rank(s) "
+                f"{', '.join(map(str, others))}: give all ranks the same"
+            )

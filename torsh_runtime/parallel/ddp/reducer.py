@@ -44,8 +44,14 @@ class Reducer:
     """
 
     def __init__(
-        self, adapter: ModuleAdapter[Any], group: ProcessGroup, config: BucketConfig
+        self,
+        adapter: ModuleAdapter[Any],
+        group: ProcessGroup,
+        config: BucketConfig,
+        agree: Callable[[], None] | None = None,
     ) -> None:
+        """agree: called by all ranks before gradients are averaged for the first time."""
+        self._agree = agree
         self._adapter = adapter
         self._group = group
         self._config = config
@@ -57,6 +63,7 @@ class Reducer:
         self._used: dict[int, None] = {}  # since then, by the time of their last gradient
         self._unreached: set[int] | None = None  # by the outputs since then
         self._usual: Counter[int] | None = None  # what comes in each pass of a static graph
+        self._waits = config.find_unused_parameters and adapter.communicates_in_backward()
         self._is_first = True
         self._is_enabled = True  # by the passes that begin now
         self.divisor: int | None = None
@@ -101,7 +108,7 @@ class Reducer:
 
     def shadow(self) -> None:
         """Take part in one averaging with zeros, which change nothing here."""
-        self._buckets.open()
+        self._open()
         absent = _Pass(True)
         self._place_all(absent, range(len(self._parameters)), self._buckets.put_zeros)
         self._complete(absent, {})
@@ -126,15 +133,22 @@ class Reducer:
             self._passes += 1
             self._pass = _Pass(self._is_enabled and self._passes >= self._config.passes)
             if self._pass.averages:
-                self._buckets.open()
+                self._open()
                 if not self._is_kept_for_the_end():
                     self._place_all(self._pass, sorted(self._unreached or ()))
         return self._pass
 
+    def _open(self) -> None:
+        if self._agree is not None:
+            self._agree()
+            self._agree = None
+        self._buckets.open()
+
     def _is_kept_for_the_end(self) -> bool:
-        """Whether it is not known yet when a gradient is complete."""
+        """Whether it is not known yet when a gradient is complete, or when collectives of the model
+        itself are due, whose order must be the same on all ranks."""
         is_unknown = self._config.static_graph and self._usual is None
-        return is_unknown or self._config.backward_passes_per_step > 1
+        return is_unknown or self._waits or self._config.backward_passes_per_step > 1
 
     def _come(self, under_way: _Pass, number: int) -> None:
         usual = 1 if self._usual is None else self._usual[number]

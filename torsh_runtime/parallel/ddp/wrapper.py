@@ -6,13 +6,13 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.parallel.ddp.agreement import check_same_model, send_from
+from torsh_runtime.parallel.ddp.agreement import check_agreed, send_from
 from torsh_runtime.parallel.ddp.bucket import Hook
 from torsh_runtime.parallel.ddp.config import BucketConfig
 from torsh_runtime.parallel.ddp.join import Joining
@@ -60,11 +60,12 @@ class DistributedDataParallel:
         process_group: the ranks; None is the default group, or torch's if only torch has one. One
             of torch.distributed's of backend "torsh" serves as well.
         broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training.
-        init_sync: check that all ranks have the same model, and give them rank 0's values.
+        init_sync: compare models and options here, and give all ranks rank 0's values. False sends
+            nothing; options and parameters are compared when gradients are first averaged.
         device_ids, output_device: for torch's sake; the model says where it is.
 
-        Raises ConfigError on all ranks if models differ, for a model without parameters that want
-        gradients, and for wrong fields; CommError as ProcessGroup.
+        Raises ConfigError on all ranks if models or options differ, for a model without parameters
+        that want gradients, and for wrong fields; CommError as ProcessGroup.
         """
         del output_device  # it is where the model's outputs are
         _check_devices(device_ids)
@@ -76,8 +77,14 @@ class DistributedDataParallel:
         self._config = replace(config or BucketConfig(), **_fields(fields))
         self._broadcasts_buffers = broadcast_buffers
         self._has_buffers = bool(adapter.buffers())  # a walk through the model
+        options = {
+            "init_sync": init_sync,
+            "broadcast_buffers": broadcast_buffers,
+            **self._config.agreed(),
+        }
+        agree = partial(check_agreed, options, adapter, self._group, sends=init_sync)
         if init_sync:
-            check_same_model(adapter, self._group)
+            agree()
         _check_parameters(adapter)
         if init_sync:
             send_from(0, adapter, self._everything(), self._group)
@@ -85,7 +92,9 @@ class DistributedDataParallel:
         self._is_synchronising = True
         self._joining: Joining | None = None
         if self._group.world_size > 1:
-            self._reducer = Reducer(adapter, self._group, self._config)
+            self._reducer = Reducer(
+                adapter, self._group, self._config, None if init_sync else agree
+            )
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.

@@ -1,0 +1,35 @@
+"""DistributedDataParallel keeps no second copy of gradients, as the kernel counts memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support import ddp_memory
+from support.worlds import Raised, run_processes
+
+
+@pytest.mark.parametrize("framework", ["nn", pytest.param("torch", marks=pytest.mark.torch)])
+def test_gradients_that_are_views_of_buckets_are_in_memory_once(framework: str) -> None:
+    if framework == "torch":
+        pytest.importorskip("torch")
+    measure = getattr(ddp_memory, f"of_{framework}")
+    for result in run_processes(2, lambda _: [measure(True), measure(False)], 60.0):
+        assert not isinstance(result, Raised), result.error.args[0]
+        (own, shared), copied = result
+        assert shared == pytest.approx(1.0, abs=0.05)  # the buckets
+        assert own < 0.5  # of torch's fresh gradients, and gaps that the allocator leaves by them
+        assert sum(copied) > 1.8  # the measure would see a copy
+
+
+@pytest.mark.torch
+def test_torch_asks_for_huge_pages_from_the_groups_making_on() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import os, torch, torsh_runtime as tr\n"
+        "tr.init_process_group('single', rank=0, world_size=1)\n"
+        "print(os.environ.get('THP_MEM_ALLOC_ENABLE'))"
+    )
+    said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert said.stdout == "1\n", said.stderr
