@@ -74,6 +74,14 @@ def test_what_was_averaged_and_what_is_kept_make_up_the_average(name: str, ranks
     np.testing.assert_allclose(got + kept / ranks, given / ranks, atol=1e-4)
 
 
+@pytest.mark.parametrize("make", [lambda: tr.compression.OneBit(32), lambda: tr.compression.Int8()])
+def test_two_ranks_lose_nothing_but_by_their_own_codes(make: Any) -> None:
+    size, signs = 4096, np.random.default_rng(0).choice([-1, 1], (2, 4096))
+    given = (signs * [[1], [3]]).astype(np.float32)  # which codes have as they are, not their mean
+    got = on_ranks(2, lambda group: average(make(), group, given[group.rank].copy(), [(size,)]))
+    np.testing.assert_allclose(got, [given.mean(axis=0)] * 2, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, half_dtype("bfloat16")])
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_other_dtypes(name: str, dtype: Any) -> None:

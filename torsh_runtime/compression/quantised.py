@@ -9,20 +9,24 @@ import numpy as np
 
 from torsh_runtime.compression.arrays import Array, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
+from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.numpy_or_cupy import array_module
 
 _SCALE = 4
 """Bytes of a row's scale, float32."""
 _ALIGNED = 32
+_FEW = 2
+"""Ranks that send no more bytes if each sends all its codes to all, and so code once."""
 
 
 class _Quantised(Compressor):
     """Rows of elements, each sent as a scale and codes.
 
-    Rank r gets the codes of the r-th part of everyone's rows, averages them in order of rank, and
-    sends the codes of the average to all (Tang et al., ICML 2019): as many bytes with any number
-    of ranks. What the second coding loses, rank r adds to its own residual.
+    Up to two ranks gather everyone's codes. Of more, rank r gets the codes of the r-th part of
+    everyone's rows, averages them in order of rank, and sends the codes of the average to all (Tang
+    et al., ICML 2019): as many bytes with any number of ranks. What the second coding loses, rank r
+    adds to its own residual.
     """
 
     def __init__(self, block: int, error_feedback: bool, seed: int) -> None:
@@ -42,18 +46,31 @@ class _Quantised(Compressor):
         codes = self._encode_all(rows, draw)
         if self.error_feedback:
             self._add(codes, rows, -1)
-        mean = xp.zeros((per_rank, width), pending.dtype)
+        if ranks <= _FEW:
+            sent, divisor = wire.all_gather(codes), ranks
+        else:
+            sent, divisor = self._coded_again(codes, rows, wire, draw), 1
+        if self.error_feedback:
+            pending[...] = rows.reshape(-1)[:size]
+        rows[...] = 0
+        for each in sent:
+            self._add(each, rows, 1)
+        rows /= divisor
+        out[...] = rows.reshape(-1)[:size]
+
+    def _coded_again(self, codes: Array, rows: Array, wire: Wire, draw: Any) -> Array:
+        """The codes of the average, (1, rows, bytes of each). What coding it has lost is added to
+        this rank's part of the rows."""
+        ranks, per_rank = wire.world_size, len(rows) // wire.world_size
+        mean = array_module(rows).zeros((per_rank, rows.shape[1]), rows.dtype)
         for part in wire.all_to_all(codes).reshape(ranks, per_rank, -1):
             self._add(part, mean, 1)
         mean /= ranks
-        codes = self._encode_all(mean, draw)
+        again = self._encode_all(mean, draw)
         if self.error_feedback:
-            self._add(codes, mean, -1)
-            rows[rank * per_rank : (rank + 1) * per_rank] += mean * ranks
-            pending[...] = rows.reshape(-1)[:size]
-        rows[...] = 0
-        self._add(wire.all_gather(codes).reshape(len(rows), -1), rows, 1)
-        out[...] = rows.reshape(-1)[:size]
+            self._add(again, mean, -1)
+            rows[wire.rank * per_rank : (wire.rank + 1) * per_rank] += mean * ranks
+        return wire.all_gather(again).reshape(1, len(rows), -1)
 
     def _encode_all(self, rows: Array, draw: Any) -> Array:
         """uint8, (rows, bytes of each)."""

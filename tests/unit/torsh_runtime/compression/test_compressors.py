@@ -98,7 +98,7 @@ def test_shapes_have_to_fill_the_bucket() -> None:
 @pytest.mark.parametrize(
     ("make", "deviation"),
     [
-        (lambda seed: Int8(levels=2, seed=seed), 0.5),  # coded twice, by at most half a level
+        (lambda seed: Int8(levels=2, seed=seed), 0.5),  # by at most a level, of half the largest
         (lambda seed: RandomK(0.25, error_feedback=False, seed=seed), 3**0.5),
     ],
 )
