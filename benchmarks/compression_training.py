@@ -63,9 +63,10 @@ def _after_momentum(
 RECIPES: Mapping[str, Recipe] = {
     "topk:0.01": Recipe(
         lambda steps, clip: _after_momentum(
-            compression.TopK(0.01), clip, warmup_steps=max(steps // 10, 1)
+            compression.TopK(0.01), clip, warmup_steps=max(steps // 20, 1)
         ),
         bytes=0.05,
+        more=2,
     ),
     "powersgd:4": Recipe(lambda *_: compression.PowerSGD(4, values="float16"), bytes=0.10),
     "int8": Recipe(lambda *_: compression.Int8(), bytes=0.27, more=1),
@@ -106,7 +107,7 @@ class Gpt:
         self.text = train_gpt.Text(train_gpt.standard_library(), 0)
         whole = self.text.data
         self.text.data, self.held_out = np.split(whole, [len(whole) * 9 // 10])
-        self.steps, self.size, self.context = (10 if quick else 600), 16, 64
+        self.steps, self.size, self.context = (10 if quick else 1500), 16, 64
         nn.manual_seed(0)
         self.model = train_gpt.GPT(len(self.text.alphabet), self.context, 2, 4, 128)
 

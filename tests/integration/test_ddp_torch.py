@@ -110,6 +110,7 @@ FAULTS = (
     "second_hook",
     "no_parameters",
     "interrupted",
+    "one_breaks_off",
     "other_models",
     "other_options",
     "other_options_unsynced",
@@ -195,6 +196,14 @@ def test_a_pass_that_was_broken_off_leaves_nothing_behind() -> None:
 
     text, gradient = both("interrupted")
     assert text == "ValueError: no"
+    torch.testing.assert_close(gradient, mean_gradient())
+
+
+def test_a_rank_that_breaks_a_pass_off_alone_is_named() -> None:
+    import torch
+
+    text, gradient = both("one_breaks_off")
+    assert text.startswith("GradientError: rank 1: broke off 1 backward pass(es) that others ended")
     torch.testing.assert_close(gradient, mean_gradient())
 
 

@@ -122,6 +122,24 @@ def interrupted(rank: int, ranks: int) -> Any:
     return text, gradients(model)["module.first.weight"]
 
 
+def one_breaks_off(rank: int, ranks: int) -> Any:
+    """Rank 1 alone breaks a backward pass off and goes on; all hear of it once."""
+
+    def fail(_: Any) -> None:
+        raise ValueError("no")
+
+    model = wrapped(Two)
+    if rank == 1:
+        hidden = model(torch.ones(2, 3))
+        hidden.register_hook(fail)
+        raised(hidden.sum().backward)
+        model.zero_grad()
+    text = raised(lambda: model(torch.ones(2, 3)).sum().backward())
+    model.zero_grad()
+    model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+    return text, gradients(model)["module.first.weight"]
+
+
 def from_meta(rank: int, ranks: int) -> Any:
     """A model that was made without memory, and has values on rank 0 alone."""
     with torch.device("meta"):

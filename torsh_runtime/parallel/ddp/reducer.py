@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
@@ -60,6 +61,7 @@ class Reducer:
         self._hook: tuple[Any, Hook] | None = None
         self._pass: _Pass | None = None
         self._passes = 0  # since gradients were averaged
+        self._broken_off = 0  # passes, since then
         self._used: dict[int, None] = {}  # since then, by the time of their last gradient
         self._unreached: set[int] | None = None  # by the outputs since then
         self._usual: Counter[int] | None = None  # what comes in each pass of a static graph
@@ -91,6 +93,7 @@ class Reducer:
         broken_off, self._pass = self._pass, None
         if broken_off is not None:
             self._passes -= 1
+            self._broken_off += 1
             _leave(broken_off)
 
     def follow(self, outputs: object) -> None:
@@ -250,10 +253,12 @@ class Reducer:
         if finds_unused:
             own[[2 + number for number in used]] = 1
         bits = np.packbits(own)
-        padded = np.zeros(-(-bits.size // 8) * 8, np.uint8)
-        padded[: bits.size] = bits
+        padded = np.zeros(8 - (-bits.size // 8) * 8, np.uint8)
+        padded[0], self._broken_off = min(self._broken_off, 255), 0
+        padded[8:][: bits.size] = bits
         rows = self._group.all_gather_numbers(padded.view(np.int64)).view(np.uint8)
-        everyone = np.unpackbits(np.bitwise_or.reduce(rows, axis=0))[: own.size]
+        _check_broken_off(rows[:, 0])
+        everyone = np.unpackbits(np.bitwise_or.reduce(rows[:, 8:], axis=0))[: own.size]
         if not everyone[1]:
             return None
         if everyone[0]:
@@ -298,6 +303,20 @@ def _leave(ended: _Pass) -> None:
     for _, pending in ended.pending:
         with suppress(Exception):  # the pass has failed already
             pending.wait()
+
+
+def _check_broken_off(passes: NDArray[np.uint8]) -> None:
+    """GradientError if some ranks have broken off more backward passes than others."""
+    least = int(passes.min())
+    found = {int(rank): int(passes[rank]) - least for rank in np.flatnonzero(passes > least)}
+    if found:
+        raise GradientError(
+            {
+                rank: f"broke off {more} backward pass(es) that others ended, by an exception, and "
+                f"is as many batches ahead: let such a rank end, or have all ranks skip the batch"
+                for rank, more in found.items()
+            }
+        )
 
 
 def _why_late(times: int) -> str:
