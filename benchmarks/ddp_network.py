@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from benchmarks.peers import HERE, ONE_THREAD, SPAWN, UnavailableError
 from benchmarks.processes import Program, RunError, interrupt_on_term, run
 from benchmarks.rounds import say
 from benchmarks.session import positive
-from benchmarks.spawn import entering
 
 COMPRESSORS = ("topk:0.01", "powersgd:4", "onebit", "int8")
 _FASTER = {"topk:0.01": 5.0, "powersgd:4": 5.0, "onebit": 5.0}
@@ -41,7 +39,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--rounds", type=positive, default=3, help="of each measurement, in turns; default: 3")
-    add("--width", type=positive, default=1600, help="of ten Linear layers; default: 1600")
+    add("--width", type=positive, default=1600, help="of Linear layers; default: 1600")
+    add("--depth", type=positive, default=10, help="how many layers; default: 10")
     add("--batch", type=positive, default=512, help="rows of each rank; default: 512")
     add("--mbit", type=positive, default=100, help="Mbit/s of the slow network; default: 100")
     add("--compressors", type=lambda text: text.split(","), default=COMPRESSORS)
@@ -54,22 +53,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def limit(laid: Cable, bits: float) -> None:
-    """Let the cable carry so many bits a second each way."""
-    for holder in laid.holders:
-        words = f"qdisc replace dev {INTERFACE} root tbf rate {int(bits)}bit".split()
-        burst = max(int(bits / 8 / 250), 32_000)  # what it carries in a tick of the slowest clocks
-        words += ["burst", str(burst), "latency", "20ms"]
-        done = subprocess.run([*entering(holder), "tc", *words], capture_output=True, text=True)
-        if done.returncode:
-            raise RunError(f"tc: {done.stderr.strip()}")
-
-
 def measure(laid: Cable, options: argparse.Namespace, what: str) -> dict[str, Any]:
     """What rank 0 of one run found. RunError if it fails."""
     with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
         found = Path(name) / "found.json"
-        plan = {"what": what, "width": options.width, "batch": options.batch, "to": str(found)}
+        plan = {name: getattr(options, name) for name in ("width", "depth", "batch", "mbit")}
+        plan |= {"what": what, "interface": INTERFACE, "to": str(found)}
         place = ["--namespaces", ",".join(map(str, laid.holders)), "--address", laid.addresses[0]]
         command = [sys.executable, str(SPAWN), *place, "2", str(_WORKER), json.dumps(plan)]
         env = {**ONE_THREAD, "TORSH_SOCKET_IFNAME": INTERFACE}
@@ -80,25 +69,22 @@ def measure(laid: Cable, options: argparse.Namespace, what: str) -> dict[str, An
 
 def hidden(laid: Cable, options: argparse.Namespace) -> list[Check]:
     """Print how much of the communication the backward pass hides."""
-    backward = measure(laid, options, "bare")
-    limit(laid, 8 * backward["bytes"] / backward["backward"])
+    keys = ("compute", "backward", "communication", "step")
     rows, shares = [], []
     for number in range(options.rounds):
         found = measure(laid, options, "overlap")
         extra = found["step"] - found["compute"]
         shares.append(1 - extra / found["communication"])
-        keys = ("compute", "communication", "step")
         rows.append([str(number + 1), *(f"{1e3 * found[key]:.0f}" for key in keys)])
         rows[-1].append(f"{shares[-1]:.2f}")
-    print(f"\nms; a backward pass takes {1e3 * backward['backward']:.0f} without a network")
-    print(table.render(["round", "compute", "communication", "step", "hidden"], rows))
+    print("\nms; compute is a step without communication, of which the backward pass is a part")
+    print(table.render(["round", *keys, "hidden"], rows))
     share = statistics.median(shares)
     return [Check("median of what is hidden", share, _HIDDEN, bar="overlap")]
 
 
 def compressed(laid: Cable, options: argparse.Namespace) -> list[Check]:
     """Print how much faster steps are with compressed gradients."""
-    limit(laid, options.mbit * 1e6)
     names = ("dense", *options.compressors)
     steps: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(options.rounds):

@@ -3,68 +3,107 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import torsh_runtime as tr
 
 _STEPS = 5
+_WARM_UP = 2
+_BURST = 128_000
+"""The least that is sent at once, in bytes: TCP hands over 64 KiB in one piece."""
+_TICK = 1 / 250
+"""Seconds between two looks of the slowest clocks."""
 
 
-def layers(width: int) -> nn.Module:
-    """Ten Linear layers with ReLU between them; the same on all ranks."""
+def limit(interface: str, bits: float) -> None:
+    """Let the cable carry so many bits a second from here."""
+    burst = max(int(bits / 8 * _TICK), _BURST)
+    words = f"qdisc replace dev {interface} root tbf rate {int(bits)}bit burst {burst}"
+    done = subprocess.run(["tc", *words.split(), "latency", "20ms"], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"tc: {done.stderr.strip()}")
+
+
+def layers(width: int, depth: int) -> nn.Module:
+    """Linear layers with ReLU between them; the same on all ranks."""
     torch.manual_seed(0)
-    made = [nn.Linear(width, width) for _ in range(10)]
+    made = [nn.Linear(width, width) for _ in range(depth)]
     return nn.Sequential(*(module for layer in made for module in (layer, nn.ReLU())))
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """The median of a few calls that ranks begin together, after two that are not timed."""
-    times = []
-    for _ in range(_STEPS + 2):
-        tr.barrier()
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds of a call that ranks begin together."""
+    tr.barrier()
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+class Training:
+    """One rank's steps on data of its own, without an optimizer."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._plan = plan
+        self._data = torch.randn(plan["batch"], plan["width"])
+        self._plain = self._model()
+        self.nbytes = 4 * sum(parameter.numel() for parameter in self._plain.parameters())
+
+    def overlap(self) -> dict[str, float]:
+        """Medians of what was measured in turns, since machines change their pace."""
+        backward = np.array([median(self._step(self._plain) for _ in range(_STEPS))])
+        tr.all_reduce(backward, tr.ReduceOp.AVG)
+        limit(self._plan["interface"], 8 * self.nbytes / backward[0])
+        wrapped = tr.DistributedDataParallel(self._model())
+        gradients = tr.empty_shared(self.nbytes // 4)
+        gradients[:] = 1
+        found = defaultdict[str, list[float]](list)
+        for _ in range(_WARM_UP + _STEPS):
+            tr.barrier()
+            began = time.perf_counter()
+            found["backward"].append(self._step(self._plain))
+            found["compute"].append(time.perf_counter() - began)
+            found["communication"].append(timed(lambda: tr.all_reduce(gradients)))
+            found["step"].append(timed(lambda: self._step(wrapped)))
+        return {name: median(times[_WARM_UP:]) for name, times in found.items()}
+
+    def compressed(self) -> dict[str, float]:
+        """The median of steps on a cable of so many Mbit/s."""
+        limit(self._plan["interface"], self._plan["mbit"] * 1e6)
+        name = self._plan["what"]
+        hook = None if name == "dense" else name
+        model = tr.DistributedDataParallel(self._plain, gradient_compression=hook)
+        times = [timed(lambda: self._step(model)) for _ in range(_WARM_UP + _STEPS)]
+        return {"step": median(times[_WARM_UP:])}
+
+    def _model(self) -> nn.Module:
+        return layers(self._plan["width"], self._plan["depth"])
+
+    def _step(self, model: Any) -> float:
+        """Seconds of the backward pass."""
+        model.zero_grad()
+        loss = model(self._data).square().mean()
         began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return median(times[2:])
+        loss.backward()
+        return time.perf_counter() - began
 
 
 def main() -> None:
     plan = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     tr.init_process_group()
-    model: Any = layers(plan["width"])
-    data = torch.randn(plan["batch"], plan["width"])
-    nbytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    found: dict[str, float] = {"bytes": nbytes}
-
-    def step(trained: Any) -> float:
-        """Seconds of the backward pass."""
-        trained.zero_grad()
-        loss = trained(data).square().mean()
-        began = time.perf_counter()
-        loss.backward()
-        return time.perf_counter() - began
-
-    if plan["what"] in ("bare", "overlap"):
-        found["compute"] = seconds(lambda: step(model))
-        found["backward"] = median(step(model) for _ in range(_STEPS))
-    if plan["what"] != "bare":
-        named = plan["what"] not in ("overlap", "dense")
-        options = {"gradient_compression": plan["what"]} if named else {}
-        wrapped = tr.DistributedDataParallel(model, **options)
-        found["step"] = seconds(lambda: step(wrapped))
-        gradients = tr.empty_shared(nbytes // 4)
-        gradients[:] = 1
-        if plan["what"] == "overlap":
-            found["communication"] = seconds(lambda: tr.all_reduce(gradients))
+    training = Training(plan)
+    found = training.overlap() if plan["what"] == "overlap" else training.compressed()
     if tr.get_rank() == 0:
         Path(plan["to"]).write_text(json.dumps(found))
     tr.destroy_process_group()
