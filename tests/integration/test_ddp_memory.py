@@ -20,7 +20,7 @@ def test_gradients_that_are_views_of_buckets_are_in_memory_once(framework: str) 
         (own, shared), copied = result
         assert shared == pytest.approx(1.0, abs=0.05)  # the buckets
         assert own < 0.5  # of torch's fresh gradients, and gaps that the allocator leaves by them
-        assert sum(copied) > 1.8  # the measure would see a copy
+        assert sum(copied) > 1.5  # the measure would see a copy
 
 
 @pytest.mark.torch
