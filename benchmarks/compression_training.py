@@ -9,8 +9,8 @@ bit with momentum before them, PowerSGD's matrices in half precision.
 
 Printed are the loss on data that was held out, as a multiple of the dense run's, and the bytes that
 a rank sent in the whole run, as a part of the dense run's. Compressed training may need more steps
-to the same loss: each compressor trains for as many steps as the dense run, and then as many more
-as its bytes allow.
+to the same loss: each compressor but int8 trains for as many steps as the dense run, and then anew
+for 1.5 or 2 times as many.
 """
 
 from __future__ import annotations

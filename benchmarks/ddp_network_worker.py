@@ -20,6 +20,8 @@ import torsh_runtime as tr
 
 _STEPS = 5
 _WARM_UP = 2
+_PATIENCE = 10.0
+"""Seconds that tc may take."""
 _BURST = 128_000
 """The least that is sent at once, in bytes: TCP hands over 64 KiB in one piece."""
 _TICK = 1 / 250
@@ -30,7 +32,8 @@ def limit(interface: str, bits: float) -> None:
     """Let the cable carry so many bits a second from here."""
     burst = max(int(bits / 8 * _TICK), _BURST)
     words = f"qdisc replace dev {interface} root tbf rate {int(bits)}bit burst {burst}"
-    done = subprocess.run(["tc", *words.split(), "latency", "20ms"], capture_output=True, text=True)
+    command = ["tc", *words.split(), "latency", "20ms"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
     if done.returncode:
         raise RuntimeError(f"tc: {done.stderr.strip()}")
 
