@@ -1,9 +1,9 @@
 """Our DistributedDataParallel between two nodes: `python benchmarks/ddp_network.py --help`.
 
 The nodes are two network namespaces of this machine with a cable between them, which `tc tbf` makes
-slow; one rank on each. First as slow as lets the gradients' bytes take as long as a backward pass:
-how much of the communication is hidden behind it. Then at --mbit: how much faster steps are with
-compressed gradients. It takes root.
+slow; one rank on each. First as slow as lets an all-reduce of all gradients take as long as a
+backward pass: how much of the communication is hidden behind it. Then at --mbit: how much faster
+steps are with compressed gradients. It takes root.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ def measure(laid: Cable, options: argparse.Namespace, what: str) -> dict[str, An
 
 def hidden(laid: Cable, options: argparse.Namespace) -> list[Check]:
     """Print how much of the communication the backward pass hides."""
-    keys = ("compute", "backward", "communication", "step")
+    keys = ("compute", "backward", "communication", "step", "exposed")
     rows, shares = [], []
     for number in range(options.rounds):
         found = measure(laid, options, "overlap")
-        extra = found["step"] - found["compute"]
-        shares.append(1 - extra / found["communication"])
+        shares.append(1 - found["exposed"] / found["communication"])
         rows.append([str(number + 1), *(f"{1e3 * found[key]:.0f}" for key in keys)])
         rows[-1].append(f"{shares[-1]:.2f}")
-    print("\nms; compute is a step without communication, of which the backward pass is a part")
+    print("\nms; compute is a step without communication, of which the backward pass is a part;")
+    print("exposed is by how much a step takes longer than the one without that went before it")
     print(table.render(["round", *keys, "hidden"], rows))
     share = statistics.median(shares)
     return [Check("median of what is hidden", share, _HIDDEN, bar="overlap")]

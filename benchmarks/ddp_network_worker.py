@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -19,6 +18,7 @@ from torch import nn
 import torsh_runtime as tr
 
 _STEPS = 5
+_TURNS = 12
 _WARM_UP = 2
 _PATIENCE = 10.0
 """Seconds that tc may take."""
@@ -63,22 +63,37 @@ class Training:
         self.nbytes = 4 * sum(parameter.numel() for parameter in self._plain.parameters())
 
     def overlap(self) -> dict[str, float]:
-        """Medians of what was measured in turns, since machines change their pace."""
-        backward = np.array([median(self._step(self._plain) for _ in range(_STEPS))])
-        tr.all_reduce(backward, tr.ReduceOp.AVG)
-        limit(self._plan["interface"], 8 * self.nbytes / backward[0])
-        wrapped = tr.DistributedDataParallel(self._model())
+        """Medians of what was measured in turns, since machines change their pace. The ranks have
+        ended together when the slower one has."""
         gradients = tr.empty_shared(self.nbytes // 4)
         gradients[:] = 1
-        found = defaultdict[str, list[float]](list)
-        for _ in range(_WARM_UP + _STEPS):
+
+        def communication() -> float:
+            return timed(lambda: tr.all_reduce(gradients))
+
+        backward = self._agreed(lambda: self._step(self._plain))
+        bits = 8 * self.nbytes / backward
+        limit(self._plan["interface"], bits)
+        limit(self._plan["interface"], bits * self._agreed(communication) / backward)
+        wrapped = tr.DistributedDataParallel(self._model())
+        rows = []
+        for _ in range(_WARM_UP + _TURNS):
             tr.barrier()
             began = time.perf_counter()
-            found["backward"].append(self._step(self._plain))
-            found["compute"].append(time.perf_counter() - began)
-            found["communication"].append(timed(lambda: tr.all_reduce(gradients)))
-            found["step"].append(timed(lambda: self._step(wrapped)))
-        return {name: median(times[_WARM_UP:]) for name, times in found.items()}
+            passed = self._step(self._plain)
+            compute = time.perf_counter() - began
+            rows.append((passed, compute, communication(), timed(lambda: self._step(wrapped))))
+        times = np.array(rows[_WARM_UP:])
+        tr.all_reduce(times, tr.ReduceOp.MAX)
+        found = dict(zip(("backward", "compute", "communication", "step"), times.T, strict=True))
+        found["exposed"] = found["step"] - found["compute"]
+        return {name: median(values.tolist()) for name, values in found.items()}
+
+    def _agreed(self, measured: Callable[[], float]) -> float:
+        """The median of what both ranks find."""
+        found = np.array([measured() for _ in range(_STEPS)])
+        tr.all_reduce(found, tr.ReduceOp.MAX)
+        return median(found.tolist())
 
     def compressed(self) -> dict[str, float]:
         """The median of steps on a cable of so many Mbit/s."""

@@ -17,12 +17,16 @@ from benchmarks.processes import RunError, wait_until
 from benchmarks.spawn import entering
 
 INTERFACE = "cable"
+_NETWORK = "192.0.2.0/24"
 _START = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """Two namespaces, each by a process in it, and their addresses on the cable."""
+    """Two namespaces, each by a process in it, and their addresses on the cable.
+
+    TCP's congestion control is Linux's own default there, whatever this machine's is.
+    """
 
     holders: tuple[int, int]
     addresses: tuple[str, str] = ("192.0.2.1", "192.0.2.2")
@@ -73,6 +77,7 @@ def _lay(laid: Cable) -> None:
         _run([*inside, "address", "add", f"{address}/24", "dev", INTERFACE])
         _run([*inside, "link", "set", INTERFACE, "up"])
         _run([*inside, "link", "set", "lo", "up"])
+        _run([*inside, "route", "replace", _NETWORK, "dev", INTERFACE, "congctl", "cubic"])
 
 
 def _run(command: Sequence[str]) -> None:

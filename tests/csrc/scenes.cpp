@@ -1,7 +1,9 @@
 #include "scenes.hpp"
 
 #include <linux/sched.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -19,6 +21,7 @@
 #include "group/operations.hpp"
 #include "transport/shm/cpu_cache.hpp"
 #include "transport/shm/cpu_quota.hpp"
+#include "transport/tcp/socket_stream.hpp"
 #include "lines.hpp"
 #include "pool.hpp"
 #include "world.hpp"
@@ -301,6 +304,36 @@ void ranks_of_one_cache_are_one_squad() {
   if (squad_of({.nodes = {9}, .processors = 64, .near = 9, .tuning = tuning}) != 3) throw Wrong("squads of a root of all were expected");
 }
 
+bool is_readable(const Stream& stream, int milliseconds) {
+  pollfd watched{stream.descriptor(), POLLIN, 0};
+  return ::poll(&watched, 1, milliseconds) == 1;
+}
+
+// Who sleeps until much has come is not woken by little, but by the rest, and by the end.
+void a_stream_that_expects_much() {
+  auto [near, far] = tcp_pair();
+  tcp::SocketStream reader(std::move(near));
+  auto writer = std::make_unique<tcp::SocketStream>(std::move(far));
+  const std::vector<std::byte> data(1000);
+  std::vector<std::byte> room(data.size());
+  const auto write = [&](std::size_t bytes) { writer->write(std::span(data).first(bytes), {}); };
+  int come = 0;
+  reader.expect(data.size());
+  write(10);
+  for (const double until = now() + patience; come != 10 && now() < until;) ioctl(reader.descriptor(), FIONREAD, &come);
+  if (come != 10 || is_readable(reader, 0)) throw Wrong("10 bytes wake a reader that expects 1000");
+  write(990);
+  if (!is_readable(reader, 1000 * static_cast<int>(patience))) throw Wrong("1000 bytes do not wake a reader that expects them");
+  if (reader.read(room) != room.size()) throw Wrong("1000 bytes were to be read at once");
+  reader.expect(1);
+  write(1);
+  if (!is_readable(reader, 1000 * static_cast<int>(patience))) throw Wrong("a byte does not wake a reader that expects one");
+  reader.read(room);
+  reader.expect(data.size());
+  writer.reset();
+  if (!is_readable(reader, 1000 * static_cast<int>(patience))) throw Wrong("an end does not wake a reader that expects more");
+}
+
 }  // namespace
 
 const std::vector<Scene>& scenes() {
@@ -318,6 +351,7 @@ const std::vector<Scene>& scenes() {
         {"quotas of the first version", quotas_of_the_first_version},
         {"caches of processors", caches_of_processors},
         {"ranks of one cache are one squad", ranks_of_one_cache_are_one_squad},
+        {"a stream that expects much", a_stream_that_expects_much},
     };
     for (const Scene& each : pool_scenes()) made.push_back(each);
     return made;

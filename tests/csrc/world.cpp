@@ -33,21 +33,6 @@ std::pair<Descriptor, Descriptor> local_pair() {
   return {Descriptor(both[0]), Descriptor(both[1])};
 }
 
-std::pair<Descriptor, Descriptor> tcp_pair() {
-  const auto make = [] { return Descriptor(checked(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")); };
-  Descriptor listener = make(), caller = make();
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* where = reinterpret_cast<sockaddr*>(&address);
-  socklen_t length = sizeof address;
-  checked(bind(listener.number(), where, length), "bind");
-  checked(listen(listener.number(), 1), "listen");
-  checked(getsockname(listener.number(), where, &length), "getsockname");
-  checked(connect(caller.number(), where, length), "connect");
-  return {Descriptor(checked(accept4(listener.number(), nullptr, nullptr, SOCK_CLOEXEC), "accept4")), std::move(caller)};
-}
-
 constexpr std::size_t mapped_pages = 256;  // of each rank
 
 const std::vector<int>& node_of(const std::vector<std::vector<int>>& layout, int rank) {
@@ -79,6 +64,21 @@ const char* name(across::Strategy strategy) {
 }
 
 }  // namespace
+
+std::pair<Descriptor, Descriptor> tcp_pair() {
+  const auto make = [] { return Descriptor(checked(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")); };
+  Descriptor listener = make(), caller = make();
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* where = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof address;
+  checked(bind(listener.number(), where, length), "bind");
+  checked(listen(listener.number(), 1), "listen");
+  checked(getsockname(listener.number(), where, &length), "getsockname");
+  checked(connect(caller.number(), where, length), "connect");
+  return {Descriptor(checked(accept4(listener.number(), nullptr, nullptr, SOCK_CLOEXEC), "accept4")), std::move(caller)};
+}
 
 int Shape::ranks() const { return std::accumulate(nodes.begin(), nodes.end(), 0); }
 

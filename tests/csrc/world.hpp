@@ -8,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "group/group.hpp"
@@ -44,6 +45,9 @@ struct Shape {
 
 // What a failure says, for people.
 std::string describe(const Failure& failure);
+
+// Both ends of a connection on loopback.
+std::pair<Descriptor, Descriptor> tcp_pair();
 
 // One rank, on the thread that is given it.
 struct Member {

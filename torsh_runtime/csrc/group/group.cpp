@@ -64,7 +64,7 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
       made.streams[peer].push_back(std::make_unique<tcp::SocketStream>(std::move(setup.links[peer][lane])));
     }
   }
-  made.spin = [this] { return channel_.is_roomy(); };
+  made.idling = [this] { return idling(); };
   made.alarm = control_ ? control_->descriptor() : -1;
   made.check = [this] { check(); };
   made.standing = [this](int peer) { return standing(peer); };
@@ -72,6 +72,13 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
     if (!channel_.failed()) channel_.end(judge(failure));
   };
   return std::make_unique<Messenger>(std::move(made));
+}
+
+// There is a processor to wait on if each rank has one for itself, and the program does not compute
+// on it meanwhile.
+Idling Group::idling() const {
+  if (queue_.is_here() && !queue_.is_awaited()) return Idling::sleep;
+  return channel_.is_roomy() ? Idling::spin : Idling::yield;
 }
 
 // Messages under way end with a group that somebody else has ended.
@@ -175,6 +182,7 @@ void Group::go_on(const TransferPtr& transfer, double deadline, double timeout) 
 bool Group::wait_for(const JobPtr& job, double until) {
   channel_.check_fork();
   if (queue_.is_here() && !job->over()) throw bare(FailureKind::nested);
+  const Queue::Awaiting here(queue_);
   while (!job->wait_until(std::min(until, now() + nap))) {
     if (interrupted_()) throw Interrupted();
     if (now() >= until) return false;

@@ -134,6 +134,7 @@ class Group {
 
   void begin(std::optional<shm::Channel::Operation>& under_way, const Call& call, double timeout, bool background);
   void check_message();
+  Idling idling() const;
   shm::Hooks hooks();
   std::unique_ptr<tcp::Control> control(GroupSetup& setup);
   std::unique_ptr<Messenger> messenger(GroupSetup& setup);

@@ -50,6 +50,19 @@ class Queue {
   bool idle() const { return pending_.load(std::memory_order_acquire) == 0; }
   // Whether this is the thread that carries the jobs out.
   bool is_here() const { return worker_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  // Whether a thread waits for a job, of this or of a later turn.
+  bool is_awaited() const { return awaited_.load(std::memory_order_relaxed) != 0; }
+  // A thread that does, as long as this lives.
+  class Awaiting {
+   public:
+    explicit Awaiting(Queue& queue) : queue_(queue) { queue_.awaited_.fetch_add(1, std::memory_order_relaxed); }
+    ~Awaiting() { queue_.awaited_.fetch_sub(1, std::memory_order_relaxed); }
+    Awaiting(const Awaiting&) = delete;
+    Awaiting& operator=(const Awaiting&) = delete;
+
+   private:
+    Queue& queue_;
+  };
   // The thread starts with the first job. After close() the job is carried out at once, by the caller.
   JobPtr submit(std::function<void()> body);
   // Returns when everything submitted is over and the thread has ended.
@@ -59,6 +72,7 @@ class Queue {
   void work();
 
   std::atomic<std::size_t> pending_{0};
+  std::atomic<unsigned> awaited_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<JobPtr> jobs_;

@@ -32,8 +32,9 @@ void Engine::drive(Lock& lock, Turn& turn, double until, const Finished& finishe
 bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
   const double time = now();
   if (still.since == 0) still.since = time;
-  if (turn.spin && time < still.since + spin_seconds && !is_crowded()) return spin(lock);
-  if (turn.background || still.yields.are_over()) return sleep(lock, turn, until);
+  const Idling idling = turn.background ? Idling::sleep : setup_.idling();
+  if (idling == Idling::spin && time < still.since + spin_seconds && !is_crowded()) return spin(lock);
+  if (idling == Idling::sleep || still.yields.are_over()) return sleep(lock, turn, until);
   lock.unlock();
   still.yields.once();
   lock.lock();
@@ -83,10 +84,12 @@ bool Engine::sleep(Lock& lock, Turn& turn, double until) {
 void Engine::arm() {
   watch_.set(setup_.bell->descriptor(), tcp::Watch::readable);
   if (setup_.alarm >= 0) watch_.set(setup_.alarm, tcp::Watch::readable);
-  for (const Link& link : links_) {
+  for (Link& link : links_) {
     const bool eager = eager_ || box_.wants(link.peer());
     for (std::size_t lane = 0; lane < link.lanes(); ++lane) {
-      if (link.descriptor(lane) >= 0) watch_.set(link.descriptor(lane), link.events(lane, eager));
+      if (link.descriptor(lane) < 0) continue;
+      link.expect(lane);
+      watch_.set(link.descriptor(lane), link.events(lane, eager));
     }
   }
 }

@@ -198,6 +198,11 @@ unsigned Link::events(std::size_t lane, bool eager) const {
   return (is_open(at) || may_begin ? tcp::Watch::readable : 0u) | (at.out.empty() ? 0u : tcp::Watch::writable);
 }
 
+void Link::expect(std::size_t lane) {
+  const Lane& at = lanes_[lane];
+  at.stream->expect(at.in.empty() ? 1 : at.in.front().left);
+}
+
 const Transfer* Link::pending() const {
   for (const Lane& lane : lanes_) {
     if (!lane.out.empty()) return lane.out.front().transfer.get();

@@ -38,6 +38,8 @@ class Link {
   std::size_t lanes() const { return lanes_.size(); }
   int descriptor(std::size_t lane) const { return lanes_[lane].stream->descriptor(); }
   unsigned events(std::size_t lane, bool eager) const;
+  // Before a lane is watched: what is half read need not come by packets.
+  void expect(std::size_t lane);
   int peer_cpu() const { return lanes_.empty() ? -1 : lanes_.front().stream->peer_cpu(); }
   // Sends and receives that are under way fail; the link is of no more use.
   void fail_all();

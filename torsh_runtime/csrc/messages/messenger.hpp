@@ -19,13 +19,16 @@
 
 namespace torsh {
 
+// What a thread that waits does first, before it sleeps in the kernel.
+enum class Idling { spin, yield, sleep };
+
 struct MessengerSetup {
   int rank = 0;
   // By rank, what leads there: the same number of lanes at both ends; none for this rank.
   std::vector<std::vector<std::unique_ptr<Stream>>> streams;
   std::unique_ptr<shm::Bell> bell;
-  // Whether to spin a while before sleeping: when there is a processor for each rank of the machine.
-  std::function<bool()> spin = [] { return false; };
+  // Asked by the thread that waits, whenever nothing more has come.
+  std::function<Idling()> idling = [] { return Idling::yield; };
   // When this is readable, `check` is called at once; -1 is none.
   int alarm = -1;
   // Called every 20 ms by whoever waits, without any lock held: throws Failure or Interrupted when

@@ -8,7 +8,7 @@ namespace torsh {
 // With the engine's lock held whenever it is made, changed or gone.
 struct Engine::Turn {
   Turn(Engine& its_engine, bool in_background)
-      : engine(its_engine), background(in_background), spin(!in_background && engine.setup_.spin()) {
+      : engine(its_engine), background(in_background) {
     engine.driving_ = true;
     engine.eager_ = false;
   }
@@ -31,7 +31,7 @@ struct Engine::Turn {
   }
 
   Engine& engine;
-  const bool background, spin;
+  const bool background;
   bool lost = false;
 };
 

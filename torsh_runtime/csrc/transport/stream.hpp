@@ -31,6 +31,8 @@ class Stream {
   virtual std::size_t read(std::span<std::byte> room) = 0;
   // What epoll can watch for this stream; -1 if the peer rings the bell instead.
   virtual int descriptor() const = 0;
+  // The descriptor need not be readable until so many bytes can be read: more are sure to come.
+  virtual void expect(std::size_t) {}
   // Whether all that was written can still be read by the peer if the stream is closed now.
   virtual bool is_through() const = 0;
   // Where the peer last ran; -1 if that is not known or elsewhere.

@@ -41,6 +41,8 @@ bool is_within_machine(int descriptor) {
   return info.tcpi_min_rtt != 0 && info.tcpi_min_rtt <= local_round_trip;  // 0: not known
 }
 
+constexpr std::size_t most_expected = 512 << 10;
+
 // The outcome of a call that must not block: 0 if it would have.
 std::size_t moved(ssize_t bytes) {
   if (bytes >= 0) return static_cast<std::size_t>(bytes);
@@ -86,6 +88,15 @@ std::size_t SocketStream::read(std::span<std::byte> room) {
   const ssize_t bytes = recv(descriptor(), room.data(), room.size(), MSG_DONTWAIT);
   if (bytes == 0) throw StreamEnded("it has closed the connection");
   return moved(bytes);
+}
+
+// A thread that wakes for each packet takes a processor's time from the program. What the socket
+// may hold of it the kernel knows best; a socket other than TCP's may refuse.
+void SocketStream::expect(std::size_t bytes) {
+  const int wanted = static_cast<int>(std::min(bytes, most_expected));
+  if (wanted == expected_) return;
+  expected_ = wanted;
+  setsockopt(descriptor(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);
 }
 
 // A socket that is closed with bytes unread resets the connection, and what the peer has not

@@ -21,12 +21,14 @@ class SocketStream : public Stream {
   std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) override;
   std::size_t read(std::span<std::byte> room) override;
   int descriptor() const override { return socket_.number(); }
+  void expect(std::size_t bytes) override;
   bool is_through() const override;
   int peer_cpu() const override;
 
  private:
   RankSocket socket_;
   const bool within_machine_;
+  int expected_ = 1;
 };
 
 }  // namespace torsh::tcp
