@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -144,10 +145,17 @@ def by_torch(folder: str, rank: int, ranks: int) -> State:
     store = dist.FileStore(f"{folder}/gloo-{ranks}", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     try:
-        model = nn.parallel.DistributedDataParallel(_net(COURSES["plain"], rank))
-        return train(model, COURSES["plain"], _share(rank), ranks)
+        return _trained_by_torch(rank, ranks)
     finally:
+        # A Reducer that outlives the group destroys it with the GIL held, which hangs where a
+        # thread of gloo's waits for the GIL.
+        gc.collect()
         dist.destroy_process_group()
+
+
+def _trained_by_torch(rank: int, ranks: int) -> State:
+    model = nn.parallel.DistributedDataParallel(_net(COURSES["plain"], rank))
+    return train(model, COURSES["plain"], _share(rank), ranks)
 
 
 def _net(course: Course, rank: int) -> Any:
