@@ -1,0 +1,26 @@
+"""Which elements of a tensor a rank has: arithmetic, without arrays and groups."""
+
+from torsh_runtime.layout.piece import Overlap, Piece, ShardedTensor, overlaps
+from torsh_runtime.layout.placement import (
+    Flat,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    TensorLayout,
+    even_cuts,
+)
+
+__all__ = [
+    "Flat",
+    "Overlap",
+    "Partial",
+    "Piece",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "ShardedTensor",
+    "TensorLayout",
+    "even_cuts",
+    "overlaps",
+]
