@@ -77,6 +77,14 @@ def own_ddp(model: nn.Module) -> nn.Module:
     return wrapper
 
 
+def own_fsdp(model: nn.Module) -> nn.Module:
+    """The same by our FullyShardedDataParallel."""
+    from torsh_runtime.parallel.fsdp import FullyShardedDataParallel
+
+    wrapper: nn.Module = FullyShardedDataParallel(model)
+    return wrapper
+
+
 def fsdp(model: nn.Sequential) -> nn.Module:
     """Parameters, gradients and optimizer state sharded by FSDP2, layer by layer."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -90,7 +98,10 @@ def fsdp(model: nn.Sequential) -> nn.Module:
 
 
 _MODELS: dict[str, Callable[[int, int], nn.Module]] = {"GPT": Transformer}
-_WRAPPERS: dict[str, Callable[[Any], nn.Module]] = {"FSDP2": fsdp}
+_WRAPPERS: dict[tuple[str, bool], Callable[[Any], nn.Module]] = {
+    ("FSDP2", False): fsdp,
+    ("FSDP2", True): own_fsdp,
+}
 
 
 def training_step(model: nn.Module, width: int, batch: int) -> Callable[[], float]:
@@ -136,7 +147,8 @@ def main() -> None:
     model: nn.Module = _MODELS.get(operation, layers)(shape["width"], shape["depth"])
     nbytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     if library != "bare":
-        model = _WRAPPERS.get(operation, own_ddp if library == "ours" else ddp)(model)
+        is_ours = library == "ours"
+        model = _WRAPPERS.get((operation, is_ours), own_ddp if is_ours else ddp)(model)
     step = training_step(model, shape["width"], shape["batch"])
     losses = [step() for _ in range(_CHECKED_STEPS)]
     gc.disable()

@@ -169,6 +169,20 @@ if TYPE_CHECKING:
     from torsh_runtime.parallel.ddp.wrapper import (
         DistributedDataParallel,
     )
+    from torsh_runtime.parallel.fsdp import (
+        BackwardPrefetch,
+        CustomAutoWrap,
+        FsdpConfig,
+        FullyShardedDataParallel,
+        MemoryConfig,
+        MemoryStats,
+        ModuleTypeBasedAutoWrap,
+        NoAutoWrap,
+        ShardingStrategy,
+        SizeBasedAutoWrap,
+        auto_wrap_modules,
+        fsdp_wrap,
+    )
     from torsh_runtime.parallel.optimizer import (
         DistributedOptimizer,
     )
@@ -323,6 +337,20 @@ _HOMES = {
     "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
+    "torsh_runtime.parallel.fsdp": (
+        "BackwardPrefetch",
+        "CustomAutoWrap",
+        "FsdpConfig",
+        "FullyShardedDataParallel",
+        "MemoryConfig",
+        "MemoryStats",
+        "ModuleTypeBasedAutoWrap",
+        "NoAutoWrap",
+        "ShardingStrategy",
+        "SizeBasedAutoWrap",
+        "auto_wrap_modules",
+        "fsdp_wrap",
+    ),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
     "torsh_runtime.parallel.trees": ("average_gradients",),

@@ -286,6 +286,13 @@ class Backend(ABC):
         """
         return memoryview(bytearray(num_bytes))
 
+    def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
+        """The same `num_bytes` bytes for all ranks, until the group is closed, and then as long as
+        they are used. All ranks must ask for as many at the same time. None, on all of them, where
+        they have no memory in common.
+        """
+        return memoryview(bytearray(num_bytes)) if self.world_size == 1 else None
+
     def subgroup(
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
     ) -> Backend | None:

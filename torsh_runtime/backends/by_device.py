@@ -149,6 +149,9 @@ class ByDeviceBackend(Backend):
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
         return self._host.shared_memory(num_bytes, timeout)
 
+    def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
+        return self._host.common_memory(num_bytes, timeout)
+
     def abort(self) -> None:
         for member in self._members:
             member.abort()

@@ -278,6 +278,10 @@ class ProcessGroup:
         """Memory of this rank that collectives use in place: see empty_shared()."""
         return self._backend.shared_memory(num_bytes, self._timeout)
 
+    def common_memory(self, num_bytes: int) -> memoryview | None:
+        """Memory that all ranks have in common, or None: see Backend."""
+        return self._backend.common_memory(num_bytes, self._timeout)
+
     def abort(self) -> None:
         """End all ranks' pending and later operations with CommAborted. From any thread; a
         configure() that is under way in another one ends, too."""

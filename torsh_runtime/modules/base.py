@@ -38,6 +38,14 @@ class ModuleAdapter(ABC, Generic[T]):
         """State that is no parameter, such as running means."""
 
     @abstractmethod
+    def modules(self) -> Named[Any]:
+        """The model itself, as "", and all modules below it, each once."""
+
+    @abstractmethod
+    def own_parameters(self, module: Any) -> Named[T]:
+        """All parameters of one of its modules, without those of the modules below that."""
+
+    @abstractmethod
     def shape(self, tensor: T) -> tuple[int, ...]:
         """Its shape."""
 
@@ -55,8 +63,33 @@ class ModuleAdapter(ABC, Generic[T]):
         the group's collectives work in place. All its ranks make it at the same time."""
 
     @abstractmethod
+    def common(self, like: T, size: int, group: ProcessGroup, dtype: str | None = None) -> T | None:
+        """The same, of which all ranks of the group have the one memory; None where they have none
+        in common."""
+
+    @abstractmethod
+    def releasable(self, like: T, size: int, dtype: str | None = None) -> T:
+        """The same, private, of which release() gives the memory back."""
+
+    @abstractmethod
+    def release(self, flat: T) -> None:
+        """Give its memory to the system until allocate(). Views of it stay."""
+
+    @abstractmethod
+    def allocate(self, flat: T) -> None:
+        """Give it memory again, with any contents."""
+
+    @abstractmethod
+    def flattened(self, tensor: T) -> T:
+        """Its elements in one dimension, of its own memory if they lie so there."""
+
+    @abstractmethod
     def part(self, flat: T, start: int, like: T) -> T:
         """A view of the elements from `start` on, in the shape of `like`."""
+
+    @abstractmethod
+    def shaped(self, flat: T, start: int, shape: tuple[int, ...]) -> T:
+        """A view of the elements from `start` on, row-major in this shape."""
 
     @abstractmethod
     def slice(self, flat: T, start: int, end: int) -> T:
@@ -65,6 +98,10 @@ class ModuleAdapter(ABC, Generic[T]):
     @abstractmethod
     def copy(self, target: T, source: T) -> None:
         """Copy the values, which are cast to the target's dtype."""
+
+    @abstractmethod
+    def add(self, target: T, source: T) -> None:
+        """Add the values in place."""
 
     @abstractmethod
     def clone(self, tensor: T) -> T:
@@ -103,6 +140,10 @@ class ModuleAdapter(ABC, Generic[T]):
         """Give it another one, in the same memory."""
 
     @abstractmethod
+    def set_values(self, parameter: T, values: T) -> None:
+        """Let it have other memory, of any shape, as if it had always had it."""
+
+    @abstractmethod
     def is_at(self, gradient: T, view: T) -> bool:
         """Whether a gradient is what set_gradient() makes of this view, in the view's memory."""
 
@@ -118,6 +159,10 @@ class ModuleAdapter(ABC, Generic[T]):
     def on_gradient(self, parameter: T, call: Call) -> Call:
         """Call it whenever the parameter's gradient has been accumulated in a backward pass. What
         is returned ends that."""
+
+    @abstractmethod
+    def on_forward(self, module: Any, before: Call, after: Callable[[Any], None]) -> None:
+        """Call before() whenever one of the modules is about to be called, and after(outputs)."""
 
     @abstractmethod
     def at_end_of_backward(self, call: Call) -> None:

@@ -3,6 +3,8 @@ all values here are arrays."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +33,12 @@ class NnModule(ModuleAdapter[Any]):
     def buffers(self) -> Named[Any]:
         return list(self.module.named_buffers())
 
+    def modules(self) -> Named[Any]:
+        return list(self.module.named_modules())
+
+    def own_parameters(self, module: Any) -> Named[Any]:
+        return list(module.named_parameters(recurse=False))
+
     def shape(self, tensor: Any) -> tuple[int, ...]:
         return tuple(tensor.shape)
 
@@ -48,15 +56,49 @@ class NnModule(ModuleAdapter[Any]):
         xp = array_module(array)
         return empty_shared(size, kind, group) if xp is np else xp.empty(size, kind)
 
+    def common(
+        self, like: Any, size: int, group: ProcessGroup, dtype: str | None = None
+    ) -> Any | None:
+        array = self.values(like)
+        kind = array.dtype if dtype is None else dtype_named(dtype)
+        if array_module(array) is not np:
+            return None
+        memory = group.common_memory(size * kind.itemsize)
+        return None if memory is None else np.frombuffer(memory, np.uint8).view(kind)
+
+    def releasable(self, like: Any, size: int, dtype: str | None = None) -> Any:
+        array = self.values(like)
+        kind = array.dtype if dtype is None else dtype_named(dtype)
+        if array_module(array) is not np:
+            return array_module(array).empty(size, kind)
+        memory = mmap.mmap(-1, max(size * kind.itemsize, 1), flags=mmap.MAP_PRIVATE)
+        return np.ndarray(size, kind, memory)
+
+    def release(self, flat: Any) -> None:
+        if isinstance(flat.base, mmap.mmap):  # cupy has no such thing
+            flat.base.madvise(mmap.MADV_DONTNEED)
+
+    def allocate(self, flat: Any) -> None:
+        pass  # it is written to
+
+    def flattened(self, tensor: Any) -> Any:
+        return self.values(tensor).reshape(-1)
+
     def part(self, flat: Any, start: int, like: Any) -> Any:
-        shape = self.shape(like)
-        return flat[start : start + int(np.prod(shape))].reshape(shape)
+        return self.shaped(flat, start, self.shape(like))
+
+    def shaped(self, flat: Any, start: int, shape: tuple[int, ...]) -> Any:
+        return flat[start : start + math.prod(shape)].reshape(shape)
 
     def slice(self, flat: Any, start: int, end: int) -> Any:
         return flat[start:end]
 
     def copy(self, target: Any, source: Any) -> None:
         self.values(target)[...] = self.values(source)
+
+    def add(self, target: Any, source: Any) -> None:
+        array = self.values(target)
+        array += self.values(source)
 
     def clone(self, tensor: Any) -> Any:
         return self.values(tensor).copy()
@@ -90,6 +132,9 @@ class NnModule(ModuleAdapter[Any]):
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         parameter.grad = None if gradient is None else nn.Tensor(gradient)
 
+    def set_values(self, parameter: Any, values: Any) -> None:
+        parameter.data = values
+
     def is_at(self, gradient: Any, view: Any) -> bool:
         return gradient is view
 
@@ -99,6 +144,10 @@ class NnModule(ModuleAdapter[Any]):
     def on_gradient(self, parameter: Any, call: Call) -> Call:
         remove: Call = parameter.register_post_accumulate_grad_hook(lambda _: call()).remove
         return remove
+
+    def on_forward(self, module: Any, before: Call, after: Callable[[Any], None]) -> None:
+        module.register_forward_pre_hook(lambda *_: before())
+        module.register_forward_hook(lambda _, __, outputs: after(outputs))
 
     def at_end_of_backward(self, call: Call) -> None:
         backward.queue_callback(call)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from torsh_runtime.arrays.torch import host_view
@@ -38,6 +40,12 @@ class TorchModule(ModuleAdapter[Tensor]):
     def buffers(self) -> Named[Tensor]:
         return list(self.module.named_buffers())
 
+    def modules(self) -> Named[Any]:
+        return list(self.module.named_modules())
+
+    def own_parameters(self, module: Any) -> Named[Tensor]:
+        return list(module.named_parameters(recurse=False))
+
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         return tuple(tensor.shape)
 
@@ -55,11 +63,38 @@ class TorchModule(ModuleAdapter[Tensor]):
             return torch.empty(size, dtype=kind, device=like.device)
         return torch.from_numpy(empty_shared(size * kind.itemsize, "uint8", group)).view(kind)
 
+    def common(
+        self, like: Tensor, size: int, group: ProcessGroup, dtype: str | None = None
+    ) -> Tensor | None:
+        kind: torch.dtype = like.dtype if dtype is None else getattr(torch, dtype)
+        if like.device.type != "cpu":
+            return None
+        memory = group.common_memory(size * kind.itemsize)
+        if memory is None:
+            return None
+        return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(kind)
+
+    def releasable(self, like: Tensor, size: int, dtype: str | None = None) -> Tensor:
+        kind: torch.dtype = like.dtype if dtype is None else getattr(torch, dtype)
+        return torch.empty(size, dtype=kind, device=like.device)
+
+    def release(self, flat: Tensor) -> None:
+        flat.untyped_storage().resize_(0)
+
+    def allocate(self, flat: Tensor) -> None:
+        flat.untyped_storage().resize_(flat.nbytes)
+
+    def flattened(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().reshape(-1)
+
     def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
         # torch keeps strides in a copy if the elements fill their memory and do not overlap.
         if torch.empty_like(like, device="meta").stride() == like.stride():
             return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + start)
         return flat[start : start + like.numel()].view(like.shape)
+
+    def shaped(self, flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+        return flat[start : start + math.prod(shape)].view(shape)
 
     def slice(self, flat: Tensor, start: int, end: int) -> Tensor:
         return flat[start:end]
@@ -67,6 +102,10 @@ class TorchModule(ModuleAdapter[Tensor]):
     @torch.no_grad()
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source.to_dense() if source.is_sparse else source)
+
+    @torch.no_grad()
+    def add(self, target: Tensor, source: Tensor) -> None:
+        target.add_(source)
 
     def clone(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
@@ -103,6 +142,9 @@ class TorchModule(ModuleAdapter[Tensor]):
         # One of its own: `parameter.grad.data = ...` moves the object to other memory.
         parameter.grad = None if gradient is None else gradient.detach()
 
+    def set_values(self, parameter: Tensor, values: Tensor) -> None:
+        parameter.data = values
+
     def is_at(self, gradient: Tensor, view: Tensor) -> bool:
         return (
             gradient.layout is torch.strided
@@ -125,6 +167,11 @@ class TorchModule(ModuleAdapter[Tensor]):
         remember: Any = parameter.register_post_accumulate_grad_hook
         remove: Call = remember(lambda _: call()).remove
         return remove
+
+    def on_forward(self, module: Any, before: Call, after: Callable[[Any], None]) -> None:
+        untraced = self.untraced
+        module.register_forward_pre_hook(untraced(lambda *_: before()), prepend=True)
+        module.register_forward_hook(untraced(lambda _, __, outputs: after(outputs)))
 
     def at_end_of_backward(self, call: Call) -> None:
         _engine.queue_callback(call)

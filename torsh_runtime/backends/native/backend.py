@@ -261,16 +261,25 @@ class NativeBackend(Backend):
 
     def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
         sharing = Sharing(self, self._node.ranks, num_bytes, timeout)
+        memory = self._map(sharing)
+        self._group.add_region(memory, sharing.stride, num_bytes, sharing.remaining())
+        self._shared.append(memory)
+        return memoryview(memory)[sharing.start : sharing.start + num_bytes]
+
+    def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
+        if not self.is_in_node:
+            return None
+        each = -(-num_bytes // self.world_size)
+        return memoryview(self._map(Sharing(self, self._node.ranks, each, timeout)))[:num_bytes]
+
+    def _map(self, sharing: Sharing) -> mmap.mmap:
         try:
-            memory = sharing.map()
+            return sharing.map()
         except (BackendUnavailable, CommError, ConfigError):
             raise  # and on all ranks
         except BaseException:
             self.abort()  # the others wait
             raise
-        self._group.add_region(memory, sharing.stride, num_bytes, sharing.remaining())
-        self._shared.append(memory)
-        return memoryview(memory)[sharing.start : sharing.start + num_bytes]
 
     def abort(self) -> None:
         self._group.abort()

@@ -16,7 +16,7 @@ from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
-from torsh_runtime.parallel.ddp.agreement import texts_of_all
+from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
 from torsh_runtime.parallel.ddp.buckets import Buckets
 from torsh_runtime.parallel.ddp.config import BucketConfig

@@ -12,7 +12,7 @@ from typing import Any
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.parallel.ddp.agreement import check_agreed, send_from
+from torsh_runtime.parallel.agreement import check_agreed, send_from
 from torsh_runtime.parallel.ddp.bucket import Hook
 from torsh_runtime.parallel.ddp.config import BucketConfig
 from torsh_runtime.parallel.ddp.join import Joining

@@ -1,0 +1,33 @@
+"""Sharded data parallelism: every rank has a part of the model and its own batches."""
+
+from torsh_runtime.parallel.fsdp.config import (
+    BackwardPrefetch,
+    FsdpConfig,
+    MemoryConfig,
+    ShardingStrategy,
+)
+from torsh_runtime.parallel.fsdp.stats import MemoryStats
+from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
+from torsh_runtime.parallel.fsdp.wrapping import (
+    CustomAutoWrap,
+    ModuleTypeBasedAutoWrap,
+    NoAutoWrap,
+    SizeBasedAutoWrap,
+    auto_wrap_modules,
+    fsdp_wrap,
+)
+
+__all__ = [
+    "BackwardPrefetch",
+    "CustomAutoWrap",
+    "FsdpConfig",
+    "FullyShardedDataParallel",
+    "MemoryConfig",
+    "MemoryStats",
+    "ModuleTypeBasedAutoWrap",
+    "NoAutoWrap",
+    "ShardingStrategy",
+    "SizeBasedAutoWrap",
+    "auto_wrap_modules",
+    "fsdp_wrap",
+]

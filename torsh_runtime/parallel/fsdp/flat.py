@@ -1,0 +1,60 @@
+"""Parameters of one unit and of one kind, end to end, of which each rank owns a part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from torsh_runtime.layout import Piece, even_cuts
+from torsh_runtime.modules.base import ModuleAdapter
+
+
+class FlatParameter:
+    """Where each parameter lies, and which elements are whose: `cuts`, without padding."""
+
+    def __init__(
+        self, adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]], parts: int, part: int
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.shapes = [adapter.shape(parameter) for parameter in self.parameters]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self.starts = [0, *accumulate(self.sizes)][:-1]
+        self.size = sum(self.sizes)
+        self.cuts = even_cuts(self.size, parts)
+        self.start, self.end = self.cuts[part], self.cuts[part + 1]
+        self.itemsize = adapter.itemsize(adapter.kind(self.parameters[0])[0])
+        self.is_trained = adapter.wants_gradient(self.parameters[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it."""
+        return self.size * self.itemsize
+
+    @property
+    def own_bytes(self) -> int:
+        """Of this rank's part."""
+        return (self.end - self.start) * self.itemsize
+
+    def share(self, number: int) -> tuple[int, int]:
+        """This rank's elements of one of the parameters: the first, and the one after the last."""
+        start = self.starts[number]
+        first, last = max(self.start - start, 0), min(self.end - start, self.sizes[number])
+        return (first, last) if first < last else (0, 0)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The same, as they lie in this rank's part."""
+        first, last = self.share(number)
+        offset = self.starts[number] - self.start
+        return (first + offset, last + offset) if first < last else (0, 0)
+
+    def piece(self, number: int) -> Piece:
+        """What this rank has of one of the parameters."""
+        shape = self.shapes[number]
+        return Piece(shape, (0,) * len(shape), shape, *self.share(number))
+
+    def parts(self, adapter: ModuleAdapter[Any], whole: Any) -> list[Any]:
+        """Everyone's part of a flat tensor of this layout."""
+        return [adapter.slice(whole, start, end) for start, end in pairwise(self.cuts)]

@@ -1,0 +1,150 @@
+"""When the units of a model are whole: forward and backward passes, followed by hooks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig, ShardingStrategy
+from torsh_runtime.parallel.fsdp.unit import Unit
+
+_MOST_UNDER_WAY = 1
+
+
+class Passes:
+    """Of one model, all of whose ranks call the same units in the same order."""
+
+    def __init__(
+        self,
+        adapter: ModuleAdapter[Any],
+        group: ProcessGroup,
+        config: FsdpConfig,
+        units: Sequence[Unit],
+        replicas: ProcessGroup | None = None,
+    ) -> None:
+        """replicas: the ranks that have the same part."""
+        self._replicas = replicas
+        self._adapter, self._group, self._config = adapter, group, config
+        self.units = units
+        self.is_averaging = True
+        self._has_common = any(memory.is_common for unit in units for _, memory in unit.laid)
+        self._keeps_whole = config.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+        self._order: list[Unit] = []
+        self._last_order: list[Unit] = []
+        self._is_ending = False
+        self._under_way: list[Unit] = []
+        for unit in units:
+            self._hook(unit)
+
+    def _hook(self, unit: Unit) -> None:
+        """Follow the unit, without keeping it or this alive."""
+        here, of_unit = weakref.ref(self), weakref.ref(unit)
+
+        def pass_on(event: Callable[..., None], *facts: Any) -> None:
+            passes, own = here(), of_unit()
+            if passes is not None and own is not None:
+                event(passes, own, *facts)
+
+        self._adapter.on_forward(
+            unit.module,
+            partial(pass_on, Passes._before_forward),
+            partial(pass_on, Passes._after_forward),
+        )
+        unit.on_gradients(partial(pass_on, Passes._on_gradient))
+
+    def begin(self) -> None:
+        """A forward pass begins: owners have changed their parts, and all may look at them."""
+        if self._adapter.in_backward():  # a checkpoint computes it once more
+            return
+        for unit in self.units:
+            unit.reshard()
+            if self._adapter.records_gradients():
+                unit.prepare()
+        self._order, self._last_order = [], self._order or self._last_order
+        self._is_ending = False
+        self.meet()
+
+    def end_forward(self) -> None:
+        """It has ended; without gradients nothing follows."""
+        if self._adapter.in_backward() or self._adapter.records_gradients():
+            return
+        for unit in self.units:
+            unit.reshard()
+        self.meet()
+
+    def meet(self) -> None:
+        """Where ranks have memory in common, wait for all of them."""
+        if self._has_common and self._group.world_size > 1:
+            self._group.barrier()
+
+    def _before_forward(self, unit: Unit) -> None:
+        unit.unshard()
+        if not self._adapter.in_backward():
+            self._order.append(unit)
+            self._prefetch(self._last_order, len(self._order))
+
+    def _after_forward(self, unit: Unit, outputs: Any) -> None:
+        is_again = self._adapter.in_backward()
+        if self._adapter.records_gradients():
+            self._adapter.on_backward(outputs, partial(self._before_backward, unit))
+            is_kept = self._keeps_whole or not unit.name
+        else:
+            is_kept = False
+        if not is_again and not is_kept:
+            unit.reshard()
+
+    def _before_backward(self, unit: Unit) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self._adapter.at_end_of_backward(self._end)
+        unit.unshard()
+        if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+            self._prefetch_before(unit)
+
+    def _on_gradient(self, unit: Unit, number: int) -> None:
+        if not unit.take(number, self.is_averaging):
+            return
+        self._reduce(unit)
+        if unit.name and not unit.is_frozen_in_part:
+            unit.reshard()
+        if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+            self._prefetch_before(unit)
+
+    def _prefetch_before(self, unit: Unit) -> None:
+        """Of those that a backward pass comes to after this one."""
+        if unit in self._order:
+            self._prefetch(self._order[: self._order.index(unit)][::-1], 0)
+
+    def _prefetch(self, order: Sequence[Unit], start: int) -> None:
+        following = order[start:]
+        if self._config.memory_config.limit_all_gathers:
+            following = following[:1]
+        for unit in following:
+            unit.begin_unshard()
+
+    def _reduce(self, unit: Unit) -> None:
+        """Begin with this unit's gradients, while at most one other's are on their way."""
+        if unit.finish():
+            self._under_way.append(unit)
+        while len(self._under_way) > _MOST_UNDER_WAY:
+            self._under_way.pop(0).wait()
+
+    def _end(self) -> None:
+        self._is_ending = False
+        if self._adapter.is_nested():
+            return
+        for unit in self.units:
+            self._reduce(unit)
+        for unit in self._under_way:
+            unit.wait()
+        self._under_way.clear()
+        for unit in self.units:
+            unit.reshard()
+        self.meet()
+        if self._replicas is not None and self.is_averaging:
+            for unit in self.units:
+                unit.average(self._replicas)

@@ -1,0 +1,251 @@
+"""FullyShardedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import ShardedTensor
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.parallel.agreement import check_agreed, send_from
+from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
+from torsh_runtime.parallel.fsdp.flat import FlatParameter
+from torsh_runtime.parallel.fsdp.memory import (
+    CommonMemory,
+    GatheredMemory,
+    Memory,
+    ReplicatedMemory,
+)
+from torsh_runtime.parallel.fsdp.norms import norm_of, power_sum
+from torsh_runtime.parallel.fsdp.passes import Passes
+from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
+from torsh_runtime.parallel.fsdp.unit import Unit
+from torsh_runtime.parallel.fsdp.wrapping import Parameters, units_of
+from torsh_runtime.parallel.groups import group_of
+
+
+class FullyShardedDataParallel:
+    """A model of which each rank keeps a part, after torch's class of this name (Zhao et al.,
+    PyTorch FSDP, VLDB 2023). It is a module of the model's framework itself.
+
+        model = tr.FullyShardedDataParallel(model)
+        optimizer = torch.optim.AdamW(model.parameters())  # after the model is wrapped
+        loss(model(batch)).backward()
+        optimizer.step()
+
+    Outside of forward and backward passes each parameter holds this rank's elements of it, in one
+    dimension, maybe none, and so does its gradient, the average over ranks. So optimizers have to
+    compute elementwise. All ranks make the same calls in the same order.
+    """
+
+    module: Any
+    """The model itself."""
+
+    def __new__(cls, module: Any, *arguments: Any, **named: Any) -> FullyShardedDataParallel:
+        if cls is FullyShardedDataParallel:
+            cls = _class_around(adapter_class(module).module_class)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        config: FsdpConfig | None = None,
+        process_group: Any = None,
+        **fields: Any,
+    ) -> None:
+        """All ranks of the group wrap the same model at the same time, and get rank 0's values.
+
+        config: how it is sharded; `fields` are further fields of it.
+        process_group: the ranks; None is the default group, or torch's if only torch has one. For
+            the strategy "hybrid" two groups: over whose ranks it is sharded, and whose replicate
+            this rank's part; or a DeviceMesh of two axes, replicas first.
+
+        Raises ConfigError on all ranks if models or options differ, for a model without parameters
+        and for wrong fields; CommError as ProcessGroup.
+        """
+        super().__init__()
+        adapter = adapter_class(module)(module)
+        self.module = module
+        self._adapter = adapter
+        self._config = replace(config or FsdpConfig(), **_fields(fields))
+        self._group, self._replicas = _groups(process_group, self._config.sharding_strategy)
+        self._begin_alike()
+        self._ledger = Ledger()
+        found = units_of(adapter, self._config.auto_wrap_policy)
+        units = [self._unit(*each) for each in found]
+        self._passes = Passes(adapter, self._group, self._config, units, self._replicas)
+        self._before_call = adapter.untraced(self._passes.begin)
+        self._after_call = adapter.untraced(self._passes.end_forward)
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The ranks that it is sharded over."""
+        return self._group
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Call the model."""
+        self._before_call()
+        outputs = self.module(*inputs, **named)
+        self._after_call()
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let the backward passes in this block add up whole gradients on each rank, which are
+        averaged in the first one outside."""
+        before, self._passes.is_averaging = self._passes.is_averaging, False
+        try:
+            yield
+        finally:
+            self._passes.is_averaging = before
+
+    def memory_stats(self) -> MemoryStats:
+        """What it takes on this rank."""
+        laid = [each for unit in self._passes.units for each in unit.laid]
+        own = sum(flat.own_bytes for flat, _ in laid)
+        whole = sum(flat.num_bytes for flat, _ in laid)
+        book = self._ledger
+        return MemoryStats(own, book.current, book.peak, whole - own, book.gathers, book.scatters)
+
+    def local_sharding_ratio(self) -> float:
+        """This rank's part of all parameters, from 0 to 1."""
+        laid = [flat for unit in self._passes.units for flat, _ in unit.laid]
+        return sum(flat.end - flat.start for flat in laid) / sum(flat.size for flat in laid)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Scale all gradients so that their norm, as of one vector over all ranks, is at most
+        max_norm. Returns what it was. All ranks call it."""
+        units, adapter = self._passes.units, self._adapter
+        sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
+        replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
+        own = [power_sum(adapter, each, norm_type) for each in (sharded, replicated)]
+        told = self._group.all_gather_numbers(np.array(own[:1], np.float64).view(np.int64))
+        total = norm_of([*told.view(np.float64)[:, 0].tolist(), own[1]], norm_type)
+        if total > max_norm:
+            for gradient in [*sharded, *replicated]:
+                adapter.scale(gradient, max_norm / (total + 1e-6))
+        return total
+
+    @contextmanager
+    def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
+        """A block in which all parameters are whole. All ranks enter it. What is changed there is
+        kept if writeback, each rank's own part by that rank."""
+        units = self._passes.units
+        self._passes.begin()
+        for unit in units:
+            unit.summon()
+        self._passes.meet()
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.dismiss(writeback)
+            self._passes.meet()
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """The model's own, with copies of whole parameters. All ranks call it."""
+        with self.summon_full_params(writeback=False):
+            return self.module.state_dict(*arguments, **named)
+
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
+        """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it."""
+        with self.summon_full_params():
+            return self.module.load_state_dict(state_dict, *arguments, **named)
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """All parameters as ShardedTensor, of which the values are no copies, and buffers as they
+        are, under the model's names."""
+        pieces = {
+            name: ShardedTensor(self._adapter.values(parameter), flat.piece(number))
+            for unit in self._passes.units
+            for flat, _ in unit.laid
+            for number, (name, parameter) in enumerate(
+                zip(flat.names, flat.parameters, strict=True)
+            )
+        }
+        return {**pieces, **dict(self._adapter.buffers())}
+
+    def _begin_alike(self) -> None:
+        adapter = self._adapter
+        for group in filter(None, (self._replicas, self._group)):
+            check_agreed(self._config.agreed(), adapter, group, sends=True)
+        _check_parameters(adapter)
+        everything = [*adapter.parameters(), *adapter.constants(), *adapter.buffers()]
+        for group in filter(None, (self._replicas, self._group)):
+            send_from(0, adapter, [tensor for _, tensor in everything], group)
+
+    def _unit(self, name: str, module: Any, parameters: Parameters) -> Unit:
+        kinds: dict[tuple[Any, ...], Parameters] = {}
+        for each in parameters:
+            kind = (*self._adapter.kind(each[1]), self._adapter.wants_gradient(each[1]))
+            kinds.setdefault(kind, []).append(each)
+        size = sum(int(np.prod(self._adapter.shape(p))) for _, p in parameters)
+        is_replicated = (
+            self._config.sharding_strategy is ShardingStrategy.NO_SHARD
+            or size < self._config.min_num_params
+        )
+        laid = [self._laid(named, is_replicated) for named in kinds.values()]
+        return Unit(name, module, self._adapter, laid, is_replicated)
+
+    def _laid(self, named: Parameters, is_replicated: bool) -> tuple[FlatParameter, Memory]:
+        adapter, group = self._adapter, self._group
+        if is_replicated:
+            flat = FlatParameter(adapter, named, 1, 0)
+            return flat, ReplicatedMemory(adapter, flat, group, self._ledger)
+        flat = FlatParameter(adapter, named, group.world_size, group.rank)
+        whole = adapter.common(flat.parameters[0], flat.size, group)
+        if whole is not None:
+            return flat, CommonMemory(adapter, flat, group, self._ledger, whole)
+        return flat, GatheredMemory(adapter, flat, group, self._ledger)
+
+
+@cache
+def _class_around(module_class: type) -> type[FullyShardedDataParallel]:
+    name = FullyShardedDataParallel.__name__
+    return type(name, (FullyShardedDataParallel, module_class), {"__module__": __name__})
+
+
+def _groups(given: Any, strategy: object) -> tuple[ProcessGroup, ProcessGroup | None]:
+    """Over whose ranks to shard, and who replicate, if anybody does."""
+    if strategy is not ShardingStrategy.HYBRID_SHARD:
+        return group_of(given), None
+    if isinstance(given, DeviceMesh) and len(given.mesh_dim_names) == 2:
+        replicas, shards = given.mesh_dim_names
+        return given.get_group(shards), given.get_group(replicas)
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return group_of(given[0]), group_of(given[1])
+    raise ConfigError(
+        "sharding_strategy 'hybrid' takes process_group=(those to shard over, those with the same "
+        "part), or a DeviceMesh of two axes, replicas first"
+    )
+
+
+def _check_parameters(adapter: ModuleAdapter[Any]) -> None:
+    named = [*adapter.parameters(), *adapter.constants()]
+    if not named:
+        raise ConfigError("the model has no parameters: there is nothing to shard")
+    for name, parameter in named:
+        if adapter.kind(parameter)[1] == "meta":
+            raise ConfigError(
+                f"parameter {name!r} is on the meta device and has no values: give the model "
+                f"memory first, with model.to_empty(device=...); rank 0's values go to all ranks"
+            )
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(given.keys() - set(FsdpConfig.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            f"FullyShardedDataParallel has no option {', '.join(unknown)}; it has those of "
+            f"FsdpConfig: {', '.join(FsdpConfig.__dataclass_fields__)}"
+        )
+    return given

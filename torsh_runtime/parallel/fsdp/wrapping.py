@@ -1,0 +1,119 @@
+"""Which modules of a model are units, and whose parameter each one is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.fsdp.config import (
+    AutoWrapPolicy,
+    CustomAutoWrap,
+    FsdpConfig,
+    ModuleTypeBasedAutoWrap,
+    NoAutoWrap,
+    SizeBasedAutoWrap,
+)
+
+Parameters = list[tuple[str, Any]]
+
+__all__ = [
+    "CustomAutoWrap",
+    "ModuleTypeBasedAutoWrap",
+    "NoAutoWrap",
+    "SizeBasedAutoWrap",
+    "auto_wrap_modules",
+    "fsdp_wrap",
+    "units_of",
+]
+
+
+def units_of(
+    adapter: ModuleAdapter[Any], policy: AutoWrapPolicy
+) -> list[tuple[str, Any, Parameters]]:
+    """Name, module and parameters of each unit that has any, the model itself first.
+
+    A parameter is of the innermost unit that all modules which have it are in.
+    """
+    modules = adapter.modules()
+    owned = _by_module(adapter, modules)
+    chosen = _chosen(adapter, policy, modules, owned)
+    units: dict[str, Parameters] = {name: [] for name, _ in modules if name in chosen}
+    for homes, named in owned.values():
+        units[_innermost(homes, chosen)].append(named)
+    by_name = dict(modules)
+    return [(name, by_name[name], mine) for name, mine in units.items() if mine or not name]
+
+
+def _by_module(
+    adapter: ModuleAdapter[Any], modules: list[tuple[str, Any]]
+) -> dict[int, tuple[list[str], tuple[str, Any]]]:
+    """For each parameter, by id(): the modules that have it, and its first name."""
+    found: dict[int, tuple[list[str], tuple[str, Any]]] = {}
+    for name, module in modules:
+        for own, parameter in adapter.own_parameters(module):
+            path = f"{name}.{own}" if name else own
+            found.setdefault(id(parameter), ([], (path, parameter)))[0].append(name)
+    return found
+
+
+def _chosen(
+    adapter: ModuleAdapter[Any],
+    policy: AutoWrapPolicy,
+    modules: list[tuple[str, Any]],
+    owned: dict[int, tuple[list[str], tuple[str, Any]]],
+) -> set[str]:
+    chosen = {""}
+    left = {name: 0 for name, _ in modules}
+    for homes, (_, parameter) in owned.values():
+        left[homes[0]] += math.prod(adapter.shape(parameter))
+    for name, module in reversed(modules):  # the innermost first
+        if name and _is_unit(policy, module, left[name]):
+            chosen.add(name)
+        elif name:
+            left[name.rpartition(".")[0]] += left[name]
+    return chosen
+
+
+def _is_unit(policy: AutoWrapPolicy, module: Any, size: int) -> bool:
+    match policy:
+        case SizeBasedAutoWrap(least):
+            return size >= least
+        case ModuleTypeBasedAutoWrap(types):
+            names = {each.__name__ for each in type(module).__mro__}
+            return any(
+                each in names if isinstance(each, str) else isinstance(module, each)
+                for each in types
+            )
+        case CustomAutoWrap(function):
+            return bool(function(module))
+    return False
+
+
+def _innermost(homes: list[str], chosen: set[str]) -> str:
+    """The innermost unit that all these modules are in."""
+    above = [[each for each in chosen if _is_in(home, each)] for home in homes]
+    common = set(above[0]).intersection(*above[1:])
+    return max(common, key=lambda name: name.count(".") + bool(name))
+
+
+def _is_in(name: str, unit: str) -> bool:
+    return not unit or name == unit or name.startswith(f"{unit}.")
+
+
+def fsdp_wrap(module: Any, process_group: Any = None, config: FsdpConfig | None = None) -> Any:
+    """FullyShardedDataParallel(module, config=config, process_group=process_group)."""
+    from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(module, config=config, process_group=process_group)
+
+
+def auto_wrap_modules(
+    module: Any, process_group: Any = None, auto_wrap_policy: AutoWrapPolicy | None = None
+) -> Any:
+    """The same, with units by this policy; by size if it is None."""
+    config = FsdpConfig()
+    if auto_wrap_policy is not None:
+        config = replace(config, auto_wrap_policy=auto_wrap_policy)
+    return fsdp_wrap(module, process_group, config)
