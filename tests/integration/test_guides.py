@@ -27,15 +27,31 @@ def output(torshrun: Launcher, script: str) -> str:
     return out
 
 
+def keep_inductor_inside(torshrun: Launcher) -> None:
+    """torch makes its folder where temporary files go, and leaves it there."""
+    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+
+
 @pytest.mark.torch
 @needs_torch
 def test_data_parallelism(torshrun: Launcher) -> None:
-    # torch makes it where temporary files go, and leaves it there.
-    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    keep_inductor_inside(torshrun)
     (script,) = snippets("data-parallel.md")
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.01
+
+
+@pytest.mark.torch
+@needs_torch
+def test_sharded_data_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    (script,) = snippets("sharded-data-parallel.md")
+    out = output(torshrun, script)
+    losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.5
+    assert (torshrun.folder / "model.pt").exists()
 
 
 def test_compression(torshrun: Launcher) -> None:

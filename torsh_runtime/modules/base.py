@@ -192,6 +192,9 @@ class ModuleAdapter(ABC, Generic[T]):
     def records_gradients(self) -> bool:
         """Whether what is computed now can be differentiated."""
 
+    def let_go_of_freed(self) -> None:
+        """Give the system memory that the framework has freed and keeps for later."""
+
     @abstractmethod
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same, but a compiler of models does not look into it."""

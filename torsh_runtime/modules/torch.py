@@ -14,7 +14,7 @@ from torsh_runtime.arrays.torch import host_view
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.integrations.torch.allocator import tune_allocator
+from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
 from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves
 
 Tensor = torch.Tensor
@@ -208,6 +208,9 @@ class TorchModule(ModuleAdapter[Tensor]):
 
     def records_gradients(self) -> bool:
         return torch.is_grad_enabled()
+
+    def let_go_of_freed(self) -> None:
+        give_freed_memory_back()
 
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         disable: Any = torch.compiler.disable

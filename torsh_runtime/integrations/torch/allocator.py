@@ -41,6 +41,13 @@ def tune_allocator() -> bool:
     return all(mallopt(name, value) for name, value in settings)
 
 
+def give_freed_memory_back() -> None:
+    """Give the kernel what the process has freed and kept, as a tuned allocator does for ever."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
 def _is_tuned(environ: os._Environ[str]) -> bool:
     variables = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
     return any(name in environ for name in variables) or "glibc.malloc" in environ.get(

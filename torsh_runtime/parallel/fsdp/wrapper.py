@@ -83,6 +83,7 @@ class FullyShardedDataParallel:
         found = units_of(adapter, self._config.auto_wrap_policy)
         units = [self._unit(*each) for each in found]
         self._passes = Passes(adapter, self._group, self._config, units, self._replicas)
+        adapter.let_go_of_freed()  # the whole model, which would stay for as long as the process
         self._before_call = adapter.untraced(self._passes.begin)
         self._after_call = adapter.untraced(self._passes.end_forward)
 
