@@ -121,7 +121,7 @@ void a_leader_that_dies_before_it_releases() {
     for (const shm::Flag& flag : segment.flags(0)) last = std::max(last, flag.round.load());
     const auto flag_of = [&](int rank) -> shm::Flag& { return segment.flags(rank)[(last + 1) % shm::roomy_flags]; };
     while (flag_of(1).round != last + 1 || flag_of(2).round != last + 1) std::this_thread::yield();
-    flag_of(0).fingerprint = flag_of(2).fingerprint;
+    flag_of(0).fingerprint.store(flag_of(2).fingerprint.load());
     flag_of(0).round = last + 1;
     world.kill(0);
     while (!over) std::this_thread::yield();

@@ -296,7 +296,7 @@ void Channel::post(const void* payload, std::size_t bytes) {
 void Channel::show(Flag& own, const void* payload, std::size_t bytes) {
   own.cpu.store(static_cast<std::uint16_t>(current_cpu() + 1), std::memory_order_relaxed);
   own.behind.store(static_cast<std::uint16_t>(round_ - passed_), std::memory_order_relaxed);
-  own.fingerprint = fingerprint_;
+  own.fingerprint.store(fingerprint_, std::memory_order_relaxed);
   if (bytes != 0) std::memcpy(own.payload, payload, bytes);
   own.round.store(static_cast<std::uint32_t>(round_), std::memory_order_release);
   // The flag must be out before the sleepers are counted. A fence and not an exchange: that would

@@ -93,18 +93,20 @@ std::vector<int> Channel::not_posted() {
 }
 
 void Channel::compare(int peer) {
-  if (flag(peer, round_).fingerprint != fingerprint_) disagree(peer);
+  if (flag(peer, round_).fingerprint.load(std::memory_order_relaxed) != fingerprint_) disagree(peer);
 }
 
 // In rounds in which this rank did not wait for the peer: one that is waited for in vain may have called something
-// else there, and wait for what nobody will do.
+// else there, and wait for what nobody will do. Whoever writes such a flag again is past the awaited round.
 void Channel::compare_past(int peer) {
   for (std::uint64_t past = round_ - std::min<std::uint64_t>(round_, num_flags_) + 1; past < round_; ++past) {
     const Flag &own = flag(rank_, past), &other = flag(peer, past);
     const auto is_shown = [past](const Flag& each) { return each.round.load(std::memory_order_acquire) == static_cast<std::uint32_t>(past); };
-    if (!is_shown(own) || !is_shown(other) || own.fingerprint == other.fingerprint) continue;
+    if (!is_shown(own) || !is_shown(other)) continue;
+    const std::uint64_t shown = other.fingerprint.load(std::memory_order_relaxed);
+    if (shown == own.fingerprint.load(std::memory_order_relaxed)) continue;
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (is_shown(other)) disagree(peer);  // else it was written again meanwhile
+    if (!has_posted(peer)) disagree(peer);  // else it may have been written again meanwhile
   }
 }
 

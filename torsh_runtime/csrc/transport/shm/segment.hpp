@@ -32,7 +32,7 @@ struct alignas(128) Flag {
   std::atomic<std::uint32_t> round;  // the futex word
   std::atomic<std::uint16_t> cpu;    // where the writer ran, + 1
   std::atomic<std::uint16_t> behind;  // so many rounds ago is one that all have posted, as the writer knows
-  std::uint64_t fingerprint;  // of the writer's call
+  std::atomic<std::uint64_t> fingerprint;  // of the writer's calls so far
   std::byte payload[tiny_bytes];
   // In the next line, of a leader in a round of two levels: the round, once all ranks are in it. A futex word.
   alignas(64) std::atomic<std::uint32_t> released;
