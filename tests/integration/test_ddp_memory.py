@@ -24,7 +24,7 @@ def test_gradients_that_are_views_of_buckets_are_in_memory_once(framework: str) 
         # The buckets. A page that only one of the two ranks has touched yet counts whole for it.
         assert shared == pytest.approx(1.0, abs=0.3)
         assert own < 0.5  # of torch's fresh gradients, and gaps that the allocator leaves by them
-        assert sum(copy) > 1.5  # the measure sees a copy: of torch's in own memory, of nn's in shared
+        assert sum(copy) > 1.5  # a copy is seen: torch's own memory, or shared memory of nn's
 
 
 @pytest.mark.torch
