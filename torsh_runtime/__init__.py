@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torsh_runtime import (
+        checkpoint,
         compression,
+        elastic,
         nn,
         optim,
     )
@@ -361,7 +363,7 @@ _HOMES = {
         "StoreWatch",
     ),
 }
-_SUBPACKAGES = ("compression", "nn", "optim")
+_SUBPACKAGES = ("checkpoint", "compression", "elastic", "nn", "optim")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [*_HOME_OF, *_SUBPACKAGES]

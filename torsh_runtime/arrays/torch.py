@@ -53,3 +53,34 @@ def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
     except (KeyError, RuntimeError, TypeError) as error:
         raise TypeError(f"{tensor.dtype} is not supported: {error}") from None
     return values.view(np.dtype([(name, values.dtype)]))
+
+
+def copy_out(tensor: torch.Tensor, target: NDArray[np.uint8]) -> None:
+    """See arrays.raw."""
+    _elements(target, tensor).copy_(tensor.detach())
+
+
+@torch.no_grad()
+def copy_in(tensor: torch.Tensor, source: NDArray[np.uint8]) -> None:
+    """See arrays.raw."""
+    tensor.copy_(_elements(source, tensor))
+
+
+def memory_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
+    """See arrays.raw."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj():
+        return None
+    memory: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memory
+
+
+def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """See arrays.raw."""
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise TypeError(f"{dtype!r} is no dtype of torch's")
+    return torch.empty(shape, dtype=kind)
+
+
+def _elements(memory: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(memory).view(like.dtype).view(like.shape)

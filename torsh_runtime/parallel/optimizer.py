@@ -43,19 +43,19 @@ class DistributedOptimizer:
         super().__init__(whole.param_groups, whole.defaults)  # type: ignore[call-arg]
         self._group: ProcessGroup = group_of(process_group)
         self._owners = _owners(self.param_groups, self._group.world_size)
-        self._local = optimizer_class(list(map(self._part, self.param_groups)), **defaults)
+        self.local = optimizer_class(list(map(self._part, self.param_groups)), **defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train these parameters as well; all ranks pass the same."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        if hasattr(self, "_local"):
+        if hasattr(self, "local"):
             self._owners = _owners(self.param_groups, self._group.world_size, self._owners)
-            self._local.add_param_group(self._part(self.param_groups[-1]))
+            self.local.add_param_group(self._part(self.param_groups[-1]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step this rank's own parameters and get the others'. What the closure returned."""
         self._pass_options_on()
-        loss = self._local.step() if closure is None else self._local.step(closure)
+        loss = self.local.step() if closure is None else self.local.step(closure)
         self._take_options_back()
         works = [
             self._group.broadcast(parameter.data, self._owners[id(parameter)], async_op=True)
@@ -69,7 +69,7 @@ class DistributedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the state, and the options. For all of it see gather_state_dict()."""
         self._pass_options_on()
-        return {"local": self._local.state_dict(), "world_size": self._group.world_size}
+        return {"local": self.local.state_dict(), "world_size": self._group.world_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what state_dict() gave on this rank of as many, or gather_state_dict() on one of any
@@ -84,7 +84,7 @@ class DistributedOptimizer:
         the others. All ranks call it. ConfigError for a group of torch's, which moves no objects
         of ours: pass process_group one of torsh_runtime's."""
         parts: list[Any] | None = [None] * self._group.world_size
-        own = self._local.state_dict()
+        own = self.local.state_dict()
         if self._group.rank != dst:
             parts = None
         gather_object(own["state"], parts, group=self._group, group_dst=dst)
@@ -104,12 +104,12 @@ class DistributedOptimizer:
                 f"the optimizer's state is one rank's of {state['world_size']}, and there are "
                 f"{self._group.world_size}: save what gather_state_dict() gives"
             )
-        self._local.load_state_dict(state["local"])
+        self.local.load_state_dict(state["local"])
         self._take_options_back()
 
     def _load_whole(self, state: dict[str, Any]) -> None:
         own_numbers = self._numbers()[self._group.rank]
-        packed = self._local.state_dict()["param_groups"]
+        packed = self.local.state_dict()["param_groups"]
         for own, saved, group in zip(packed, state["param_groups"], self.param_groups, strict=True):
             options = {key: value for key, value in saved.items() if key != "params"}
             own.update(options)
@@ -119,16 +119,16 @@ class DistributedOptimizer:
             for number, whole in own_numbers.items()
             if whole in state["state"]
         }
-        self._local.load_state_dict({"state": mine, "param_groups": packed})
+        self.local.load_state_dict({"state": mine, "param_groups": packed})
 
     def _pass_options_on(self) -> None:
         """What schedules and users have changed."""
-        for own, group in zip(self._local.param_groups, self.param_groups, strict=True):
+        for own, group in zip(self.local.param_groups, self.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})
 
     def _take_options_back(self) -> None:
         """What the optimizer itself has changed."""
-        for own, group in zip(self._local.param_groups, self.param_groups, strict=True):
+        for own, group in zip(self.local.param_groups, self.param_groups, strict=True):
             group.update({key: value for key, value in own.items() if key != "params"})
 
     def _numbers(self) -> list[dict[int, int]]:

@@ -1,0 +1,77 @@
+"""Bytes of arrays and tensors of any framework, in row-major order, to be kept elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.numpy_or_cupy import array_module, bfloat16
+
+Bytes = NDArray[np.uint8]
+
+
+def is_array(value: object) -> bool:
+    """Whether it is an array of numpy, cupy or jax, or a tensor of torch."""
+    return _is_torch(value) or all(hasattr(value, each) for each in ("__array__", "dtype", "shape"))
+
+
+def dtype_name(values: Any) -> str:
+    """Of its elements, as numpy, torch and ml_dtypes agree on it: "float32", "bfloat16"."""
+    return str(values.dtype).removeprefix("torch.")
+
+
+def copy_out(values: Any, target: Bytes) -> None:
+    """Write its bytes to `target`, which is as long."""
+    if _is_torch(values):
+        from torsh_runtime.arrays.torch import copy_out as copy_tensor_out
+
+        copy_tensor_out(values, target)
+        return
+    host = values.get() if array_module(values) is not np else np.asarray(values)
+    elements = target.view(host.dtype).reshape(host.shape)
+    np.copyto(elements, host)
+
+
+def copy_in(values: Any, source: Bytes) -> None:
+    """Write these bytes into it, in place."""
+    if _is_torch(values):
+        from torsh_runtime.arrays.torch import copy_in as copy_tensor_in
+
+        copy_tensor_in(values, source)
+        return
+    elements = source.view(values.dtype).reshape(values.shape)
+    values[...] = array_module(values).asarray(elements)
+
+
+def memory_of(values: Any) -> Bytes | None:
+    """Its bytes in place, if they are in this process's memory, one behind the other."""
+    if _is_torch(values):
+        from torsh_runtime.arrays.torch import memory_of as memory_of_tensor
+
+        return memory_of_tensor(values)
+    if not isinstance(values, np.ndarray) or not values.flags.c_contiguous:
+        return None
+    return values.reshape(-1).view(np.uint8) if values.flags.writeable else None
+
+
+def empty(framework: str, shape: tuple[int, ...], dtype: str) -> Any:
+    """An uninitialised array of "numpy", or tensor of "torch", in this process's memory. TypeError
+    for a dtype that the framework has not."""
+    if framework == "torch":
+        from torsh_runtime.arrays.torch import empty as empty_tensor
+
+        return empty_tensor(shape, dtype)
+    return np.empty(shape, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
+
+
+def framework_of(values: object) -> str:
+    """As empty() takes it."""
+    return "torch" if _is_torch(values) else "numpy"
+
+
+def _is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

@@ -1,0 +1,16 @@
+"""Checkpoints: what a training has come to, on the disk, for any number of ranks."""
+
+from torsh_runtime.checkpoint.checkpointer import Checkpointer, Loaded
+from torsh_runtime.checkpoint.exporting import export_state_dict, import_state_dict
+from torsh_runtime.checkpoint.reader import CheckpointReader, DamagedCheckpoint
+from torsh_runtime.parallel.state import PerRank
+
+__all__ = [
+    "CheckpointReader",
+    "Checkpointer",
+    "DamagedCheckpoint",
+    "Loaded",
+    "PerRank",
+    "export_state_dict",
+    "import_state_dict",
+]

@@ -1,0 +1,111 @@
+"""python -m torsh_runtime.checkpoint: what is in a directory of checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from torsh_runtime.checkpoint.directory import checkpoints
+from torsh_runtime.checkpoint.exporting import export_state_dict, import_state_dict
+from torsh_runtime.checkpoint.reader import CheckpointReader
+from torsh_runtime.errors import TorshError
+
+_DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False))
+_STEP = click.option("--step", type=int, help="Of this step; without it, the newest.")
+_PART = click.option(
+    "--part", default="model", show_default=True, help="The name that the model was saved by."
+)
+
+
+@click.group()
+def main() -> None:
+    """Look at checkpoints, check them, and write models to and from plain files."""
+
+
+@main.command()
+@_DIRECTORY
+@click.option("--tensors", is_flag=True, help="Show each tensor of the newest one.")
+@click.option("--step", type=int, help="Only of this step.")
+def ls(directory: str, tensors: bool, step: int | None) -> None:
+    """List the checkpoints, newest first."""
+    found = _found(directory, step)
+    for path in found[: 1 if tensors else None]:
+        try:
+            with CheckpointReader(path) as reader:
+                _show(reader, tensors)
+        except TorshError as error:
+            click.echo(f"{path.name}  damaged: {error}")
+
+
+@main.command()
+@_DIRECTORY
+@click.option("--step", type=int, help="Only of this step.")
+def verify(directory: str, step: int | None) -> None:
+    """Read all and compare with the checksums. Exits with 1 if one is damaged."""
+    damaged = 0
+    for path in _found(directory, step):
+        try:
+            with CheckpointReader(path) as reader:
+                reader.verify()
+            click.echo(f"{path.name}  whole")
+        except TorshError as error:
+            damaged += 1
+            click.echo(f"{path.name}  damaged: {error}")
+    sys.exit(1 if damaged else 0)
+
+
+@main.command("export")
+@_DIRECTORY
+@click.argument("file", type=click.Path(dir_okay=False))
+@_STEP
+@_PART
+def export_(directory: str, file: str, step: int | None, part: str) -> None:
+    """Write a model's state dict to FILE: .safetensors, or .pt, .pth, .bin as torch.save()."""
+    _or_exit(lambda: export_state_dict(_found(directory, step)[0], file, part))
+
+
+@main.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--step", type=int, default=0, show_default=True, help="The step it is to be of.")
+@_PART
+def import_(file: str, directory: str, step: int, part: str) -> None:
+    """Make a checkpoint in DIRECTORY of the state dict in FILE."""
+    _or_exit(lambda: import_state_dict(file, directory, step, part))
+
+
+def _found(directory: str, step: int | None) -> list[Path]:
+    found = [path for number, path in checkpoints(Path(directory)) if step in (None, number)]
+    if not found:
+        which = "" if step is None else f" of step {step}"
+        click.echo(f"{directory} has no checkpoint{which}", err=True)
+        sys.exit(2)
+    return found
+
+
+def _show(reader: CheckpointReader, tensors: bool) -> None:
+    manifest = reader.manifest
+    when = datetime.fromtimestamp(manifest.time).strftime("%Y-%m-%d %H:%M:%S")
+    click.echo(
+        f"{reader.path.name}  {when}  {manifest.world_size} rank(s)  "
+        f"{len(manifest.tensors)} tensors  {manifest.num_bytes / 1e6:.1f} MB"
+    )
+    for name, tensor in manifest.tensors.items() if tensors else ():
+        pieces = len(tensor.pieces)
+        click.echo(f"  {name!a}  {tensor.dtype}  {tensor.shape}  {pieces} piece(s)")
+
+
+def _or_exit(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except (TorshError, OSError) as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

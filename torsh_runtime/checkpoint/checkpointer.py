@@ -1,0 +1,186 @@
+"""Checkpointer: saves a training's state and loads it again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torsh_runtime.checkpoint.directory import checkpoints
+from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.checkpoint.reader import CheckpointReader, DamagedCheckpoint
+from torsh_runtime.checkpoint.saving import Planner, Save
+from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
+from torsh_runtime.parallel.state import restore
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What Checkpointer.load() found."""
+
+    step: int
+    path: Path
+    values: dict[str, Any]
+    """What no model, optimizer or other thing with a load_state_dict() has taken, by name."""
+    passed_over: tuple[str, ...]
+    """Why newer checkpoints were not loaded."""
+
+
+class Checkpointer:
+    """Checkpoints of a training, in a directory that all ranks see.
+
+        checkpointer = tr.checkpoint.Checkpointer("checkpoints", keep_last=3)
+        state = {"model": model, "optimizer": optimizer, "sampler": sampler}
+        loaded = checkpointer.load(state)
+        for step in range(loaded.step if loaded else 0, steps):
+            ...
+            if step % 100 == 99:
+                checkpointer.save(step + 1, state, async_op=True)
+        checkpointer.wait()
+
+    Each rank writes what it has, and what several have is written by one of them. A checkpoint is
+    loaded on any number of ranks, by models wrapped in any way or not at all.
+
+    All ranks make the same calls in the same order.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, keep_last: int | None = None, process_group: Any = None
+    ) -> None:
+        """directory: made when it is first saved to; for one job at a time.
+        keep_last: of how many steps to keep checkpoints; None: of all.
+        process_group: the ranks; None: the default group, or this process alone without one.
+        """
+        if keep_last is not None and keep_last < 1:
+            raise ConfigError(f"keep_last must be 1 or more, or None to keep all, not {keep_last}")
+        self._directory = Path(directory)
+        self._keep_last = keep_last
+        self._ranks = Ranks.of(process_group)
+        self._apart: Ranks | None = None
+        self._planner = Planner(self._ranks)
+        self._writing: _Writing | None = None
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def save(self, step: int, state: Mapping[str, Any], async_op: bool = False) -> None:
+        """Save the state that follows `step` steps.
+
+        state: by name, models, optimizers, whatever else has state_dict() and load_state_dict(),
+            and values: numbers, texts, arrays, and lists, tuples and dicts of them. For other
+            things than models and optimizers rank 0's counts, unless they are in PerRank.
+        async_op: only the copying in memory is waited for; see wait(). A save before that is
+            still being written is waited for first.
+
+        Raises CheckpointError on all ranks if one of them cannot keep what it has, or not
+        write it, and then nothing of it stays; CommError as ProcessGroup.
+        """
+        if type(step) is not int or step < 0:
+            raise ConfigError(f"step must be a whole number from 0 on, not {step!r}")
+        self.wait()
+        save = self._planner.begin(step, state, async_op)
+        if not async_op:
+            save.write(self._directory, self._ranks, self._keep_last)
+            return
+        if self._apart is None:
+            self._apart = self._ranks.apart()
+        self._writing = _Writing(save, self._directory, self._apart, self._keep_last)
+
+    def wait(self) -> None:
+        """Return when what was saved is on the disk. Raises what save() would have raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+
+    def load(
+        self, state: Mapping[str, Any] | None = None, step: int | None = None
+    ) -> Loaded | None:
+        """Load the newest checkpoint that is whole into what `state` names, in place; None if there
+        is no checkpoint at all.
+
+        step: of which step; None: the newest. Where one is damaged, a RuntimeWarning says so and
+            the next older one is taken.
+
+        Raises CheckpointError on all ranks if all are damaged, and if one does not fit: tensors of
+        other names, shapes or dtypes. What the state then holds is undefined.
+        """
+        self.wait()
+        passed_over: list[str] = []
+        for number, path in self._candidates(step):
+            outcome = self._try(path, dict(state or {}))
+            if isinstance(outcome, dict):
+                return Loaded(number, path, outcome, tuple(passed_over))
+            passed_over.append(outcome)
+            if self._ranks.rank == 0:
+                warnings.warn(f"passed over a checkpoint: {outcome}", RuntimeWarning, stacklevel=2)
+        if not passed_over and step is None:
+            return None
+        raise CheckpointError(
+            f"{self._directory} has no checkpoint {'' if step is None else f'of step {step} '}that "
+            f"can be loaded. {' '.join(passed_over)}".rstrip()
+        )
+
+    def steps(self) -> list[int]:
+        """Of which steps there are checkpoints, newest first."""
+        return list(dict.fromkeys(step for step, _ in checkpoints(self._directory)))
+
+    def _candidates(self, step: int | None) -> list[tuple[int, Path]]:
+        """As rank 0 sees them."""
+        own = [[each, path.name] for each, path in checkpoints(self._directory)]
+        told = json.loads(self._ranks.texts(json.dumps(own))[0])
+        return [(each, self._directory / name) for each, name in told if step in (None, each)]
+
+    def _try(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | str:
+        """The values, or why all ranks pass it over."""
+        values: dict[str, Any] = {}
+        misfit: Exception | None = None
+        damage = ""
+        try:
+            with CheckpointReader(path) as reader:
+                values = restore(state, reader, self._ranks.rank)
+        except DamagedCheckpoint as error:
+            damage = str(error)
+        except (TorshError, ValueError, TypeError, KeyError) as error:
+            misfit = error
+        told = self._ranks.texts(json.dumps([damage, "" if misfit is None else str(misfit)]))
+        outcomes = [json.loads(each) for each in told]
+        if misfit is not None:
+            raise misfit if isinstance(misfit, TorshError) else _misfit(path, misfit) from misfit
+        for rank, (_, other) in enumerate(outcomes):
+            if other:
+                raise CheckpointError(f"rank {rank} cannot load {path}: {other}")
+        damages = [f"rank {rank}: {each}." for rank, (each, _) in enumerate(outcomes) if each]
+        return damages[0] if damages else values
+
+
+class _Writing:
+    """A save in a thread of its own."""
+
+    def __init__(self, save: Save, directory: Path, ranks: Ranks, keep_last: int | None) -> None:
+        self._error: BaseException | None = None
+        self._arguments = directory, ranks, keep_last
+        self._save = save
+        self._thread = threading.Thread(target=self._write, name="torsh checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _write(self) -> None:
+        try:
+            self._save.write(*self._arguments)
+        except BaseException as error:
+            self._error = error
+
+
+def _misfit(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} does not fit: {type(error).__name__}: {error}")

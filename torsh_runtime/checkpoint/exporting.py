@@ -1,0 +1,132 @@
+"""Models from checkpoints to plain files and back: safetensors', or what torch.save() writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.arrays.raw import empty
+from torsh_runtime.checkpoint.checkpointer import Checkpointer
+from torsh_runtime.checkpoint.reader import CheckpointReader
+from torsh_runtime.checkpoint.tensor_file import lay_out, read_header
+from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.layout import Piece, ShardedTensor
+
+_TORCH = (".pt", ".pth", ".bin")
+
+
+def export_state_dict(checkpoint: str | Path, file: str | Path, part: str = "model") -> None:
+    """Write the whole tensors of one part of a checkpoint to a file, under the names that the
+    model's load_state_dict() knows: ".safetensors", or ".pt", ".pth" or ".bin" as torch.save()
+    does. What was there is replaced when all is written.
+
+    checkpoint: its own directory. Raises CheckpointError if it is damaged or has no such part.
+    """
+    target = Path(file)
+    write = _writer(target)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    with CheckpointReader(Path(checkpoint)) as reader:
+        names = {name[len(part) + 1 :]: name for name in _names(reader, part)}
+        if not names:
+            raise CheckpointError(f"{checkpoint} has no tensors of a part named {part!r}")
+        try:
+            write(reader, names, unfinished)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def import_state_dict(
+    file: str | Path, directory: str | Path, step: int = 0, part: str = "model"
+) -> None:
+    """Make a checkpoint of a model's tensors in such a file, which any ranks can load.
+
+    torch's files are read with weights_only=True. Raises CheckpointError for what is no such file.
+    """
+    source = Path(file)
+    tensors = _read_torch(source) if source.suffix in _TORCH else dict(_read_tensors(source))
+    Checkpointer(directory).save(step, {part: tensors})
+
+
+def _names(reader: CheckpointReader, part: str) -> list[str]:
+    aliases = [name for name in reader.manifest.aliases if name.startswith(f"{part}/")]
+    return [*reader.names(f"{part}/"), *aliases]
+
+
+def _writer(target: Path) -> Any:
+    if target.suffix == ".safetensors":
+        return _write_tensors
+    if target.suffix in _TORCH:
+        return _write_torch
+    raise ConfigError(
+        f"{target}: the file must end in .safetensors or {', '.join(_TORCH)}, which says what it is"
+    )
+
+
+def _write_tensors(reader: CheckpointReader, names: Mapping[str, str], target: Path) -> None:
+    kinds = [(name, *reader.kind(stored)) for name, stored in names.items()]
+    header, places, size = lay_out(kinds, {"format": "pt"})
+    with target.open("xb") as file:
+        file.truncate(size)
+        file.write(header)
+        for name, place in places.items():
+            file.seek(place.start)
+            file.write(reader.read_bytes(names[name]).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_torch(reader: CheckpointReader, names: Mapping[str, str], target: Path) -> None:
+    import torch
+
+    tensors: dict[str, Any] = {}
+    for name, stored in names.items():
+        stored = reader.manifest.aliases.get(stored, stored)
+        if stored not in tensors:
+            dtype, shape = reader.kind(stored)
+            tensors[stored] = empty("torch", shape, dtype)
+            reader.read(stored, ShardedTensor(tensors[stored], Piece.whole(shape)))
+        tensors[name] = tensors[stored]
+    torch.save({name: tensors[name] for name in names}, target)
+
+
+def _read_torch(source: Path) -> dict[str, Any]:
+    import pickle
+
+    import torch
+
+    try:
+        tensors = torch.load(source, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{source} cannot be read: {error}") from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(each, torch.Tensor) for name, each in tensors.items()
+    ):
+        raise CheckpointError(f"{source} is no dict of tensors by name, as state_dict() gives it")
+    return tensors
+
+
+def _read_tensors(source: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        with source.open("rb") as file:
+
+            def read(start: int, length: int) -> bytes:
+                file.seek(start)
+                return file.read(length)
+
+            size = os.fstat(file.fileno()).st_size
+            for name, place in read_header(read, size).items():
+                yield name, _tensor(place, read(place.start, place.num_bytes))
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from None
+
+
+def _tensor(place: Any, content: bytes) -> Any:
+    values = empty("numpy", place.shape, place.dtype)
+    elements = np.frombuffer(content, np.uint8).view(values.dtype)
+    values[...] = elements.reshape(place.shape)
+    return values

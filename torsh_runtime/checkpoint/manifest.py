@@ -1,0 +1,143 @@
+"""What a checkpoint says of itself: which pieces of which tensors lie where in its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
+from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.layout import Piece
+
+VERSION = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """A piece of a tensor in a file."""
+
+    file: str
+    start: int
+    """The place of its first byte there."""
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A whole tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[StoredPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of tensors."""
+
+    num_bytes: int
+    block: int
+    """Bytes that a checksum is of; the last block is shorter."""
+    checksums: tuple[int, ...]
+    """CRC-32 of each block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All that is in a checkpoint."""
+
+    step: int
+    world_size: int
+    """Of the ranks that saved it."""
+    time: float
+    """When, in seconds since 1970."""
+    tensors: Mapping[str, StoredTensor]
+    values: Mapping[str, Any]
+    aliases: Mapping[str, str]
+    files: Mapping[str, StoredFile]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files of tensors."""
+        return sum(each.num_bytes for each in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """For a file."""
+        content = json.dumps({"version": VERSION, **asdict(self)}).encode()
+        return b"%08x\n" % zlib.crc32(content) + content
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Manifest:
+        """CheckpointError for what is no manifest, or a damaged one, or of a later version."""
+        checksum, _, content = text.partition(b"\n")
+        if checksum != b"%08x" % zlib.crc32(content):
+            raise CheckpointError(f"{NAME} is damaged: it has not the checksum that it begins with")
+        try:
+            told = json.loads(content)
+            if told["version"] != VERSION:
+                raise CheckpointError(
+                    f"{NAME} is of version {told['version']!r}, this is version {VERSION}: load it "
+                    f"with the torsh_runtime that wrote it"
+                )
+            return _manifest(told)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{NAME} makes no sense: {error!r}") from None
+
+
+def _manifest(told: Mapping[str, Any]) -> Manifest:
+    files = {name: _file(name, each) for name, each in told["files"].items()}
+    tensors = {name: _tensor(each, files) for name, each in told["tensors"].items()}
+    if not isinstance(told["values"], dict):
+        raise ValueError("values that are no dict")
+    aliases = {str(name): str(other) for name, other in told["aliases"].items()}
+    step, world_size = _count(told["step"]), _count(told["world_size"])
+    return Manifest(step, world_size, float(told["time"]), tensors, told["values"], aliases, files)
+
+
+def _file(name: str, told: Mapping[str, Any]) -> StoredFile:
+    if "/" in name or name.startswith(".") or "\0" in name or name == NAME:
+        raise ValueError(f"a file of tensors cannot be named {name!r}")
+    size, block = _count(told["num_bytes"]), _count(told["block"])
+    checksums = tuple(map(_count, told["checksums"]))
+    if block < 1 or len(checksums) != -(-size // block):
+        raise ValueError(f"{len(checksums)} checksums for {size} bytes in blocks of {block}")
+    return StoredFile(size, block, checksums)
+
+
+def _tensor(told: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredTensor:
+    dtype, shape = told["dtype"], _counts(told["shape"])
+    pieces = []
+    for each in told["pieces"]:
+        piece = piece_from(each["piece"])
+        stored = StoredPiece(each["file"], _count(each["start"]), piece)
+        end = stored.start + piece.size * ITEMSIZES[dtype]
+        if piece.global_shape != shape or end > files[stored.file].num_bytes:
+            raise ValueError(f"a piece of a tensor of shape {shape} that does not lie in its file")
+        pieces.append(stored)
+    if sum(each.piece.size for each in pieces) < math.prod(shape):
+        raise ValueError(f"a tensor of shape {shape} of which elements are missing")
+    return StoredTensor(dtype, shape, tuple(pieces))
+
+
+def piece_from(told: Mapping[str, Any]) -> Piece:
+    """What asdict() gave, checked. ValueError, KeyError or TypeError for anything else."""
+    whole, offsets, shape = (_counts(told[each]) for each in ("global_shape", "offsets", "shape"))
+    try:
+        return Piece(whole, offsets, shape, _count(told["start"]), _count(told["end"]))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+def _counts(told: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(_count, told))
+
+
+def _count(told: Any) -> int:
+    if type(told) is not int or not 0 <= told < 1 << 63:
+        raise ValueError(f"{told!r} is no number of anything")
+    return told

@@ -1,0 +1,66 @@
+"""Who writes what: arithmetic on what ranks say they have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torsh_runtime.errors import CheckpointError
+from torsh_runtime.layout import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A piece of a tensor that a rank has."""
+
+    name: str
+    dtype: str
+    piece: Piece
+
+
+def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> list[list[Held]]:
+    """For each rank the pieces that it writes, of those that it has: each piece once, and as many
+    bytes by each rank as can be, the largest given out first.
+
+    CheckpointError if ranks differ on a tensor's dtype or shape, or nobody has a part of it.
+    """
+    _check(held)
+    holders: dict[Held, list[int]] = {}
+    for rank, own in enumerate(held):
+        for each in own:
+            holders.setdefault(each, []).append(rank)
+    sizes = {each: each.piece.size * itemsizes[each.dtype] for each in holders}
+    loads, shares = [0] * len(held), [list[Held]() for _ in held]
+    by_choice = sorted(holders, key=lambda each: (len(holders[each]) > 1, -sizes[each]))
+    for each in by_choice:
+        rank = min(holders[each], key=loads.__getitem__)
+        loads[rank] += sizes[each]
+        shares[rank].append(each)
+    return shares
+
+
+def _check(held: Sequence[Sequence[Held]]) -> None:
+    first: dict[str, tuple[Held, int]] = {}
+    pieces: dict[str, set[Piece]] = {}
+    for rank, own in enumerate(held):
+        for each in own:
+            other, who = first.setdefault(each.name, (each, rank))
+            if _whole(other) != _whole(each):
+                raise CheckpointError(
+                    f"{each.name!r} is {_whole(other)} on rank {who} and {_whole(each)} on rank "
+                    f"{rank}: build the same on all ranks"
+                )
+            pieces.setdefault(each.name, set()).add(each.piece)
+    for name, parts in pieces.items():
+        size = math.prod(first[name][0].piece.global_shape)
+        there = sum(part.size for part in parts)
+        if there < size:
+            raise CheckpointError(
+                f"the ranks have only {there} of the {size} elements of {name!r} together: save on "
+                f"all ranks of the group that it is sharded over"
+            )
+
+
+def _whole(held: Held) -> str:
+    return f"{held.dtype} of shape {held.piece.global_shape}"

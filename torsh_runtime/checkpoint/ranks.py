@@ -1,0 +1,49 @@
+"""What ranks tell each other when they save and load: all of a group, or one process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.comm.choosing import backend_type
+from torsh_runtime.comm.default import has_default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.groups import group_of
+
+
+class Ranks:
+    """Those that save together."""
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else group.rank
+        self.world_size = 1 if group is None else group.world_size
+
+    @classmethod
+    def of(cls, process_group: Any) -> Ranks:
+        """Of a group; None: the default one, or this process alone if there is none."""
+        if process_group is None and not has_default_group():
+            return cls(None)
+        return cls(group_of(process_group))
+
+    def apart(self) -> Ranks:
+        """The same ranks by a group of their own, for another thread. All of them call it."""
+        group = self._group
+        if group is None:
+            return self
+        kind = backend_type("native" if "nccl" in group.backend else group.backend)
+        return Ranks(group.session.group(group.name, group.ranks, kind, group.timeout))
+
+    def numbers(self, own: Sequence[int]) -> list[list[int]]:
+        """Everyone's, by rank."""
+        if self._group is None:
+            return [list(own)]
+        told: list[list[int]] = self._group.all_gather_numbers(np.array(own, np.int64)).tolist()
+        return told
+
+    def texts(self, own: str) -> list[str]:
+        """Everyone's, by rank."""
+        return [own] if self._group is None else texts_of_all(self._group, own)

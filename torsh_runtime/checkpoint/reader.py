@@ -1,0 +1,227 @@
+"""Reads of a checkpoint the bytes that are wanted, and checks them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.arrays.raw import copy_in, dtype_name, memory_of
+from torsh_runtime.checkpoint.manifest import NAME, Manifest, StoredFile, StoredTensor
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
+from torsh_runtime.errors import CheckpointError
+from torsh_runtime.layout import Piece, ShardedTensor, overlaps
+
+_LONGEST_MANIFEST = 1 << 30
+Bytes = NDArray[np.uint8]
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Its files are not what its manifest says, or it has none."""
+
+
+class CheckpointReader:
+    """One checkpoint. Files are opened when something in them is wanted."""
+
+    def __init__(self, path: Path) -> None:
+        """DamagedCheckpoint if its manifest is not whole or a file is missing or cut short;
+        CheckpointError if a later version has written it."""
+        self.path = path
+        self._files: dict[str, _BlockFile] = {}
+        try:
+            with _opened(path / NAME) as (descriptor, size):
+                text = _pread(descriptor, 0, min(size, _LONGEST_MANIFEST))
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path}: {NAME} cannot be read: {error.strerror}") from None
+        try:
+            self.manifest = Manifest.from_bytes(text)
+        except CheckpointError as error:
+            raise DamagedCheckpoint(f"{path}: {error}") from None
+        for name, told in self.manifest.files.items():
+            self._check_size(name, told)
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._files.values():
+            each.close()
+        self._files.clear()
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Plain values, by name."""
+        return self.manifest.values
+
+    def names(self, prefix: str) -> list[str]:
+        """Of all tensors whose names begin so."""
+        return [name for name in self.manifest.tensors if name.startswith(prefix)]
+
+    def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The dtype and shape of a whole tensor. CheckpointError if there is none."""
+        found = self._tensor(name)
+        return found.dtype, found.shape
+
+    def read(self, name: str, target: ShardedTensor) -> None:
+        """Write this piece of a tensor to the target's values.
+
+        CheckpointError for a tensor that is not there or of another shape or dtype,
+        DamagedCheckpoint if its bytes are not those that were written.
+        """
+        stored = self._tensor(name)
+        wanted = target.piece
+        if (stored.shape, stored.dtype) != (wanted.global_shape, dtype_name(target.values)):
+            raise CheckpointError(
+                f"{self.path}: {name!r} is {stored.dtype} of shape {stored.shape} there, and "
+                f"{dtype_name(target.values)} of shape {wanted.global_shape} here"
+            )
+        in_place = memory_of(target.values)
+        size = wanted.size * ITEMSIZES[stored.dtype]
+        memory = np.empty(size, np.uint8) if in_place is None else in_place
+        if memory.size != size:
+            raise CheckpointError(f"{name!r}: {memory.size} bytes are no piece of {size}")
+        self._fill(name, stored, wanted, memory)
+        if in_place is None:
+            copy_in(target.values, memory)
+
+    def read_bytes(self, name: str) -> Bytes:
+        """Those of a whole tensor, row-major, of whatever dtype."""
+        stored = self._tensor(name)
+        whole = Piece.whole(stored.shape)
+        memory = np.empty(whole.size * ITEMSIZES[stored.dtype], np.uint8)
+        self._fill(name, stored, whole, memory)
+        return memory
+
+    def verify(self) -> None:
+        """Read all of it. DamagedCheckpoint names the first file that is not as it was written."""
+        for name, told in self.manifest.files.items():
+            scratch = np.empty(told.block, np.uint8)
+            for start in range(0, told.num_bytes, told.block):
+                self._file(name).read(start, scratch[: min(told.block, told.num_bytes - start)])
+
+    def _fill(self, name: str, stored: StoredTensor, wanted: Piece, memory: Bytes) -> None:
+        width = ITEMSIZES[stored.dtype]
+        missing = wanted.size
+        for part in stored.pieces:
+            for ours, theirs, length in overlaps(wanted, part.piece):
+                target = memory[ours * width : (ours + length) * width]
+                self._file(part.file).read(part.start + theirs * width, target)
+                missing -= length
+        if missing > 0:
+            raise DamagedCheckpoint(f"{self.path}: {missing} elements of {name!r} are nowhere")
+
+    def _tensor(self, name: str) -> StoredTensor:
+        name = self.manifest.aliases.get(name, name)
+        try:
+            return self.manifest.tensors[name]
+        except KeyError:
+            raise CheckpointError(
+                f"{self.path}: there is no tensor {name!r} in it; `python -m "
+                f"torsh_runtime.checkpoint ls --tensors` shows which there are"
+            ) from None
+
+    def _check_size(self, name: str, told: StoredFile) -> None:
+        try:
+            size = (self.path / name).lstat().st_size
+        except OSError as error:
+            raise DamagedCheckpoint(f"{self.path}: {name}: {error.strerror}") from None
+        if size != told.num_bytes:
+            raise DamagedCheckpoint(
+                f"{self.path}: {name} has {size} bytes, and had {told.num_bytes} when written"
+            )
+
+    def _file(self, name: str) -> _BlockFile:
+        if name not in self._files:
+            self._files[name] = _BlockFile(self.path / name, self.manifest.files[name])
+        return self._files[name]
+
+
+class _BlockFile:
+    """A file of which each block is checked when something in it is read."""
+
+    def __init__(self, path: Path, told: StoredFile) -> None:
+        self._path = path
+        self._told = told
+        self._cached = -1
+        self._open = ExitStack()
+        self._scratch = np.empty(min(told.block, told.num_bytes), np.uint8)
+        try:
+            self._descriptor, size = self._open.enter_context(_opened(path))
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path}: {error.strerror}") from None
+        if size != told.num_bytes:
+            raise DamagedCheckpoint(f"{path}: it changes while it is read")
+
+    def close(self) -> None:
+        """Of no use afterwards."""
+        self._open.close()
+
+    def read(self, start: int, target: Bytes) -> None:
+        """Fill the target with the bytes from `start` on."""
+        block, done = self._told.block, 0
+        while done < target.size:
+            number, skipped = divmod(start + done, block)
+            whole = min(block, self._told.num_bytes - number * block)
+            length = min(whole - skipped, target.size - done)
+            here = target[done : done + length]
+            if length == whole:
+                self._read_block(number, here)
+            else:
+                here[:] = self._block(number)[skipped : skipped + length]
+            done += length
+
+    def _block(self, number: int) -> Bytes:
+        if number != self._cached:
+            self._cached = -1
+            size = min(self._told.block, self._told.num_bytes - number * self._told.block)
+            self._read_block(number, self._scratch[:size])
+            self._cached = number
+        return self._scratch
+
+    def _read_block(self, number: int, target: Bytes) -> None:
+        start = number * self._told.block
+        try:
+            _pread_into(self._descriptor, start, target)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{self._path}: {error.strerror}") from None
+        if zlib.crc32(target.data) != self._told.checksums[number]:
+            raise DamagedCheckpoint(
+                f"{self._path}: bytes {start} to {start + target.size} are not those that were "
+                f"written"
+            )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, int]]:
+    """The descriptor and size of a regular file to which no link leads. OSError for another."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "it is no regular file")
+        yield descriptor, status.st_size
+    finally:
+        os.close(descriptor)
+
+
+def _pread(descriptor: int, start: int, length: int) -> bytes:
+    target = np.empty(length, np.uint8)
+    _pread_into(descriptor, start, target)
+    return target.tobytes()
+
+
+def _pread_into(descriptor: int, start: int, target: Bytes) -> None:
+    done = 0
+    while done < target.size:
+        got = os.preadv(descriptor, [target.data[done:]], start + done)
+        if not got:
+            raise OSError(0, "it ends too early")
+        done += got

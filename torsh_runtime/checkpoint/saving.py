@@ -1,0 +1,183 @@
+"""How the ranks write one checkpoint together."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torsh_runtime.arrays.raw import dtype_name
+from torsh_runtime.checkpoint.directory import prune, publish, synchronise, temporary
+from torsh_runtime.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    StoredFile,
+    StoredTensor,
+    piece_from,
+)
+from torsh_runtime.checkpoint.plan import Held, share_out
+from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
+from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
+from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.parallel.state import Contents, contents_of
+
+
+class Planner:
+    """Agrees with the other ranks on who writes what, anew only when that changes."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._text = ""
+        self._snapshot: Snapshot | None = None
+        self._layouts: list[FileLayout] = []
+
+    def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Save:
+        """Copy what this rank writes. CheckpointError on all ranks if they save different steps or
+        one cannot save its state."""
+        contents, text, error = Contents(), "", ""
+        try:
+            contents = contents_of(state, self._ranks.rank)
+            text = _told(contents)
+        except (ConfigError, CheckpointError) as reason:
+            error = str(reason)
+        is_new = text != self._text or bool(error)
+        own = [step, async_op, is_new, secrets.randbits(62)]
+        told = self._ranks.numbers(own)
+        if len({(each[0], each[1]) for each in told}) > 1:
+            raise CheckpointError(
+                f"ranks save different steps, or only some of them with async_op: "
+                f"{', '.join(f'step {s}, async_op={bool(a)}' for s, a, *_ in told)}, by rank"
+            )
+        if any(each[2] for each in told):
+            self._plan(text, error)
+        if self._snapshot is None:
+            self._snapshot = Snapshot(self._layouts[self._ranks.rank])
+        self._snapshot.take(contents.tensors, ITEMSIZES)
+        return Save(step, told[0][3], self._snapshot, self._layouts, contents)
+
+    def _plan(self, text: str, error: str) -> None:
+        self._text, self._snapshot = "", None
+        told = [json.loads(each) for each in self._ranks.texts(json.dumps([text, error]))]
+        for rank, (_, failed) in enumerate(told):
+            if failed:
+                raise CheckpointError(f"rank {rank} cannot save: {failed}")
+        held = [_held(each) for each, _ in told]
+        shares = share_out(held, ITEMSIZES)
+        self._layouts = [FileLayout.of(rank, share) for rank, share in enumerate(shares)]
+        self._text = text
+
+
+@dataclass(frozen=True)
+class Save:
+    """One checkpoint on its way to the disk."""
+
+    step: int
+    token: int
+    snapshot: Snapshot
+    layouts: list[FileLayout]
+    contents: Contents
+    """Only its values are looked at: tensors may have changed."""
+
+    def write(self, directory: Path, ranks: Ranks, keep_last: int | None) -> Path:
+        """Write it, with all ranks. Returns where it is.
+
+        CheckpointError on all ranks if one cannot write; then nothing of it stays.
+        """
+        written = temporary(directory, self.step, self.token)
+        own = _outcome(lambda: self._write_own(written))
+        told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
+        _check(told)
+        files = {each["name"]: StoredFile(**each["file"]) for each in told}
+        values: dict[str, Any] = {}
+        for each in reversed(told):
+            values |= each["values"]
+        own = {}
+        if ranks.rank == 0:
+            own = _outcome(lambda: self._publish(written, files, values, keep_last))
+        told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
+        _check(told)
+        return Path(told[0]["path"])
+
+    def _write_own(self, written: Path) -> dict[str, Any]:
+        written.mkdir(parents=True, exist_ok=True)
+        file = self.snapshot.write(written)
+        return {
+            "name": self.snapshot.layout.name,
+            "file": asdict(file),
+            "values": self.contents.values,
+        }
+
+    def _publish(
+        self,
+        written: Path,
+        files: Mapping[str, StoredFile],
+        values: Mapping[str, Any],
+        keep_last: int | None,
+    ) -> dict[str, Any]:
+        missing = [name for name in files if not (written / name).exists()]
+        if missing:
+            raise CheckpointError(
+                f"{written} has no {', '.join(missing)}, which other ranks have written: it must "
+                f"be in a file system that all nodes share"
+            )
+        manifest = Manifest(
+            self.step,
+            len(self.layouts),
+            time.time(),
+            _tensors(self.layouts),
+            values,
+            self.contents.aliases,
+            files,
+        )
+        path = written / NAME
+        path.write_bytes(manifest.to_bytes())
+        synchronise(path)
+        final = publish(written, self.step)
+        prune(written.parent, keep_last)
+        return {"path": str(final)}
+
+
+def _told(contents: Contents) -> str:
+    """What a rank has, for the others."""
+    held = []
+    for name, tensor in contents.tensors.items():
+        dtype = dtype_name(tensor.values)
+        check_dtype(name, dtype)
+        if tensor.piece.size or tensor.piece.is_whole:
+            held.append([name, dtype, asdict(tensor.piece)])
+    return json.dumps(held)
+
+
+def _held(text: str) -> list[Held]:
+    return [Held(name, dtype, piece_from(piece)) for name, dtype, piece in json.loads(text)]
+
+
+def _tensors(layouts: list[FileLayout]) -> dict[str, StoredTensor]:
+    pieces: dict[tuple[str, str, tuple[int, ...]], list[Any]] = {}
+    for layout in layouts:
+        for held, stored in layout.stored().items():
+            key = held.name, held.dtype, held.piece.global_shape
+            pieces.setdefault(key, []).append(stored)
+    return {
+        name: StoredTensor(dtype, shape, tuple(parts))
+        for (name, dtype, shape), parts in pieces.items()
+    }
+
+
+def _outcome(call: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = call()
+    except (OSError, CheckpointError) as error:
+        return {"error": str(error)}
+    return found
+
+
+def _check(told: list[dict[str, Any]]) -> None:
+    failed = [f"rank {rank}: {each['error']}" for rank, each in enumerate(told) if "error" in each]
+    if failed:
+        raise CheckpointError(f"nothing was saved, for {'; '.join(failed)}")

@@ -1,0 +1,106 @@
+"""Files in safetensors' format (https://github.com/huggingface/safetensors#format): the length of a
+header, the header in JSON, which says where each tensor lies behind it, and the bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torsh_runtime.errors import CheckpointError
+
+ITEMSIZES = {
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4,
+    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
+}  # fmt: skip
+"""Bytes of an element, by the names that numpy, torch and ml_dtypes have for it."""
+_CODES = {
+    "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bfloat16": "BF16",
+    "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+}  # fmt: skip
+_NAMES = {code: name for name, code in _CODES.items()}
+_LONGEST_HEADER = 100 << 20
+"""As the format's own readers have it."""
+
+
+class Stored(NamedTuple):
+    """Where a tensor lies in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """Its first byte's place, from the file's beginning."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of it."""
+        return math.prod(self.shape) * ITEMSIZES[self.dtype]
+
+
+def check_dtype(name: str, dtype: str) -> None:
+    """CheckpointError for one that the format has not."""
+    if dtype not in ITEMSIZES:
+        raise CheckpointError(
+            f"{name!r} is of dtype {dtype}, which safetensors files have not; they have "
+            f"{', '.join(ITEMSIZES)}"
+        )
+
+
+def lay_out(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, Stored], int]:
+    """For tensors of these names, dtypes and shapes: what the file begins with, where each of them
+    lies, and the file's size. Each begins at a multiple of 64 bytes."""
+    spans, end = {}, 0
+    for name, dtype, shape in sorted(tensors, key=lambda each: -ITEMSIZES[each[1]]):
+        size = math.prod(shape) * ITEMSIZES[dtype]
+        spans[name] = dtype, shape, end, end + size
+        end += size
+    header = {
+        "__metadata__": dict(metadata),
+        **{
+            name: {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [first, last]}
+            for name, (dtype, shape, first, last) in spans.items()
+        },
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    start = 8 + len(text)
+    stored = {name: Stored(*each[:2], start + each[2]) for name, each in spans.items()}
+    return struct.pack("<Q", len(text)) + text, stored, start + end
+
+
+def read_header(read: Any, size: int) -> dict[str, Stored]:
+    """Where each tensor lies in a file of so many bytes, of which read(start, length) gives some.
+
+    CheckpointError for what is no such file.
+    """
+    try:
+        (length,) = struct.unpack("<Q", read(0, 8))
+        if length > min(size - 8, _LONGEST_HEADER):
+            raise ValueError(f"a header of {length} bytes in a file of {size}")
+        header = json.loads(read(8, length))
+        found = {}
+        for name, each in header.items():
+            if name != "__metadata__":
+                found[name] = _stored(name, each, 8 + length, size)
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+        raise CheckpointError(f"it is no safetensors file: {error!r}") from None
+    return found
+
+
+def _stored(name: str, told: Any, start: int, size: int) -> Stored:
+    first, last = told["data_offsets"]
+    shape = tuple(told["shape"])
+    if not all(type(each) is int and each >= 0 for each in (*shape, first, last)):
+        raise ValueError(f"{name!r} has sizes that are none")
+    stored = Stored(_NAMES[told["dtype"]], shape, start + first)
+    if last - first != stored.num_bytes or start + last > size:
+        raise ValueError(f"{name!r} does not lie in the file")
+    return stored

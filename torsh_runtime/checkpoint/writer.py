@@ -1,0 +1,99 @@
+"""Writes one rank's file of a checkpoint."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.arrays.raw import copy_out
+from torsh_runtime.checkpoint.manifest import StoredFile, StoredPiece
+from torsh_runtime.checkpoint.plan import Held
+from torsh_runtime.checkpoint.tensor_file import lay_out
+from torsh_runtime.layout import Piece, ShardedTensor
+
+BLOCK = 1 << 20
+"""Bytes of which each has a checksum: what is read at least of a file."""
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """What lies where in a rank's file."""
+
+    name: str
+    header: bytes
+    starts: Mapping[Held, int]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, rank: int, share: Sequence[Held]) -> FileLayout:
+        """Of the pieces that the rank writes."""
+        named = {_name(each): each for each in share}
+        tensors = ((name, each.dtype, _shape(each.piece)) for name, each in named.items())
+        header, stored, size = lay_out(tensors, {"format": "pt", "rank": str(rank)})
+        starts = {named[name]: each.start for name, each in stored.items()}
+        return cls(f"rank-{rank:05d}.safetensors", header, starts, size)
+
+    def stored(self) -> dict[Held, StoredPiece]:
+        """As a manifest says it."""
+        return {
+            each: StoredPiece(self.name, start, each.piece) for each, start in self.starts.items()
+        }
+
+
+class Snapshot:
+    """A rank's file in memory, which the next one of the same layout uses again."""
+
+    def __init__(self, layout: FileLayout) -> None:
+        self.layout = layout
+        memory = mmap.mmap(-1, layout.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self._bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
+
+    def take(self, tensors: Mapping[str, ShardedTensor], itemsizes: Mapping[str, int]) -> None:
+        """Copy the values as they are now."""
+        for held, start in self.layout.starts.items():
+            end = start + held.piece.size * itemsizes[held.dtype]
+            copy_out(tensors[held.name].values, self._bytes[start:end])
+
+    def write(self, directory: Path) -> StoredFile:
+        """Write it to a new file there, on the disk when this returns."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(directory / self.layout.name, flags, 0o666)
+        try:
+            checksums = [self._write_block(descriptor, start) for start in self._starts()]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return StoredFile(self.layout.num_bytes, BLOCK, tuple(checksums))
+
+    def _starts(self) -> range:
+        return range(0, self.layout.num_bytes, BLOCK)
+
+    def _write_block(self, descriptor: int, start: int) -> int:
+        block = self._bytes[start : start + BLOCK]
+        done = 0
+        while done < block.size:
+            done += os.write(descriptor, block.data[done:])
+        return zlib.crc32(block.data)
+
+
+def _name(held: Held) -> str:
+    """In the file: the tensor's own, if all of it lies there."""
+    piece = held.piece
+    if piece.is_whole:
+        return held.name
+    box = ",".join(f"{o}:{o + n}" for o, n in zip(piece.offsets, piece.shape, strict=True))
+    return f"{held.name}[{box}][{piece.start}:{piece.end}]"
+
+
+def _shape(piece: Piece) -> tuple[int, ...]:
+    return piece.shape if piece.is_box else (piece.size,)

@@ -1,0 +1,44 @@
+"""What one rank has of a training's state, and what it is restored from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torsh_runtime.layout import ShardedTensor
+
+
+@dataclass
+class Contents:
+    """Pieces of tensors and plain values, under names that do not depend on how many ranks there
+    are and on what wraps the model.
+
+    A model's tensors are "model/layers.0.weight", an optimizer's
+    "optimizer/state/layers.0.weight/exp_avg", where "model" and "optimizer" are the program's names
+    for the two.
+    """
+
+    tensors: dict[str, ShardedTensor] = field(default_factory=dict)
+    """No copies."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """What JSON can tell."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of parameters that modules share, to the names that they have here."""
+
+
+class Source(Protocol):
+    """Contents that were kept. What it lacks or has otherwise is a CheckpointError."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """As Contents has them."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Of all tensors whose names begin so."""
+
+    def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The dtype and shape of a whole tensor."""
+
+    def read(self, name: str, target: ShardedTensor) -> None:
+        """Write this piece of it to the target's values."""

@@ -1,0 +1,106 @@
+"""Models, under the names of the model that wrappers are around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Piece, ShardedTensor
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
+from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
+from torsh_runtime.parallel.state.contents import Contents, Source
+
+
+class ModelState:
+    """A model's parameters and persistent buffers."""
+
+    def __init__(self, name: str, model: Any) -> None:
+        self._name = name
+        self.pieces: dict[int, tuple[str, Piece]] = {}
+        """By the id() of each parameter: its name, and what this rank has of it."""
+        self._tensors: dict[str, ShardedTensor] = {}
+        self._aliases: dict[str, str] = {}
+        self._look(_unwrapped(model), _sharded(model))
+
+    def keep(self, contents: Contents) -> None:
+        """Add it to what is kept."""
+        contents.tensors.update(self._tensors)
+        contents.aliases.update(self._aliases)
+
+    def restore(self, source: Source) -> None:
+        """Write what was kept into its tensors."""
+        for name, target in self._tensors.items():
+            source.read(name, target)
+
+    def _look(self, model: Any, sharded: dict[str, Any]) -> None:
+        adapter = adapter_class(model)(model)
+        unknown = set(model.state_dict())
+        for key, parameter in model.named_parameters(remove_duplicate=False):
+            unknown.discard(key)
+            name = _without_compiler(key)
+            if id(parameter) in self.pieces:
+                first = self.pieces[id(parameter)][0]
+                self._aliases[f"{self._name}/{name}"] = f"{self._name}/{first}"
+                continue
+            tensor = sharded.get(key) or ShardedTensor(
+                adapter.values(parameter), Piece.whole(adapter.shape(parameter))
+            )
+            self.pieces[id(parameter)] = name, tensor.piece
+            self._tensors[f"{self._name}/{name}"] = tensor
+        for key, buffer in _buffers(model):
+            if key in unknown:
+                unknown.discard(key)
+                whole = Piece.whole(adapter.shape(buffer))
+                name = f"{self._name}/{_without_compiler(key)}"
+                self._tensors[name] = ShardedTensor(adapter.values(buffer), whole)
+        if unknown:
+            raise ConfigError(
+                f"the model's state has {', '.join(sorted(unknown))}, which are no parameters or "
+                f"buffers of it and cannot be kept"
+            )
+
+
+def is_model(thing: object) -> bool:
+    """Whether it is one, wrapped or not."""
+    try:
+        adapter_class(thing)
+    except TypeError:
+        return False
+    return True
+
+
+def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for key, buffer in module.named_buffers(recurse=False):
+            yield f"{prefix}.{key}" if prefix else key, buffer
+
+
+def _unwrapped(model: Any) -> Any:
+    while True:
+        if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):  # of torch.compile()
+            model = model._orig_mod
+        else:
+            return model
+
+
+def _sharded(model: Any) -> dict[str, Any]:
+    """Pieces of parameters under the names of the module in the wrapper."""
+    while hasattr(model, "_orig_mod"):
+        model = model._orig_mod
+    if not isinstance(model, FullyShardedDataParallel):
+        return {}
+    inner, prefix = model.module, ""
+    while hasattr(inner, "_orig_mod"):
+        inner, prefix = inner._orig_mod, f"{prefix}_orig_mod."
+    named = model.sharded_state_dict().items()
+    return {
+        key.removeprefix(prefix): each for key, each in named if isinstance(each, ShardedTensor)
+    }
+
+
+def _without_compiler(name: str) -> str:
+    return name.replace("_orig_mod.", "")

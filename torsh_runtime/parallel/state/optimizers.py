@@ -1,0 +1,133 @@
+"""Optimizers, whose state is kept under the names of the parameters that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torsh_runtime.arrays.raw import empty, framework_of, is_array
+from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.layout import Piece, ShardedTensor
+from torsh_runtime.parallel.optimizer import DistributedOptimizer
+from torsh_runtime.parallel.state.contents import Contents, Source
+from torsh_runtime.parallel.state.plain import decode, encode
+
+Pieces = Mapping[int, tuple[str, Piece]]
+
+
+class OptimizerState:
+    """An optimizer of torch or tr.optim, or a DistributedOptimizer around one.
+
+    State that has a parameter's shape is cut as the parameter is; all else is one value for all.
+    """
+
+    def __init__(self, name: str, optimizer: Any, pieces: Pieces) -> None:
+        """pieces: of all models' parameters, by id()."""
+        self._name = name
+        self._optimizer = optimizer
+        self._pieces = pieces
+
+    def keep(self, contents: Contents) -> None:
+        """Add it to what is kept."""
+        tensors: dict[str, ShardedTensor] = {}
+        plain: dict[str, dict[str, Any]] = {}
+        own = self._own()
+        for parameter, state in own.state.items():
+            key, piece = self._piece(parameter)
+            for kind, value in state.items():
+                path = f"{self._name}/state/{key}/{kind}"
+                if is_array(value) and _is_cut(kind, value, parameter):
+                    tensors[path] = ShardedTensor(value, piece)
+                else:
+                    plain.setdefault(key, {})[kind] = encode(value, path, tensors)
+        contents.tensors.update(tensors)
+        contents.values[self._name] = {"param_groups": self._packed_groups(contents)}
+        for key, each in plain.items():
+            contents.values[f"{self._name}/state/{key}"] = each
+
+    def restore(self, source: Source) -> None:
+        """Load what was kept."""
+        saved = source.values[self._name]["param_groups"]
+        groups = [decode(group, None, source) for group in saved]
+        options = self._options_by_parameter(groups)
+        own = self._own()
+        packed = own.state_dict()["param_groups"]
+        parameters = [each for group in own.param_groups for each in group["params"]]
+        for group, given in zip(packed, own.param_groups, strict=True):
+            group.update(_options_of(given, options, self._pieces))
+        state = {number: self._state_of(each, source) for number, each in enumerate(parameters)}
+        state = {number: each for number, each in state.items() if each}
+        own.load_state_dict({"state": state, "param_groups": packed})
+        if own is not self._optimizer:
+            for given in self._optimizer.param_groups:
+                given.update(_options_of(given, options, self._pieces))
+
+    def _own(self) -> Any:
+        """The one that has this rank's state."""
+        if isinstance(self._optimizer, DistributedOptimizer):
+            return self._optimizer.local
+        return self._optimizer
+
+    def _state_of(self, parameter: Any, source: Source) -> dict[str, Any]:
+        key, piece = self._piece(parameter)
+        prefix = f"{self._name}/state/{key}/"
+        plain = source.values.get(prefix[:-1], {})
+        state = {kind: decode(value, None, source) for kind, value in plain.items()}
+        for path in source.names(prefix):
+            kind = path[len(prefix) :]
+            if kind not in state and "/" not in kind:
+                values = empty(_framework(parameter), tuple(parameter.shape), source.kind(path)[0])
+                source.read(path, ShardedTensor(values, piece))
+                state[kind] = values
+        return state
+
+    def _piece(self, parameter: Any) -> tuple[str, Piece]:
+        try:
+            return self._pieces[id(parameter)]
+        except KeyError:
+            raise ConfigError(
+                f"{self._name!r} has a parameter of shape {tuple(parameter.shape)} that is of no "
+                f"model in the state: keep the model together with its optimizer"
+            ) from None
+
+    def _packed_groups(self, contents: Contents) -> list[Any]:
+        packed = []
+        for number, group in enumerate(self._optimizer.param_groups):
+            names = [self._piece(parameter)[0] for parameter in group["params"]]
+            path = f"{self._name}/param_groups/{number}"
+            packed.append(encode({**group, "params": names}, path, contents.tensors))
+        return packed
+
+    def _options_by_parameter(self, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        options = {name: group for group in groups for name in group["params"]}
+        wanted = [self._piece(p)[0] for g in self._optimizer.param_groups for p in g["params"]]
+        missing = [name for name in wanted if name not in options]
+        if missing:
+            raise CheckpointError(
+                f"{self._name!r} was kept without the parameter {missing[0]!r}, and {len(missing)} "
+                f"in all: build the optimizer for the same parameters"
+            )
+        return options
+
+
+def is_optimizer(thing: object) -> bool:
+    """Whether it has what an optimizer has."""
+    return all(hasattr(thing, each) for each in ("param_groups", "state", "load_state_dict"))
+
+
+def _is_cut(kind: str, value: Any, parameter: Any) -> bool:
+    """As torch's optimizers know it when they load: "step" is a number even beside a scalar."""
+    return kind != "step" and tuple(value.shape) == tuple(parameter.shape)
+
+
+def _options_of(
+    group: Mapping[str, Any], options: Mapping[str, dict[str, Any]], pieces: Pieces
+) -> dict[str, Any]:
+    if not group["params"]:
+        return {}
+    found = options[pieces[id(group["params"][0])][0]]
+    return {key: value for key, value in found.items() if key != "params"}
+
+
+def _framework(parameter: Any) -> str:
+    return framework_of(parameter)
