@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -89,6 +90,13 @@ class Save:
         CheckpointError on all ranks if one cannot write; then nothing of it stays.
         """
         written = temporary(directory, self.step, self.token)
+        try:
+            return self._write(written, ranks, keep_last)
+        except CheckpointError:
+            shutil.rmtree(written, ignore_errors=True)
+            raise
+
+    def _write(self, written: Path, ranks: Ranks, keep_last: int | None) -> Path:
         own = _outcome(lambda: self._write_own(written))
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
