@@ -57,6 +57,10 @@ def test_many_groups() -> None:
     assert "20 groups of 2 ranks" in launched("many_groups.py", "--groups", "20")
 
 
+def test_checkpoint() -> None:
+    assert "state of 8 MB over 2 ranks" in launched("checkpoint.py", "--quick")
+
+
 def test_compression_training() -> None:
     printed = launched("compression_training.py", "--quick", "--compressors", "int8")
     assert "Digits" in printed

@@ -102,6 +102,7 @@ def test_saving_again_replaces_and_old_ones_go(tmp_path: Path) -> None:
     (tmp_path / ".tmp-9-left-by-a-job-that-was-killed").mkdir()
     (tmp_path / "notes").mkdir()
     checkpointer = saved(tmp_path, 1, 2, 3, 3, keep_last=2)
+    checkpointer.wait()
     assert checkpointer.steps() == [3, 2]
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "notes",

@@ -54,6 +54,20 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     assert (torshrun.folder / "model.pt").exists()
 
 
+@pytest.mark.torch
+@needs_torch
+def test_checkpoints(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    (script,) = snippets("checkpoints.md")
+    first, second = output(torshrun, script), output(torshrun, script)
+    losses = re.findall(r"rank \d: loss ([\d.]+)", first)
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.5
+    assert len(re.findall(r"rank \d begins with step 200", second)) == 2
+    kept = sorted(path.name for path in (torshrun.folder / "checkpoints").iterdir())
+    assert kept == ["step-00000100", "step-00000150", "step-00000200"]
+
+
 def test_compression(torshrun: Launcher) -> None:
     training, averaging, momentum = snippets("compression.md")
     losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", output(torshrun, training))

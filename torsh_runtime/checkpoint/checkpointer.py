@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ class Checkpointer:
         self._ranks = Ranks.of(process_group)
         self._apart: Ranks | None = None
         self._planner = Planner(self._ranks)
-        self._writing: _Writing | None = None
+        self._writing: _Background | None = None
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -77,7 +79,8 @@ class Checkpointer:
             and values: numbers, texts, arrays, and lists, tuples and dicts of them. For other
             things than models and optimizers rank 0's counts, unless they are in PerRank.
         async_op: only the copying in memory is waited for; see wait(). A save before that is
-            still being written is waited for first.
+            still being written is waited for first. Old checkpoints are removed in any case
+            beside what follows.
 
         Raises CheckpointError on all ranks if one of them cannot keep what it has, or not
         write it, and then nothing of it stays; CommError as ProcessGroup.
@@ -86,12 +89,17 @@ class Checkpointer:
             raise ConfigError(f"step must be a whole number from 0 on, not {step!r}")
         self.wait()
         save = self._planner.begin(step, state, async_op)
+        if async_op and self._apart is None:
+            self._apart = self._ranks.apart()
         if not async_op:
             save.write(self._directory, self._ranks, self._keep_last)
-            return
-        if self._apart is None:
-            self._apart = self._ranks.apart()
-        self._writing = _Writing(save, self._directory, self._apart, self._keep_last)
+        self._writing = _Background(partial(self._finish, save, async_op))
+
+    def _finish(self, save: Save, is_to_be_written: bool) -> None:
+        if is_to_be_written and self._apart is not None:
+            save.write(self._directory, self._apart, self._keep_last)
+        for path in save.retired:
+            shutil.rmtree(path, ignore_errors=True)
 
     def wait(self) -> None:
         """Return when what was saved is on the disk. Raises what save() would have raised."""
@@ -160,14 +168,13 @@ class Checkpointer:
         return damages[0] if damages else values
 
 
-class _Writing:
-    """A save in a thread of its own."""
+class _Background:
+    """A call in a thread of its own."""
 
-    def __init__(self, save: Save, directory: Path, ranks: Ranks, keep_last: int | None) -> None:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
         self._error: BaseException | None = None
-        self._arguments = directory, ranks, keep_last
-        self._save = save
-        self._thread = threading.Thread(target=self._write, name="torsh checkpoint")
+        self._thread = threading.Thread(target=self._run, name="torsh checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -175,9 +182,9 @@ class _Writing:
         if self._error is not None:
             raise self._error
 
-    def _write(self) -> None:
+    def _run(self) -> None:
         try:
-            self._save.write(*self._arguments)
+            self._call()
         except BaseException as error:
             self._error = error
 

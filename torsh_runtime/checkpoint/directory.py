@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,21 +49,20 @@ def publish(written: Path, step: int) -> Path:
     return final
 
 
-def prune(directory: Path, keep_last: int | None) -> None:
-    """Remove all but the newest ones of so many steps, and what jobs before have left half-written
-    or half-removed. `keep_last` None: only earlier ones of the same step."""
+def retire(directory: Path, keep_last: int | None) -> list[Path]:
+    """Take the names from all but the newest ones of so many steps; `keep_last` None: only from
+    earlier ones of the same step. Returns what may be removed: these, and what jobs before have
+    left half-written or half-removed."""
     steps: list[int] = []
     for step, path in checkpoints(directory):
         is_first = step not in steps
         if is_first:
             steps.append(step)
         if not is_first or (keep_last is not None and len(steps) > keep_last):
-            leaving = directory / f"{_LEAVING}{path.name}"
-            shutil.rmtree(leaving, ignore_errors=True)
-            path.rename(leaving)
-    for name in _names(directory):
-        if name.startswith((_TEMPORARY, _LEAVING)):
-            shutil.rmtree(directory / name, ignore_errors=True)
+            path.rename(directory / f"{_LEAVING}{secrets.token_hex(8)}")
+    return [
+        directory / each for each in _names(directory) if each.startswith((_TEMPORARY, _LEAVING))
+    ]
 
 
 def synchronise(path: Path) -> None:

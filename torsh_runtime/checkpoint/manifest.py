@@ -44,7 +44,7 @@ class StoredFile:
     block: int
     """Bytes that a checksum is of; the last block is shorter."""
     checksums: tuple[int, ...]
-    """CRC-32 of each block."""
+    """XXH3 of 64 bits of each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,6 @@ def _counts(told: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _count(told: Any) -> int:
-    if type(told) is not int or not 0 <= told < 1 << 63:
+    if type(told) is not int or not 0 <= told < 1 << 64:
         raise ValueError(f"{told!r} is no number of anything")
     return told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.arrays.raw import copy_in, dtype_name, memory_of
 from torsh_runtime.checkpoint.manifest import NAME, Manifest, StoredFile, StoredTensor
@@ -191,7 +191,7 @@ class _BlockFile:
             _pread_into(self._descriptor, start, target)
         except OSError as error:
             raise DamagedCheckpoint(f"{self._path}: {error.strerror}") from None
-        if zlib.crc32(target.data) != self._told.checksums[number]:
+        if xxh3_64_intdigest(target.data) != self._told.checksums[number]:
             raise DamagedCheckpoint(
                 f"{self._path}: bytes {start} to {start + target.size} are not those that were "
                 f"written"

@@ -7,12 +7,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torsh_runtime.arrays.raw import dtype_name
-from torsh_runtime.checkpoint.directory import prune, publish, synchronise, temporary
+from torsh_runtime.checkpoint.directory import publish, retire, synchronise, temporary
 from torsh_runtime.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -83,6 +83,8 @@ class Save:
     layouts: list[FileLayout]
     contents: Contents
     """Only its values are looked at: tensors may have changed."""
+    retired: list[Path] = field(default_factory=list)
+    """On rank 0, what may be removed when it is written."""
 
     def write(self, directory: Path, ranks: Ranks, keep_last: int | None) -> Path:
         """Write it, with all ranks. Returns where it is.
@@ -146,7 +148,7 @@ class Save:
         path.write_bytes(manifest.to_bytes())
         synchronise(path)
         final = publish(written, self.step)
-        prune(written.parent, keep_last)
+        self.retired.extend(retire(written.parent, keep_last))
         return {"path": str(final)}
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.arrays.raw import copy_out
 from torsh_runtime.checkpoint.manifest import StoredFile, StoredPiece
@@ -83,7 +83,7 @@ class Snapshot:
         done = 0
         while done < block.size:
             done += os.write(descriptor, block.data[done:])
-        return zlib.crc32(block.data)
+        return xxh3_64_intdigest(block.data)
 
 
 def _name(held: Held) -> str:
