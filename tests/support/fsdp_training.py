@@ -50,6 +50,8 @@ class Course:
     passes: int = 1
     by_no_sync: bool = False
     keeps_gradients: bool = False
+    zeroes_late: bool = False
+    """After the forward pass, not before it."""
     clips: float = 0.0
 
 
@@ -65,6 +67,13 @@ COURSES = {
     ),
     "replicated in part": Course({**_SMALL, "min_num_params": 120}),
     "zeroed in place": Course(_SMALL, keeps_gradients=True),
+    "zeroed late": Course(_SMALL, zeroes_late=True),
+    "zeroed late and whole": Course(
+        {**_SMALL, "sharding_strategy": "grad-and-optimizer"}, zeroes_late=True
+    ),
+    "zeroed late in place": Course(
+        {"auto_wrap_policy": tr.NoAutoWrap()}, keeps_gradients=True, zeroes_late=True
+    ),
     "accumulating": Course(_SMALL, passes=3),
     "no_sync": Course(_SMALL, passes=3, by_no_sync=True),
     "clipped": Course({**_SMALL, "min_num_params": 120}, clips=0.05),
@@ -84,12 +93,15 @@ def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     generator = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
-        optimizer.zero_grad(set_to_none=not course.keeps_gradients)
+        if not course.zeroes_late:
+            optimizer.zero_grad(set_to_none=not course.keeps_gradients)
         for number in range(course.passes):
             inputs = torch.randn(BATCH * ranks, 6, generator=generator)[share]
             skip = course.by_no_sync and number < course.passes - 1 and hasattr(model, "no_sync")
             with model.no_sync() if skip else nullcontext():
                 loss = model(inputs).square().mean() / course.passes
+                if course.zeroes_late:
+                    optimizer.zero_grad(set_to_none=not course.keeps_gradients)
                 loss.backward()
         if course.clips:
             _clip(model, course.clips)

@@ -94,7 +94,9 @@ class Passes:
             is_kept = self._keeps_whole or not unit.name
         else:
             is_kept = False
-        if not is_again and not is_kept:
+        if not is_again and is_kept:
+            unit.show_own()
+        elif not is_again:
             unit.reshard()
 
     def _before_backward(self, unit: Unit) -> None:

@@ -29,7 +29,7 @@ class Unit:
         """is_replicated: every rank has it whole."""
         self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
         self._adapter = adapter
-        self.is_whole = False
+        self.is_whole = self._is_here = False
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
         self._slots = [
             _Slot(adapter, flat, memory, number, is_replicated)
@@ -64,7 +64,7 @@ class Unit:
 
     def begin_unshard(self) -> None:
         """Begin to make it whole."""
-        if not self.is_whole:
+        if not self._is_here:
             for _, memory in self.laid:
                 memory.begin_unshard()
 
@@ -72,21 +72,28 @@ class Unit:
         """Make it whole."""
         if self.is_whole:
             return
-        for _, memory in self.laid:
-            memory.unshard()
+        if not self._is_here:
+            for _, memory in self.laid:
+                memory.unshard()
         for slot in self._slots:
             slot.be_whole()
-        self.is_whole = True
+        self.is_whole = self._is_here = True
+
+    def show_own(self) -> None:
+        """Let its parameters be this rank's, as optimizers and zero_grad() know them, and keep what
+        is not this rank's for later."""
+        if self.is_whole:
+            for slot in self._slots:
+                slot.be_own()
+        self.is_whole = False
 
     def reshard(self) -> None:
         """Let go of what is not this rank's."""
-        if not self.is_whole:
-            return
-        for slot in self._slots:
-            slot.be_own()
-        for _, memory in self.laid:
-            memory.reshard()
-        self.is_whole = False
+        self.show_own()
+        if self._is_here:
+            for _, memory in self.laid:
+                memory.reshard()
+        self._is_here = False
 
     def take(self, number: int, averages: bool) -> bool:
         """A gradient has come; whether it was the last one of the unit."""
