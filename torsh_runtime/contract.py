@@ -18,6 +18,11 @@ CHECKPOINT_KEY = "torsh/checkpoint"
 """Under this key of the round's store rank 0's worker writes for how many seconds from then on
 nodes may be added: "2.0". Once it is there they may not at other times."""
 
+COMMIT_MEMORY = "TORSH_COMMIT_MEMORY"
+"""This variable tells workers of memory that is the agent's and outlives them: "3:5:77" is
+descriptor 3, which they inherit, if it is inode 77 of device 5. Each has the terabyte from its
+local rank times 2**40 on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnv:

@@ -12,6 +12,7 @@ import traceback
 from dataclasses import fields, replace
 from pathlib import Path
 
+from torsh_runtime.contract import COMMIT_MEMORY
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
 from torshrun.agent.agent import KEEPER_BOUND, Agent
@@ -23,6 +24,7 @@ from torshrun.rendezvous.ports import choose_port
 from torshrun.rendezvous.served import serve_fresh
 from torshrun.safe_files import Folder
 from torshrun.topology.cpus import allowed_cpus
+from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.keeper import Keeper
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import become_subreaper
@@ -56,6 +58,9 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
 
         path = make_pipe(spec.environ, scratch)
         spec = replace(spec, timer_file=path, environ={**spec.environ, TIMER_FILE: path})
+    commit_memory = CommitMemory(config.nproc_per_node)
+    undo.callback(commit_memory.close)
+    spec = replace(spec, environ={**spec.environ, COMMIT_MEMORY: commit_memory.told()})
     _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)
     folder = _make_log_folder(config)
     pump = LogPump(config.output, folder)
@@ -70,6 +75,7 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
         folder=folder,
         rendezvous=rendezvous,
         serve_store=serve_store,
+        commit_memory=commit_memory,
     )
 
 

@@ -2,7 +2,8 @@
 
 from torsh_runtime.checkpoint.checkpointer import Checkpointer, Loaded
 from torsh_runtime.checkpoint.exporting import export_state_dict, import_state_dict
-from torsh_runtime.checkpoint.reader import CheckpointReader, DamagedCheckpoint
+from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
+from torsh_runtime.checkpoint.reader import CheckpointReader
 from torsh_runtime.parallel.state import PerRank
 
 __all__ = [

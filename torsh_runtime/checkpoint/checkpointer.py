@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from torsh_runtime.checkpoint.directory import checkpoints
+from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.checkpoint.reader import CheckpointReader, DamagedCheckpoint
+from torsh_runtime.checkpoint.reader import CheckpointReader
 from torsh_runtime.checkpoint.saving import Planner, Save
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.parallel.state import restore

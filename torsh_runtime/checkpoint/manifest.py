@@ -66,6 +66,12 @@ class Manifest:
         """Of all files of tensors."""
         return sum(each.num_bytes for each in self.files.values())
 
+    def check_whole(self) -> None:
+        """CheckpointError if there are too few pieces of a tensor."""
+        for name, tensor in self.tensors.items():
+            if sum(each.piece.size for each in tensor.pieces) < math.prod(tensor.shape):
+                raise CheckpointError(f"{NAME} has too few pieces of {name!r}")
+
     def to_bytes(self) -> bytes:
         """For a file."""
         content = json.dumps({"version": VERSION, **asdict(self)}).encode()
@@ -119,8 +125,6 @@ def _tensor(told: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredT
         if piece.global_shape != shape or end > files[stored.file].num_bytes:
             raise ValueError(f"a piece of a tensor of shape {shape} that does not lie in its file")
         pieces.append(stored)
-    if sum(each.piece.size for each in pieces) < math.prod(shape):
-        raise ValueError(f"a tensor of shape {shape} of which elements are missing")
     return StoredTensor(dtype, shape, tuple(pieces))
 
 

@@ -21,11 +21,7 @@ class Held:
 
 def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> list[list[Held]]:
     """For each rank the pieces that it writes, of those that it has: each piece once, and as many
-    bytes by each rank as can be, the largest given out first.
-
-    CheckpointError if ranks differ on a tensor's dtype or shape, or nobody has a part of it.
-    """
-    _check(held)
+    bytes by each rank as can be, the largest given out first."""
     holders: dict[Held, list[int]] = {}
     for rank, own in enumerate(held):
         for each in own:
@@ -40,7 +36,8 @@ def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> l
     return shares
 
 
-def _check(held: Sequence[Sequence[Held]]) -> None:
+def check_whole(held: Sequence[Sequence[Held]]) -> None:
+    """CheckpointError if ranks differ on a tensor's dtype or shape, or nobody has a part of it."""
     first: dict[str, tuple[Held, int]] = {}
     pieces: dict[str, set[Piece]] = {}
     for rank, own in enumerate(held):

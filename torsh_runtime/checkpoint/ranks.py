@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.default import has_default_group
@@ -47,3 +48,11 @@ class Ranks:
     def texts(self, own: str) -> list[str]:
         """Everyone's, by rank."""
         return [own] if self._group is None else texts_of_all(self._group, own)
+
+    def broadcast(self, own: NDArray[np.uint8], rank: int) -> NDArray[np.uint8]:
+        """The rank's bytes, however many."""
+        size = self.numbers([own.size])[rank][0]
+        values = own if self.rank == rank else np.empty(size, np.uint8)
+        if self._group is not None and size:
+            self._group.broadcast(values, rank)
+        return values

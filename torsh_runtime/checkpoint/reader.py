@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from torsh_runtime.arrays.raw import copy_in, dtype_name, memory_of
-from torsh_runtime.checkpoint.manifest import NAME, Manifest, StoredFile, StoredTensor
-from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
+from torsh_runtime.checkpoint.manifest import NAME, Manifest, StoredFile
+from torsh_runtime.checkpoint.pieces import Bytes, DamagedCheckpoint, PieceReader
 from torsh_runtime.errors import CheckpointError
-from torsh_runtime.layout import Piece, ShardedTensor, overlaps
 
 _LONGEST_MANIFEST = 1 << 30
-Bytes = NDArray[np.uint8]
 
 
-class DamagedCheckpoint(CheckpointError):
-    """Its files are not what its manifest says, or it has none."""
-
-
-class CheckpointReader:
+class CheckpointReader(PieceReader):
     """One checkpoint. Files are opened when something in them is wanted."""
 
     def __init__(self, path: Path) -> None:
         """DamagedCheckpoint if its manifest is not whole or a file is missing or cut short;
         CheckpointError if a later version has written it."""
-        self.path = path
+        self.path, self.where = path, str(path)
         self._files: dict[str, _BlockFile] = {}
         try:
             with _opened(path / NAME) as (descriptor, size):
@@ -42,6 +33,7 @@ class CheckpointReader:
             raise DamagedCheckpoint(f"{path}: {NAME} cannot be read: {error.strerror}") from None
         try:
             self.manifest = Manifest.from_bytes(text)
+            self.manifest.check_whole()
         except CheckpointError as error:
             raise DamagedCheckpoint(f"{path}: {error}") from None
         for name, told in self.manifest.files.items():
@@ -55,49 +47,9 @@ class CheckpointReader:
             each.close()
         self._files.clear()
 
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Plain values, by name."""
-        return self.manifest.values
-
-    def names(self, prefix: str) -> list[str]:
-        """Of all tensors whose names begin so."""
-        return [name for name in self.manifest.tensors if name.startswith(prefix)]
-
-    def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """The dtype and shape of a whole tensor. CheckpointError if there is none."""
-        found = self._tensor(name)
-        return found.dtype, found.shape
-
-    def read(self, name: str, target: ShardedTensor) -> None:
-        """Write this piece of a tensor to the target's values.
-
-        CheckpointError for a tensor that is not there or of another shape or dtype,
-        DamagedCheckpoint if its bytes are not those that were written.
-        """
-        stored = self._tensor(name)
-        wanted = target.piece
-        if (stored.shape, stored.dtype) != (wanted.global_shape, dtype_name(target.values)):
-            raise CheckpointError(
-                f"{self.path}: {name!r} is {stored.dtype} of shape {stored.shape} there, and "
-                f"{dtype_name(target.values)} of shape {wanted.global_shape} here"
-            )
-        in_place = memory_of(target.values)
-        size = wanted.size * ITEMSIZES[stored.dtype]
-        memory = np.empty(size, np.uint8) if in_place is None else in_place
-        if memory.size != size:
-            raise CheckpointError(f"{name!r}: {memory.size} bytes are no piece of {size}")
-        self._fill(name, stored, wanted, memory)
-        if in_place is None:
-            copy_in(target.values, memory)
-
-    def read_bytes(self, name: str) -> Bytes:
-        """Those of a whole tensor, row-major, of whatever dtype."""
-        stored = self._tensor(name)
-        whole = Piece.whole(stored.shape)
-        memory = np.empty(whole.size * ITEMSIZES[stored.dtype], np.uint8)
-        self._fill(name, stored, whole, memory)
-        return memory
+    def read_file(self, file: str, start: int, target: Bytes) -> None:
+        """See PieceReader. DamagedCheckpoint if they are not those that were written."""
+        self._file(file).read(start, target)
 
     def verify(self) -> None:
         """Read all of it. DamagedCheckpoint names the first file that is not as it was written."""
@@ -105,27 +57,6 @@ class CheckpointReader:
             scratch = np.empty(told.block, np.uint8)
             for start in range(0, told.num_bytes, told.block):
                 self._file(name).read(start, scratch[: min(told.block, told.num_bytes - start)])
-
-    def _fill(self, name: str, stored: StoredTensor, wanted: Piece, memory: Bytes) -> None:
-        width = ITEMSIZES[stored.dtype]
-        missing = wanted.size
-        for part in stored.pieces:
-            for ours, theirs, length in overlaps(wanted, part.piece):
-                target = memory[ours * width : (ours + length) * width]
-                self._file(part.file).read(part.start + theirs * width, target)
-                missing -= length
-        if missing > 0:
-            raise DamagedCheckpoint(f"{self.path}: {missing} elements of {name!r} are nowhere")
-
-    def _tensor(self, name: str) -> StoredTensor:
-        name = self.manifest.aliases.get(name, name)
-        try:
-            return self.manifest.tensors[name]
-        except KeyError:
-            raise CheckpointError(
-                f"{self.path}: there is no tensor {name!r} in it; `python -m "
-                f"torsh_runtime.checkpoint ls --tensors` shows which there are"
-            ) from None
 
     def _check_size(self, name: str, told: StoredFile) -> None:
         try:

@@ -6,7 +6,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torsh_runtime.checkpoint.manifest import (
     StoredTensor,
     piece_from,
 )
-from torsh_runtime.checkpoint.plan import Held, share_out
+from torsh_runtime.checkpoint.plan import Held, check_whole, share_out
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
@@ -31,11 +31,20 @@ from torsh_runtime.parallel.state import Contents, contents_of
 class Planner:
     """Agrees with the other ranks on who writes what, anew only when that changes."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(
+        self,
+        ranks: Ranks,
+        make: Callable[[FileLayout, int], Snapshot] = lambda layout, _: Snapshot(layout),
+        num_slots: int = 1,
+        node: str = "",
+    ) -> None:
+        """make: gives memory for a rank's file, in one of so many slots that take turns by step.
+        node: ranks of one node write together all that they have."""
+        self._ranks, self._make, self._num_slots, self._node = ranks, make, num_slots, node
         self._text = ""
-        self._snapshot: Snapshot | None = None
+        self._snapshots: dict[int, Snapshot] = {}
         self._layouts: list[FileLayout] = []
+        self._layout: FileLayout | None = None
 
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Save:
         """Copy what this rank writes. CheckpointError on all ranks if they save different steps or
@@ -56,20 +65,26 @@ class Planner:
             )
         if any(each[2] for each in told):
             self._plan(text, error)
-        if self._snapshot is None:
-            self._snapshot = Snapshot(self._layouts[self._ranks.rank])
-        self._snapshot.take(contents.tensors, ITEMSIZES)
-        return Save(step, told[0][3], self._snapshot, self._layouts, contents)
+        slot = step % self._num_slots
+        if self._layout is not None and slot not in self._snapshots:
+            self._snapshots[slot] = self._make(self._layout, slot)
+        self._snapshots[slot].take(contents.tensors, ITEMSIZES)
+        return Save(step, told[0][3], self._snapshots[slot], self._layouts, contents)
 
     def _plan(self, text: str, error: str) -> None:
-        self._text, self._snapshot = "", None
-        told = [json.loads(each) for each in self._ranks.texts(json.dumps([text, error]))]
-        for rank, (_, failed) in enumerate(told):
+        self._text, self._layout = "", None
+        self._snapshots.clear()
+        own = json.dumps([text, error, self._node])
+        told = [json.loads(each) for each in self._ranks.texts(own)]
+        for rank, (_, failed, _) in enumerate(told):
             if failed:
                 raise CheckpointError(f"rank {rank} cannot save: {failed}")
-        held = [_held(each) for each, _ in told]
-        shares = share_out(held, ITEMSIZES)
-        self._layouts = [FileLayout.of(rank, share) for rank, share in enumerate(shares)]
+        held = [_held(each) for each, *_ in told]
+        check_whole(held)
+        here = [rank for rank, (*_, node) in enumerate(told) if node == self._node]
+        shares = share_out([held[rank] for rank in here], ITEMSIZES)
+        named = {rank: FileLayout.of(rank, share) for rank, share in zip(here, shares, strict=True)}
+        self._layouts, self._layout = list(named.values()), named[self._ranks.rank]
         self._text = text
 
 
@@ -139,7 +154,7 @@ class Save:
             self.step,
             len(self.layouts),
             time.time(),
-            _tensors(self.layouts),
+            tensors_of(self.layouts),
             values,
             self.contents.aliases,
             files,
@@ -167,7 +182,8 @@ def _held(text: str) -> list[Held]:
     return [Held(name, dtype, piece_from(piece)) for name, dtype, piece in json.loads(text)]
 
 
-def _tensors(layouts: list[FileLayout]) -> dict[str, StoredTensor]:
+def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:
+    """Where all of them lie."""
     pieces: dict[tuple[str, str, tuple[int, ...]], list[Any]] = {}
     for layout in layouts:
         for held, stored in layout.stored().items():

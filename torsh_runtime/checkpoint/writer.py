@@ -50,12 +50,10 @@ class FileLayout:
 class Snapshot:
     """A rank's file in memory, which the next one of the same layout uses again."""
 
-    def __init__(self, layout: FileLayout) -> None:
+    def __init__(self, layout: FileLayout, memory: NDArray[np.uint8] | None = None) -> None:
+        """memory: as many bytes as the file has; without it they are made."""
         self.layout = layout
-        memory = mmap.mmap(-1, layout.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self._bytes = _anonymous(layout.num_bytes) if memory is None else memory
         self._bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
 
     def take(self, tensors: Mapping[str, ShardedTensor], itemsizes: Mapping[str, int]) -> None:
@@ -84,6 +82,13 @@ class Snapshot:
         while done < block.size:
             done += os.write(descriptor, block.data[done:])
         return xxh3_64_intdigest(block.data)
+
+
+def _anonymous(num_bytes: int) -> NDArray[np.uint8]:
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _name(held: Held) -> str:

@@ -1,5 +1,22 @@
-"""What workers of a job whose nodes come and go tell it."""
+"""Jobs whose workers and nodes come and go: what they go on from, and what they tell the job."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.elastic.growth import checkpoint_saved
 
-__all__ = ["checkpoint_saved"]
+if TYPE_CHECKING:
+    from torsh_runtime.elastic.sampler import ElasticSampler
+    from torsh_runtime.elastic.state import State, run
+
+__all__ = ["ElasticSampler", "State", "checkpoint_saved", "run"]
+_HOMES = {"ElasticSampler": "sampler", "State": "state", "run": "state"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs models only when it is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -25,6 +25,7 @@ from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import signal_name
+from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import Worker, WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
 from torshrun.workers.logs.pump import LogPump
@@ -59,6 +60,7 @@ class Agent:
     rendezvous: base.Rendezvous
     """Says which rounds this node takes part in."""
     serve_store: ServeStore
+    commit_memory: CommitMemory
 
     def __post_init__(self) -> None:
         """Raises ConfigError when events or metrics cannot be told where they should."""
@@ -66,7 +68,9 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
         self._post = self._events.put_nowait
-        self._group = WorkerGroup(self.keeper, self.pump, self._loop, self)
+        self._group = WorkerGroup(
+            self.keeper, self.pump, self._loop, self, self.commit_memory.fileno()
+        )
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
@@ -296,6 +300,7 @@ class Agent:
         self._group.close()
         if not self.keeper.close(KEEPER_BOUND) or self._is_untidy():
             self._clean_up()
+        self.commit_memory.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RENDEZVOUS_BOUND):
                 await self.rendezvous.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torsh_runtime.checkpoint.plan import Held, share_out
+from torsh_runtime.checkpoint.plan import Held, check_whole, share_out
 from torsh_runtime.errors import CheckpointError
 from torsh_runtime.layout import Piece
 
@@ -56,9 +56,9 @@ def test_every_element_is_written_by_somebody_who_has_it(sizes: list[int], ranks
 
 def test_ranks_that_differ_are_told_in_what() -> None:
     with pytest.raises(CheckpointError, match=r"'a' is float32 of shape \(3,\) on rank 0 and "):
-        share_out([[whole("a", 3)], [whole("a", 4)]], SIZES)
+        check_whole([[whole("a", 3)], [whole("a", 4)]])
 
 
 def test_elements_that_nobody_has_are_an_error() -> None:
     with pytest.raises(CheckpointError, match="only 3 of the 5 elements of 'a'"):
-        share_out([[part("a", 5, 0, 1)], [part("a", 5, 3, 5)]], SIZES)
+        check_whole([[part("a", 5, 0, 1)], [part("a", 5, 3, 5)]])
