@@ -68,6 +68,18 @@ def test_checkpoints(torshrun: Launcher) -> None:
     assert kept == ["step-00000100", "step-00000150", "step-00000200"]
 
 
+@pytest.mark.torch
+@needs_torch
+def test_elastic_state(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    (script,) = snippets("elastic.md")
+    out = output(torshrun, script)
+    assert sorted(re.findall(r"begins behind step (\d+)", out)) == ["0", "0", "30", "30"]
+    losses = re.findall(r"loss ([\d.]+) after 100 steps", out)
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 1.0
+
+
 def test_compression(torshrun: Launcher) -> None:
     training, averaging, momentum = snippets("compression.md")
     losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", output(torshrun, training))
