@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import elastic_training
 from support.launcher import Launcher
+from support.nodes import QUICK, Job
 
 SCRIPT = str(Path(elastic_training.__file__))
 
@@ -19,7 +21,7 @@ def results(out: str) -> tuple[list[int], dict[tuple[int, int], set[tuple[int, .
     taken: dict[tuple[int, int], set[tuple[int, ...]]] = {}
     for step, epoch, indices in re.findall(r"step (\d+) (\d+) ([\d ]+)", out):
         taken.setdefault((int(step), int(epoch)), set()).add(tuple(map(int, indices.split())))
-    ends = {float(total) for total in re.findall(r"end 15 ([\d.]+)", out)}
+    ends = {float(total) for total in re.findall(r"end \d+ ([\d.]+)", out)}
     return starts, taken, max(ends)
 
 
@@ -39,6 +41,44 @@ def test_killed_workers_lose_no_committed_step(torshrun: Launcher, way: str) -> 
     _, undisturbed, expected = results(out)
     assert taken == undisturbed
     np.testing.assert_allclose(end, expected, rtol=1e-12)
+
+
+def test_nodes_may_be_killed_and_others_come(torshrun: Launcher) -> None:
+    torshrun.environ |= {"EPOCHS": "12", "PAUSE": "0.25"}
+    with Job.over_tcp(torshrun, "1:4", conf=f"{QUICK},last_call_timeout=3") as job:
+        nodes = [job.start(SCRIPT, "ddp")]
+        nodes[0].wait_for("this agent serves the job's store")
+        nodes += [job.start(SCRIPT, "ddp") for _ in range(3)]
+        nodes[0].wait_for("start 0 of 4")
+        nodes[0].wait_for("step 9 ")
+        for node in nodes[2:]:
+            node.send(signal.SIGKILL)
+        started = nodes[0].wait_for(r"start (9|\d\d) of 2")
+        first = int(started.split()[1])
+        nodes[0].wait_for(f"step {first + 5} ")
+        nodes.append(job.start(SCRIPT, "ddp"))
+        nodes[4].wait_for(r"start \d\d of 3")
+        ends = [nodes[number].end(60) for number in (0, 1, 4)]
+        assert [code for code, _ in ends] == [0, 0, 0], ends
+        out = "".join(node.output for node in nodes)
+    _, taken, _ = results(out)
+    assert_each_once(taken, 12)
+    ends_ = set(re.findall(r"end 60 ([\d.]+)", out))
+    assert len(ends_) == 1
+    code, out, err = torshrun.run("--nproc-per-node", "3", SCRIPT, "ddp")
+    assert code == 0, err
+    (expected,) = set(re.findall(r"end 60 ([\d.]+)", out))
+    np.testing.assert_allclose(float(ends_.pop()), float(expected), rtol=1e-4)
+
+
+def assert_each_once(taken: dict[tuple[int, int], set[tuple[int, ...]]], epochs: int) -> None:
+    """What ranks have taken, of which those that were killed may have told twice or not at all."""
+    for epoch in range(epochs):
+        steps = [own for (_, at), own in taken.items() if at == epoch]
+        assert len(steps) == elastic_training.SAMPLES // elastic_training.BATCH
+        batches = [sorted({n for part in own for n in part}) for own in steps]
+        assert all(len(batch) <= elastic_training.BATCH for batch in batches)
+        assert len({n for batch in batches for n in batch}) == sum(map(len, batches))
 
 
 def test_without_an_agent_nothing_is_kept() -> None:

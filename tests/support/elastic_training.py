@@ -1,6 +1,7 @@
 """A training whose rank 1 kills itself after some steps: a script for torshrun.
 
-Arguments: "ddp" or "fsdp", and the steps after which it does so, one for each start.
+Arguments: "ddp" or "fsdp", and the steps after which it does so, one for each start. EPOCHS and
+PAUSE, seconds after each step, may be in the environment.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ import numpy as np
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
 
-EPOCHS, SAMPLES, BATCH = 3, 60, 12
+EPOCHS, SAMPLES, BATCH = int(os.environ.get("EPOCHS", "3")), 60, 12
+PAUSE = float(os.environ.get("PAUSE", "0"))
 
 
 def make(way: str) -> Any:
@@ -33,7 +36,7 @@ def make(way: str) -> Any:
 @tr.elastic.run
 def train(state: Any, last: int) -> None:
     data = np.random.default_rng(1).standard_normal((SAMPLES, 6)).astype(np.float32)
-    print("start", state.step, flush=True)
+    print("start", state.step, "of", tr.get_world_size(), flush=True)
     while state.sampler.epoch < EPOCHS:
         for indices in state.sampler:
             loss = (state.model(nn.Tensor(data[indices])) ** 2).mean()
@@ -41,8 +44,9 @@ def train(state: Any, last: int) -> None:
             loss.backward()
             state.optimizer.step()
             state.step += 1
-            state.commit()
             print("step", state.step, state.sampler.epoch, *indices, flush=True)
+            state.commit()
+            time.sleep(PAUSE)
             if state.step == last and tr.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
     total = sum(float(abs(each.data).sum()) for each in state.model.parameters())
