@@ -61,6 +61,14 @@ def test_checkpoint() -> None:
     assert "state of 8 MB over 2 ranks" in launched("checkpoint.py", "--quick")
 
 
+def test_elastic_resume() -> None:
+    launch = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", "--max-restarts", "3"]
+    command = [*launch, "--restart-backoff", "0", str(BENCHMARKS / "elastic_resume.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("; 0 steps are lost") == 3
+
+
 def test_compression_training() -> None:
     printed = launched("compression_training.py", "--quick", "--compressors", "int8")
     assert "Digits" in printed
