@@ -1,9 +1,10 @@
 """Resuming from commits in memory.
 
-`torshrun --nproc-per-node 2 --max-restarts 3 benchmarks/elastic_resume.py`: the state is arrays of which each rank has its part. In the first three starts rank 1 kills itself
-when it has committed; the next workers print for how long restore() took, beside copying as much in
-memory, and how many committed steps are lost. The last ones print what a commit takes. With --bars
-the last workers end with 1 if the restore before them took longer than a second or lost a step.
+`torshrun --nproc-per-node 2 --max-restarts 3 benchmarks/elastic_resume.py`: the state is arrays of
+which each rank has its part. In the first three starts rank 1 kills itself when it has committed;
+the next workers print for how long restore() took, beside copying as much in memory, and how many
+committed steps are lost. The last ones print what a commit takes. With --bars they end with 1 if
+the restore before took longer than a second or lost a step.
 """
 
 from __future__ import annotations
