@@ -24,6 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="fault suites at full length")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Full length takes longer than the timeout of pyproject.toml."""
+    if config.getoption("--soak") and config.getoption("timeout") is None:
+        config.option.timeout = 3600
+
+
 @pytest.fixture
 def torshrun(tmp_path: Path) -> Iterator[Launcher]:
     """Starts torshrun in a directory of the test's own."""
