@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
 import secrets
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -25,8 +27,8 @@ from torsh_runtime.store.hosted import HostedStore
 
 PATIENCE = 120.0
 """Seconds after which a test that hangs is given up."""
-_HANGS = 600.0
-"""Seconds after which a rank that is a process is killed; whole suites run in some."""
+_HANGS = 500.0
+"""Seconds after which ranks that are processes are killed; whole suites run in some."""
 
 
 class Raised(NamedTuple):
@@ -88,15 +90,24 @@ def run_processes(
         os.close(writer)
         pipes.append(reader)
         children.append(child)
-    if meanwhile is not None:
-        try:
+    deadline = time.monotonic() + _HANGS
+    try:
+        if meanwhile is not None:
             meanwhile(children)
-        except BaseException:
-            for child in children:
+        return [
+            _result(reader, child, deadline) for reader, child in zip(pipes, children, strict=True)
+        ]
+    except BaseException:
+        _end(children)
+        raise
+
+
+def _end(children: list[int]) -> None:
+    for child in children:
+        with contextlib.suppress(ChildProcessError):  # it has been waited for
+            if os.waitpid(child, os.WNOHANG)[0] == 0:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-            raise
-    return [_result(reader, child) for reader, child in zip(pipes, children, strict=True)]
 
 
 def run_in_one_world(
@@ -125,6 +136,8 @@ def _tried(body: Callable[[int], Any], rank: int) -> Any:
 def _be_rank(
     rank: int, ranks: int, body: Callable[[int], Any], address: str, timeout: float, writer: int
 ) -> None:
+    if "torch" in sys.modules:  # the threads that this process had for it were not forked
+        sys.modules["torch"].set_num_threads(1)
     try:
         tr.init_process_group("native", address, timeout, ranks, rank)
         result = body(rank)
@@ -145,8 +158,7 @@ def _portable(error: BaseException) -> BaseException:
     return carrier
 
 
-def _result(reader: int, child: int) -> Any:
-    deadline = time.monotonic() + _HANGS
+def _result(reader: int, child: int, deadline: float) -> Any:
     data = b""
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         while select.select([pipe], [], [], max(deadline - time.monotonic(), 0.0))[0]:
