@@ -119,7 +119,7 @@ def _host(words: Sequence[str], place: str) -> Host:
         if "slots" in given:
             raise ConfigError(f"{place}: the number of slots is given twice")
         given["slots"] = _number("slots", after_colon, place)
-    return Host(name=name, user=user, place=place, **given)
+    return replace(Host(name=name, user=user, place=place), **given)
 
 
 def _settings(words: Sequence[str], place: str) -> Iterator[tuple[str, int]]:

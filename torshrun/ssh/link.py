@@ -231,7 +231,12 @@ async def _write(fd: int, data: bytes) -> None:
 def _writable(fd: int) -> Iterator[asyncio.Future[None]]:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    loop.add_writer(fd, lambda: ready.done() or ready.set_result(None))
+
+    def on_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(fd, on_ready)
     try:
         yield ready
     finally:
