@@ -119,7 +119,8 @@ def _host(words: Sequence[str], place: str) -> Host:
         if "slots" in given:
             raise ConfigError(f"{place}: the number of slots is given twice")
         given["slots"] = _number("slots", after_colon, place)
-    return replace(Host(name=name, user=user, place=place), **given)
+    port, slots, most = (given.get(key, 0) for key in ("port", "slots", "max_slots"))
+    return Host(name=name, user=user, place=place, port=port, slots=slots, max_slots=most)
 
 
 def _settings(words: Sequence[str], place: str) -> Iterator[tuple[str, int]]:
