@@ -6,10 +6,10 @@ Nothing of the user's own ~/.ssh, and no sshd of this machine, is used or change
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -63,12 +63,19 @@ class SshSite:
     head: Host
     sshds: tuple[Sshd, ...]
     mark: str
-    """What processes that are started by ssh have as MARK in their environment."""
+    """What processes that are started by ssh have in MARK in their environment, then the host."""
 
     @property
     def command(self) -> str:
         """For --ssh-command."""
         return f"ssh -F {self.folder}/config"
+
+    def command_with(self, old: str, new: str) -> str:
+        """Another, whose configuration has `new` in place of `old`."""
+        text = (self.folder / "config").read_text()
+        assert old in text
+        (self.folder / "other_config").write_text(text.replace(old, new))
+        return f"ssh -F {self.folder}/other_config"
 
     def hostfile(self, *lines: str) -> str:
         """The path of one with these lines, or with all hosts."""
@@ -82,8 +89,9 @@ class SshSite:
 
 
 @contextmanager
-def ssh_site(folder: Path, count: int, mark: str) -> Iterator[SshSite]:
+def ssh_site(folder: Path, count: int) -> Iterator[SshSite]:
     """With so many hosts that have an sshd."""
+    mark = secrets.token_hex(8)
     Path("/run/sshd").mkdir(exist_ok=True)  # it wants that, whatever it is told
     for name in ("key", "host_key", "stranger"):
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
@@ -124,7 +132,7 @@ PidFile none
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin prohibit-password
-SetEnv MARK={mark} NUMBER={host.number}
+SetEnv MARK={mark}-{host.number} NUMBER={host.number}
 ForceCommand echo '{GREETING}'; eval "$SSH_ORIGINAL_COMMAND"
 """)
     sshd = shutil.which("sshd", path=_PATH)
@@ -144,6 +152,3 @@ ForceCommand echo '{GREETING}'; eval "$SSH_ORIGINAL_COMMAND"
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait(10)
-
-
-PYTHON = sys.executable

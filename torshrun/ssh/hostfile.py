@@ -74,10 +74,7 @@ def parse(text: str, name: str) -> tuple[Host, ...]:
                 f"once, with slots=N for N workers"
             )
     common = Counter(host.name for host in hosts)
-    return tuple(
-        replace(host, label=f"{host.name}:{host.port}" if common[host.name] > 1 else host.name)
-        for host in hosts
-    )
+    return tuple(replace(host, label=_label(host, common[host.name])) for host in hosts)
 
 
 def select(hosts: Sequence[Host], include: str, exclude: str) -> tuple[Host, ...]:
@@ -121,6 +118,11 @@ def _host(words: Sequence[str], place: str) -> Host:
         given["slots"] = _number("slots", after_colon, place)
     port, slots, most = (given.get(key, 0) for key in ("port", "slots", "max_slots"))
     return Host(name=name, user=user, place=place, port=port, slots=slots, max_slots=most)
+
+
+def _label(host: Host, so_called: int) -> str:
+    """Its name; one of several with that name is told by its port."""
+    return f"{host.name}:{host.port}" if so_called > 1 and host.port else host.name
 
 
 def _settings(words: Sequence[str], place: str) -> Iterator[tuple[str, int]]:

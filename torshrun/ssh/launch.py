@@ -95,7 +95,9 @@ class _Run:
         self._running = {link: asyncio.create_task(self._follow(link)) for link in nodes}
         for signo in self.signals:  # between the start and now
             self._pass_on(signo)
-        await asyncio.wait(self._running.values())
+        done, _ = await asyncio.wait(self._running.values())
+        for task in done:
+            task.result()
         return code_of(self._endings, self._stopped)
 
     # ---- the start

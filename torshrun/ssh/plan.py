@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torshrun.config.job import Address, LaunchConfig
+from torshrun.config.job import Address, LaunchConfig, OutputConfig
 from torshrun.config.request import Entry, Request
 from torshrun.config.resolve import resolve
 from torshrun.config.secret import read_secret
@@ -232,8 +232,6 @@ def _for_hosts(request: Request, environ: Mapping[str, str]) -> Request:
     unset["secret_file"] = replace(request.entries["secret_file"], text=None)
     given = {key: request.entries[key] for key in ("color", "run_id")}
     on_terminal = os.isatty(1) and os.isatty(2)
-    from torshrun.config.job import OutputConfig
-
     coloured = is_coloured(OutputConfig(color=request["color"]), on_terminal, environ)
     given["color"] = replace(given["color"], text="always" if coloured else "never")
     if given["run_id"].text is None:
@@ -285,9 +283,15 @@ def _texts(entry: Entry) -> tuple[str | None, str, str]:
 def describe(job: HostsJob) -> str:
     """--dry-run: what would be started where. Nothing is started or chosen."""
     request = job.request
-    lines = [f"{len(job.hosts)} hosts would start an agent each; nothing has been started.\n"]
+    count = len(job.hosts)
+    who = (
+        "1 host would start an agent" if count == 1 else f"{count} hosts would start an agent each"
+    )
+    lines = [f"{who}; nothing has been started.\n"]
     for rank, host in enumerate(job.hosts):
-        lines.append(f"\nNode {rank}, {host.label}: {_workers(request, host)} workers\n")
+        number = _workers(request, host)
+        workers = f"{number} worker{'' if number == '1' else 's'}"
+        lines.append(f"\nNode {rank}, {host.label}: {workers}\n")
         lines.append(f"  {shlex.join(job.command(host))}\n")
     words = [request.target, *request.arguments] if request.target else []
     texts = [entry.text or "" for entry in words]
