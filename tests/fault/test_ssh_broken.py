@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -44,10 +44,11 @@ def job(site: SshSite, torshrun: Launcher) -> Iterator[SshJob]:
         yield started
 
 
-def started(job: SshJob, *options: str, script: str = STUBBORN) -> Node:
+def started(job: SshJob, *options: str, hosts: Sequence[str] = ("n1", "n2")) -> Node:
     """A job whose workers run, and do not end because they are asked to."""
-    node = job.start(*options, "--shutdown-timeout=1", job.launcher.script(script))
-    for host in ("n1", "n2"):
+    script, hostfile = job.launcher.script(STUBBORN), job.site.hostfile(*hosts)
+    node = job.start(*options, "--shutdown-timeout=1", script, hostfile=hostfile)
+    for host in hosts:
         node.wait_for(rf"{host}: \[\d\] ready")
     return node
 
@@ -73,19 +74,23 @@ def kill_agent(job: SshJob, node: Node) -> AbstractContextManager[None]:
 def cut_link(job: SshJob, node: Node) -> Iterator[None]:
     host = job.site.sshds[1].host
     cut_off(host)
-    yield
-    plug_in_again(host)
+    try:
+        yield
+    finally:
+        plug_in_again(host)
 
 
 @contextmanager
 def stop_sshd(job: SshJob, node: Node) -> Iterator[None]:
     sshd = job.site.sshds[1]
     sshd.send(signal.SIGSTOP)
-    yield
-    sshd.send(signal.SIGCONT)
+    try:
+        yield
+    finally:
+        sshd.send(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("harm", [kill_ssh, kill_agent, cut_link, stop_sshd])
+@pytest.mark.parametrize("harm", [kill_ssh, kill_agent, cut_link])
 def test_a_host_that_is_lost_ends_the_job_and_leaves_nothing(
     job: SshJob, harm: Callable[[SshJob, Node], AbstractContextManager[None]]
 ) -> None:
@@ -97,6 +102,16 @@ def test_a_host_that_is_lost_ends_the_job_and_leaves_nothing(
     assert code == exit_codes.LOST
     assert "n2 is lost: " in output
     assert "the job needs 2 hosts: stopping the other 1" in output
+
+
+def test_a_host_that_hears_nothing_more_ends_by_itself(job: SshJob) -> None:
+    """It could go on: it needs no other host, and its own network is whole."""
+    node = started(job, "--nnodes=1:2", hosts=["n2"])
+    with stop_sshd(job, node):
+        assert soon(lambda: not job.processes(2), PATIENCE), job.processes(2)
+        code, output = node.end(PATIENCE)
+    assert code == exit_codes.LOST
+    assert "n2 is lost: " in output
 
 
 def test_when_torshrun_is_killed_nothing_is_left_anywhere(job: SshJob) -> None:
@@ -114,12 +129,13 @@ def test_when_torshrun_is_killed_and_the_link_is_cut_nothing_is_left(job: SshJob
 
 
 def test_an_elastic_job_goes_on_without_a_host_that_is_lost(job: SshJob) -> None:
-    script = """
+    script = job.launcher.script("""
         print("ready", os.environ["WORLD_SIZE"], flush=True)
         if os.environ["WORLD_SIZE"] == "2":
             time.sleep(1000)
-    """
-    node = started(job, "--nnodes=1:2", script=script)
+    """)
+    node = job.start("--nnodes=1:2", "--shutdown-timeout=1", script)
+    node.wait_for(r"n2: \[\d\] ready 2")
     kill_agent(job, node)
     code, output = node.end(PATIENCE)
     assert code == 0, output

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torshrun.config.job import Address, LaunchConfig, OutputConfig
+from torshrun.config.job import Address, LaunchConfig, OutputConfig, Timeouts
 from torshrun.config.request import Entry, Request
 from torshrun.config.resolve import resolve
 from torshrun.config.secret import read_secret
@@ -144,7 +144,7 @@ def _checked(draft: HostsJob, environ: Mapping[str, str]) -> HostsJob:
         replace(first, target=None), {**environ, **draft.credentials}, needs_target=False
     )
     meeting = config.rendezvous
-    silence = meeting.ttl if meeting else 15.0
+    silence = meeting.ttl if meeting else Timeouts().ttl
     join = meeting.join_timeout if meeting else START_TIMEOUT
     return replace(
         draft,
