@@ -14,7 +14,7 @@ from torshrun import exit_codes
 from torshrun.config.job import Address, OutputConfig
 from torshrun.signals import signal_name
 from torshrun.ssh import frames
-from torshrun.ssh.link import HostLost, Link
+from torshrun.ssh.link import HostLost, Link, ip_or_none
 from torshrun.ssh.plan import UNKNOWN, HostsJob
 from torshrun.ssh.verdict import Ended, code_of, follows
 from torshrun.workers.logs.pump import LogPump
@@ -121,6 +121,7 @@ class _Run:
                 try:
                     await link.open(here, self.job.start_timeout)
                 except HostLost:
+                    link.kill()
                     failed.set()
                     raise
 
@@ -164,15 +165,16 @@ class _Run:
     async def _meet(self, nodes: Sequence[Link]) -> Address:
         """Where the nodes meet, as the first of them says."""
         first, *others = nodes
-        asked = {"peers": [link.address for link in others], "port": self.job.port}
+        peers = [link.address for link in others if link.address]
+        asked = {"peers": peers, "port": self.job.port}
         try:
             async with asyncio.timeout(self.job.start_timeout):
                 facts = await first.ask(frames.message(frames.MEET, asked), frames.ENDPOINT)
         except (HostLost, TimeoutError) as error:
             why = str(error) or f"no answer within {self.job.start_timeout:g} s"
             raise HostLost(f"{first.host.label} cannot serve the job: {why}") from None
-        host, port = facts.get("host"), facts.get("port")
-        if not isinstance(host, str) or not isinstance(port, int) or not 0 < port < 65536:
+        host, port = ip_or_none(facts.get("host")), facts.get("port")
+        if not host or not isinstance(port, int) or not 0 < port < 65536:
             raise HostLost(f"{first.host.label} does not speak as torshrun does")
         return Address(host, port)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import os
 from asyncio.subprocess import PIPE, Process
@@ -16,6 +17,7 @@ from torsh_runtime.errors import TorshError
 from torshrun.ssh import frames
 from torshrun.ssh.hostfile import Host
 from torshrun.ssh.reasons import explain
+from torshrun.ssh.remote import HERE
 from torshrun.ssh.verdict import Ended
 from torshrun.text import printable
 from torshrun.workers.logs.pump import LogPump
@@ -42,7 +44,7 @@ class Link:
     silence: float
     pump: LogPump
     address: str = ""
-    """Where the host is, as it was reached; "" is here."""
+    """Where the host is, as it was reached; "" is not known."""
     _process: Process | None = None
     _output: asyncio.StreamReader = field(default_factory=asyncio.StreamReader)
     _frames: frames.Frames = field(default_factory=frames.Frames)
@@ -67,7 +69,7 @@ class Link:
                 f"torshrun is of version {there} there and {version} here: install the same, or "
                 f"name the Python that has it by --remote-python"
             )
-        self.address = str(hello.get("address", ""))
+        self.address = HERE if self.host.is_here else ip_or_none(hello.get("address"))
 
     async def _start(self) -> None:
         program = self.command[0]
@@ -150,9 +152,8 @@ class Link:
         process = self._process
         if process and process.stdin:
             process.stdin.close()
-        if process and process.returncode is None and not await self._has_ended(_END_BOUND):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        if not self._sinks or not await self._has_ended(_END_BOUND):  # else it has nothing to lose
+            self.kill()
             await self._has_ended(_END_BOUND)
         if self._listening:
             self._listening.cancel()
@@ -205,6 +206,14 @@ class Link:
 
     def _words(self) -> str:
         return self._said.decode(errors="replace")
+
+
+def ip_or_none(text: object) -> str:
+    """The text, if it is an IP address; else ""."""
+    try:
+        return str(ipaddress.ip_address(text)) if isinstance(text, str) else ""
+    except ValueError:
+        return ""
 
 
 def _facts(content: bytes) -> dict[str, Any]:

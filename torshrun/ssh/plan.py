@@ -23,6 +23,7 @@ from torshrun.config.resolve import resolve
 from torshrun.config.secret import read_secret
 from torshrun.config.values import Nodes
 from torshrun.ssh.hostfile import Host, parse, select
+from torshrun.ssh.remote import HERE
 from torshrun.workers.logs.lines import is_coloured
 
 START_TIMEOUT = 60.0
@@ -71,7 +72,7 @@ class HostsJob:
         """What starts torshrun on the host. Arguments of the job are none of it, nor its secret."""
         module = ("-P", "-m", "torshrun.ssh.remote", f"{self.silence:g}")
         if host.is_here:
-            return (sys.executable, *module)
+            return (sys.executable, *module, HERE)
         pause = max(1, math.floor(self.silence / 3))
         options = {
             "BatchMode": "yes",

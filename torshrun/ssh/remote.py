@@ -1,6 +1,8 @@
 """What ssh starts on a host: it says who it is, is told the job, and becomes the job's agent.
 
-python -P -m torshrun.ssh.remote SILENCE
+python -P -m torshrun.ssh.remote SILENCE [HERE]
+
+SILENCE is in seconds; HERE says that torshrun has started this itself, without ssh.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ WAITING = 600.0
 """Seconds at most until the job is known: other hosts may take their time."""
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read."""
+HERE = "here"
 _DISCARD = 9  # the port of a way is of no importance
 
 
@@ -35,9 +38,11 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
+    if HERE in sys.argv:  # this may be somebody's login over ssh, which is none of ours
+        os.environ.pop("SSH_CONNECTION", None)
     wire = Wire(float(sys.argv[1]))
-    here = {"version": version("torshrun"), "address": _addresses()[1]}
-    wire.send(frames.message(frames.HELLO, here))
+    facts = {"version": version("torshrun"), "address": _addresses()[1]}
+    wire.send(frames.message(frames.HELLO, facts))
     try:
         code, begun = _serve(wire), True
     except (TorshError, OSError) as error:
@@ -77,12 +82,13 @@ def _addresses() -> tuple[str, str]:
 
 
 def _address_for(peers: list[str]) -> str:
-    """Where those hosts reach this one. Without an address they are where ssh was called."""
+    """Where those hosts reach this one; HERE is where ssh was called."""
     from torshrun.config.job import Address
     from torshrun.rendezvous.address import is_loopback, routable
 
     caller = _addresses()[0]
-    places = [place for peer in peers if (place := peer or caller) and not is_loopback(place)]
+    places = [caller if peer == HERE else peer for peer in peers]
+    places = [place for place in places if place and not is_loopback(place)]
     if not places:
         return _addresses()[1] or "127.0.0.1"
     return routable([Address(place, _DISCARD) for place in places], may_be_private=False)

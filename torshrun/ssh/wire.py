@@ -142,6 +142,8 @@ class Wire:
             os.kill(os.getpid(), content[0])
 
     def _write(self) -> None:
+        if not self._outgoing:  # the connection was lost a moment ago
+            return
         try:
             count = os.write(self._sink, self._outgoing[0])
         except BlockingIOError:
