@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +109,29 @@ def test_the_secret_is_in_no_list_of_processes(job: SshJob) -> None:
     assert node.end()[0] == 0
     assert any(b"torshrun.ssh.remote" in text for text in texts)
     assert not any(secret.encode() in text for text in texts)
+
+
+def test_the_guide(job: SshJob) -> None:
+    """Its hostfile, script and commands, literally, with the workers' lines that it shows."""
+    guide = (Path(__file__).parents[2] / "docs" / "ssh.md").read_text()
+    hostfile, script, shown = re.findall(r"```(?:text|python)\n(.*?)```", guide, re.DOTALL)
+    (job.launcher.folder / "hosts.txt").write_text(hostfile)
+    (job.launcher.folder / "train.py").write_text(script)
+    shutil.copy(job.site.folder / "config", job.launcher.folder / "cluster.config")
+    commands = "".join(re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)).splitlines()
+    assert len(commands) == 9
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {**job.launcher.environ, "PATH": path, "TORSH_SSH_COMMAND": job.site.command}
+    outputs = []
+    for command in commands:
+        words = [*job.site.head.command, "sh", "-c", command]
+        done = subprocess.run(
+            words, cwd=job.launcher.folder, env=environ, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        outputs.append(done.stdout)
+    workers = [line for line in shown.splitlines() if "of all ranks" in line]
+    assert sorted(outputs[0].splitlines()) == sorted(workers)
 
 
 def test_a_worker_that_fails_ends_the_job_with_its_code(job: SshJob) -> None:

@@ -106,7 +106,7 @@ def ssh_site(folder: Path, count: int) -> Iterator[SshSite]:
 
 def _write_config(folder: Path, hosts: Sequence[Host]) -> None:
     key = " ".join((folder / "host_key.pub").read_text().split()[:2])
-    names = [f"Host n{host.number}\n  HostName {host.ipv4}" for host in hosts]
+    names = [f"Host n{h.number} node{h.number}\n  HostName {h.ipv4}" for h in hosts]
     known = [f"[{place}]:{PORT} {key}" for host in hosts for place in (host.ipv4, host.ipv6)]
     (folder / "known_hosts").write_text("\n".join(known) + "\n")
     common = f"""
