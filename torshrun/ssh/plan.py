@@ -211,7 +211,7 @@ def _request_of(
     workers: str = "",
 ) -> Request:
     """What this host's agent is asked for."""
-    changed = {"nproc_per_node": workers or _workers(request, host)}
+    changed: dict[str, str | None] = {"nproc_per_node": workers or _workers(request, host)}
     if job.nodes.fewest == job.nodes.most:
         changed["nnodes"] = str(nodes)
         if request["rdzv_backend"] == "static":
@@ -219,7 +219,7 @@ def _request_of(
     elif not request.has("rdzv_backend"):
         changed["rdzv_backend"] = "tcp"
     if job.meets_at_node_0:
-        changed["rdzv_endpoint"] = str(endpoint)
+        changed |= {"rdzv_endpoint": str(endpoint), "master_port": None}
     names = {key: request.name(key) for key in changed}
     entries = {key: Entry(text, "--hostfile", names[key]) for key, text in changed.items()}
     return replace(request, entries={**request.entries, **entries})

@@ -85,6 +85,13 @@ def test_where_nodes_meet_may_be_given(planned: Plan) -> None:
     assert texts(etcd, 1)["node_rank"] == "0"
 
 
+def test_a_port_alone_is_the_first_hosts(planned: Plan) -> None:
+    job = planned("--master-port=5", "train.py")
+    assert job.meets_at_node_0
+    assert job.port == 5
+    assert job.notes == ()
+
+
 def test_every_job_has_a_name_and_a_secret_of_its_own(planned: Plan) -> None:
     one, other = planned("train.py"), planned("train.py")
     assert texts(one, 0)["run_id"] == texts(one, 1)["run_id"] != texts(other, 0)["run_id"]
