@@ -15,7 +15,7 @@ from torshrun.config.job import Address, OutputConfig
 from torshrun.signals import signal_name
 from torshrun.ssh import frames
 from torshrun.ssh.link import HostLost, Link, ip_or_none
-from torshrun.ssh.plan import UNKNOWN, HostsJob
+from torshrun.ssh.plan import HostsJob
 from torshrun.ssh.verdict import Ended, code_of, follows
 from torshrun.workers.logs.pump import LogPump
 
@@ -105,7 +105,7 @@ class _Run:
     async def _start(self) -> list[Link]:
         """The hosts on which the job has been started, in the order of their ranks. HostLost."""
         nodes = await self._open_all()
-        endpoint = await self._meet(nodes) if self.job.meets_at_node_0 else UNKNOWN
+        endpoint = await self._meet(nodes) if self.job.meets_at_node_0 else None
         hosts = [link.host for link in nodes]
         for rank, link in enumerate(nodes):
             link.send(frames.message(frames.JOB, self.job.told(rank, hosts, endpoint)))

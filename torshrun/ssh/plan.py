@@ -19,7 +19,7 @@ from typing import Any
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Address, LaunchConfig, OutputConfig, Timeouts
 from torshrun.config.request import Entry, Request
-from torshrun.config.resolve import resolve
+from torshrun.config.resolve import Resolution, resolve
 from torshrun.config.secret import read_secret
 from torshrun.config.values import Nodes
 from torshrun.ssh.hostfile import Host, parse, select
@@ -28,7 +28,7 @@ from torshrun.workers.logs.lines import is_coloured
 
 START_TIMEOUT = 60.0
 """Seconds at most from the start of a host's ssh until torshrun answers there."""
-UNKNOWN = Address("127.0.0.1", 1)
+_UNKNOWN = Address("127.0.0.1", 1)
 """Stands for the endpoint while node 0 has not named it."""
 _OURS = "hostfile include exclude ssh_command remote_python export config print_config dry_run"
 _NOT_FOR_ALL = {
@@ -85,10 +85,14 @@ class HostsJob:
         words += ["-T", *(("-p", str(host.port)) if host.port else ()), "--", host.address]
         return (*self.ssh_command, *words, f"exec {shlex.join((self.remote_python, *module))}")
 
-    def told(self, node_rank: int, nodes: Sequence[Host], endpoint: Address) -> dict[str, Any]:
-        """What the host of that rank among `nodes` is told, as JSON takes it."""
-        host = nodes[node_rank]
-        request = _request_of(self.request, host, node_rank, len(nodes), self, endpoint)
+    def told(
+        self, node_rank: int, hosts: Sequence[Host], endpoint: Address | None
+    ) -> dict[str, Any]:
+        """What the host of that rank is told, as JSON takes it; `hosts` are those of all nodes,
+        and the endpoint is where they meet, if the first of them has said so.
+        """
+        host = hosts[node_rank]
+        request = _request_of(self.request, host, node_rank, self.nodes, endpoint)
         chosen = ",".join(map(str, host.chosen))
         devices = {"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}
         return {
@@ -114,46 +118,44 @@ def plan(request: Request, environ: Mapping[str, str], *, needs_target: bool = T
         why = "lines of several hosts would mix: name a file, which each host writes for itself"
         raise request.refused("events", why)
     hosts = _hosts(request)
-    secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
-    credentials = {name: environ[name] for name in _CREDENTIALS if name in environ}
-    credentials["TORSH_SECRET"] = secret or secrets.token_hex(32)
-    draft = HostsJob(
-        request=_for_hosts(request, environ),
+    nodes = _nodes(request, hosts)
+    common = _for_hosts(request, environ)
+    credentials = _credentials(request, environ)
+    meets_at_node_0 = _meets_at_node_0(request, nodes)
+    endpoint = _UNKNOWN if meets_at_node_0 else None
+    first = _request_of(common, hosts[0], 0, nodes, endpoint)
+    config, notes = _resolved_here(first, {**environ, **credentials})
+    waits = config.rendezvous or Timeouts()
+    return HostsJob(
+        request=common,
         hosts=hosts,
-        config=LaunchConfig(target=""),
+        config=config,
         ssh_command=_ssh_command(request),
         remote_python=request["remote_python"] or sys.executable,
         directory=_directory(environ),
         exports=MappingProxyType(_exports(request, environ)),
         credentials=MappingProxyType(credentials),
-        nodes=_nodes(request, hosts),
-        meets_at_node_0=_meets_at_node_0(request, hosts),
+        nodes=nodes,
+        meets_at_node_0=meets_at_node_0,
         port=request["master_port"] or 0,
-        silence=0.0,
-        start_timeout=START_TIMEOUT,
-        notes=(),
-    )
-    return _checked(draft, environ)
-
-
-def _checked(draft: HostsJob, environ: Mapping[str, str]) -> HostsJob:
-    """With what follows from the job as its first host will have it."""
-    first = _request_of(
-        draft.request, draft.hosts[0], 0, len(draft.hosts), draft, UNKNOWN, workers="1"
-    )
-    config, notes = resolve(
-        replace(first, target=None), {**environ, **draft.credentials}, needs_target=False
-    )
-    meeting = config.rendezvous
-    silence = meeting.ttl if meeting else Timeouts().ttl
-    join = meeting.join_timeout if meeting else START_TIMEOUT
-    return replace(
-        draft,
-        config=config,
-        silence=silence,
-        start_timeout=min(START_TIMEOUT, join),
+        silence=waits.ttl,
+        start_timeout=min(START_TIMEOUT, waits.join_timeout),
         notes=notes,
     )
+
+
+def _resolved_here(request: Request, environ: Mapping[str, str]) -> Resolution:
+    """As a host will resolve it, but for what only that can: GPUs and the script."""
+    workers = replace(request.entries["nproc_per_node"], text="1")
+    known = replace(request, target=None, entries={**request.entries, "nproc_per_node": workers})
+    return resolve(known, environ, needs_target=False)
+
+
+def _credentials(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
+    """With a secret of the job's own if none is given."""
+    secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
+    given = {name: environ[name] for name in _CREDENTIALS if name in environ}
+    return {**given, "TORSH_SECRET": secret or secrets.token_hex(32)}
 
 
 def _hosts(request: Request) -> tuple[Host, ...]:
@@ -196,29 +198,23 @@ def _workers(request: Request, host: Host) -> str:
     return str(asked)
 
 
-def _meets_at_node_0(request: Request, hosts: Sequence[Host]) -> bool:
+def _meets_at_node_0(request: Request, nodes: Nodes) -> bool:
     given = request["rdzv_endpoint"] or request.has("master_addr")
-    return _nodes(request, hosts).most > 1 and request["rdzv_backend"] != "etcd" and not given
+    return nodes.most > 1 and request["rdzv_backend"] != "etcd" and not given
 
 
 def _request_of(
-    request: Request,
-    host: Host,
-    node_rank: int,
-    nodes: int,
-    job: HostsJob,
-    endpoint: Address,
-    workers: str = "",
+    request: Request, host: Host, node_rank: int, nodes: Nodes, endpoint: Address | None
 ) -> Request:
     """What this host's agent is asked for."""
-    changed: dict[str, str | None] = {"nproc_per_node": workers or _workers(request, host)}
-    if job.nodes.fewest == job.nodes.most:
-        changed["nnodes"] = str(nodes)
+    changed: dict[str, str | None] = {"nproc_per_node": _workers(request, host)}
+    if nodes.fewest == nodes.most:
+        changed["nnodes"] = str(nodes.most)
         if request["rdzv_backend"] == "static":
             changed["node_rank"] = str(node_rank)
     elif not request.has("rdzv_backend"):
         changed["rdzv_backend"] = "tcp"
-    if job.meets_at_node_0:
+    if endpoint:
         changed |= {"rdzv_endpoint": str(endpoint), "master_port": None}
     names = {key: request.name(key) for key in changed}
     entries = {key: Entry(text, "--hostfile", names[key]) for key, text in changed.items()}

@@ -31,8 +31,9 @@ def planned(tmp_path: Path) -> Plan:
     return make
 
 
-def told(job: HostsJob, rank: int, nodes: int | None = None) -> Mapping[str, Any]:
-    return job.told(rank, job.hosts[:nodes], Address("10.0.0.1", 4000))
+def told(job: HostsJob, rank: int) -> Mapping[str, Any]:
+    endpoint = Address("10.0.0.1", 4000) if job.meets_at_node_0 else None
+    return job.told(rank, job.hosts, endpoint)
 
 
 def texts(job: HostsJob, rank: int) -> dict[str, str | None]:
