@@ -114,6 +114,18 @@ def test_a_host_that_hears_nothing_more_ends_by_itself(job: SshJob) -> None:
     assert "n2 is lost: " in output
 
 
+def test_who_insists_need_not_wait_for_a_host_that_hangs(job: SshJob) -> None:
+    node = started(job, "--rdzv-conf=ttl=30,last_call_timeout=1", "--nnodes=1:2", hosts=["n2"])
+    with stop_sshd(job, node):
+        for _ in range(3):
+            node.send(signal.SIGINT)
+            time.sleep(0.2)
+        code, output = node.end(PATIENCE)
+    assert code == 128 + signal.SIGINT
+    assert "these hosts are left to end by themselves: n2" in output
+    assert soon(lambda: not job.processes(2), PATIENCE), job.processes(2)
+
+
 def test_when_torshrun_is_killed_nothing_is_left_anywhere(job: SshJob) -> None:
     node = started(job)
     node.send(signal.SIGKILL)

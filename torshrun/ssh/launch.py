@@ -16,7 +16,7 @@ from torshrun.signals import signal_name
 from torshrun.ssh import frames
 from torshrun.ssh.link import HostLost, Link, ip_or_none
 from torshrun.ssh.plan import HostsJob
-from torshrun.ssh.verdict import Ended, code_of, follows
+from torshrun.ssh.verdict import Ended, code_of, code_of_signal, follows
 from torshrun.workers.logs.pump import LogPump
 
 AT_ONCE = 10
@@ -90,15 +90,14 @@ class _Run:
             if not self.signals:
                 raise
             self._say(f"got {signal_name(self.signals[0])} before the job began")
-            stopped = self.signals[0]
-            return exit_codes.PREEMPTED if stopped == signal.SIGTERM else 128 + stopped
+            return code_of_signal(self.signals[0])
         self._running = {link: asyncio.create_task(self._follow(link)) for link in nodes}
         for signo in self.signals:  # between the start and now
             self._pass_on(signo)
         done, _ = await asyncio.wait(self._running.values())
         for task in done:
             task.result()
-        return code_of(self._endings, self._stopped)
+        return code_of(self._endings, self._stopped, next(iter(self.signals), 0))
 
     # ---- the start
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -33,9 +34,9 @@ def follows(endings: Sequence[Ended], running: int, fewest: int) -> Literal["", 
     return "wait" if any(_in_order(ended) for ended in endings) else "stop"
 
 
-def code_of(endings: Sequence[Ended], stopped: int | None) -> int:
-    """The job's exit code. `stopped` is the one for which hosts were stopped, if they were. No
-    agent ends with 0 unless the job has succeeded.
+def code_of(endings: Sequence[Ended], stopped: int | None, signo: int = 0) -> int:
+    """The job's exit code. `stopped` is the one for which hosts were stopped, if they were, `signo`
+    the first signal that asked for the end. No agent ends with 0 unless the job has succeeded.
     """
     codes = [ended.code for ended in endings if _in_order(ended) and ended.code is not None]
     if 0 in codes:
@@ -43,7 +44,13 @@ def code_of(endings: Sequence[Ended], stopped: int | None) -> int:
     if stopped is not None:
         return stopped
     causes = [code for code in codes if code not in _CONSEQUENCES]
-    return next(iter(causes or codes), exit_codes.LOST)
+    unknown = code_of_signal(signo) if signo else exit_codes.LOST
+    return next(iter(causes or codes), unknown)
+
+
+def code_of_signal(signo: int) -> int:
+    """Of a job that this signal has ended."""
+    return exit_codes.PREEMPTED if signo == signal.SIGTERM else exit_codes.SIGNALLED + signo
 
 
 def _in_order(ended: Ended) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from torshrun import exit_codes
@@ -48,6 +50,12 @@ def test_what_follows(endings: list[Ended], running: int, fewest: int, next_step
 )
 def test_the_jobs_code(endings: list[Ended], stopped: int | None, code: int) -> None:
     assert code_of(endings, stopped) == code
+
+
+def test_a_signal_counts_if_no_agent_has_ended_in_order() -> None:
+    assert code_of([LOST], None, signal.SIGINT) == 128 + signal.SIGINT
+    assert code_of([LOST], None, signal.SIGTERM) == exit_codes.PREEMPTED
+    assert code_of([ended(7), LOST], None, signal.SIGINT) == 7
 
 
 def test_advice_follows_the_words_of_ssh_before_its_code() -> None:
