@@ -127,7 +127,7 @@ def test_who_insists_need_not_wait_for_a_host_that_hangs(job: SshJob) -> None:
 
 
 def test_when_torshrun_is_killed_nothing_is_left_anywhere(job: SshJob) -> None:
-    node = started(job)
+    node = started(job, hosts=["localhost", "n2"])
     node.send(signal.SIGKILL)
     assert soon(lambda: not job.launcher.left_behind(), PATIENCE), job.launcher.left_behind()
     assert soon(job.site.is_idle)

@@ -191,6 +191,26 @@ def test_an_interrupt_before_the_job_has_begun_ends_it(job: SshJob, tmp_path: Pa
     assert "got SIGINT before the job began" in output
 
 
+def test_connections_may_be_shared(job: SshJob, tmp_path: Path) -> None:
+    """The master connections stay when the job has ended, as ssh's configuration wants it."""
+    path = f"-o ControlMaster=auto -o ControlPersist=60 -o ControlPath={tmp_path}/%n"
+    shared = f"{job.site.command} {path}"
+    script = job.launcher.script("print('here')")
+    try:
+        for _ in range(2):
+            code, output = job.run(script, ssh=shared)
+            assert code == 0, output
+            assert sorted(re.findall(r"n\d: \[\d\] here", output)) == [
+                "n1: [0] here",
+                "n2: [1] here",
+            ]
+        assert not job.site.is_idle()
+    finally:
+        for host in ("n1", "n2"):
+            words = [*job.site.head.command, *shared.split(), "-O", "exit", host]
+            subprocess.run(words, check=True, capture_output=True, timeout=30)
+
+
 @pytest.fixture
 def other_version(tmp_path: Path) -> str:
     """A Python with a torshrun of another version."""
