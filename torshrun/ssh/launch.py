@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -14,7 +14,7 @@ from torshrun import exit_codes
 from torshrun.config.job import Address, OutputConfig
 from torshrun.signals import signal_name
 from torshrun.ssh import frames
-from torshrun.ssh.link import HostLost, Link, ip_or_none
+from torshrun.ssh.link import HostLost, Link, ip_or_empty
 from torshrun.ssh.plan import HostsJob
 from torshrun.ssh.verdict import Ended, code_of, code_of_signal, follows
 from torshrun.workers.logs.pump import LogPump
@@ -172,7 +172,7 @@ class _Run:
         except (HostLost, TimeoutError) as error:
             why = str(error) or f"no answer within {self.job.start_timeout:g} s"
             raise HostLost(f"{first.host.label} cannot serve the job: {why}") from None
-        host, port = ip_or_none(facts.get("host")), facts.get("port")
+        host, port = ip_or_empty(facts.get("host")), facts.get("port")
         if not host or not isinstance(port, int) or not 0 < port < 65536:
             raise HostLost(f"{first.host.label} does not speak as torshrun does")
         return Address(host, port)
@@ -213,7 +213,7 @@ class _Run:
     def _stop_others(self, code: int) -> None:
         if self._stopped is None and self._running:
             self._stopped = code
-            self._pass_on(signal.SIGTERM)
+            self._pass_on(self.job.stop_signal)
             self._later(self._give_up)
 
     def _give_up(self) -> None:
@@ -224,9 +224,9 @@ class _Run:
         for link in self._running:
             link.kill()
 
-    def _later(self, act: object, *arguments: object) -> None:
+    def _later(self, act: Callable[..., object], *arguments: object) -> None:
         bound = self.job.config.shutdown_timeout + END_BOUND
-        asyncio.get_running_loop().call_later(bound, act, *arguments)  # type: ignore[arg-type]
+        asyncio.get_running_loop().call_later(bound, act, *arguments)
 
     def _on_signal(self, signo: int) -> None:
         is_stop = signo in self.job.config.signals_to_handle

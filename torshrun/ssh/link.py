@@ -30,6 +30,8 @@ _TAIL = 8192
 _END_BOUND = 5.0
 """Seconds that ssh may take to end when there is nothing left for it to do."""
 
+_STRANGE = "it does not speak as torshrun does"
+
 
 class HostLost(TorshError):
     """The host could not be started, or nothing more will come from it."""
@@ -69,7 +71,7 @@ class Link:
                 f"torshrun is of version {there} there and {version} here: install the same, or "
                 f"name the Python that has it by --remote-python"
             )
-        self.address = HERE if self.host.is_here else ip_or_none(hello.get("address"))
+        self.address = HERE if self.host.is_here else ip_or_empty(hello.get("address"))
 
     async def _start(self) -> None:
         program = self.command[0]
@@ -98,17 +100,14 @@ class Link:
             greeting += data
             if len(greeting) > _LONGEST_GREETING:
                 raise HostLost("its shell prints without an end: see ~/.bashrc there")
-        self._ready.extend(self._frames.feed(greeting.partition(frames.MARK)[2]))
+        self._take(greeting.partition(frames.MARK)[2])
         kind, content = await self._next()
         if kind != frames.HELLO:
-            raise HostLost("it does not speak as torshrun does")
-        for kind, stream in zip(
-            (frames.STDOUT, frames.STDERR),
-            self.pump.open_shown(f"{self.host.label}: "),
-            strict=True,
-        ):
-            self._sinks[kind] = stream.source.end
-            os.set_blocking(stream.source.end, False)
+            raise HostLost(_STRANGE)
+        out, err = self.pump.open_shown(f"{self.host.label}: ")
+        self._sinks = {frames.STDOUT: out.source.end, frames.STDERR: err.source.end}
+        for fd in self._sinks.values():
+            os.set_blocking(fd, False)
         return _facts(content)
 
     async def _listen(self, complaints: asyncio.StreamReader) -> None:
@@ -144,7 +143,7 @@ class Link:
             facts = _facts(content)
             code, begun = facts.get("code"), facts.get("begun")
             if not isinstance(code, int) or not isinstance(begun, bool):
-                raise HostLost("it does not speak as torshrun does")
+                raise HostLost(_STRANGE)
             return Ended(self.host.label, code, begun)
 
     async def close(self) -> None:
@@ -178,11 +177,14 @@ class Link:
                 raise HostLost(f"nothing has been heard of it for {self.silence:g} s") from None
             if not data:
                 raise HostLost(await self._why(b""))
-            try:
-                self._ready.extend(self._frames.feed(data))
-            except ValueError as error:
-                raise HostLost(f"it does not speak as torshrun does: {error}") from None
+            self._take(data)
         return self._ready.popleft()
+
+    def _take(self, data: bytes) -> None:
+        try:
+            self._ready.extend(self._frames.feed(data))
+        except ValueError as error:
+            raise HostLost(f"{_STRANGE}: {error}") from None
 
     async def _show(self, kind: bytes, content: bytes) -> None:
         if kind in self._sinks:
@@ -208,7 +210,7 @@ class Link:
         return self._said.decode(errors="replace")
 
 
-def ip_or_none(text: object) -> str:
+def ip_or_empty(text: object) -> str:
     """The text, if it is an IP address; else ""."""
     try:
         return str(ipaddress.ip_address(text)) if isinstance(text, str) else ""
@@ -222,7 +224,7 @@ def _facts(content: bytes) -> dict[str, Any]:
         facts = json.loads(content)
         if isinstance(facts, dict):
             return facts
-    raise HostLost("it does not speak as torshrun does")
+    raise HostLost(_STRANGE)
 
 
 async def _write(fd: int, data: bytes) -> None:

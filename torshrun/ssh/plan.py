@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,12 @@ class HostsJob:
     notes: tuple[str, ...]
     """What the user ought to know, a line each."""
 
+    @property
+    def stop_signal(self) -> int:
+        """What asks an agent of the job to end in an orderly way."""
+        handled = self.config.signals_to_handle
+        return handled[0] if handled and signal.SIGTERM not in handled else signal.SIGTERM
+
     def command(self, host: Host) -> tuple[str, ...]:
         """What starts torshrun on the host. Arguments of the job are none of it, nor its secret."""
         module = ("-P", "-m", "torshrun.ssh.remote", f"{self.silence:g}")
@@ -104,6 +111,7 @@ class HostsJob:
             "credentials": dict(self.credentials),
             "directory": self.directory,
             "grace": self.config.shutdown_timeout,
+            "stop_signal": self.stop_signal,
         }
 
 

@@ -110,7 +110,7 @@ def _run(wire: Wire, facts: Mapping[str, Any]) -> int:
     job = resolve(_request(facts), {**os.environ, **facts["credentials"]}).job
     from torshrun.launch import launch
 
-    if not wire.guard(facts["grace"]):
+    if not wire.guard(facts["grace"], facts["stop_signal"]):
         raise ConfigError("the connection has ended before the job began")
     return launch(job)
 

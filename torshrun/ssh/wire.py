@@ -26,7 +26,7 @@ END_BOUND = 30.0
 class Wire:
     """Between ssh and this process, whose stdout and stderr it has become. While nobody takes the
     output it stalls as any reader would. When the connection has ended, or nothing has come for
-    `silence` seconds, the process gets SIGTERM, and SIGKILL if that does not end it.
+    `silence` seconds, the agent is asked to end, and killed if it does not.
     """
 
     def __init__(self, silence: float) -> None:
@@ -43,6 +43,7 @@ class Wire:
             os.set_blocking(fd, False)
         self.moved = 0
         """Bytes that the other side has taken so far."""
+        self._stop_signal: int = signal.SIGTERM
         self._grace: float | None = None
         self._lost = False
         self._running = True
@@ -62,10 +63,11 @@ class Wire:
         """Send these frames, in front of output that is not read yet."""
         self._request(data)
 
-    def guard(self, grace: float) -> bool:
-        """From now on the process is an agent, whose workers may take `grace` seconds to end;
-        False if the connection has ended already.
+    def guard(self, grace: float, stop_signal: int) -> bool:
+        """From now on the process is an agent, which ends by that signal, and whose workers may
+        take `grace` seconds for it; False if the connection has ended already.
         """
+        self._stop_signal = stop_signal
         self._grace = grace
         return not self._lost
 
@@ -219,7 +221,7 @@ class Wire:
         self._inbox.put(None)
         if self._grace is not None and self._running:
             self._kill_at = time.monotonic() + self._grace + END_BOUND
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self._stop_signal)
 
 
 def _become_pipe(fd: int) -> int:

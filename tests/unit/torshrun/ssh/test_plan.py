@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,12 @@ def test_the_command_is_one_that_any_shell_takes_and_holds_nothing_of_the_job(
     assert job.command(job.hosts[1])[1:3] == ("-P", "-m")
     assert "BatchMode=yes" in command
     assert "ServerAliveInterval=5" in command
+
+
+def test_agents_are_stopped_by_a_signal_that_they_handle(planned: Plan) -> None:
+    assert planned("train.py").stop_signal == signal.SIGTERM
+    job = planned("--signals-to-handle=SIGHUP,SIGINT", "train.py")
+    assert told(job, 0)["stop_signal"] == signal.SIGHUP
 
 
 def test_exports(planned: Plan) -> None:
