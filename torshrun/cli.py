@@ -10,7 +10,7 @@ from textwrap import fill, indent, wrap
 from torsh_runtime.errors import ConfigError, TorshError
 from torshrun.config.command_line import CommandLine, parse
 from torshrun.config.options import HEADINGS, Option
-from torshrun.config.request import gather
+from torshrun.config.request import Request, gather
 from torshrun.config.resolve import resolve
 from torshrun.exit_codes import USAGE
 
@@ -61,6 +61,8 @@ def _answer(line: CommandLine) -> int:
 
         return _print(f"torshrun {version('torshrun')}\n")
     request = gather(line.given, line.script, line.arguments, os.environ)
+    if request["hostfile"]:
+        return _on_hosts(request)
     if request["print_config"]:
         from torshrun.config.print_config import show
 
@@ -75,6 +77,24 @@ def _answer(line: CommandLine) -> int:
     job, notes = resolve(request, os.environ)
     _tell(*notes)
     from torshrun.launch import launch
+
+    return launch(job)
+
+
+def _on_hosts(request: Request) -> int:
+    """What is asked of a job whose nodes are started by ssh."""
+    from torshrun.ssh.plan import describe, plan
+
+    shown = request["print_config"]
+    job = plan(request, os.environ, needs_target=not shown)
+    _tell(*job.notes)
+    if shown:
+        from torshrun.config.print_config import show
+
+        return _print(show(request))
+    if request["dry_run"]:
+        return _print(describe(job))
+    from torshrun.ssh.launch import launch
 
     return launch(job)
 

@@ -20,6 +20,22 @@ Size:
 --standalone
     One node, whatever the options under Rendezvous and --nnodes say about it.
 
+Hosts:
+--hostfile FILE
+    Run torshrun on each host that FILE lists, by ssh: one a line, like node1 slots=4; - is stdin.
+    See docs/ssh.md.
+--include HOSTS = (all that FILE lists)
+    Of these hosts only some, like node1@node2:0,2: all of node1, slots 0 and 2 of node2.
+--exclude HOSTS = (none)
+    Of these hosts all but some; given as with --include.
+--ssh-command COMMAND = ssh
+    How to call ssh, with options of your own, like "ssh -F config -i key".
+--remote-python FILE = (the path of the one here)
+    The Python on those hosts that has torshrun.
+--export VARIABLES =
+    Variables that workers there get: NAME as it is here, NAME=VALUE, or NCCL_* for all that begin
+    so (a,b; a double comma is a comma).
+
 Run:
 -m --module
     SCRIPT is a module's name, as with python -m.
@@ -153,11 +169,13 @@ class Kind(NamedTuple):
 _KINDS: Mapping[str, Kind] = {
     "": Kind(values.flag),
     "BACKEND": Kind(values.rdzv_backend),
+    "COMMAND": Kind(values.words),
     "DIRECTORY": Kind(values.directory),
     "FILE": Kind(values.words),
     "FILE|-": Kind(values.file_or_dash),
     "HOST": Kind(values.host),
     "HOST:PORT,...": Kind(values.endpoints, is_list=True),
+    "HOSTS": Kind(values.words),
     "KEY=VALUE,...": Kind(values.rdzv_conf, pairs="="),
     "MODE": Kind(values.one_of("node", "socket", "exclusive", "core-complex")),
     "N": Kind(values.count),
@@ -171,6 +189,7 @@ _KINDS: Mapping[str, Kind] = {
     "STREAMS": Kind(values.stream_rule, pairs=":"),
     "TEXT": Kind(values.template),
     "TEXTS": Kind(values.phrases, is_list=True),
+    "VARIABLES": Kind(values.phrases, is_list=True),
     "WORKERS": Kind(values.workers),
     "[HOST:]PORT": Kind(values.listening),
 }

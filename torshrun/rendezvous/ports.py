@@ -10,8 +10,8 @@ from torshrun.procfs import listener
 
 
 def choose_port(wanted: int) -> int:
-    """`wanted` if it is free, or any free one if it is 0. ConfigError names who holds it."""
-    with _bound(wanted) as held:
+    """`wanted` if it is free, or any free one if it is 0. ConfigError as of bound()."""
+    with bound(wanted) as held:
         port: int = held.getsockname()[1]
         return port
 
@@ -27,7 +27,7 @@ class HeldPorts:
     def take(self) -> tuple[int, int]:
         """Other ones than before. Raises ConfigError if there is none."""
         self.release()
-        self._held = [_bound(0), _bound(0)]
+        self._held = [bound(0), bound(0)]
         master, jax = (held.getsockname()[1] for held in self._held)
         return master, jax
 
@@ -38,7 +38,10 @@ class HeldPorts:
         self._held = []
 
 
-def _bound(port: int) -> socket.socket:
+def bound(port: int) -> socket.socket:
+    """A socket that holds the port, or any free one if it is 0, until it is closed; who serves
+    there with SO_REUSEADDR is not kept out. ConfigError names who holds it.
+    """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

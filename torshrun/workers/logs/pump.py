@@ -107,6 +107,13 @@ class LogPump:
             mover.request(mover.take, stream)
         return out, err
 
+    def open_shown(self, prefix: str) -> tuple[Stream, Stream]:
+        """Make two streams that are shown, on stdout and on stderr, each line behind `prefix`, and
+        kept nowhere; their ends to write to are the caller's to close.
+        """
+        out, err = (self._shown(channel, prefix) for channel in (self._out, self._err))
+        return out, err
+
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
         self._unsaid.append(lines.encode(text if text.endswith("\n") else f"{text}\n"))
@@ -176,6 +183,12 @@ class LogPump:
         """Say what is unsaid, as far as stderr takes it. Only if threads stall at the end."""
         for data in tuple(self._unsaid):
             self._err.mover.sink.write_now(data)
+
+    def _shown(self, channel: _Channel, prefix: str) -> Stream:
+        printer = lines.Printer(channel.mover.sink, lines.encode(prefix))
+        stream = Stream(Source(), (printer,), printer, None, None)
+        channel.mover.request(channel.mover.take, stream)
+        return stream
 
     def _choose_status(self, *movers: Mover) -> Mover | None:
         """Whose sink has a line below the log."""

@@ -1,0 +1,1 @@
+"""Jobs on hosts that a file lists: an agent on each of them, started and watched over by ssh."""

@@ -1,0 +1,177 @@
+"""Hosts as a file lists them, and which of them are wanted. Pure; every error names its line.
+
+The formats are those of DeepSpeed (host slots=4), Open MPI (host slots=4 max_slots=8) and MPICH
+(host:4), with user@host, port=2222 and IPv6 addresses, which stand in brackets before a colon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.store.endpoint import can_be_looked_up
+from torshrun.config.values import MOST_WORKERS
+from torshrun.text import parse_ranges
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?"
+    r"(?:\[(?P<bracketed>[^\]]+)\](?::(?P<many>.*))?|(?P<address>.*:.*:.*)|(?P<name>[^:]*)(?::(?P<slots>.*))?)"
+)
+_MOST = {"slots": MOST_WORKERS, "max_slots": MOST_WORKERS, "port": 65535}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One line."""
+
+    name: str
+    """A name (ssh's configuration may know it) or an address, IPv6 without brackets."""
+    place: str
+    """Where it stands, for errors: "hosts.txt:3"."""
+    user: str = ""
+    """Whom to be there; "" leaves that to ssh."""
+    port: int = 0
+    """Of its sshd; 0 leaves that to ssh."""
+    slots: int = 0
+    """Workers that it is meant to have; 0 is not said."""
+    max_slots: int = 0
+    """Workers that it may have at most; 0 is not said."""
+    chosen: tuple[int, ...] = ()
+    """Which of its slots were asked for by number; () is all."""
+    label: str = ""
+    """What lines of its output begin with."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this host, which needs no ssh."""
+        return self.name in _HERE and not self.user and not self.port
+
+    @property
+    def address(self) -> str:
+        """As ssh takes it."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+def parse(text: str, name: str) -> tuple[Host, ...]:
+    """The hosts of a file of that name, in its order. ConfigError."""
+    hosts = [
+        _host(words, f"{name}:{number}")
+        for number, line in enumerate(text.splitlines(), start=1)
+        if (words := line.partition("#")[0].split())
+    ]
+    if not hosts:
+        raise ConfigError(f"{name} lists no host: give one a line, like node1 slots=4")
+    seen: dict[tuple[str, int], Host] = {}
+    for host in hosts:
+        first = seen.setdefault((host.name, host.port), host)
+        if first is not host:
+            raise ConfigError(
+                f"{host.place}: {host.name} is already listed at {first.place}: name each host "
+                f"once, with slots=N for N workers"
+            )
+    common = Counter(host.name for host in hosts)
+    return tuple(replace(host, label=_label(host, common[host.name])) for host in hosts)
+
+
+def select(hosts: Sequence[Host], include: str, exclude: str) -> tuple[Host, ...]:
+    """Those that are wanted, in the file's order. `include` and `exclude` are like
+    node1@node2:0,2 (all of node1, slots 0 and 2 of node2); "" names none. ConfigError.
+    """
+    if include and exclude:
+        raise ConfigError("--include and --exclude exclude each other: give one of them")
+    wanted = _named(include or exclude, hosts)
+    chosen = []
+    for host in hosts:
+        slots = wanted.get(host.label)
+        if include and slots is not None:
+            chosen.append(replace(host, chosen=slots))
+        elif not include and slots is None:
+            chosen.append(host)
+        elif not include and slots and (left := _others(host, slots)):
+            chosen.append(replace(host, chosen=left))
+    if not chosen:
+        raise ConfigError(f"--exclude {exclude} leaves no host")
+    return tuple(chosen)
+
+
+def _host(words: Sequence[str], place: str) -> Host:
+    found = _HOST.fullmatch(words[0])
+    parts: Mapping[str, str | None] = found.groupdict() if found else {}
+    name = parts.get("bracketed") or parts.get("address") or parts.get("name") or ""
+    user = parts.get("user") or ""
+    if (
+        not re.fullmatch(r"[\w.:%-]+", name)
+        or name.startswith("-")
+        or user.startswith("-")
+        or not can_be_looked_up(name)
+    ):
+        raise ConfigError(f"{place}: {words[0]!r} is not a host's name or address")
+    given = dict(_settings(words[1:], place))
+    after_colon = parts.get("many") if parts.get("bracketed") else parts.get("slots")
+    if after_colon is not None:
+        if "slots" in given:
+            raise ConfigError(f"{place}: the number of slots is given twice")
+        given["slots"] = _number("slots", after_colon, place)
+    port, slots, most = (given.get(key, 0) for key in ("port", "slots", "max_slots"))
+    return Host(name=name, user=user, place=place, port=port, slots=slots, max_slots=most)
+
+
+def _label(host: Host, so_called: int) -> str:
+    """Its name; one of several with that name is told by its port."""
+    return f"{host.name}:{host.port}" if so_called > 1 and host.port else host.name
+
+
+def _settings(words: Sequence[str], place: str) -> Iterator[tuple[str, int]]:
+    seen = set()
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals or key not in _MOST:
+            raise ConfigError(f"{place}: {word!r} is none of slots=N, max_slots=N and port=N")
+        if key in seen:
+            raise ConfigError(f"{place}: {key} is given twice")
+        seen.add(key)
+        yield key, _number(key, value, place)
+
+
+def _number(key: str, text: str, place: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= _MOST[key]:
+        raise ConfigError(f"{place}: {key} is a number from 1 to {_MOST[key]}, not {text!r}")
+    return int(text)
+
+
+def _named(text: str, hosts: Sequence[Host]) -> dict[str, tuple[int, ...]]:
+    """Slots by label; () is all of them."""
+    by_label = {host.label: host for host in hosts}
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split("@") if text else ():
+        label, colon, numbers = (part, "", "") if part in by_label else part.rpartition(":")
+        host = by_label.get(label)
+        if host is None:
+            names = ", ".join(list(by_label)[:8]) + (", …" if len(by_label) > 8 else "")
+            raise ConfigError(f"{part!r} is no host of the file: it lists {names}")
+        if label in found:
+            raise ConfigError(f"{label} is named twice")
+        found[label] = _slots(host, numbers) if colon else ()
+    return found
+
+
+def _slots(host: Host, text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(sorted(parse_ranges(text)))
+    except ValueError:
+        numbers = ()
+    if not numbers:
+        raise ConfigError(f"{host.label}:{text} is not a list of slots like {host.label}:0,2")
+    if numbers[-1] >= host.slots:
+        has = f"slots 0 to {host.slots - 1}" if host.slots else "no slots=N"
+        raise ConfigError(f"{host.label} has no slot {numbers[-1]}: {host.place} gives it {has}")
+    return numbers
+
+
+def _others(host: Host, slots: Sequence[int]) -> tuple[int, ...]:
+    return tuple(slot for slot in range(host.slots) if slot not in slots)
