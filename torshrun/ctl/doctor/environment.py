@@ -26,12 +26,10 @@ _SECRET = re.compile(
 )
 _LONGEST = 120
 """Characters of a value that are shown."""
-_KNOWN = frozenset(
-    "TORSH_SECRET TORSH_REQUIRE_SECRET TORSH_ETCD_USER TORSH_ETCD_PASSWORD TORSH_WORKER_SECRET "
-    "TORSH_COMMIT_MEMORY TORSH_ROUND TORSH_SCRATCH TORSH_STATUS_FILE TORSH_STORE_ENDPOINT "
-    "TORSH_SOCKET_IFNAME TORSH_SOCKET_STREAMS TORSH_TUNING TORSH_TUNE_ALLOCATOR "
-    "TORSH_SHARE_ARRAYS TORSH_ALGORITHM TORSH_HEARTBEAT TORSH_LOCAL_RANK TORSH_RUN_ID "
-    "TORSH_KEEPER_SCRATCH".split()
+_KNOWN = re.compile(
+    r"TORSH_(SECRET|REQUIRE_SECRET|ETCD_USER|ETCD_PASSWORD|WORKER_SECRET|COMMIT_MEMORY|ROUND"
+    r"|SCRATCH|STATUS_FILE|STORE_ENDPOINT|SOCKET_IFNAME|SOCKET_STREAMS|TUNING|TUNE_ALLOCATOR"
+    r"|SHARE_ARRAYS|ALGORITHM|HEARTBEAT|LOCAL_RANK|RUN_ID|KEEPER_SCRATCH)"
 )
 """Variables besides the options' that torshrun, its workers and the runtime read."""
 _PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE")
@@ -228,7 +226,7 @@ def _covers(entry: str, host: str) -> bool:
 
 def _unknown(name: str, value: str, facts: Environment) -> Finding | None:
     known = {variable for option in OPTIONS for variable in option.environment}
-    if name.startswith("TORSH_") and name not in known | _KNOWN:
+    if name.startswith("TORSH_") and not (name in known or _KNOWN.fullmatch(name)):
         return note(
             name,
             value,

@@ -60,7 +60,7 @@ def _attempt(opening: Callable[[], int]) -> int:
 class _Piece(ctypes.Structure):
     """struct iovec."""
 
-    _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]  # noqa: RUF012
+    _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
 def _read_own_memory() -> int:

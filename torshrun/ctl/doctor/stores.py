@@ -146,8 +146,8 @@ def check_etcd(facts: Etcd) -> Iterator[Finding]:
 
 
 _ALARMS = {
-    "NOSPACE": "It takes no more writes: etcdctl compact, etcdctl defrag, then etcdctl alarm disarm; "
-    "or a larger --quota-backend-bytes.",
+    "NOSPACE": "It takes no more writes: etcdctl compact, etcdctl defrag, then etcdctl alarm "
+    "disarm; or a larger --quota-backend-bytes.",
     "CORRUPT": "Members disagree about the data: replace the corrupt one from a snapshot.",
 }
 

@@ -5,8 +5,9 @@ that they know the secret; then the answer, or bytes. One order for each connect
 from __future__ import annotations
 
 import time
-from contextlib import closing
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
@@ -16,6 +17,8 @@ from torsh_runtime.store.keys import derive
 from torshrun.config.job import Address
 from torshrun.ctl.doctor.links import streams
 
+A = TypeVar("A")
+
 CONNECT_SECONDS = 5.0
 """For the connection, the handshake and short answers."""
 STREAM_SECONDS = 10.0
@@ -24,6 +27,9 @@ MEASURE_SECONDS = 3 * (CONNECT_SECONDS + STREAM_SECONDS)
 """For a measurement between two others."""
 CHECK_SECONDS = 90.0
 """For an all_reduce by two agents."""
+
+
+_STRANGE = "what answers there is no doctor of this version"
 
 
 class LinkError(Exception):
@@ -39,6 +45,16 @@ class Measured(NamedTuple):
     """Bytes a second to the other node."""
     in_rate: float
     """And from it."""
+
+
+class Rate(NamedTuple):
+    rate: float
+    """Bytes a second."""
+
+
+class Port(NamedTuple):
+    number: int
+    """A TCP port that is free just now."""
 
 
 class About(NamedTuple):
@@ -64,54 +80,65 @@ def doctor_key(secret: str) -> bytes:
     return derive(secret.encode(), "doctor")
 
 
+def ask(peer: Address, key: bytes, kind: type[A], seconds: float, *order: Any) -> A:
+    """What a peer answers to the order within so many seconds. LinkError."""
+    with _connected(peer, key, seconds) as (channel, deadline):
+        channel.send(wire.encode(list(order)), deadline)
+        return _shaped(kind, answered(channel, deadline))
+
+
 def measure(peer: Address, key: bytes) -> Measured:
     """The link to a peer. LinkError."""
-    latency = _raw(peer, key, "echo", streams.ping)
-    in_rate = _raw(peer, key, "give", streams.drink)
-    out_rate = _raw(peer, key, "take", streams.pour)
-    return Measured(float(latency), float(out_rate), float(in_rate))
+    with _streaming(peer, key, "echo") as (channel, deadline):
+        latency = streams.ping(channel.socket, deadline)
+    with _streaming(peer, key, "give") as (channel, deadline):
+        in_rate = streams.drink(channel.socket, deadline)
+    with _streaming(peer, key, "take") as (channel, deadline):
+        streams.pour(channel.socket, deadline)
+        out_rate = _shaped(Rate, answered(channel, deadline)).rate
+    return Measured(latency, out_rate, in_rate)
 
 
-def ask(peer: Address, key: bytes, seconds: float, *order: Any) -> list[Any]:
-    """What a peer answers to the order within so many seconds. LinkError."""
-    try:
-        with closing(_open(peer, key)) as channel:
-            deadline = time.monotonic() + seconds
-            channel.send(wire.encode(list(order)), deadline)
-            return _answer(channel, deadline)
-    except (OSError, EOFError, StoreError) as error:
-        raise LinkError(_told(error)) from None
-
-
-def _raw(peer: Address, key: bytes, order: str, act: Any) -> Any:
-    """The outcome of bytes one way: what `act` found, or where it only sends what the peer did."""
-    try:
-        with closing(_open(peer, key)) as channel:
-            deadline = time.monotonic() + STREAM_SECONDS
-            channel.send(wire.encode([order]), deadline)
-            streams.leave_at_once(channel.socket)
-            found = act(channel.socket, deadline)
-            return found if found is not None else _answer(channel, deadline)[0]
-    except (OSError, EOFError, StoreError) as error:
-        raise LinkError(_told(error)) from None
-
-
-def _open(peer: Address, key: bytes) -> Channel:
-    return Channel.open(TcpEndpoint(*peer), key, time.monotonic() + CONNECT_SECONDS)
-
-
-def _answer(channel: Channel, deadline: float) -> list[Any]:
+def answered(channel: Channel, deadline: float) -> list[Any]:
+    """What the other side answers. StoreError with its reason if it refuses."""
     match wire.decode(channel.receive(deadline)):
         case [True, *answer]:
             return answer
         case [False, str(reason)]:
             raise StoreError(reason)
-    raise StoreError("what answers there is no doctor of this version")
+    raise StoreError(_STRANGE)
+
+
+@contextmanager
+def _streaming(peer: Address, key: bytes, order: str) -> Iterator[tuple[Channel, float]]:
+    """A connection over which the peer is ready to carry out such an order."""
+    with _connected(peer, key, STREAM_SECONDS) as (channel, deadline):
+        channel.send(wire.encode([order]), deadline)
+        answered(channel, deadline)
+        streams.leave_at_once(channel.socket)
+        yield channel, deadline
+
+
+@contextmanager
+def _connected(peer: Address, key: bytes, seconds: float) -> Iterator[tuple[Channel, float]]:
+    """A new connection, and the deadline. LinkError for whatever fails there."""
+    try:
+        endpoint = TcpEndpoint(*peer)
+        with closing(Channel.open(endpoint, key, time.monotonic() + CONNECT_SECONDS)) as channel:
+            yield channel, time.monotonic() + seconds
+    except (OSError, EOFError, StoreError) as error:
+        raise LinkError(_told(error)) from None
+
+
+def _shaped(kind: type[A], answer: Sequence[Any]) -> A:
+    """The answer as what it should be. StoreError if it is something else."""
+    wanted = list(get_type_hints(kind).values())
+    if len(answer) != len(wanted) or not all(map(isinstance, answer, wanted)):
+        raise StoreError(_STRANGE)
+    return kind(*answer)
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, StoreError):
-        return str(error)
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and not isinstance(error, StoreError):
         return "no answer in time"
     return str(error) or type(error).__name__
