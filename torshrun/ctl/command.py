@@ -165,6 +165,7 @@ def forget(run_id: str, **options: Any) -> None:
 
 @command.command(short_help="Find what would keep jobs from running here.")
 @click.option("--json", "as_json", is_flag=True, help="As one line of JSON.")
+@click.option("--only", default="", metavar="AREA,...", help="Look at these areas alone.")
 @click.option(
     "--peers",
     metavar="HOST:PORT,...",
@@ -188,6 +189,7 @@ def forget(run_id: str, **options: Any) -> None:
 @_meeting
 def doctor(
     as_json: bool,
+    only: str,
     peers: str | None,
     all_pairs: bool,
     network_check: bool,
@@ -200,26 +202,28 @@ def doctor(
 
     Exit codes: 0 nothing is a problem; 1 something is; 2 wrong usage.
     """
-    from torshrun.ctl.doctor.run import Wanted, diagnose, parse_peers, serve_peers, show
+    from torshrun.ctl.doctor import run as doctor
 
     rendezvous, secret, master_port = place_if_given(options, os.environ)
     if serve is not None:
         if as_json or peers or all_pairs or network_check:
             raise click.UsageError("--serve goes with none of the others: it only serves them")
-        serve_peers(serve, secret, _say)
+        doctor.serve_peers(serve, secret, _say)
         return 0
     if (all_pairs or network_check) and not peers:
         raise click.UsageError("--all-pairs and --network-check are about --peers: name them")
-    wanted = Wanted(
+    wanted = doctor.Wanted(
         rendezvous=rendezvous,
         secret=secret,
         master_port=master_port,
-        peers=parse_peers(peers or ""),
+        peers=doctor.parse_peers(peers or ""),
         all_pairs=all_pairs,
         network_check=network_check,
         seconds=values.seconds(timeout),
+        only=doctor.parse_areas(only),
     )
-    return show(diagnose(wanted, os.environ, _say), as_json=as_json, environ=os.environ)
+    report = doctor.diagnose(wanted, os.environ, _say)
+    return doctor.show(report, as_json=as_json, environ=os.environ)
 
 
 # ---- carrying out

@@ -33,6 +33,10 @@ from torshrun.ctl.doctor.links.server import serve
 from torshrun.ctl.doctor.report import Report, in_json, in_words
 from torshrun.topology.cpus import usable_cpus
 
+AREAS = (
+    *("versions", "machine", "kernel", "gpus", "network", "names", "ports", "limits"),
+    *("environment", "etcd", "rendezvous", "links"),
+)
 PROBLEMS = 1
 """The exit code when something is a problem."""
 _MARGIN = 1.5
@@ -54,6 +58,19 @@ class Wanted:
     network_check: bool
     seconds: float
     """What a probe, a look-up or a request may take."""
+    only: frozenset[str] = frozenset()
+    """The areas to look at; none is all."""
+
+    def includes(self, area: str) -> bool:
+        return not self.only or area in self.only
+
+
+def parse_areas(text: str) -> frozenset[str]:
+    """ConfigError if there is no such area."""
+    found = frozenset(filter(None, (part.strip() for part in text.split(","))))
+    for area in sorted(found - set(AREAS)):
+        raise ConfigError(f"--only: {area!r} is not one of {', '.join(AREAS)}")
+    return found
 
 
 def parse_peers(text: str) -> tuple[Address, ...]:
@@ -69,9 +86,10 @@ def parse_peers(text: str) -> tuple[Address, ...]:
 
 def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
     """Look at everything; takes as long as the slowest area, and the links after them."""
-    areas = examine(examinations(wanted, environ), _MARGIN * wanted.seconds + 10.0)
+    planned = [each for each in examinations(wanted, environ) if wanted.includes(each.area)]
+    areas = examine(planned, _MARGIN * wanted.seconds + 10.0)
     measuring = Measuring(wanted.peers, doctor_key(wanted.secret), say)
-    if wanted.peers:
+    if wanted.peers and wanted.includes("links"):
         areas["links"] = measuring.run(
             all_pairs=wanted.all_pairs, network_check=wanted.network_check
         )
@@ -91,7 +109,7 @@ def examinations(wanted: Wanted, environ: Mapping[str, str]) -> list[Examination
         examination("versions", partial(versions.gather, seconds), versions.check),
         examination("machine", machine.gather, machine.check),
         examination("kernel", kernel.gather, kernel.check),
-        examination("GPUs", partial(accelerators.gather, environ, seconds), accelerators.check),
+        examination("gpus", partial(accelerators.gather, environ, seconds), accelerators.check),
         examination("network", partial(interfaces.gather, ways, environ), interfaces.check),
         examination("names", partial(names.gather, hosts, seconds), names.check),
         examination("ports", gather_ports, ports.check),
