@@ -114,7 +114,10 @@ class Measuring:
             return all_reduce.take_part(place, self.key)
         rank, meet, run_id = place
         order = ("all_reduce", rank, *meet, run_id)
-        return orders.ask(self._by_name[name], self.key, Checked, orders.CHECK_SECONDS, *order)
+        try:
+            return orders.ask(self._by_name[name], self.key, Checked, orders.CHECK_SECONDS, *order)
+        except LinkError as error:
+            raise LinkError(f"{name}: {error}") from None
 
 
 def _both_ways(pair: Pair, found: Measured) -> Iterator[Link]:

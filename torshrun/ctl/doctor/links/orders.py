@@ -141,4 +141,4 @@ def _shaped(kind: type[A], answer: Sequence[Any]) -> A:
 def _told(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not isinstance(error, StoreError):
         return "no answer in time"
-    return str(error) or type(error).__name__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

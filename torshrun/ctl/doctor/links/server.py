@@ -154,7 +154,11 @@ class Guests:
         return orders.About(os.uname().nodename, version("torshrun"), platform.python_version())
 
     def _measure(self, host: str, port: int) -> orders.Measured:
-        return orders.measure(Address(host, port), self.key)
+        peer = Address(str(host), int(port))
+        try:
+            return orders.measure(peer, self.key)
+        except LinkError as error:
+            raise LinkError(f"{peer} cannot be measured from there: {error}") from None
 
     def _all_reduce(self, node_rank: int, host: str, port: int, run_id: str) -> orders.Checked:
         place = all_reduce.Place(node_rank, Address(host, port), run_id)
