@@ -30,7 +30,7 @@ AREAS = (
 def test_this_machine() -> None:
     code, told = run_doctor()
     assert code == (told["worst"] == "problem")
-    assert list(dict.fromkeys(each["area"] for each in told["findings"])) == AREAS
+    assert list(dict.fromkeys(each["area"] for each in told["findings"])) == [*AREAS]
     for each in told["findings"]:
         assert set(each) == {"area", "what", "value", "severity", "advice"}
         assert each["severity"] in SEVERITIES
@@ -147,12 +147,12 @@ def test_as_nobody_in_a_bare_place() -> None:
         "mount -t tmpfs -o ro none /sys; mount -o remount,bind,ro /; "
         'mount -t tmpfs -o ro none /proc/net; exec "$@"'
     )
-    within = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", *_as_nobody("env", "-i")]
+    within = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", "env", "-i", *_as_nobody()]
     areas = "--only=machine,kernel,gpus,network,names,ports,limits,environment"
     _, told = run_doctor(areas, f"--master-port={free_port()}", within=within)
     failed = [each for each in told["findings"] if "could not be looked at" in each["value"]]
     assert failed == []
-    assert list(dict.fromkeys(each["area"] for each in told["findings"])) == AREAS[1:]
+    assert list(dict.fromkeys(each["area"] for each in told["findings"])) == [*AREAS[1:]]
     assert findings(told, "network")["address for other nodes"]["severity"] == "warning"
 
 

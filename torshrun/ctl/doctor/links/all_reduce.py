@@ -27,7 +27,12 @@ _JOIN_SECONDS = 20
 _STOP_SECONDS = 10.0
 """Less than the asker waits: both agents end before."""
 _MOST_SAID = 300
-_TROUBLE = re.compile(r"error|failed|could not|refused|lost|timed? ?out", re.IGNORECASE)
+_TELLING = (
+    re.compile(r"\b\w*(Error|Lost|Timeout): "),  # the last line of a traceback
+    re.compile(r"error|failed|could not|refused|lost|timed? ?out", re.IGNORECASE),
+    re.compile(""),
+)
+"""Which lines of a failed agent's output tell why, the better ones first."""
 
 
 class Place(NamedTuple):
@@ -68,7 +73,7 @@ def _command(place: Place) -> list[str]:
     host, port = place.master
     options = {
         "nnodes": "2",
-        "node-rank": str(int(place.node_rank)),
+        "node-rank": str(place.node_rank),
         "nproc-per-node": "1",
         "rdzv-backend": "static",
         "master-addr": host,
@@ -113,7 +118,8 @@ def _result(code: int, said: str) -> Checked:
 
 
 def _last(said: str) -> str:
-    """Its last line that tells of trouble, or the last one."""
+    """The last of its lines that tell why."""
     lines = [printable(line).strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if _TROUBLE.search(line)] or lines
-    return telling[-1][:_MOST_SAID] if telling else "it said nothing"
+    found = ([line for line in lines if kind.search(line)] for kind in _TELLING)
+    telling = next(filter(None, found), ["it said nothing"])
+    return telling[-1][:_MOST_SAID]

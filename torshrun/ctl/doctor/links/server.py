@@ -12,7 +12,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from importlib.metadata import version
@@ -85,12 +85,13 @@ class Guests:
         self.key = key
         self._room = threading.Semaphore(_MOST_GUESTS)
         self._measuring = threading.Lock()
-        self._orders: dict[str, Callable[..., Any]] = {
-            "about": self._about,
-            "port": lambda: (choose_port(0),),
-            "measure": self._measure,
-            "all_reduce": self._all_reduce,
+        self._orders: dict[str, tuple[Callable[..., tuple[Any, ...]], tuple[type, ...]]] = {
+            "about": (self._about, ()),
+            "port": (lambda: orders.Port(choose_port(0)), ()),
+            "measure": (self._measure, (str, int)),
+            "all_reduce": (self._all_reduce, (int, str, int, str)),
         }
+        """What is carried out, and of which types its arguments are."""
         self._streams: dict[str, Callable[[Channel, float], None]] = {
             "echo": lambda channel, deadline: streams.answer_pings(channel.socket, deadline),
             "give": self._give,
@@ -117,10 +118,14 @@ class Guests:
         match wire.decode(channel.receive(deadline)):
             case [str(name)] if name in self._streams:
                 self._stream(channel, self._streams[name])
-            case [str(name), *arguments] if name in self._orders:
-                self._answer(channel, partial(self._orders[name], *arguments))
+            case [str(name), *arguments] if self._understands(name, arguments):
+                self._answer(channel, partial(self._orders[name][0], *arguments))
             case _:
                 refuse(channel, "this doctor does not know that order: is it of another version?")
+
+    def _understands(self, name: str, arguments: Sequence[object]) -> bool:
+        _, kinds = self._orders.get(name, (None, (type(None),)))
+        return len(arguments) == len(kinds) and all(map(isinstance, arguments, kinds))
 
     def _stream(self, channel: Channel, act: Callable[[Channel, float], None]) -> None:
         if not self._measuring.acquire(timeout=_PATIENCE):
@@ -145,7 +150,7 @@ class Guests:
     def _answer(self, channel: Channel, act: Callable[[], tuple[Any, ...]]) -> None:
         try:
             frame = wire.encode([True, *act()])
-        except (LinkError, ConfigError, TypeError, ValueError) as error:
+        except (LinkError, ConfigError) as error:
             refuse(channel, str(error))
             return
         channel.send(frame, time.monotonic() + orders.CONNECT_SECONDS)
@@ -154,7 +159,7 @@ class Guests:
         return orders.About(os.uname().nodename, version("torshrun"), platform.python_version())
 
     def _measure(self, host: str, port: int) -> orders.Measured:
-        peer = Address(str(host), int(port))
+        peer = Address(host, port)
         try:
             return orders.measure(peer, self.key)
         except LinkError as error:
