@@ -11,8 +11,8 @@ from typing import Any
 
 from torshrun.ctl.doctor import probes
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
-from torshrun.ctl.doctor.machine import GIB, size
 from torshrun.ctl.doctor.probes import Probed
+from torshrun.ctl.doctor.units import GIB, size
 from torshrun.procfs import ROOT
 from torshrun.topology.gpus import Gpu, pci_numa_node, visible
 

@@ -66,9 +66,12 @@ class _Piece(ctypes.Structure):
 def _read_own_memory() -> int:
     """Of itself every process may read; what forbids the call forbids this too."""
     source, target = ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)
-    pieces = [_Piece(ctypes.addressof(each), 8) for each in (target, source)]
+    to, where = (_Piece(ctypes.addressof(each), 8) for each in (target, source))
     call = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    copied = call(os.getpid(), ctypes.byref(pieces[0]), 1, ctypes.byref(pieces[1]), 1, 0)
+    pointer, number = ctypes.POINTER(_Piece), ctypes.c_ulong
+    call.argtypes = (ctypes.c_int, pointer, number, pointer, number, number)
+    call.restype = ctypes.c_ssize_t
+    copied = call(os.getpid(), ctypes.byref(to), 1, ctypes.byref(where), 1, 0)
     return 0 if copied == 8 else ctypes.get_errno() or errno.EPERM
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torshrun.ctl.doctor.finding import Finding, note, ok, warning
-from torshrun.ctl.doctor.machine import size
+from torshrun.ctl.doctor.units import size
 
 NO_LIMIT = -1
 _FEW_FILES, _FEW_PROCESSES = 4096, 4096

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torshrun import cgroups
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
+from torshrun.ctl.doctor.units import GIB, size
 from torshrun.procfs import ROOT, read_text
 from torshrun.text import parse_ranges, ranges
 from torshrun.topology.cpus import allowed_cpus, cpu_quota
 from torshrun.topology.numa import read_topology
 
-GIB = 1 << 30
-_SMALL_SHM = 1 << 30
+_SMALL_SHM = GIB
 _NO_LIMIT = 1 << 62
 """What version 1 of control groups has for none is a little more."""
 
@@ -145,12 +145,3 @@ def _shm(facts: Machine) -> Finding:
         full = "Delete what was left behind there (ls -l /dev/shm): nothing more fits."
         return problem("/dev/shm", value, full)
     return warning("/dev/shm", value, advice) if facts.shm < _SMALL_SHM else ok("/dev/shm", value)
-
-
-def size(number: float) -> str:
-    """Bytes, for a person."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
-        number /= 1024
-    return f"{number:.3g} TiB"

@@ -50,7 +50,9 @@ def _look_up(name: str) -> Lookup:
 
 
 def _lookup(name: str, answer: Lookup | Exception) -> Lookup:
-    return Lookup(name, (), str(answer)) if isinstance(answer, Exception) else answer
+    if isinstance(answer, Exception):
+        return Lookup(name, (), getattr(answer, "strerror", None) or str(answer))
+    return answer
 
 
 def check(facts: Names) -> Iterator[Finding]:
@@ -60,15 +62,15 @@ def check(facts: Names) -> Iterator[Finding]:
 
 
 def _own(own: Lookup) -> Finding:
-    what = f"this host's name ({own.name})"
+    what = "this host's name"
     if own.failure:
         return warning(
             what,
-            f"is unknown here: {own.failure}",
+            f"{own.name} is unknown here: {own.failure}",
             "Add it to /etc/hosts or DNS: torchrun, MPI and Gloo look it up. torshrun does not, "
             "with --rdzv-endpoint by address.",
         )
-    value = _both_ways(own)
+    value = f"{own.name}: {_both_ways(own)}"
     if all(map(is_loopback, own.addresses)):
         return note(
             what,

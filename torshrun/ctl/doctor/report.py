@@ -79,7 +79,7 @@ def _reduced(each: Reduced) -> dict[str, object]:
 # ---- for people
 
 
-def in_words(report: Report, *, color: bool, width: int = 100) -> str:
+def in_words(report: Report, *, color: bool, width: int = 80) -> str:
     """First what is wrong, the worst first, with what to do; then all of it by area."""
     lines = [*_summary(report, color), *_remarks(report, color, width), *_table(report, color)]
     return "".join(f"{line}\n" for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -41,6 +42,8 @@ PROBLEMS = 1
 """The exit code when something is a problem."""
 _MARGIN = 1.5
 """How much longer an area may take than one of its probes or requests."""
+_WIDEST = 100
+"""Columns of advice, on a terminal that is wider."""
 
 Say = Callable[[str], None]
 
@@ -134,7 +137,9 @@ def show(report: Report, *, as_json: bool, environ: Mapping[str, str]) -> int:
     """Print it; the exit code."""
     plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
     color = sys.stdout.isatty() and not plain
-    sys.stdout.write(in_json(report) if as_json else in_words(report, color=color))
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    text = in_json(report) if as_json else in_words(report, color=color, width=width)
+    sys.stdout.write(text)
     sys.stdout.flush()
     return PROBLEMS if report.worst == "problem" else 0
 

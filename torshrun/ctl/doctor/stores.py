@@ -15,7 +15,7 @@ from torsh_runtime.store.etcd import EtcdConfig
 from torsh_runtime.store.etcd.gateway import Gateway
 from torshrun.config.job import Access, Address, RendezvousConfig
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
-from torshrun.ctl.doctor.machine import GIB, size
+from torshrun.ctl.doctor.units import GIB, size
 from torshrun.rendezvous.address import detach
 from torshrun.rendezvous.meeting import join
 

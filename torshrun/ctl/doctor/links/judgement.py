@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
 from torshrun.ctl.doctor.links.orders import Checked
+from torshrun.ctl.doctor.units import rate
 
 SLOW = 0.5
 """Of the median of all directions: a direction with less is slow."""
@@ -142,13 +143,3 @@ def _reduced(each: Reduced, typical: float) -> Finding:
             "within one host the memory is the limit, not TCP.",
         )
     return ok(f"all_reduce {names}", value)
-
-
-def rate(bytes_a_second: float) -> str:
-    """As networks are sold: in bits."""
-    bits = 8 * bytes_a_second
-    for unit in ("bit/s", "kbit/s", "Mbit/s"):
-        if bits < 1000:
-            return f"{bits:.3g} {unit}"
-        bits /= 1000
-    return f"{bits:.3g} Gbit/s"

@@ -14,8 +14,9 @@ from torshrun.ctl.doctor.accelerators import Accelerators, Card
 from torshrun.ctl.doctor.finding import SEVERITIES, Finding
 from torshrun.ctl.doctor.kernel import Kernel
 from torshrun.ctl.doctor.limits import Limits
-from torshrun.ctl.doctor.machine import GIB, Machine
+from torshrun.ctl.doctor.machine import Machine
 from torshrun.ctl.doctor.probes import Probed
+from torshrun.ctl.doctor.units import GIB
 from torshrun.ctl.doctor.versions import CORE, Versions
 from torshrun.topology.gpus import Gpu
 
