@@ -12,10 +12,12 @@ from typing import Any
 from torshrun.ctl.doctor import probes
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
 from torshrun.ctl.doctor.probes import Probed
-from torshrun.ctl.doctor.units import GIB, size
 from torshrun.procfs import ROOT
+from torshrun.text import size
 from torshrun.topology.gpus import Gpu, pci_numa_node, visible
 
+_IN_USE = 1 << 30
+"""Bytes of a GPU's memory that somebody uses."""
 _NVML = """
 import pynvml as nvml
 nvml.nvmlInit()
@@ -150,6 +152,6 @@ def _card(what: str, card: Card) -> Finding:
     if card.errors:
         errors = f"{value}, {card.errors} errors of memory that could not be corrected"
         return problem(what, errors, "Leave it out (CUDA_VISIBLE_DEVICES) and have it replaced.")
-    if card.used > GIB:
+    if card.used > _IN_USE:
         return note(what, value, "Another process uses it: nvidia-smi names it.")
     return ok(what, value)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torshrun.ctl.doctor.finding import Finding, note, ok, warning
-from torshrun.ctl.doctor.units import size
+from torshrun.text import size
 
 NO_LIMIT = -1
 _FEW_FILES, _FEW_PROCESSES = 4096, 4096
@@ -45,7 +45,6 @@ def check(facts: Limits) -> Iterator[Finding]:
 def _files(soft: int, hard: int) -> Finding:
     what, value = "open files (-n)", f"{_number(soft)}, at most {_number(hard)}"
     if 0 <= soft < _FEW_FILES:
-        raise_it = f"ulimit -n {_FEW_FILES if hard < 0 else min(hard, 65536)}"
         if 0 <= hard < _FEW_FILES:
             return warning(
                 what,
@@ -53,7 +52,12 @@ def _files(soft: int, hard: int) -> Finding:
                 "Too few for jobs of many ranks: raise the hard limit (limits.conf, LimitNOFILE= "
                 "of the scheduler's service, docker --ulimit nofile=65536).",
             )
-        return note(what, value, f"Jobs of hundreds of ranks need more: {raise_it} before them.")
+        return note(
+            what,
+            value,
+            "torshrun raises it to what is allowed; ranks that are started otherwise need ulimit "
+            "-n before them, if they are many.",
+        )
     return ok(what, value)
 
 

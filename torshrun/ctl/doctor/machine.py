@@ -10,15 +10,12 @@ from pathlib import Path
 
 from torshrun import cgroups
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
-from torshrun.ctl.doctor.units import GIB, size
 from torshrun.procfs import ROOT, read_text
-from torshrun.text import parse_ranges, ranges
+from torshrun.text import parse_ranges, ranges, size
 from torshrun.topology.cpus import allowed_cpus, cpu_quota
 from torshrun.topology.numa import read_topology
 
-_SMALL_SHM = GIB
-_NO_LIMIT = 1 << 62
-"""What version 1 of control groups has for none is a little more."""
+_SMALL_SHM = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +63,11 @@ def _kilobytes(text: str, name: str) -> int:
 
 
 def _memory_limit(root: Path) -> int:
-    limits = [
-        cgroup.number("memory.max" if cgroup.version == 2 else "memory.limit_in_bytes") or 0
-        for path in cgroups.find("memory", root)
-        for cgroup in path
-    ]
-    return min((limit for limit in limits if 0 < limit < _NO_LIMIT), default=0)
+    """The strictest of our control groups."""
+    found = (
+        cgroups.memory_limit(cgroup) for path in cgroups.find("memory", root) for cgroup in path
+    )
+    return min(filter(None, found), default=0)
 
 
 def _file_system(path: Path) -> tuple[int, int] | None:

@@ -15,15 +15,15 @@ from torsh_runtime.store.etcd import EtcdConfig
 from torsh_runtime.store.etcd.gateway import Gateway
 from torshrun.config.job import Access, Address, RendezvousConfig
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
-from torshrun.ctl.doctor.units import GIB, size
 from torshrun.rendezvous.address import detach
 from torshrun.rendezvous.meeting import join
+from torshrun.text import size
 
 READS = 11
 """Linearizable reads, whose median round trip is told."""
 _SLOW = 0.1
 """Seconds for one from which on a ttl of a few seconds becomes risky."""
-_FULL = 1.6 * GIB
+_FULL = 1.6 * (1 << 30)
 """Bytes of a database: etcd's default quota is 2 GiB."""
 _READ = {"key": "dG9yc2gv"}  # "torsh/"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
 from torshrun.ctl.doctor.links.orders import Checked
-from torshrun.ctl.doctor.units import rate
+from torshrun.text import rate
 
 SLOW = 0.5
 """Of the median of all directions: a direction with less is slow."""

@@ -16,10 +16,10 @@ from torshrun.ctl.doctor.kernel import Kernel
 from torshrun.ctl.doctor.limits import Limits
 from torshrun.ctl.doctor.machine import Machine
 from torshrun.ctl.doctor.probes import Probed
-from torshrun.ctl.doctor.units import GIB
 from torshrun.ctl.doctor.versions import CORE, Versions
 from torshrun.topology.gpus import Gpu
 
+GIB = 1 << 30
 LOADED = {
     CORE: Probed("ok", "", {"missing": []}),
     "numpy": Probed("ok", "", {"version": "2.1"}),

@@ -23,7 +23,7 @@ from torshrun.ctl.doctor.links.orders import Checked
 from torshrun.ctl.doctor.names import Lookup, Names
 from torshrun.ctl.doctor.ports import Port, Ports
 from torshrun.ctl.doctor.stores import Etcd, Member, Served
-from torshrun.ctl.doctor.units import rate
+from torshrun.text import rate
 
 ETH = Interface("eth0", ("10.0.0.1",), True, 10000, 1500)
 BRIDGE = Interface("docker0", ("172.17.0.1",), True, 10000, 1500)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Address
+from torshrun.ctl.command import command
 from torshrun.ctl.doctor.examination import examination, examine
 from torshrun.ctl.doctor.finding import note, ok, problem, warning
 from torshrun.ctl.doctor.links.judgement import Link, Reduced
 from torshrun.ctl.doctor.links.orders import Checked
 from torshrun.ctl.doctor.report import Report, in_json, in_words
+from torshrun.ctl.doctor.run import AREAS as AREA_NAMES
 from torshrun.ctl.doctor.run import parse_areas, parse_peers
 
+GUIDE = Path(__file__).parents[5] / "docs" / "doctor.md"
 AREAS = {
     "first": [ok("fine", "yes"), note("known", "so", "Know it.")],
     "second": [problem("broken", "no", "Mend it."), warning("slow", "\x1b[2Jx\n", "Wait.")],
@@ -101,3 +106,17 @@ def test_areas() -> None:
     assert parse_areas("kernel, links") == {"kernel", "links"}
     with pytest.raises(ConfigError, match="'kernal' is not one of"):
         parse_areas("kernal")
+
+
+def test_the_guide_knows_the_options_the_areas_and_the_keys() -> None:
+    guide = GUIDE.read_text()
+    blocks = re.findall(r"```(?:sh|text)\n(.*?)```", guide, re.DOTALL)
+    calls = re.findall(r"^\S* ?torshctl doctor(.*)", "".join(blocks), re.MULTILINE)
+    known = {name for each in command.commands["doctor"].params for name in each.opts}
+    used = {option for call in calls for option in re.findall(r"--[a-z-]+", call)}
+    assert used - known == set()
+    assert {"--peers", "--serve", "--json", "--network-check", "--all-pairs"} <= used
+    link, reduced = Link("here", "p:1", 1e9, 1e-4), Reduced(("here", "p:1"), Checked("", 1, 2), 3)
+    told = json.loads(in_json(Report("host", "1.0", AREAS, (link,), (reduced,))))
+    keys = {*told, *(key for name in ("findings", "links", "all_reduces") for key in told[name][0])}
+    assert {*keys, *AREA_NAMES} - set(re.findall(r"`([a-z_0-9]+)`", guide)) == set()
