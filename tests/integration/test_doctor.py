@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.doctors import COMMAND, GUARD, clean, findings, run_doctor
 from support.etcd_servers import EtcdCluster, binary_or_skip
+from support.hosts import needs_hosts, plugged
 from support.other_users import needs_root
 from support.ports import free_port
 from support.processes import marked, soon
@@ -65,11 +67,11 @@ def test_a_torch_that_fails(tmp_path: Path) -> None:
 def test_a_torch_that_hangs(tmp_path: Path) -> None:
     mark = os.urandom(8).hex()
     environ = module(tmp_path, "torch", "import time; time.sleep(600)")
-    argv = ("--only=versions", "--timeout=3")
+    argv = ("--only=versions", "--timeout=1")
     code, told = run_doctor(*argv, environ={**environ, "MARK": mark})
     found = findings(told, "versions")["import torch"]
     assert code == 1
-    assert found["value"] == "not done after 3 s"
+    assert found["value"] == "not done after 1 s"
     assert soon(lambda: not marked(mark))
 
 
@@ -174,7 +176,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
         yield cluster
 
 
-def config(*endpoints: str, **access: str) -> RendezvousConfig:
+def config(*endpoints: str, **access: Any) -> RendezvousConfig:
     places = [endpoint.rpartition(":") for endpoint in endpoints]
     found = tuple(Address(host, int(port)) for host, _, port in places)
     return RendezvousConfig(backend="etcd", endpoints=found, access=Access(**access))
@@ -192,6 +194,24 @@ def test_an_etcd_that_is_up_and_one_that_is_not(etcd: EtcdCluster) -> None:
     assert found["etcd as a whole"]["value"] == "1 of 2 endpoints answer"
     told_alone = stores.check_etcd(stores.gather_etcd(config("127.0.0.1:1"), 1.0))
     assert [each.severity for each in told_alone] == ["warning", "problem"]
+
+
+def test_certificates_that_are_not_there() -> None:
+    facts = stores.gather_etcd(config("127.0.0.1:1", tls=True, cacert="/no/such/ca.pem"), 1.0)
+    assert "/no/such/ca.pem" in facts.members[0].failure
+
+
+@pytest.mark.netns
+@needs_hosts
+def test_name_servers_that_do_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 10.77.0.9\noptions timeout:20\n")
+    script = f'mount --bind {tmp_path}/resolv.conf /etc/resolv.conf; exec "$@"'
+    with plugged(1) as (host,):
+        within = [*host.command, "unshare", "--mount", "sh", "-c", script, "sh"]
+        meet = ("--rdzv-backend=etcd", "--rdzv-endpoint=far.example:2379")
+        code, told = run_doctor("--only=names", "--timeout=1", *meet, within=within)
+    assert code == 1
+    assert findings(told, "names")["far.example"]["value"].endswith("no answer within 1 s")
 
 
 @pytest.mark.etcd

@@ -82,10 +82,12 @@ def test_orders_that_make_no_sense(peer: Address, order: list[object]) -> None:
 def test_strangers_get_a_greeting_and_nothing_else(peer: Address) -> None:
     with socket.create_connection(peer, GUARD) as stranger:
         stranger.settimeout(GUARD)
+        stranger.sendall(wire.encode([bytes(wire.NONCE_BYTES), bytes(wire.NONCE_BYTES)]))
         got = b""
         while part := stranger.recv(65536):  # until it is cut off
             got += part
-        assert len(got) < 200
+        assert len(got) < 400
+        assert b"does not know this job's secret" in got
 
 
 def test_a_peer_that_stalls(peer: Address, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,28 +31,29 @@ class Names:
 
 
 def gather(others: Sequence[str], seconds: float) -> Names:
-    """Each look-up gets so many seconds; `others` are hosts of peers and endpoints."""
+    """A look-up gets so many seconds each way; `others` are hosts of peers and endpoints."""
     own = socket.gethostname()
     names = [own, *dict.fromkeys(name for name in others if name != own)]
-    found = all_within(seconds, {name: partial(_look_up, name) for name in names})
-    lookups = [_lookup(name, answer) for name, answer in found.items()]
-    return Names(lookups[0], tuple(lookups[1:]))
+    there = all_within(seconds, {name: partial(_addresses, name) for name in names})
+    known = {name: found[0] for name, found in there.items() if isinstance(found, tuple)}
+    back = all_within(seconds, {name: partial(_name, first) for name, first in known.items()})
+    first, *rest = (_lookup(name, there[name], back.get(name, "")) for name in names)
+    return Names(first, tuple(rest))
 
 
-def _look_up(name: str) -> Lookup:
+def _addresses(name: str) -> tuple[str, ...]:
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    addresses = tuple(dict.fromkeys(str(each[4][0]) for each in found))
-    try:
-        back = socket.gethostbyaddr(addresses[0])[0]
-    except OSError:
-        back = ""
-    return Lookup(name, addresses, back=back)
+    return tuple(dict.fromkeys(str(each[4][0]) for each in found))
 
 
-def _lookup(name: str, answer: Lookup | Exception) -> Lookup:
-    if isinstance(answer, Exception):
-        return Lookup(name, (), getattr(answer, "strerror", None) or str(answer))
-    return answer
+def _name(address: str) -> str:
+    return socket.gethostbyaddr(address)[0]
+
+
+def _lookup(name: str, there: tuple[str, ...] | Exception, back: str | Exception) -> Lookup:
+    if isinstance(there, Exception):
+        return Lookup(name, (), getattr(there, "strerror", None) or str(there))
+    return Lookup(name, there, back="" if isinstance(back, Exception) else back)
 
 
 def check(facts: Names) -> Iterator[Finding]:

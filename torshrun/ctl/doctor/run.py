@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config import values
@@ -29,7 +28,7 @@ from torshrun.ctl.doctor import (
 )
 from torshrun.ctl.doctor.examination import Examination, examination, examine
 from torshrun.ctl.doctor.links.measuring import Measuring
-from torshrun.ctl.doctor.links.orders import doctor_key
+from torshrun.ctl.doctor.links.orders import doctor_key, own_version
 from torshrun.ctl.doctor.links.server import serve
 from torshrun.ctl.doctor.report import Report, in_json, in_words
 from torshrun.topology.cpus import usable_cpus
@@ -97,7 +96,7 @@ def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
             all_pairs=wanted.all_pairs, network_check=wanted.network_check
         )
     return Report(
-        socket.gethostname(), _version(), areas, tuple(measuring.links), tuple(measuring.reduced)
+        socket.gethostname(), own_version(), areas, tuple(measuring.links), tuple(measuring.reduced)
     )
 
 
@@ -150,10 +149,3 @@ def serve_peers(listen: str, secret: str, say: Say) -> None:
     place = host or ("0.0.0.0" if secret else "127.0.0.1")
     with suppress(KeyboardInterrupt):
         asyncio.run(serve(place, port, secret, say))
-
-
-def _version() -> str:
-    try:
-        return metadata.version("torshrun")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from torsh_runtime.errors import StoreError
+from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.store.etcd import EtcdConfig
 from torsh_runtime.store.etcd.gateway import Gateway
 from torshrun.config.job import Access, Address, RendezvousConfig
@@ -81,19 +81,26 @@ async def _ask_all(configs: Sequence[EtcdConfig]) -> list[Member]:
 
 async def _ask(config: EtcdConfig) -> Member:
     name = str(config.addresses()[0])
-    gateway = Gateway(config)
     try:
-        status = await _call(gateway, "maintenance/status", {})
-    except StoreError as error:
-        await gateway.close()
+        gateway = Gateway(config)
+    except ConfigError as error:
         return Member(name, failure=str(error))
+    try:
+        return await _asked(name, gateway)
+    except StoreError as error:
+        return Member(name, failure=str(error))
+    finally:
+        await gateway.close()
+
+
+async def _asked(name: str, gateway: Gateway) -> Member:
+    """StoreError if it does not even tell its status."""
+    status = await _call(gateway, "maintenance/status", {})
     latency, failure = 0.0, ""
     try:
         latency = await _latency(gateway)
     except StoreError as error:
         failure = str(error)
-    alarms = await _alarms(gateway)
-    await gateway.close()
     return Member(
         address=name,
         latency=latency,
@@ -102,7 +109,7 @@ async def _ask(config: EtcdConfig) -> Member:
         cluster=str(status.get("header", {}).get("cluster_id", "")),
         has_leader=str(status.get("leader", "0")) not in ("", "0"),
         database=_number(status.get("dbSize")),
-        alarms=alarms,
+        alarms=await _alarms(gateway),
     )
 
 

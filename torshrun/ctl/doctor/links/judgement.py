@@ -115,6 +115,21 @@ def judge_reduced(reduced: Sequence[Reduced]) -> Iterator[Finding]:
     typical = median(rates) if rates else 0.0
     for each in reduced:
         yield _reduced(each, typical)
+    yield from _faulty(reduced)
+
+
+def _faulty(reduced: Sequence[Reduced]) -> Iterator[Finding]:
+    """A node that failed with each of several others, while a pair without it works."""
+    failed = [each.pair for each in reduced if each.checked.failure]
+    worked = [each.pair for each in reduced if not each.checked.failure]
+    for node in dict.fromkeys(name for pair in failed for name in pair):
+        alone = not any(node in pair for pair in worked)
+        if alone and worked and sum(node in pair for pair in failed) > 1:
+            yield problem(
+                f"faulty node {node}",
+                "its all_reduces fail with every other node, those of others work",
+                "Leave it out of the job, and see what torshrun says there.",
+            )
 
 
 def _reduced(each: Reduced, typical: float) -> Finding:

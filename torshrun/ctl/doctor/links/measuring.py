@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 
 from torshrun.config.job import Address
 from torshrun.ctl.doctor.deadlines import all_within
-from torshrun.ctl.doctor.finding import Finding, ok, problem
+from torshrun.ctl.doctor.finding import Finding, ok, problem, warning
 from torshrun.ctl.doctor.links import all_reduce, orders
 from torshrun.ctl.doctor.links.judgement import (
     Broken,
@@ -42,7 +41,7 @@ class Measuring:
     def run(self, *, all_pairs: bool, network_check: bool) -> tuple[Finding, ...]:
         """Measure, and then check if wanted. Each step has a deadline, so all of it has."""
         self._by_name = {str(peer): peer for peer in self.peers}
-        there = [name for name in self._by_name if self._introduce(name)]
+        there = self._introduce()
         plan = rounds([HERE, *there]) if all_pairs else [[(HERE, name)] for name in there]
         for number, pairs in enumerate(plan, 1):
             self.say(f"measuring links, step {number} of {len(plan)}")
@@ -53,21 +52,20 @@ class Measuring:
                 self._reduce(pairs)
         return (*self.about, *judge(self.links, self.broken), *judge_reduced(self.reduced))
 
-    def _introduce(self, name: str) -> bool:
-        """Whether a doctor of this version answers there."""
-        seconds = orders.CONNECT_SECONDS
-        try:
-            about = orders.ask(self._by_name[name], self.key, About, seconds, "about")
-        except LinkError as error:
-            self.broken.append(Broken((HERE, name), str(error)))
-            return False
-        value = f"{about.host}, torshrun {about.torshrun}, Python {about.python}"
-        if about.torshrun != version("torshrun"):
-            advice = f"Install the same version on all nodes; here is {version('torshrun')}."
-            self.about.append(problem(name, value, advice))
-        else:
-            self.about.append(ok(name, value))
-        return True
+    def _introduce(self) -> list[str]:
+        """The peers that answer; what they are is noted."""
+        seconds, there = orders.CONNECT_SECONDS, []
+        calls = {
+            name: partial(orders.ask, peer, self.key, About, seconds, "about")
+            for name, peer in self._by_name.items()
+        }
+        for name, answer in all_within(3 * seconds, calls).items():
+            if isinstance(answer, Exception):
+                self.broken.append(Broken((HERE, name), str(answer)))
+            else:
+                there.append(name)
+                self.about.append(_introduced(name, answer, About.this_node()))
+        return there
 
     # ---- plain TCP
 
@@ -118,6 +116,19 @@ class Measuring:
             return orders.ask(self._by_name[name], self.key, Checked, orders.CHECK_SECONDS, *order)
         except LinkError as error:
             raise LinkError(f"{name}: {error}") from None
+
+
+def _introduced(name: str, peer: About, here: About) -> Finding:
+    value = f"{peer.host}, torshrun {peer.torshrun}, Python {peer.python}"
+    if peer.torshrun != here.torshrun:
+        advice = f"Install the same version on all nodes; here is {here.torshrun}."
+        return problem(name, value, advice)
+    if peer.python.split(".")[:2] != here.python.split(".")[:2]:
+        advice = (
+            f"Take the same on all nodes, or objects may not be understood; here {here.python}."
+        )
+        return warning(name, value, advice)
+    return ok(name, value)
 
 
 def _both_ways(pair: Pair, found: Measured) -> Iterator[Link]:

@@ -4,9 +4,12 @@ that they know the secret; then the answer, or bytes. One order for each connect
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from importlib import metadata
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from torsh_runtime.errors import StoreError
@@ -63,6 +66,10 @@ class About(NamedTuple):
     """Its version."""
     python: str
 
+    @classmethod
+    def this_node(cls) -> About:
+        return cls(os.uname().nodename, own_version(), platform.python_version())
+
 
 class Checked(NamedTuple):
     """How one node's part of an all_reduce went."""
@@ -73,6 +80,14 @@ class Checked(NamedTuple):
     """Seconds for an all_reduce of 8 bytes, the median."""
     rate: float
     """Bytes a second of a large one."""
+
+
+def own_version() -> str:
+    """Of torshrun."""
+    try:
+        return metadata.version("torshrun")
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def doctor_key(secret: str) -> bytes:

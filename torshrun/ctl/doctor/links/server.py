@@ -8,14 +8,11 @@ carried out at a time, and each ends by its deadline.
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from torsh_runtime.errors import ConfigError, StoreError
@@ -86,7 +83,7 @@ class Guests:
         self._room = threading.Semaphore(_MOST_GUESTS)
         self._measuring = threading.Lock()
         self._orders: dict[str, tuple[Callable[..., tuple[Any, ...]], tuple[type, ...]]] = {
-            "about": (self._about, ()),
+            "about": (orders.About.this_node, ()),
             "port": (lambda: orders.Port(choose_port(0)), ()),
             "measure": (self._measure, (str, int)),
             "all_reduce": (self._all_reduce, (int, str, int, str)),
@@ -150,13 +147,10 @@ class Guests:
     def _answer(self, channel: Channel, act: Callable[[], tuple[Any, ...]]) -> None:
         try:
             frame = wire.encode([True, *act()])
-        except (LinkError, ConfigError) as error:
+        except (LinkError, ConfigError, OSError, ValueError) as error:  # ValueError: a NUL
             refuse(channel, str(error))
             return
         channel.send(frame, time.monotonic() + orders.CONNECT_SECONDS)
-
-    def _about(self) -> orders.About:
-        return orders.About(os.uname().nodename, version("torshrun"), platform.python_version())
 
     def _measure(self, host: str, port: int) -> orders.Measured:
         peer = Address(host, port)

@@ -214,6 +214,14 @@ def test_all_reduces() -> None:
     assert "0.10 of plain TCP" in late.value
 
 
+def test_a_faulty_node() -> None:
+    fine, fails = Checked("", 1e-5, 1e9), Checked("died", 0.0, 0.0)
+    pairs = combinations(["here", "a", "b", "c"], 2)
+    found = judge_reduced([Reduced(p, fails if "b" in p else fine, 0.0) for p in pairs])
+    problems = [each.what for each in found if each.severity == "problem"]
+    assert problems[3:] == ["faulty node b"]
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [(10.0, "80 bit/s"), (1.25e6, "10 Mbit/s"), (5e10, "400 Gbit/s")]
 )
