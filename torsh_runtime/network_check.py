@@ -24,7 +24,7 @@ _LONG_ENOUGH = 0.25
 
 
 def main() -> None:
-    init_process_group()
+    init_process_group("native")
     small = np.zeros(1)
     latency = median(_timed(small) for _ in range(_SMALL_CALLS))
     rate = _rate()

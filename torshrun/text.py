@@ -69,7 +69,7 @@ def size(num_bytes: float) -> str:
 
 def rate(bytes_a_second: float) -> str:
     """As networks are sold, in bits: 9.4 Gbit/s."""
-    return _scaled(8 * bytes_a_second, 1000, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
+    return _scaled(8 * bytes_a_second, 1000, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
 
 
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:

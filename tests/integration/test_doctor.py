@@ -126,7 +126,13 @@ def test_a_port_is_held_by_another_process() -> None:
 
 
 def test_suspicious_variables_and_no_secrets() -> None:
-    environ = clean(RANK="0", TORSH_SECRET="hunter2hunter2hunter2", NCCL_DEBUG="\x1b[2JINFO")
+    hostile = "\x1b[2JINFO\N{BULLET}\udcff"
+    environ = clean(
+        RANK="0",
+        TORSH_SECRET="hunter2hunter2hunter2",
+        NCCL_DEBUG=hostile,
+        PYTHONIOENCODING="ascii",
+    )
     ended = subprocess.run(
         [*COMMAND, "--only=environment"], env=environ, capture_output=True, timeout=GUARD
     )

@@ -87,7 +87,7 @@ class Channel:
         self._sock.close()
 
     @property
-    def socket(self) -> socket.socket:
+    def sock(self) -> socket.socket:
         """What it speaks over, for those who agreed to go on with bytes of their own."""
         return self._sock
 

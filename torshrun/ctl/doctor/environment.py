@@ -1,5 +1,5 @@
-"""The environment variables that jobs read, those that are suspicious first among equals; and the
-schedulers that have left theirs. Values of secrets are never told.
+"""The environment variables that jobs read, and which of them are suspicious; and the schedulers
+that have left theirs. Values of secrets are never told.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def gather(variables: Mapping[str, str], processors: int, hosts: tuple[str, ...]
 def check(facts: Environment) -> Iterator[Finding]:
     yield from _schedulers(facts.variables)
     shown = [name for name in sorted(facts.variables) if _RELEVANT.fullmatch(name)]
-    found = {name: _judge(name, facts) for name in shown}
-    yield from found.values()
+    for name in shown:
+        yield _judge(name, facts)
     if not shown:
         yield ok("variables", "none that jobs read")
 

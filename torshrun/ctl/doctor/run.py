@@ -39,7 +39,7 @@ AREAS = (
 )
 PROBLEMS = 1
 """The exit code when something is a problem."""
-_MARGIN = 1.5
+_MARGIN = 2.0  # names are looked up in both directions
 """How much longer an area may take than one of its probes or requests."""
 _WIDEST = 100
 """Columns of advice, on a terminal that is wider."""
@@ -87,11 +87,19 @@ def parse_peers(text: str) -> tuple[Address, ...]:
 
 
 def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
-    """Look at everything; takes as long as the slowest area, and the links after them."""
+    """Look at everything; takes as long as the slowest area, and the links after them. ConfigError
+    if there is nothing to look at.
+    """
     planned = [each for each in examinations(wanted, environ) if wanted.includes(each.area)]
+    measures_links = bool(wanted.peers) and wanted.includes("links")
+    if not (planned or measures_links):
+        raise ConfigError(
+            "--only leaves nothing to look at: etcd and rendezvous need --rdzv-endpoint (and "
+            "--rdzv-backend), links needs --peers"
+        )
     areas = examine(planned, _MARGIN * wanted.seconds + 10.0)
     measuring = Measuring(wanted.peers, doctor_key(wanted.secret), say)
-    if wanted.peers and wanted.includes("links"):
+    if measures_links:
         areas["links"] = measuring.run(
             all_pairs=wanted.all_pairs, network_check=wanted.network_check
         )
@@ -138,7 +146,8 @@ def show(report: Report, *, as_json: bool, environ: Mapping[str, str]) -> int:
     color = sys.stdout.isatty() and not plain
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     text = in_json(report) if as_json else in_words(report, color=color, width=width)
-    sys.stdout.write(text)
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
     return PROBLEMS if report.worst == "problem" else 0
 

@@ -114,7 +114,7 @@ async def _asked(name: str, gateway: Gateway) -> Member:
 
 
 async def _call(gateway: Gateway, path: str, message: dict[str, Any]) -> dict[str, Any]:
-    return await gateway.call("torshctl doctor", path, message, gateway.deadline())
+    return await gateway.call(path.partition("/")[2], path, message, gateway.deadline())
 
 
 async def _latency(gateway: Gateway) -> float:

@@ -34,6 +34,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (["status", "--json", MEET], "are of one run: name it"),
         (["halt", "job"], "No such command 'halt'"),
         (["doctor", "--only=everything"], "'everything' is not one of"),
+        (["doctor", "--only=etcd"], "nothing to look at"),
         (["doctor", "--all-pairs"], "name them"),
         (["doctor", "--network-check"], "name them"),
         (["doctor", "--serve=7000", "--json"], "--serve goes with none"),

@@ -119,7 +119,7 @@ def _result(code: int, said: str) -> Checked:
 
 def _last(said: str) -> str:
     """The last of its lines that tell why."""
-    lines = [printable(line).strip() for line in said.splitlines() if line.strip()]
+    lines = [printable(line).strip(" |") for line in said.splitlines() if line.strip()]
     found = ([line for line in lines if kind.search(line)] for kind in _TELLING)
     telling = next(filter(None, found), ["it said nothing"])
     return telling[-1][:_MOST_SAID]

@@ -105,11 +105,11 @@ def ask(peer: Address, key: bytes, kind: type[A], seconds: float, *order: Any) -
 def measure(peer: Address, key: bytes) -> Measured:
     """The link to a peer. LinkError."""
     with _streaming(peer, key, "echo") as (channel, deadline):
-        latency = streams.ping(channel.socket, deadline)
+        latency = streams.ping(channel.sock, deadline)
     with _streaming(peer, key, "give") as (channel, deadline):
-        in_rate = streams.drink(channel.socket, deadline)
+        in_rate = streams.drink(channel.sock, deadline)
     with _streaming(peer, key, "take") as (channel, deadline):
-        streams.pour(channel.socket, deadline)
+        streams.pour(channel.sock, deadline)
         out_rate = _shaped(Rate, answered(channel, deadline)).rate
     return Measured(latency, out_rate, in_rate)
 
@@ -130,7 +130,7 @@ def _streaming(peer: Address, key: bytes, order: str) -> Iterator[tuple[Channel,
     with _connected(peer, key, STREAM_SECONDS) as (channel, deadline):
         channel.send(wire.encode([order]), deadline)
         answered(channel, deadline)
-        streams.leave_at_once(channel.socket)
+        streams.leave_at_once(channel.sock)
         yield channel, deadline
 
 

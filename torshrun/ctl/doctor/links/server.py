@@ -90,7 +90,7 @@ class Guests:
         }
         """What is carried out, and of which types its arguments are."""
         self._streams: dict[str, Callable[[Channel, float], None]] = {
-            "echo": lambda channel, deadline: streams.answer_pings(channel.socket, deadline),
+            "echo": lambda channel, deadline: streams.answer_pings(channel.sock, deadline),
             "give": self._give,
             "take": self._take,
         }
@@ -121,7 +121,9 @@ class Guests:
                 refuse(channel, "this doctor does not know that order: is it of another version?")
 
     def _understands(self, name: str, arguments: Sequence[object]) -> bool:
-        _, kinds = self._orders.get(name, (None, (type(None),)))
+        if name not in self._orders:
+            return False
+        _, kinds = self._orders[name]
         return len(arguments) == len(kinds) and all(map(isinstance, arguments, kinds))
 
     def _stream(self, channel: Channel, act: Callable[[Channel, float], None]) -> None:
@@ -136,13 +138,13 @@ class Guests:
             self._measuring.release()
 
     def _give(self, channel: Channel, deadline: float) -> None:
-        streams.leave_at_once(channel.socket)
-        streams.pour(channel.socket, deadline)
+        streams.leave_at_once(channel.sock)
+        streams.pour(channel.sock, deadline)
 
     def _take(self, channel: Channel, deadline: float) -> None:
-        rate = streams.drink(channel.socket, deadline)
+        rate = streams.drink(channel.sock, deadline)
         channel.send(wire.encode([True, rate]), deadline)
-        streams.drain(channel.socket, deadline)
+        streams.drain(channel.sock, deadline)
 
     def _answer(self, channel: Channel, act: Callable[[], tuple[Any, ...]]) -> None:
         try:
