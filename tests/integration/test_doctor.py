@@ -20,7 +20,7 @@ from support.ports import free_port
 from support.processes import marked, soon
 
 from torshrun.config.job import Access, Address, RendezvousConfig
-from torshrun.ctl.doctor import probes, stores
+from torshrun.ctl.doctor import probes, stores, versions
 from torshrun.ctl.doctor.finding import SEVERITIES
 
 AREAS = (
@@ -98,6 +98,16 @@ def test_probes_tell_what_became_of_them() -> None:
     assert (killed.outcome, killed.said) == ("failed", "SIGKILL")
     assert probes.program(["/no/such/program"], GUARD).outcome == "failed"
     assert probes.python("print('no report')", GUARD).outcome == "ok"
+
+
+def test_a_core_of_other_sources() -> None:
+    newer = versions._CORE.replace("stub.read_text()", "stub.read_text() + 'def added(): ...'")
+    assert newer != versions._CORE
+    probed = probes.python(newer, GUARD)
+    assert probed.facts == {"missing": ["added"]}
+    facts = versions.Versions("", {}, "", None, {versions.CORE: probed})
+    (found,) = [each for each in versions.check(facts) if each.what == versions.CORE]
+    assert found.severity == "problem"
 
 
 # ---- ports, variables, places

@@ -27,10 +27,12 @@ from torshrun.ctl.doctor import (
     versions,
 )
 from torshrun.ctl.doctor.examination import Examination, examination, examine
+from torshrun.ctl.doctor.finding import Finding
 from torshrun.ctl.doctor.links.measuring import Measuring
 from torshrun.ctl.doctor.links.orders import doctor_key, own_version
 from torshrun.ctl.doctor.links.server import serve
 from torshrun.ctl.doctor.report import Report, in_json, in_words
+from torshrun.rendezvous.asking import REQUEST_TIMEOUT
 from torshrun.topology.cpus import usable_cpus
 
 AREAS = (
@@ -90,14 +92,17 @@ def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
     """Look at everything; takes as long as the slowest area, and the links after them. ConfigError
     if there is nothing to look at.
     """
-    planned = [each for each in examinations(wanted, environ) if wanted.includes(each.area)]
+    stages = _local(wanted, environ), _stores(wanted)  # what is timed comes when nothing else runs
+    planned = [[each for each in stage if wanted.includes(each.area)] for stage in stages]
     measures_links = bool(wanted.peers) and wanted.includes("links")
-    if not (planned or measures_links):
+    if not (any(planned) or measures_links):
         raise ConfigError(
             "--only leaves nothing to look at: etcd and rendezvous need --rdzv-endpoint (and "
             "--rdzv-backend), links needs --peers"
         )
-    areas = examine(planned, _MARGIN * wanted.seconds + 10.0)
+    areas: dict[str, tuple[Finding, ...]] = {}
+    for stage in planned:
+        areas |= examine(stage, _MARGIN * wanted.seconds + 10.0)
     measuring = Measuring(wanted.peers, doctor_key(wanted.secret), say)
     if measures_links:
         areas["links"] = measuring.run(
@@ -108,7 +113,7 @@ def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
     )
 
 
-def examinations(wanted: Wanted, environ: Mapping[str, str]) -> list[Examination]:
+def _local(wanted: Wanted, environ: Mapping[str, str]) -> list[Examination]:
     meeting, seconds = wanted.rendezvous, wanted.seconds
     endpoints = meeting.endpoints if meeting else ()
     hosts = tuple(dict.fromkeys(each.host for each in (*endpoints, *wanted.peers)))
@@ -125,14 +130,14 @@ def examinations(wanted: Wanted, environ: Mapping[str, str]) -> list[Examination
         examination("ports", gather_ports, ports.check),
         examination("limits", limits.gather, limits.check),
         examination("environment", gather_variables, environment.check),
-        *_stores(meeting, seconds),
     ]
 
 
-def _stores(meeting: RendezvousConfig | None, seconds: float) -> list[Examination]:
+def _stores(wanted: Wanted) -> list[Examination]:
+    meeting = wanted.rendezvous
     if meeting is None:
         return []
-    per_request = min(seconds, 5.0)
+    per_request = min(wanted.seconds, REQUEST_TIMEOUT)
     if meeting.backend == "etcd":
         gather = partial(stores.gather_etcd, meeting, per_request)
         return [examination("etcd", gather, stores.check_etcd)]

@@ -24,9 +24,9 @@ _CORE = """
 import ast, pathlib
 from torsh_runtime.backends.native import compiled
 core = compiled._native
-stub = pathlib.Path(compiled.__file__).with_name("_native.pyi").read_text()
+stub = pathlib.Path(compiled.__file__).with_name("_native.pyi")
 wanted = set()
-for node in ast.parse(stub).body:
+for node in ast.parse(stub.read_text() if stub.exists() else "").body:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         wanted.add(node.name)
     for part in node.body if isinstance(node, ast.ClassDef) else ():
