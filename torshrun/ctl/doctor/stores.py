@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -88,7 +89,7 @@ async def _ask(config: EtcdConfig) -> Member:
     try:
         return await _asked(name, gateway)
     except StoreError as error:
-        return Member(name, failure=str(error))
+        return Member(name, failure=_brief(error))
     finally:
         await gateway.close()
 
@@ -100,7 +101,7 @@ async def _asked(name: str, gateway: Gateway) -> Member:
     try:
         latency = await _latency(gateway)
     except StoreError as error:
-        failure = str(error)
+        failure = _brief(error)
     return Member(
         address=name,
         latency=latency,
@@ -111,6 +112,12 @@ async def _asked(name: str, gateway: Gateway) -> Member:
         database=_number(status.get("dbSize")),
         alarms=await _alarms(gateway),
     )
+
+
+def _brief(error: StoreError) -> str:
+    """Of a request that was given up only what happened last: the member is known."""
+    found = re.search(r"(no answer within .* s) \(last: \S+: (.*)\)\. ", str(error))
+    return f"{found[1]}: {found[2]}" if found else str(error)
 
 
 async def _call(gateway: Gateway, path: str, message: dict[str, Any]) -> dict[str, Any]:
