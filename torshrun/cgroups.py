@@ -44,6 +44,13 @@ def find(controller: str, root: Path) -> Iterator[list[Cgroup]]:
                 yield [*_path(PurePosixPath(name), top, root / point.lstrip("/"), version)]
 
 
+def memory_limit(cgroup: Cgroup) -> int:
+    """Bytes of memory that it may use; 0 is no limit."""
+    file = "memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"
+    limit = cgroup.number(file) or 0
+    return limit if limit < 1 << 62 else 0
+
+
 def _mount(line: str, version: int, controller: str) -> tuple[str, str] | None:
     """Which cgroup is mounted and where, if this line of mountinfo is of such a hierarchy."""
     fields, _, options = line.partition(" - ")

@@ -1,9 +1,11 @@
-"""Text for a terminal: what others wrote without what would command the terminal; ranges."""
+"""Text for a terminal: what others wrote without what would command the terminal; ranges, sizes and
+rates.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 _ESCAPES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor, erasing
@@ -58,3 +60,21 @@ def format_ranks(ranks: Collection[int]) -> str:
     shown = ", ".join(found[:_MOST_RANGES])
     more = f", … ({len(ranks)} in all)" if len(found) > _MOST_RANGES else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+
+
+def size(num_bytes: float) -> str:
+    """A size as people write it: 61 MiB."""
+    return _scaled(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def rate(bytes_a_second: float) -> str:
+    """As networks are sold, in bits: 9.4 Gbit/s."""
+    return _scaled(8 * bytes_a_second, 1000, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+
+
+def _scaled(value: float, step: int, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if value < step:
+            return f"{value:.3g} {unit}"
+        value /= step
+    return f"{value:.4g} {units[-1]}"

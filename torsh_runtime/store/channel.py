@@ -1,4 +1,4 @@
-"""Authenticated blocking connections to a StoreServer, and a pool of them."""
+"""Authenticated blocking connections, as a StoreServer has them, and a pool of those to one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.endpoint import Endpoint
 from torsh_runtime.store.peer import check_server, is_private
-from torsh_runtime.store.session import ClientSession
+from torsh_runtime.store.session import ClientSession, Session
 from torsh_runtime.store.sockets import connect, remaining
 
 ATTEMPT_SECONDS = 15.0
@@ -25,19 +25,20 @@ _CHUNK = 1 << 20
 
 class Channel:
     """One connection, used by one thread at a time. After any error but a timeout of `receive`
-    it must be closed.
+    it must be closed. A server makes one of a socket and the session that its handshake gave.
     """
 
-    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+    def __init__(self, sock: socket.socket, session: Session) -> None:
         self._sock = sock
-        self._session = ClientSession(secret)
+        self._session = session
 
     @classmethod
     def open(cls, endpoint: Endpoint, secret: bytes, deadline: float) -> Channel:
         """Connect and prove to each other that both sides know the secret: one attempt."""
-        channel = cls(connect(endpoint, deadline), secret)
+        session = ClientSession(secret)
+        channel = cls(connect(endpoint, deadline), session)
         try:
-            channel._authenticate(secret, deadline)
+            channel._authenticate(session, secret, deadline)
         except BaseException:
             channel.close()
             raise
@@ -85,19 +86,24 @@ class Channel:
         self.interrupt()
         self._sock.close()
 
+    @property
+    def sock(self) -> socket.socket:
+        """What it speaks over, for those who agreed to go on with bytes of their own."""
+        return self._sock
+
     def forget(self) -> None:
         """Close this process's copy of a connection that another process goes on using."""
         self._sock.close()
 
-    def _authenticate(self, secret: bytes, deadline: float) -> None:
+    def _authenticate(self, session: ClientSession, secret: bytes, deadline: float) -> None:
         try:
             greeting = self.receive(deadline)
         except TimeoutError:
             check_server(self._sock, secret)  # another user's, it may stay silent for ever
             raise
-        answer = self._session.answer(greeting, partial(check_server, self._sock, secret))
+        answer = session.answer(greeting, partial(check_server, self._sock, secret))
         self.send(answer, deadline)
-        self._session.confirm(self.receive(deadline))
+        session.confirm(self.receive(deadline))
 
 
 class ChannelPool:

@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from torsh_runtime.errors import StoreError
@@ -43,6 +44,26 @@ _log = logging.getLogger("torsh_runtime")
 
 def _log_refusal(reason: str) -> None:
     _log.warning("a store here turned away: %s", reason)
+
+
+def handshake(secret: bytes, sock: socket.socket) -> Conversation:
+    """The server's side: both sides prove that they know the secret; the result is the session."""
+    try:
+        check_user(sock, secret)
+    except Refused:
+        yield from send(sock, _FOREIGN)
+        raise
+    session = ServerSession(secret)
+    yield from send(sock, session.greeting())
+    try:
+        while (answer := session.take()) is None:
+            session.feed((yield from receive_some(sock, session.limit)))
+        verdict = session.confirm(answer)
+    except StoreError as error:
+        yield from send(sock, wire.encode_refusal(str(error)))
+        raise Refused(str(error)) from None
+    yield from send(sock, verdict)
+    return session
 
 
 class StoreServer:
@@ -93,7 +114,8 @@ class StoreServer:
         listener, endpoint = await listen_on(listen)
         self._is_private = is_private_address(listener)
         talks = Talks(self._handshake_timeout, self._max_strangers)
-        self._door = Door(listener, talks, self._handshake, self._welcome, self._refusals.note)
+        answer = partial(handshake, self._secret)
+        self._door = Door(listener, talks, answer, self._welcome, self._refusals.note)
         if isinstance(endpoint, UnixEndpoint) and not endpoint.path.startswith("@"):
             self._socket_file = Path(endpoint.path)
         return str(endpoint)
@@ -116,25 +138,6 @@ class StoreServer:
         if self._connections:
             await asyncio.wait([*self._connections])
         self._refusals.close()
-
-    def _handshake(self, sock: socket.socket) -> Conversation:
-        """Both sides prove that they know the secret; the result is the session."""
-        try:
-            check_user(sock, self._secret)
-        except Refused:
-            yield from send(sock, _FOREIGN)
-            raise
-        session = ServerSession(self._secret)
-        yield from send(sock, session.greeting())
-        try:
-            while (answer := session.take()) is None:
-                session.feed((yield from receive_some(sock, session.limit)))
-            verdict = session.confirm(answer)
-        except StoreError as error:
-            yield from send(sock, wire.encode_refusal(str(error)))
-            raise Refused(str(error)) from None
-        yield from send(sock, verdict)
-        return session
 
     def _welcome(self, outcome: Outcome) -> None:
         if isinstance(outcome.error, Refused):

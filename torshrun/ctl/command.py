@@ -12,8 +12,9 @@ import click
 from torsh_runtime.errors import ConfigError, StoreError, TorshError
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
-from torshrun.config.request import gather
+from torshrun.config.request import Request, gather
 from torshrun.config.resolve import rendezvous
+from torshrun.config.secret import read_secret
 from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
@@ -39,7 +40,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 _HELP = (
     "Look at a job of several nodes, change its size, take nodes out of it, or end it. RUN is its "
-    "--rdzv-id.\n\n"
+    "--rdzv-id. Or find what would keep jobs from running here (doctor).\n\n"
     "Say where its nodes meet by the options that torshrun was given there, or by its variables: "
     "TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also as PET_*), "
     "TORSH_SECRET.\n\n"
@@ -162,14 +163,92 @@ def forget(run_id: str, **options: Any) -> None:
     _carry_out(options, lambda run: run.forget(), run_id, even_traces=True)
 
 
+@command.command(short_help="Find what would keep jobs from running here.")
+@click.option("--json", "as_json", is_flag=True, help="As one line of JSON.")
+@click.option("--only", default="", metavar="AREA,...", help="Look at these areas alone.")
+@click.option(
+    "--peers",
+    metavar="HOST:PORT,...",
+    help="Measure the network to these, where torshctl doctor --serve runs.",
+)
+@click.option("--all-pairs", is_flag=True, help="Measure between all of them, too.")
+@click.option(
+    "--network-check", is_flag=True, help="Let each pair run a real all_reduce, under torshrun."
+)
+@click.option(
+    "--serve",
+    metavar="[HOST:]PORT",
+    help="Do nothing but serve other doctors for an hour; needs the secret that they have.",
+)
+@click.option(
+    "--timeout",
+    default="30",
+    metavar="SECONDS",
+    help="What loading a library, a look-up or a driver may take. [default: 30]",
+)
+@_meeting
+def doctor(
+    as_json: bool,
+    only: str,
+    peers: str | None,
+    all_pairs: bool,
+    network_check: bool,
+    serve: str | None,
+    timeout: str,
+    **options: Any,
+) -> int:
+    """Look at what jobs need of this host, its network and the store where nodes are to meet, if
+    that is given. Each finding says what to do.
+
+    Exit codes: 0 nothing is a problem; 1 something is; 2 wrong usage.
+    """
+    from torshrun.ctl.doctor import run as doctor
+
+    rendezvous, secret, master_port = place_if_given(options, os.environ)
+    if serve is not None:
+        if as_json or peers or all_pairs or network_check:
+            raise click.UsageError("--serve goes with none of the others: it only serves them")
+        doctor.serve_peers(serve, secret, _say)
+        return 0
+    if (all_pairs or network_check) and not peers:
+        raise click.UsageError("--all-pairs and --network-check are about --peers: name them")
+    wanted = doctor.Wanted(
+        rendezvous=rendezvous,
+        secret=secret,
+        master_port=master_port,
+        peers=doctor.parse_peers(peers or ""),
+        all_pairs=all_pairs,
+        network_check=network_check,
+        seconds=values.seconds(timeout),
+        only=doctor.parse_areas(only),
+    )
+    report = doctor.diagnose(wanted, os.environ, _say)
+    return doctor.show(report, as_json=as_json, environ=os.environ)
+
+
 # ---- carrying out
+
+
+def place_if_given(
+    given: Mapping[str, str | None], environ: Mapping[str, str]
+) -> tuple[RendezvousConfig | None, str, int | None]:
+    """Where nodes meet, if that is said; the secret ("" is none) and the master's port, too."""
+    request = gather({**given, **_ANY_JOB}, None, (), environ)
+    is_said = _says_where(request)
+    secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
+    place = rendezvous(request, environ) if is_said else None
+    return place, secret, request["master_port"] if request.has("master_port") else None
+
+
+def _says_where(request: Request) -> bool:
+    is_static = request["rdzv_backend"] == "static"
+    return bool(request["rdzv_endpoint"]) or (is_static and request.has("master_addr"))
 
 
 def meeting_place(given: Mapping[str, str | None], environ: Mapping[str, str]) -> RendezvousConfig:
     """`given` are the options of the command line by key. Raises ConfigError."""
     request = gather({**given, **_ANY_JOB}, None, (), environ)
-    is_static = request["rdzv_backend"] == "static"
-    if not request["rdzv_endpoint"] and not (is_static and request.has("master_addr")):
+    if not _says_where(request):
         raise ConfigError(
             "--rdzv-endpoint is missing: say where the job's nodes meet, with the same --rdzv-* "
             "options or variables (TORSH_RDZV_ENDPOINT) as torshrun has there"

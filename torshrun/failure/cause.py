@@ -11,7 +11,7 @@ from pathlib import PurePath
 from torshrun.failure.exits import Exit, OomEvidence, how
 from torshrun.failure.last_words import CRASHES, Words, last_words
 from torshrun.signals import signal_name
-from torshrun.text import format_ranks
+from torshrun.text import format_ranks, size
 
 
 class Kind(StrEnum):
@@ -204,16 +204,6 @@ def _out_of_memory(exit_: Exit, oom: OomEvidence) -> str:
     who = "it" if exit_.signo else "one of its processes"
     surely = "" if oom.ours else _UNSURE
     return f"The kernel killed {who}{surely}: out of memory ({limit}{where}{peak})."
-
-
-def size(num_bytes: int) -> str:
-    """A size as people write it: 61 MiB."""
-    value = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
 
 
 def fingerprint(exit_: Exit) -> str:

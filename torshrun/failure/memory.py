@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torshrun.cgroups import Cgroup, field, find
+from torshrun.cgroups import Cgroup, field, find, memory_limit
 from torshrun.failure.exits import OomEvidence
 from torshrun.procfs import ROOT, read_text
 
@@ -28,12 +28,12 @@ class MemoryWatch:
         if self._count() <= self._kills:
             return None
         pairs = zip(self._cgroups, self._times_full, strict=True)
-        hit = (each for each, before in pairs if _limit(each) and _times_full(each) > before)
+        hit = (each for each, before in pairs if memory_limit(each) and _times_full(each) > before)
         full = next(hit, None)  # the innermost with a limit that could not be kept since
         return OomEvidence(
             ours=bool(self._cgroups),
             cgroup=full.name if full else "",
-            limit=_limit(full) if full else 0,
+            limit=memory_limit(full) if full else 0,
         )
 
     def _count(self) -> int:
@@ -53,10 +53,3 @@ def _times_full(cgroup: Cgroup) -> int:
         return cgroup.number("memory.failcnt") or 0
     local = field(cgroup.text("memory.events.local"), "oom")
     return local if local is not None else field(cgroup.text("memory.events"), "oom") or 0
-
-
-def _limit(cgroup: Cgroup) -> int:
-    """Bytes; 0 is none."""
-    file = "memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"
-    limit = cgroup.number(file) or 0
-    return limit if limit < 1 << 62 else 0

@@ -33,6 +33,14 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (["stop", "job", "--timeout=soon", MEET], "'soon' is not a number of seconds"),
         (["status", "--json", MEET], "are of one run: name it"),
         (["halt", "job"], "No such command 'halt'"),
+        (["doctor", "--only=everything"], "'everything' is not one of"),
+        (["doctor", "--only=etcd"], "nothing to look at"),
+        (["doctor", "--all-pairs"], "name them"),
+        (["doctor", "--network-check"], "name them"),
+        (["doctor", "--serve=7000", "--json"], "--serve goes with none"),
+        (["doctor", "--peers=node1"], "HOST:PORT"),
+        (["doctor", "--timeout=soon"], "'soon' is not a number of seconds"),
+        (["doctor", "--rdzv-backend=etcs", MEET], "'etcs' is not one of"),
     ],
 )
 def test_wrong_usage(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +60,9 @@ def test_an_etcd_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["status"], ["scale"], ["drain"], ["stop"], ["forget"]])
+@pytest.mark.parametrize(
+    "command", [[], ["status"], ["scale"], ["drain"], ["stop"], ["forget"], ["doctor"]]
+)
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--help"]) == 0
     assert "torshctl" in capsys.readouterr().out

@@ -1,0 +1,53 @@
+"""Areas that are examined, all at once, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from torshrun.ctl.doctor.deadlines import all_within
+from torshrun.ctl.doctor.finding import Finding, warning
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """One area: its name, and what finds out about it."""
+
+    area: str
+    findings: Callable[[], tuple[Finding, ...]]
+
+
+def examination(
+    area: str, gather: Callable[[], F], check: Callable[[F], Iterable[Finding]]
+) -> Examination:
+    """One whose facts are gathered at the edge, and whose check is pure."""
+    return Examination(area, partial(_findings, gather, check))
+
+
+def _findings(
+    gather: Callable[[], F], check: Callable[[F], Iterable[Finding]]
+) -> tuple[Finding, ...]:
+    return tuple(check(gather()))
+
+
+def examine(examinations: Sequence[Examination], seconds: float) -> dict[str, tuple[Finding, ...]]:
+    """The findings by area. An area that hangs or fails has one that says so."""
+    found = all_within(seconds, {each.area: each.findings for each in examinations})
+    return {area: _told(area, findings) for area, findings in found.items()}
+
+
+def _told(area: str, found: tuple[Finding, ...] | Exception) -> tuple[Finding, ...]:
+    if isinstance(found, TimeoutError):
+        advice = (
+            "Something that was asked for does not answer: a file system, a driver, a name "
+            "server. See what hangs (ps shows D), or give it longer with --timeout."
+        )
+        return (warning(f"looking at {area}", str(found), advice),)
+    if isinstance(found, Exception):
+        told = f"could not be looked at: {type(found).__name__}: {found}"
+        return (warning(area, told, "See whether this process may read what it names."),)
+    return found

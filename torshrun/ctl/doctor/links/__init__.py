@@ -1,0 +1,1 @@
+"""The network between nodes: doctors that serve, and one that measures."""

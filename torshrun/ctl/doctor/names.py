@@ -1,0 +1,98 @@
+"""Name resolution both ways: this host's own name, and those of peers and endpoints."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torshrun.ctl.doctor.deadlines import all_within
+from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
+from torshrun.rendezvous.address import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A name, and what became of looking it up."""
+
+    name: str
+    addresses: tuple[str, ...]
+    failure: str = ""
+    """Why there are no addresses; "" if there are."""
+    back: str = ""
+    """What the first address is called; "" if it has no name, or was not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    own: Lookup
+    others: tuple[Lookup, ...]
+
+
+def gather(others: Sequence[str], seconds: float) -> Names:
+    """A look-up gets so many seconds each way; `others` are hosts of peers and endpoints."""
+    own = socket.gethostname()
+    names = [own, *dict.fromkeys(name for name in others if name != own)]
+    there = all_within(seconds, {name: partial(_addresses, name) for name in names})
+    known = {name: found[0] for name, found in there.items() if isinstance(found, tuple)}
+    back = all_within(seconds, {name: partial(_name, first) for name, first in known.items()})
+    first, *rest = (_lookup(name, there[name], back.get(name, "")) for name in names)
+    return Names(first, tuple(rest))
+
+
+def _addresses(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def _name(address: str) -> str:
+    return socket.gethostbyaddr(address)[0]
+
+
+def _lookup(name: str, there: tuple[str, ...] | Exception, back: str | Exception) -> Lookup:
+    if isinstance(there, Exception):
+        return Lookup(name, (), getattr(there, "strerror", None) or str(there))
+    return Lookup(name, there, back="" if isinstance(back, Exception) else back)
+
+
+def check(facts: Names) -> Iterator[Finding]:
+    yield _own(facts.own)
+    for lookup in facts.others:
+        yield _other(lookup)
+
+
+def _own(own: Lookup) -> Finding:
+    what = "this host's name"
+    if own.failure:
+        return warning(
+            what,
+            f"{own.name} is unknown here: {own.failure}",
+            "Add it to /etc/hosts or DNS: torchrun, MPI and Gloo look it up. torshrun does not, "
+            "with --rdzv-endpoint by address.",
+        )
+    value = f"{own.name}: {_both_ways(own)}"
+    if all(map(is_loopback, own.addresses)):
+        return note(
+            what,
+            value,
+            "Only this host takes its name for that: as MASTER_ADDR, and where Gloo or MPI "
+            "announce it, other hosts are sent to themselves. Give its address in /etc/hosts "
+            "instead of 127.0.1.1, or name it by address.",
+        )
+    return ok(what, value)
+
+
+def _other(lookup: Lookup) -> Finding:
+    if lookup.failure:
+        return problem(
+            lookup.name,
+            f"is unknown here: {lookup.failure}",
+            "Correct the name, add it to /etc/hosts or DNS, or give an address.",
+        )
+    return ok(lookup.name, _both_ways(lookup))
+
+
+def _both_ways(lookup: Lookup) -> str:
+    back = f", which is called {lookup.back}" if lookup.back else ", which has no name"
+    return ", ".join(lookup.addresses) + back
