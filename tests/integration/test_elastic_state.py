@@ -49,15 +49,17 @@ def test_nodes_may_be_killed_and_others_come(torshrun: Launcher) -> None:
         nodes = [job.start(SCRIPT, "ddp")]
         nodes[0].wait_for("this agent serves the job's store")
         nodes += [job.start(SCRIPT, "ddp") for _ in range(3)]
-        nodes[0].wait_for("start 0 of 4")
-        nodes[0].wait_for("step 9 ")
+        began = nodes[0].wait_for(r"start \d+ of 4", 60)
+        first = int(began.split()[1])
+        nodes[0].wait_for(f"step {first + 8} ")
         for node in nodes[2:]:
             node.send(signal.SIGKILL)
-        started = nodes[0].wait_for(r"start (9|\d\d) of 2")
+        started = nodes[0].wait_for(r"start \d+ of 2", 60)
+        assert int(started.split()[1]) >= first + 7
         first = int(started.split()[1])
         nodes[0].wait_for(f"step {first + 5} ")
         nodes.append(job.start(SCRIPT, "ddp"))
-        nodes[4].wait_for(r"start \d\d of 3")
+        nodes[4].wait_for(r"start \d+ of 3", 60)
         ends = [nodes[number].end(60) for number in (0, 1, 4)]
         assert [code for code, _ in ends] == [0, 0, 0], ends
         out = "".join(node.output for node in nodes)
@@ -69,6 +71,39 @@ def test_nodes_may_be_killed_and_others_come(torshrun: Launcher) -> None:
     assert code == 0, err
     (expected,) = set(re.findall(r"end 60 ([\d.]+)", out))
     np.testing.assert_allclose(float(ends_.pop()), float(expected), rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["fsdp", "zero"])
+def test_a_node_that_had_shards_may_be_killed(torshrun: Launcher, tmp_path: Path, way: str) -> None:
+    torshrun.environ |= {"EPOCHS": "9", "GATES": str(tmp_path)}
+    gates = [tmp_path / str(step) for step in (20, 30, 40)]
+    for gate in gates:
+        gate.touch()
+    with Job.over_tcp(torshrun, "1:2", conf=f"{QUICK},last_call_timeout=15") as job:
+        first = job.start("--nproc-per-node=2", SCRIPT, way)
+        first.wait_for("this agent serves the job's store")
+        lost = job.start("--nproc-per-node=1", SCRIPT, way)
+        first.wait_for("start 0 of 3", 60)
+        first.wait_for("kept 20\n", 60)
+        lost.send(signal.SIGKILL)
+        first.wait_for("start 20 of 2", 60)
+        gates[0].unlink()
+        first.wait_for("kept 30\n", 60)
+        other = job.start("--nproc-per-node=1", SCRIPT, way)
+        other.wait_for("start 30 of 3", 60)
+        gates[1].unlink()
+        first.wait_for("kept 40\n", 60)
+        other.send(signal.SIGKILL)
+        first.wait_for("start 40 of 2", 60)
+        gates[2].unlink()
+        code, out = first.end(60)
+    assert code == 0, out
+    ends = [float(total) for total in re.findall(r"end 45 ([\d.]+)", out)]
+    end = sum(ends) if way == "fsdp" else sum(ends) / 2  # of shards, or of all on each of two
+    code, out, err = torshrun.run("--nproc-per-node", "2", SCRIPT, "ddp")
+    assert code == 0, err
+    (expected,) = set(re.findall(r"end 45 ([\d.]+)", out))
+    np.testing.assert_allclose(end, float(expected), rtol=1e-4)
 
 
 def assert_each_once(taken: dict[tuple[int, int], set[tuple[int, ...]]], epochs: int) -> None:

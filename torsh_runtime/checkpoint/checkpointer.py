@@ -16,7 +16,7 @@ from torsh_runtime.checkpoint.directory import checkpoints
 from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.reader import CheckpointReader
-from torsh_runtime.checkpoint.saving import Planner, Save
+from torsh_runtime.checkpoint.saving import Save, Saver
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.parallel.state import restore
 
@@ -64,7 +64,7 @@ class Checkpointer:
         self._keep_last = keep_last
         self._ranks = Ranks.of(process_group)
         self._apart: Ranks | None = None
-        self._planner = Planner(self._ranks)
+        self._saver = Saver(self._ranks)
         self._writing: _Background | None = None
 
     def __enter__(self) -> Checkpointer:
@@ -89,7 +89,7 @@ class Checkpointer:
         if type(step) is not int or step < 0:
             raise ConfigError(f"step must be a whole number from 0 on, not {step!r}")
         self.wait()
-        save = self._planner.begin(step, state, async_op)
+        save = self._saver.begin(step, state, async_op)
         if async_op and self._apart is None:
             self._apart = self._ranks.apart()
         if not async_op:

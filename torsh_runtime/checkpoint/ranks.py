@@ -56,3 +56,16 @@ class Ranks:
         if self._group is not None and size:
             self._group.broadcast(values, rank)
         return values
+
+    def exchange(
+        self, own: Sequence[NDArray[np.uint8]], room: Sequence[NDArray[np.uint8]] | None = None
+    ) -> list[NDArray[np.uint8]]:
+        """Give the r-th bytes to rank r, however many. Returns what each rank has given this one;
+        `room` is where that goes, if everyone knows how many bytes come."""
+        if self._group is None:
+            return list(own)
+        if room is None:
+            sizes = self.numbers([each.size for each in own])
+            room = [np.empty(row[self.rank], np.uint8) for row in sizes]
+        self._group.all_to_all(room, own)
+        return list(room)

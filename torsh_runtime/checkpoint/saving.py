@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.checkpoint.directory import publish, retire, synchronise, temporary
@@ -27,35 +27,43 @@ from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.parallel.state import Contents, contents_of
 
+T = TypeVar("T")
 
-class Planner:
-    """Agrees with the other ranks on who writes what, anew only when that changes."""
+
+class Begun(NamedTuple, Generic[T]):
+    """What all ranks have agreed to keep."""
+
+    token: int
+    """The same on all ranks, and of nothing else that is kept."""
+    plan: T
+    """The same object as long as nothing has changed."""
+    contents: Contents
+
+
+class Planner(Generic[T]):
+    """Agrees with the other ranks on who keeps what, anew only when that changes."""
 
     def __init__(
         self,
         ranks: Ranks,
-        make: Callable[[FileLayout, int], Snapshot] = lambda layout, _: Snapshot(layout),
-        num_slots: int = 1,
+        lay_out: Callable[[list[list[Held]], list[str]], T],
         node: str = "",
     ) -> None:
-        """make: gives memory for a rank's file, in one of so many slots that take turns by step.
-        node: ranks of one node write together all that they have."""
-        self._ranks, self._make, self._num_slots, self._node = ranks, make, num_slots, node
+        """lay_out: the plan, of what each rank has, and of each rank's node."""
+        self._ranks, self._lay_out, self._node = ranks, lay_out, node
         self._text = ""
-        self._snapshots: dict[int, Snapshot] = {}
-        self._layouts: list[FileLayout] = []
-        self._layout: FileLayout | None = None
+        self._plan: T | None = None
 
-    def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Save:
-        """Copy what this rank writes. CheckpointError on all ranks if they save different steps or
-        one cannot save its state."""
+    def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
+        """CheckpointError on all ranks if they save different steps or one cannot save its
+        state."""
         contents, text, error = Contents(), "", ""
         try:
             contents = contents_of(state, self._ranks.rank)
             text = _told(contents)
         except (ConfigError, CheckpointError) as reason:
             error = str(reason)
-        is_new = text != self._text or bool(error)
+        is_new = text != self._text or self._plan is None or bool(error)
         own = [step, async_op, is_new, secrets.randbits(62)]
         told = self._ranks.numbers(own)
         if len({(each[0], each[1]) for each in told}) > 1:
@@ -63,17 +71,13 @@ class Planner:
                 f"ranks save different steps, or only some of them with async_op: "
                 f"{', '.join(f'step {s}, async_op={bool(a)}' for s, a, *_ in told)}, by rank"
             )
-        if any(each[2] for each in told):
-            self._plan(text, error)
-        slot = step % self._num_slots
-        if self._layout is not None and slot not in self._snapshots:
-            self._snapshots[slot] = self._make(self._layout, slot)
-        self._snapshots[slot].take(contents.tensors, ITEMSIZES)
-        return Save(step, told[0][3], self._snapshots[slot], self._layouts, contents)
+        plan = self._plan
+        if plan is None or any(each[2] for each in told):
+            plan = self._agree(text, error)
+        return Begun(told[0][3], plan, contents)
 
-    def _plan(self, text: str, error: str) -> None:
-        self._text, self._layout = "", None
-        self._snapshots.clear()
+    def _agree(self, text: str, error: str) -> T:
+        self._text, self._plan = "", None
         own = json.dumps([text, error, self._node])
         told = [json.loads(each) for each in self._ranks.texts(own)]
         for rank, (_, failed, _) in enumerate(told):
@@ -81,11 +85,33 @@ class Planner:
                 raise CheckpointError(f"rank {rank} cannot save: {failed}")
         held = [_held(each) for each, *_ in told]
         check_whole(held)
-        here = [rank for rank, (*_, node) in enumerate(told) if node == self._node]
-        shares = share_out([held[rank] for rank in here], ITEMSIZES)
-        named = {rank: FileLayout.of(rank, share) for rank, share in zip(here, shares, strict=True)}
-        self._layouts, self._layout = list(named.values()), named[self._ranks.rank]
+        plan = self._plan = self._lay_out(held, [node for *_, node in told])
         self._text = text
+        return plan
+
+
+class Saver:
+    """Makes a training's saves, all in the same memory."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._rank = ranks.rank
+        self._planner = Planner(ranks, _files)
+        self._layouts: list[FileLayout] = []
+        self._snapshot: Snapshot | None = None
+
+    def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Save:
+        """Copy what this rank writes. CheckpointError as Planner."""
+        begun = self._planner.begin(step, state, async_op)
+        if self._snapshot is None or begun.plan is not self._layouts:
+            self._snapshot = None  # gives its memory back
+            self._snapshot = Snapshot(begun.plan[self._rank])
+            self._layouts = begun.plan
+        self._snapshot.take(begun.contents.tensors, ITEMSIZES)
+        return Save(step, begun.token, self._snapshot, begun.plan, begun.contents)
+
+
+def _files(held: list[list[Held]], _: list[str]) -> list[FileLayout]:
+    return [FileLayout.of(rank, share) for rank, share in enumerate(share_out(held, ITEMSIZES))]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ ITEMSIZES = {
     "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
 }  # fmt: skip
 """Bytes of an element, by the names that numpy, torch and ml_dtypes have for it."""
+FLOATING = {"float16", "bfloat16", "float32", "float64"}
+"""Of which one is cast to another when it is loaded, as torch does."""
 _CODES = {
     "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bfloat16": "BF16",
     "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",

@@ -32,13 +32,13 @@ class FileLayout:
     num_bytes: int
 
     @classmethod
-    def of(cls, rank: int, share: Sequence[Held]) -> FileLayout:
-        """Of the pieces that the rank writes."""
+    def of(cls, rank: int, share: Sequence[Held], kind: str = "safetensors") -> FileLayout:
+        """Of the pieces that the rank writes; `kind` is how the file's name ends."""
         named = {_name(each): each for each in share}
         tensors = ((name, each.dtype, _shape(each.piece)) for name, each in named.items())
         header, stored, size = lay_out(tensors, {"format": "pt", "rank": str(rank)})
         starts = {named[name]: each.start for name, each in stored.items()}
-        return cls(f"rank-{rank:05d}.safetensors", header, starts, size)
+        return cls(f"rank-{rank:05d}.{kind}", header, starts, size)
 
     def stored(self) -> dict[Held, StoredPiece]:
         """As a manifest says it."""
