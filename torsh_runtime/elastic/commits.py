@@ -149,7 +149,9 @@ class Commits:
         own = [int(self._memory is not None), node, *(n for key in padded for n in key)]
         rows = self._ranks.numbers(own)
         if self._memory is not None and not all(row[0] for row in rows):
-            warnings.warn("nothing is committed: a node's agent has no memory", stacklevel=4)
+            warnings.warn(
+                "nothing is committed: a node's agent has no memory", RuntimeWarning, stacklevel=4
+            )
             self._memory = None
         keys = {(row[at], row[at + 1]) for row in rows for at in range(2, len(row), 2) if row[at]}
         return [row[1] for row in rows], keys

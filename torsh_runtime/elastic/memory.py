@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.contract import COMMIT_MEMORY
+from torsh_runtime.elastic.room import available_memory
 from torsh_runtime.errors import CheckpointError, ConfigError
 
 TURNS = 2
@@ -83,13 +84,19 @@ class CommitMemory:
         if size > _SLOT // 2:
             raise CheckpointError(f"{num_bytes} bytes of a rank are more than commits can have")
         start = self._start(kind, turn)
+        there = available_memory()
+        if self._num_missing(start, size) * self._num_ranks > there:  # each needs about as much
+            raise CheckpointError(
+                f"too little memory for a commit of {num_bytes / 1e6:.1f} MB: the node has "
+                f"{there / 1e6:.1f} MB left for this job. Give it more, or do without commits by "
+                f"unsetting {COMMIT_MEMORY}"
+            )
         try:
             os.posix_fallocate(self._descriptor, start, size)
             memory = mmap.mmap(self._descriptor, size, offset=start)
         except OSError as error:
             raise CheckpointError(
-                f"no memory for a commit of {num_bytes / 1e6:.1f} MB: {error.strerror}. Give the "
-                f"node more, or do without commits by unsetting {COMMIT_MEMORY}"
+                f"no memory for a commit of {num_bytes / 1e6:.1f} MB: {error.strerror}"
             ) from None
         return np.frombuffer(memory, np.uint8, num_bytes, _PAGE)
 
@@ -120,7 +127,9 @@ class CommitMemory:
                 try:
                     here = self._read(rank * _ROOM + slot * _SLOT)
                 except ValueError as error:
-                    warnings.warn(f"a commit in memory makes no sense: {error}", stacklevel=2)
+                    warnings.warn(
+                        f"a commit in memory makes no sense: {error}", RuntimeWarning, stacklevel=2
+                    )
                     here = None
                 if here is not None:
                     found.append(here)
@@ -138,6 +147,18 @@ class CommitMemory:
         memory = mmap.mmap(self._descriptor, size, prot=mmap.PROT_READ, offset=start)
         commit = Commit(sequence, token, num_tensors, tuple(_frames(text)))
         return commit, np.frombuffer(memory, np.uint8, num_bytes, _PAGE)
+
+    def _num_missing(self, start: int, size: int) -> int:
+        """How many bytes from there on take memory that is not taken yet."""
+        missing, at, end = 0, start, start + size
+        while at < end:
+            try:
+                data = min(os.lseek(self._descriptor, at, os.SEEK_DATA), end)
+            except OSError:  # there is nothing behind it
+                data = end
+            missing += data - at
+            at = os.lseek(self._descriptor, data, os.SEEK_HOLE) if data < end else end
+        return missing
 
     def _write(self, content: bytes, start: int) -> None:
         done = 0

@@ -90,7 +90,9 @@ def parts_of(commits: Iterable[tuple[Commit, Bytes]]) -> dict[Key, NodeParts]:
         try:
             found.setdefault((commit.sequence, commit.token), NodeParts()).add(commit, content)
         except CheckpointError as error:
-            warnings.warn(f"passed over a part of a commit in memory: {error}", stacklevel=2)
+            warnings.warn(
+                f"passed over a part of a commit in memory: {error}", RuntimeWarning, stacklevel=2
+            )
     return found
 
 
