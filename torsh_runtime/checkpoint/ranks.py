@@ -25,7 +25,10 @@ class Ranks:
 
     @classmethod
     def of(cls, process_group: Any) -> Ranks:
-        """Of a group; None: the default one, or this process alone if there is none."""
+        """Of a group; None: the default one, or this process alone if there is none. Ranks are
+        those themselves."""
+        if isinstance(process_group, Ranks):
+            return process_group
         if process_group is None and not has_default_group():
             return cls(None)
         return cls(group_of(process_group))
