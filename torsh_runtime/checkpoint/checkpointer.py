@@ -156,7 +156,7 @@ class Checkpointer:
                 values = restore(state, reader, self._ranks.rank)
         except DamagedCheckpoint as error:
             damage = str(error)
-        except (TorshError, ValueError, TypeError, KeyError) as error:
+        except (TorshError, ValueError, TypeError, KeyError, MemoryError) as error:
             misfit = error
         told = self._ranks.texts(json.dumps([damage, "" if misfit is None else str(misfit)]))
         outcomes = [json.loads(each) for each in told]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torsh_runtime.arrays.raw import dtype_name
-from torsh_runtime.checkpoint.directory import publish, retire, synchronise, temporary
+from torsh_runtime.checkpoint.directory import (
+    create,
+    held_alone,
+    opened,
+    publish,
+    retire,
+    temporary,
+)
 from torsh_runtime.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -133,11 +142,26 @@ class Save:
         CheckpointError on all ranks if one cannot write; then nothing of it stays.
         """
         written = temporary(directory, self.step, self.token)
-        try:
-            return self._write(written, ranks, keep_last)
-        except CheckpointError:
-            shutil.rmtree(written, ignore_errors=True)
-            raise
+        with ExitStack() as alone:
+            try:
+                self._begin(written, ranks, alone)
+                return self._write(written, ranks, keep_last)
+            except CheckpointError:
+                shutil.rmtree(written, ignore_errors=True)
+                raise
+
+    def _begin(self, written: Path, ranks: Ranks, alone: ExitStack) -> None:
+        """Rank 0 makes sure that nobody else saves there, before anybody writes."""
+        own = {}
+        if ranks.rank == 0:
+            own = _outcome(lambda: self._make(written, alone))
+        _check([json.loads(each) for each in ranks.texts(json.dumps(own))])
+
+    def _make(self, written: Path, alone: ExitStack) -> dict[str, Any]:
+        written.parent.mkdir(parents=True, exist_ok=True)
+        alone.enter_context(held_alone(written.parent))
+        written.mkdir(exist_ok=True)
+        return {}
 
     def _write(self, written: Path, ranks: Ranks, keep_last: int | None) -> Path:
         own = _outcome(lambda: self._write_own(written))
@@ -155,7 +179,7 @@ class Save:
         return Path(told[0]["path"])
 
     def _write_own(self, written: Path) -> dict[str, Any]:
-        written.mkdir(parents=True, exist_ok=True)
+        written.mkdir(parents=True, exist_ok=True)  # where nodes do not share it: see _publish()
         file = self.snapshot.write(written)
         return {
             "name": self.snapshot.layout.name,
@@ -185,9 +209,13 @@ class Save:
             self.contents.aliases,
             files,
         )
-        path = written / NAME
-        path.write_bytes(manifest.to_bytes())
-        synchronise(path)
+        with (
+            opened(written, os.O_DIRECTORY | os.O_NOFOLLOW) as folder,
+            os.fdopen(create(folder, NAME), "wb") as file,
+        ):
+            file.write(manifest.to_bytes())
+            file.flush()
+            os.fsync(file.fileno())
         final = publish(written, self.step)
         self.retired.extend(retire(written.parent, keep_last))
         return {"path": str(final)}

@@ -58,9 +58,12 @@ def lay_out(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, Stored], int]:
     """For tensors of these names, dtypes and shapes: what the file begins with, where each of them
-    lies, and the file's size. Each begins at a multiple of 64 bytes."""
-    spans, end = {}, 0
+    lies, and the file's size. Each begins at a multiple of the size of its elements."""
+    spans: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    end = 0
     for name, dtype, shape in sorted(tensors, key=lambda each: -ITEMSIZES[each[1]]):
+        if name == "__metadata__" or name in spans:
+            raise CheckpointError(f"no tensor in a safetensors file can be named {name!r}")
         size = math.prod(shape) * ITEMSIZES[dtype]
         spans[name] = dtype, shape, end, end + size
         end += size
