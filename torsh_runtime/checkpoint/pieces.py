@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +73,8 @@ class PieceReader(ABC):
 
     def names(self, prefix: str) -> list[str]:
         """Of all tensors whose names begin so."""
-        behind = islice(self._sorted, bisect_left(self._sorted, prefix), None)
+        first = bisect_left(self._sorted, prefix)
+        behind = (self._sorted[at] for at in range(first, len(self._sorted)))
         return list(takewhile(lambda name: name.startswith(prefix), behind))
 
     @cached_property

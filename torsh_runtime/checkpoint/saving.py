@@ -60,19 +60,19 @@ class Planner(Generic[T]):
     ) -> None:
         """lay_out: the plan, of what each rank has, and of each rank's node."""
         self._ranks, self._lay_out, self._node = ranks, lay_out, node
-        self._text = ""
+        self._held: list[Held] = []
         self._plan: T | None = None
 
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
         """CheckpointError on all ranks if they save different steps or one cannot save its
         state."""
-        contents, text, error = Contents(), "", ""
+        contents, held, error = Contents(), list[Held](), ""
         try:
             contents = contents_of(state, self._ranks.rank)
-            text = _told(contents)
+            held = _held(contents)
         except (ConfigError, CheckpointError) as reason:
             error = str(reason)
-        is_new = text != self._text or self._plan is None or bool(error)
+        is_new = held != self._held or self._plan is None or bool(error)
         own = [step, async_op, is_new, secrets.randbits(62)]
         told = self._ranks.numbers(own)
         if len({(each[0], each[1]) for each in told}) > 1:
@@ -82,20 +82,20 @@ class Planner(Generic[T]):
             )
         plan = self._plan
         if plan is None or any(each[2] for each in told):
-            plan = self._agree(text, error)
+            plan = self._agree(held, error)
         return Begun(told[0][3], plan, contents)
 
-    def _agree(self, text: str, error: str) -> T:
-        self._text, self._plan = "", None
-        own = json.dumps([text, error, self._node])
+    def _agree(self, own_held: list[Held], error: str) -> T:
+        self._plan = None
+        own = json.dumps([[asdict(each) for each in own_held], error, self._node])
         told = [json.loads(each) for each in self._ranks.texts(own)]
         for rank, (_, failed, _) in enumerate(told):
             if failed:
                 raise CheckpointError(f"rank {rank} cannot save: {failed}")
-        held = [_held(each) for each, *_ in told]
+        held = [[_told(each) for each in all_of_rank] for all_of_rank, *_ in told]
         check_whole(held)
         plan = self._plan = self._lay_out(held, [node for *_, node in told])
-        self._text = text
+        self._held = own_held
         return plan
 
 
@@ -221,19 +221,19 @@ class Save:
         return {"path": str(final)}
 
 
-def _told(contents: Contents) -> str:
-    """What a rank has, for the others."""
+def _held(contents: Contents) -> list[Held]:
+    """What a rank has."""
     held = []
     for name, tensor in contents.tensors.items():
         dtype = dtype_name(tensor.values)
         check_dtype(name, dtype)
         if tensor.piece.size or tensor.piece.is_whole:
-            held.append([name, dtype, asdict(tensor.piece)])
-    return json.dumps(held)
+            held.append(Held(name, dtype, tensor.piece))
+    return held
 
 
-def _held(text: str) -> list[Held]:
-    return [Held(name, dtype, piece_from(piece)) for name, dtype, piece in json.loads(text)]
+def _told(each: Mapping[str, Any]) -> Held:
+    return Held(each["name"], each["dtype"], piece_from(each["piece"]))
 
 
 def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:

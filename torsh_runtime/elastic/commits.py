@@ -6,13 +6,13 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.checkpoint.pieces import Landing
-from torsh_runtime.checkpoint.plan import Held
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.saving import Begun, Planner
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
@@ -51,7 +51,7 @@ class Commits:
         self._ranks = ranks
         self._memory = CommitMemory.of_agent(environ)
         self._node = environ.get("GROUP_RANK", "0")
-        self._planner = Planner(ranks, self._lay_out, self._node)
+        self._planner = Planner(ranks, partial(plan_commit, rank=ranks.rank), self._node)
         self._rooms: dict[int, _Room] = {}
         """By turn."""
         self._plan: CommitPlan | None = None
@@ -96,9 +96,6 @@ class Commits:
             self._sequence = newest + (newest - key[0]) % TURNS
             return values
         return None
-
-    def _lay_out(self, held: list[list[Held]], nodes: list[str]) -> CommitPlan:
-        return plan_commit(held, nodes, self._ranks.rank)
 
     def _keep(self, sequence: int, begun: Begun[CommitPlan], memory: CommitMemory) -> None:
         plan, what, error = begun.plan, "keep a commit", ""

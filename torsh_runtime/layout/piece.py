@@ -152,6 +152,10 @@ def cover(ours: Piece, others: Sequence[Piece]) -> Iterator[tuple[int, Overlap]]
 
     ConfigError if none of them has it.
     """
+    if ours in others:
+        if ours.size:
+            yield others.index(ours), Overlap(0, 0, ours.size)
+        return
     found = [
         (each, place)
         for place, other in enumerate(others)
