@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import time
 from contextlib import ExitStack, closing
@@ -82,6 +83,7 @@ def kill_at_random(nodes: Nodes, chance: random.Random) -> int:
 
     def kill(children: list[int]) -> None:
         while len(seen) < LEAST:
+            assert select.select([reader], [], [], 60)[0], "no step is kept"
             seen.extend(map(int, os.read(reader, 1 << 16).split()))
         time.sleep(chance.uniform(0.0, 0.05))
         for child in children if chance.random() < 0.5 else [chance.choice(children)]:
