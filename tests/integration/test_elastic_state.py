@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,27 @@ def test_killed_workers_lose_no_committed_step(torshrun: Launcher, way: str) -> 
     _, undisturbed, expected = results(out)
     assert taken == undisturbed
     np.testing.assert_allclose(end, expected, rtol=1e-12)
+
+
+USES_DESCRIPTORS = 'exec 3>/dev/null 4<&- 5>&1; echo of the script >&5; exec "$@" 3>&1'
+
+
+@pytest.mark.parametrize("within", ["a script that uses descriptors", "a namespace"])
+def test_commits_need_no_descriptor_of_the_programs(torshrun: Launcher, within: str) -> None:
+    torshrun.environ["EPOCHS"] = "1"
+    launch = ["--nproc-per-node=2", "--max-restarts=1", "--restart-backoff=0"]
+    if within == "a namespace":
+        launch += ["--pid-namespace", SCRIPT]
+    else:
+        launch += ["--no-python", "bash", "-c", USES_DESCRIPTORS, "bash", sys.executable, SCRIPT]
+    code, out, err = torshrun.run(*launch, "ddp", "3")
+    assert code == 0, err
+    assert results(out)[0] == [0, 0, 3, 3]
+
+
+def test_workers_inherit_only_their_standard_streams(torshrun: Launcher) -> None:
+    told = torshrun.run("--no-python", "--nproc-per-node=1", "ls", "/proc/self/fd")
+    assert [line.split()[-1] for line in told[1].splitlines()] == ["0", "1", "2", "3"]  # ls's own
 
 
 def test_nodes_may_be_killed_and_others_come(torshrun: Launcher) -> None:
