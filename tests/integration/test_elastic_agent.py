@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support import elastic_agents
 from support.launcher import Launcher
+from support.ports import free_port
 from support.processes import soon
 
 import torsh_runtime as tr
@@ -69,6 +70,18 @@ def test_workers_end_with_the_program(tmp_path: Path, signo: signal.Signals) -> 
     program.wait(60)
     soon(lambda: not worker.exists(), 30)
     assert not worker.exists()
+
+
+def test_programs_meet_and_one_has_the_result() -> None:
+    argv = [sys.executable, SCRIPT, "meet", f"127.0.0.1:{free_port()}"]
+    programs = [
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [program.communicate(timeout=100) for program in programs]
+    assert sorted(out for out, _ in said if "result" in out) == ["result 2\n", "result None\n"], (
+        said
+    )
 
 
 def nothing() -> None:

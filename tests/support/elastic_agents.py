@@ -39,6 +39,10 @@ def returns_a_thing() -> Any:
     return object()
 
 
+def ranks() -> int:
+    return tr.get_world_size()
+
+
 def sleep() -> None:
     Path(sys.argv[2] if len(sys.argv) > 2 else os.environ["TELLS"]).write_text(str(os.getpid()))
     time.sleep(600)
@@ -48,7 +52,12 @@ def main() -> None:
     agent = tr.elastic.ElasticAgent(max_restarts=1, options=["--restart-backoff=0"])
     agent = agent.min_workers(2).max_workers(2)
     how = sys.argv[1]
-    if how == "train":
+    if how == "meet":
+        others = tr.elastic.ElasticAgent(
+            min_workers=2, max_workers=3, workers_per_node=1, rdzv_endpoint=sys.argv[2]
+        )
+        print("result", others.run(ranks))
+    elif how == "train":
         print("result", agent.checkpoint_dir(sys.argv[2]).run(train))
     else:
         functions = {"fail": fail, "thing": returns_a_thing, "sleep": sleep}

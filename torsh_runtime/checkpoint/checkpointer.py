@@ -156,7 +156,7 @@ class Checkpointer:
                 values = restore(state, reader, self._ranks.rank)
         except DamagedCheckpoint as error:
             damage = str(error)
-        except (TorshError, ValueError, TypeError, KeyError, MemoryError) as error:
+        except Exception as error:  # of whatever has a load_state_dict(); all ranks are told
             misfit = error
         told = self._ranks.texts(json.dumps([damage, "" if misfit is None else str(misfit)]))
         outcomes = [json.loads(each) for each in told]

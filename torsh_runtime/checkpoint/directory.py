@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torsh_runtime.errors import CheckpointError
@@ -50,7 +50,11 @@ def held_alone(directory: Path) -> Iterator[None]:
             ) from None
         except OSError:  # a file system without locks
             pass
-        yield
+        try:
+            yield
+        finally:  # or children that were forked meanwhile would hold it on
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def create(directory: int, name: str) -> int:

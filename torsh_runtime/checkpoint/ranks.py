@@ -20,6 +20,7 @@ class Ranks:
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
+        self._apart: Ranks | None = None
         self.rank = 0 if group is None else group.rank
         self.world_size = 1 if group is None else group.world_size
 
@@ -57,7 +58,7 @@ class Ranks:
         size = self.numbers([own.size])[rank][0]
         values = own if self.rank == rank else np.empty(size, np.uint8)
         if self._group is not None and size:
-            self._group.broadcast(values, rank)
+            self._for_bytes(self._group).broadcast(values, rank)
         return values
 
     def exchange(
@@ -70,5 +71,13 @@ class Ranks:
         if room is None:
             sizes = self.numbers([each.size for each in own])
             room = [np.empty(row[self.rank], np.uint8) for row in sizes]
-        self._group.all_to_all(room, own)
+        self._for_bytes(self._group).all_to_all(room, own)
         return list(room)
+
+    def _for_bytes(self, group: ProcessGroup) -> ProcessGroup:
+        """A group that takes arrays of the processor."""
+        if group.backend != "nccl":
+            return group
+        if self._apart is None:
+            self._apart = self.apart()
+        return self._apart._group or group

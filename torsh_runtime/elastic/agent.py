@@ -149,6 +149,7 @@ class ElasticAgent:
     def run(self, train_fn: Callable[..., Any]) -> Any:
         """Run the function in all workers, in a process group that is made for it, and return what
         it returns on rank 0: numbers, texts, bytes, arrays, and lists, tuples and dicts of them.
+        None on other machines than rank 0's.
 
         train_fn: takes a Checkpointer of checkpoint_dir, or nothing without one. It is found by its
             name, in a module or the program itself, which then must call run() behind
@@ -227,5 +228,5 @@ def _result(place: Path) -> Any:
     except CheckpointError as error:
         raise WorkerFailed(f"rank 0's result cannot be read: {error}") from None
     if loaded is None:
-        raise WorkerFailed("no rank 0 has run here: its result is with the program on its machine")
+        return None  # rank 0 has run on another machine
     return loaded.values["result"]

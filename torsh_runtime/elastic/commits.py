@@ -200,16 +200,16 @@ class Commits:
                     Request(span.file, span.start, landing.memory[span.first : span.last])
                     for span in whole.spans(name, target.piece)
                 ]
-        except (TorshError, ValueError, TypeError, KeyError) as reason:
-            error = str(reason)
+        except Exception as reason:
+            error = _said(reason)
         self._agree(error, what)
         fetching.fetch(requests)
         try:
             for landing in landings:
                 landing.finish()
             values = plan.finish()
-        except (TorshError, ValueError, TypeError, KeyError) as reason:
-            error = str(reason)
+        except Exception as reason:
+            error = _said(reason)
         self._agree(error, what)
         return values
 
@@ -220,6 +220,10 @@ class Commits:
         for rank, failed in enumerate(self._ranks.texts(error)):
             if failed:
                 raise CheckpointError(f"rank {rank} cannot {what}: {failed}")
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, TorshError) else f"{type(error).__name__}: {error}"
 
 
 class _Room(NamedTuple):
