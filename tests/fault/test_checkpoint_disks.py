@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from support.worlds import run_processes
 import torsh_runtime as tr
 from torsh_runtime.checkpoint import Checkpointer
 from torsh_runtime.checkpoint import saving as saving_module
+from torsh_runtime.checkpoint.directory import held_alone
 
 
 @contextmanager
@@ -96,6 +98,18 @@ def test_another_job_that_saves_there_is_an_error(tmp_path: Path) -> None:
     assert checkpointer.steps() == [1]
     checkpointer.save(2, {"step": 2})
     assert checkpointer.steps() == [2, 1]
+
+
+def test_a_child_that_was_forked_while_saving_holds_up_nobody(tmp_path: Path) -> None:
+    with held_alone(tmp_path):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        Checkpointer(tmp_path).save(1, {"step": 1})
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("what", ["directory", "manifest"])

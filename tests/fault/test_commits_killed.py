@@ -178,3 +178,52 @@ def test_a_rank_without_memory_for_it_stops_all_and_loses_nothing(
         first, second = run_processes(2, commit)
         assert first == second
         assert run_processes(2, lambda rank: restored(nodes, rank)) == [(3, True)] * 2
+
+
+class Fragile:
+    """What one rank can neither give nor take."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def state_dict(self) -> Any:
+        if self.what == "give":
+            raise RuntimeError("nothing to give")
+        return {}
+
+    def load_state_dict(self, _: Any) -> None:
+        if self.what == "take":
+            raise RuntimeError("nothing to take")
+
+
+def test_what_the_programs_own_state_raises_on_one_rank_all_are_told(tmp_path: Path) -> None:
+    with closing(AgentsMemory(2)) as memory:
+        nodes = [(memory, 2)]
+
+        def body(rank: int) -> list[str]:
+            commits = Commits(Ranks.of(None), place(nodes, rank))
+            checkpointer = tr.checkpoint.Checkpointer(tmp_path)
+            commits.commit({"thing": Fragile("")})
+            checkpointer.save(1, {"thing": Fragile("")})
+            giving = {"thing": Fragile("give" if rank else "")}
+            taking = {"thing": Fragile("take" if rank else "")}
+            calls = [
+                partial(commits.commit, giving),
+                partial(commits.restore, taking),
+                partial(checkpointer.save, 2, giving),
+                partial(checkpointer.load, taking),
+            ]
+            heard = []
+            for call in calls:
+                with pytest.raises(tr.CheckpointError) as raised:
+                    call()
+                heard.append(str(raised.value))
+            assert commits.restore({"thing": Fragile("")}) == {}
+            return heard
+
+        heard = run_processes(2, body)
+    assert all(
+        f"nothing to {what}" in text
+        for own in heard
+        for text, what in zip(own, ["give", "take"] * 2, strict=True)
+    ), heard

@@ -54,7 +54,7 @@ def main() -> None:
     how = sys.argv[1]
     if how == "meet":
         others = tr.elastic.ElasticAgent(
-            min_workers=2, max_workers=3, workers_per_node=1, rdzv_endpoint=sys.argv[2]
+            min_workers=2, max_workers=2, workers_per_node=1, rdzv_endpoint=sys.argv[2]
         )
         print("result", others.run(ranks))
     elif how == "train":

@@ -33,7 +33,7 @@ from torsh_runtime.checkpoint.plan import Held, check_whole, share_out
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
-from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.errors import CheckpointError, TorshError
 from torsh_runtime.parallel.state import Contents, contents_of
 
 T = TypeVar("T")
@@ -66,13 +66,13 @@ class Planner(Generic[T]):
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
         """CheckpointError on all ranks if they save different steps or one cannot save its
         state."""
-        contents, held, error = Contents(), list[Held](), ""
+        contents, held, error = Contents(), list[Held](), None
         try:
             contents = contents_of(state, self._ranks.rank)
             held = _held(contents)
-        except (ConfigError, CheckpointError) as reason:
-            error = str(reason)
-        is_new = held != self._held or self._plan is None or bool(error)
+        except Exception as reason:  # also of the program's own state_dict()
+            error = reason
+        is_new = held != self._held or self._plan is None or error is not None
         own = [step, async_op, is_new, secrets.randbits(62)]
         told = self._ranks.numbers(own)
         if len({(each[0], each[1]) for each in told}) > 1:
@@ -85,13 +85,13 @@ class Planner(Generic[T]):
             plan = self._agree(held, error)
         return Begun(told[0][3], plan, contents)
 
-    def _agree(self, own_held: list[Held], error: str) -> T:
+    def _agree(self, own_held: list[Held], error: Exception | None) -> T:
         self._plan = None
-        own = json.dumps([[asdict(each) for each in own_held], error, self._node])
+        own = json.dumps([[asdict(each) for each in own_held], said(error), self._node])
         told = [json.loads(each) for each in self._ranks.texts(own)]
         for rank, (_, failed, _) in enumerate(told):
             if failed:
-                raise CheckpointError(f"rank {rank} cannot save: {failed}")
+                raise CheckpointError(f"rank {rank} cannot save: {failed}") from error
         held = [[_told(each) for each in all_of_rank] for all_of_rank, *_ in told]
         check_whole(held)
         plan = self._plan = self._lay_out(held, [node for *_, node in told])
@@ -219,6 +219,13 @@ class Save:
         final = publish(written, self.step)
         self.retired.extend(retire(written.parent, keep_last))
         return {"path": str(final)}
+
+
+def said(error: Exception | None) -> str:
+    """For other ranks; "" for None."""
+    if error is None or isinstance(error, TorshError):
+        return str(error or "")
+    return f"{type(error).__name__}: {error}"
 
 
 def _held(contents: Contents) -> list[Held]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.checkpoint.pieces import Landing
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.checkpoint.saving import Begun, Planner
+from torsh_runtime.checkpoint.saving import Begun, Planner, said
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
 from torsh_runtime.elastic.fetching import Fetching, Request
@@ -36,7 +36,7 @@ from torsh_runtime.elastic.parts import (
     told_values,
 )
 from torsh_runtime.elastic.plan import CommitPlan, plan_commit
-from torsh_runtime.errors import CheckpointError, TorshError
+from torsh_runtime.errors import CheckpointError
 from torsh_runtime.parallel.state import Restoration
 
 Bytes = NDArray[np.uint8]
@@ -98,12 +98,12 @@ class Commits:
         return None
 
     def _keep(self, sequence: int, begun: Begun[CommitPlan], memory: CommitMemory) -> None:
-        plan, what, error = begun.plan, "keep a commit", ""
+        plan, what, error = begun.plan, "keep a commit", None
         try:
             room = self._room(plan, sequence % TURNS, memory)
             room.take(begun.contents.tensors)
-        except CheckpointError as reason:
-            error = str(reason)
+        except Exception as reason:
+            error = reason
         self._agree(error, what)
         values = told_values(begun.contents, plan.is_copied)
         told: tuple[bytes, ...] = (room.told_own, values)
@@ -114,7 +114,7 @@ class Commits:
                 memory.finish(COPIES, own._replace(told=told), room.copies.size)
             memory.finish(OWN, own, room.own.size)
         except CheckpointError as reason:
-            error = str(reason)
+            error = reason
         self._agree(error, what)
 
     def _room(self, plan: CommitPlan, turn: int, memory: CommitMemory) -> _Room:
@@ -187,7 +187,8 @@ class Commits:
     ) -> dict[str, Any]:
         """CheckpointError on all ranks if one of them cannot; nothing is changed then, if it is
         for names, shapes or dtypes."""
-        what, error = "go on from the last commit", ""
+        what: str = "go on from the last commit"
+        error: Exception | None = None
         requests: list[Request] = []
         landings: list[Landing] = []
         values: dict[str, Any] = {}
@@ -201,29 +202,25 @@ class Commits:
                     for span in whole.spans(name, target.piece)
                 ]
         except Exception as reason:
-            error = _said(reason)
+            error = reason
         self._agree(error, what)
         fetching.fetch(requests)
         try:
             for landing in landings:
                 landing.finish()
             values = plan.finish()
-        except Exception as reason:
-            error = _said(reason)
+        except Exception as reason:  # also of the program's own load_state_dict()
+            error = reason
         self._agree(error, what)
         return values
 
-    def _agree(self, error: str, what: str) -> None:
+    def _agree(self, error: Exception | None, what: str) -> None:
         """CheckpointError on all ranks if one has an error."""
-        if not any(failed for (failed,) in self._ranks.numbers([bool(error)])):
+        if not any(failed for (failed,) in self._ranks.numbers([error is not None])):
             return
-        for rank, failed in enumerate(self._ranks.texts(error)):
+        for rank, failed in enumerate(self._ranks.texts(said(error))):
             if failed:
-                raise CheckpointError(f"rank {rank} cannot {what}: {failed}")
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, TorshError) else f"{type(error).__name__}: {error}"
+                raise CheckpointError(f"rank {rank} cannot {what}: {failed}") from error
 
 
 class _Room(NamedTuple):
