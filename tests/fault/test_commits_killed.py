@@ -18,6 +18,7 @@ from support.worlds import Raised, run_processes
 
 import torsh_runtime as tr
 from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.checkpoint.writer import Snapshot
 from torsh_runtime.elastic.commits import Commits
 from torsh_runtime.elastic.memory import CommitMemory
 from torsh_runtime.layout import Piece, ShardedTensor, even_cuts
@@ -227,3 +228,72 @@ def test_what_the_programs_own_state_raises_on_one_rank_all_are_told(tmp_path: P
         for own in heard
         for text, what in zip(own, ["give", "take"] * 2, strict=True)
     ), heard
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def commit_until_rank_1_dies(nodes: Nodes, rank: int, steps: int, where: tuple[Any, str]) -> None:
+    """After so many steps rank 1 dies in that method, in the middle of the next commit."""
+    commits = Commits(Ranks.of(None), place(nodes, rank))
+    values = commits.restore(state_at(0, rank, num_ranks(nodes)))
+    began = 0 if values is None else values["step"]
+    for step in range(began + 1, began + steps + 1):
+        commits.commit(state_at(step, rank, num_ranks(nodes)))
+    if rank == 1:
+        setattr(*where, die)
+    commits.commit(state_at(began + steps + 1, rank, num_ranks(nodes)))
+
+
+def test_a_commit_that_is_not_whole_leaves_the_one_before_until_another_is() -> None:
+    with closing(AgentsMemory(2)) as memory:
+        nodes: Nodes = [(memory, 2)]
+        finish, take = (CommitMemory, "finish"), (Snapshot, "take")
+        run_processes(2, partial(commit_until_rank_1_dies, nodes, steps=2, where=finish))
+        assert run_processes(2, partial(restored, nodes)) == [(2, True)] * 2
+        run_processes(2, partial(commit_until_rank_1_dies, nodes, steps=0, where=take))
+        assert run_processes(2, partial(restored, nodes)) == [(2, True)] * 2
+
+
+def test_what_is_being_written_over_is_no_commit_any_more() -> None:
+    with closing(AgentsMemory(2)) as memory:
+        nodes: Nodes = [(memory, 2)]
+        run_processes(
+            2, partial(commit_until_rank_1_dies, nodes, steps=2, where=(Snapshot, "take"))
+        )
+        ours = CommitMemory.of_agent(place(nodes, 0))
+        assert ours is not None
+        assert {each.sequence for each, _ in ours.commits()} == {2}
+
+
+def test_values_that_are_lost_with_a_rank_are_missed() -> None:
+    """Rank 1 has no tensor of its own, so that only its values go with it."""
+
+    def state(rank: int) -> dict[str, Any]:
+        own = {"own": np.ones(3)} if rank == 0 else {}
+        return {"same": np.zeros(2), "each": tr.checkpoint.PerRank(Values(own | {"rank": rank}))}
+
+    with ExitStack() as stack:
+        nodes = [(stack.enter_context(closing(AgentsMemory(1))), 1) for _ in range(3)]
+
+        def commit(rank: int) -> None:
+            Commits(Ranks.of(None), place(nodes, rank)).commit(state(rank))
+
+        def restore(rank: int, left: Nodes) -> Any:
+            return Commits(Ranks.of(None), place(left, rank)).restore(state(rank)) is not None
+
+        run_processes(3, commit)
+        assert run_processes(2, partial(restore, left=nodes[:2])) == [True] * 2
+        assert run_processes(1, partial(restore, left=nodes[:1])) == [False]
+
+
+class Values:
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> Any:
+        return self.values
+
+    def load_state_dict(self, values: Any) -> None:
+        self.values = values
