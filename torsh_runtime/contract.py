@@ -19,9 +19,9 @@ CHECKPOINT_KEY = "torsh/checkpoint"
 nodes may be added: "2.0". Once it is there they may not at other times."""
 
 COMMIT_MEMORY = "TORSH_COMMIT_MEMORY"
-"""This variable tells workers of memory that is the agent's and outlives them: "3:5:77" is
-descriptor 3, which they inherit, if it is inode 77 of device 5. Each has the terabyte from its
-local rank times 2**40 on."""
+"""This variable tells workers of memory that is the agent's and outlives them:
+"/proc/123/fd/7:5:77" is the file behind that path, if it is inode 77 of device 5. Each has the
+terabyte from its local rank times 2**40 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

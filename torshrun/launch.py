@@ -58,7 +58,7 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
 
         path = make_pipe(spec.environ, scratch)
         spec = replace(spec, timer_file=path, environ={**spec.environ, TIMER_FILE: path})
-    commit_memory = CommitMemory(config.nproc_per_node)
+    commit_memory = CommitMemory(config.nproc_per_node, config.pid_namespace)
     undo.callback(commit_memory.close)
     spec = replace(spec, environ={**spec.environ, COMMIT_MEMORY: commit_memory.told()})
     _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)

@@ -234,6 +234,10 @@ def rewritten(path: Path, change: Any) -> None:
     (path / "manifest.json").write_bytes(b"%08x\n" % zlib.crc32(content) + content)
 
 
+def half_of(piece: Any) -> Any:
+    return {**piece, "piece": {**piece["piece"], "end": piece["piece"]["end"] // 2}}
+
+
 def lies() -> Iterator[Any]:
     name = "rank-00000.safetensors"
 
@@ -241,6 +245,9 @@ def lies() -> Iterator[Any]:
         return told["tensors"]["array"]
 
     yield lambda told: told.update(version=99)
+    yield lambda told: told.update(time=1e300)
+    yield lambda told: told.update(time=float("nan"))
+    yield lambda told: told.update(time="now")
     yield lambda told: told.update(files={"../" + name: told["files"][name]})
     yield lambda told: told["files"].update({"/etc/passwd": told["files"][name]})
     yield lambda told: told["files"][name].update(block=0)
@@ -258,6 +265,7 @@ def lies() -> Iterator[Any]:
     yield lambda told: tensor(told)["pieces"][0]["piece"].update(offsets=[5])
     yield lambda told: tensor(told)["pieces"][0]["piece"].update(start=1)
     yield lambda told: tensor(told)["pieces"].clear()
+    yield lambda told: tensor(told).update(pieces=[half_of(tensor(told)["pieces"][0])] * 2)
     yield lambda told: tensor(told).update(shape=[1 << 60], pieces=[])
     yield lambda told: told.update(tensors=[])
     yield lambda told: told.update(values=[])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,21 +44,44 @@ def test_killed_workers_lose_no_committed_step(torshrun: Launcher, way: str) -> 
     np.testing.assert_allclose(end, expected, rtol=1e-12)
 
 
+USES_DESCRIPTORS = 'exec 3>/dev/null 4<&- 5>&1; echo of the script >&5; exec "$@" 3>&1'
+
+
+@pytest.mark.parametrize("within", ["a script that uses descriptors", "a namespace"])
+def test_commits_need_no_descriptor_of_the_programs(torshrun: Launcher, within: str) -> None:
+    torshrun.environ["EPOCHS"] = "1"
+    launch = ["--nproc-per-node=2", "--max-restarts=1", "--restart-backoff=0"]
+    if within == "a namespace":
+        launch += ["--pid-namespace", SCRIPT]
+    else:
+        launch += ["--no-python", "bash", "-c", USES_DESCRIPTORS, "bash", sys.executable, SCRIPT]
+    code, out, err = torshrun.run(*launch, "ddp", "3")
+    assert code == 0, err
+    assert results(out)[0] == [0, 0, 3, 3]
+
+
+def test_workers_inherit_only_their_standard_streams(torshrun: Launcher) -> None:
+    told = torshrun.run("--no-python", "--nproc-per-node=1", "ls", "/proc/self/fd")
+    assert [line.split()[-1] for line in told[1].splitlines()] == ["0", "1", "2", "3"]  # ls's own
+
+
 def test_nodes_may_be_killed_and_others_come(torshrun: Launcher) -> None:
     torshrun.environ |= {"EPOCHS": "12", "PAUSE": "0.25"}
     with Job.over_tcp(torshrun, "1:4", conf=f"{QUICK},last_call_timeout=3") as job:
         nodes = [job.start(SCRIPT, "ddp")]
         nodes[0].wait_for("this agent serves the job's store")
         nodes += [job.start(SCRIPT, "ddp") for _ in range(3)]
-        nodes[0].wait_for("start 0 of 4")
-        nodes[0].wait_for("step 9 ")
+        began = nodes[0].wait_for(r"start \d+ of 4", 60)
+        first = int(began.split()[1])
+        nodes[0].wait_for(f"step {first + 8} ")
         for node in nodes[2:]:
             node.send(signal.SIGKILL)
-        started = nodes[0].wait_for(r"start (9|\d\d) of 2")
+        started = nodes[0].wait_for(r"start \d+ of 2", 60)
+        assert int(started.split()[1]) >= first + 7
         first = int(started.split()[1])
         nodes[0].wait_for(f"step {first + 5} ")
         nodes.append(job.start(SCRIPT, "ddp"))
-        nodes[4].wait_for(r"start \d\d of 3")
+        nodes[4].wait_for(r"start \d+ of 3", 60)
         ends = [nodes[number].end(60) for number in (0, 1, 4)]
         assert [code for code, _ in ends] == [0, 0, 0], ends
         out = "".join(node.output for node in nodes)
@@ -69,6 +93,39 @@ def test_nodes_may_be_killed_and_others_come(torshrun: Launcher) -> None:
     assert code == 0, err
     (expected,) = set(re.findall(r"end 60 ([\d.]+)", out))
     np.testing.assert_allclose(float(ends_.pop()), float(expected), rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["fsdp", "zero"])
+def test_a_node_that_had_shards_may_be_killed(torshrun: Launcher, tmp_path: Path, way: str) -> None:
+    torshrun.environ |= {"EPOCHS": "9", "GATES": str(tmp_path)}
+    gates = [tmp_path / str(step) for step in (20, 30, 40)]
+    for gate in gates:
+        gate.touch()
+    with Job.over_tcp(torshrun, "1:2", conf=f"{QUICK},last_call_timeout=15") as job:
+        first = job.start("--nproc-per-node=2", SCRIPT, way)
+        first.wait_for("this agent serves the job's store")
+        lost = job.start("--nproc-per-node=1", SCRIPT, way)
+        first.wait_for("start 0 of 3", 60)
+        first.wait_for("kept 20\n", 60)
+        lost.send(signal.SIGKILL)
+        first.wait_for("start 20 of 2", 60)
+        gates[0].unlink()
+        first.wait_for("kept 30\n", 60)
+        other = job.start("--nproc-per-node=1", SCRIPT, way)
+        other.wait_for("start 30 of 3", 60)
+        gates[1].unlink()
+        first.wait_for("kept 40\n", 60)
+        other.send(signal.SIGKILL)
+        first.wait_for("start 40 of 2", 60)
+        gates[2].unlink()
+        code, out = first.end(60)
+    assert code == 0, out
+    ends = [float(total) for total in re.findall(r"end 45 ([\d.]+)", out)]
+    end = sum(ends) if way == "fsdp" else sum(ends) / 2  # of shards, or of all on each of two
+    code, out, err = torshrun.run("--nproc-per-node", "2", SCRIPT, "ddp")
+    assert code == 0, err
+    (expected,) = set(re.findall(r"end 45 ([\d.]+)", out))
+    np.testing.assert_allclose(end, float(expected), rtol=1e-4)
 
 
 def assert_each_once(taken: dict[tuple[int, int], set[tuple[int, ...]]], epochs: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,12 +74,26 @@ def test_checkpoints(torshrun: Launcher) -> None:
 @needs_torch
 def test_elastic_state(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    (script,) = snippets("elastic.md")
+    script, _ = snippets("elastic.md")
     out = output(torshrun, script)
     assert sorted(re.findall(r"begins behind step (\d+)", out)) == ["0", "0", "30", "30"]
     losses = re.findall(r"loss ([\d.]+) after 100 steps", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
+
+
+@pytest.mark.torch
+@needs_torch
+def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
+    _, script = snippets("elastic.md")
+    (tmp_path / "agent.py").write_text(script)
+    argv = [sys.executable, "agent.py"]
+    for _ in range(2):  # the second time it begins with the checkpoint
+        done = subprocess.run(
+            argv, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert "{'steps': 50, 'workers': 2}" in done.stdout, done.stderr
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["step-00000050.1"]
 
 
 def test_compression(torshrun: Launcher) -> None:

@@ -1,7 +1,8 @@
 """A training whose rank 1 kills itself after some steps: a script for torshrun.
 
-Arguments: "ddp" or "fsdp", and the steps after which it does so, one for each start. EPOCHS and
-PAUSE, seconds after each step, may be in the environment.
+Arguments: "ddp", "fsdp" or "zero", and the steps after which it does so, for each start. EPOCHS,
+PAUSE, seconds after each step, and GATES may be in the environment: behind each step of whose
+number there is a file in that directory all wait until it is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from torsh_runtime import nn, optim
 
 EPOCHS, SAMPLES, BATCH = int(os.environ.get("EPOCHS", "3")), 60, 12
 PAUSE = float(os.environ.get("PAUSE", "0"))
+GATES = Path(os.environ.get("GATES", "/nonexistent"))
 
 
 def make(way: str) -> Any:
@@ -31,6 +34,12 @@ def make(way: str) -> Any:
     if way == "fsdp":
         return tr.FullyShardedDataParallel(model, min_num_params=0)
     return tr.DistributedDataParallel(model)
+
+
+def wait_at_gate(step: int) -> None:
+    deadline = time.monotonic() + 120
+    while (GATES / str(step)).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 @tr.elastic.run
@@ -46,7 +55,9 @@ def train(state: Any, last: int) -> None:
             state.step += 1
             print("step", state.step, state.sampler.epoch, *indices, flush=True)
             state.commit()
+            print("kept", state.step, flush=True)
             time.sleep(PAUSE)
+            wait_at_gate(state.step)
             if state.step == last and tr.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
     total = sum(float(abs(each.data).sum()) for each in state.model.parameters())
@@ -57,7 +68,9 @@ def main() -> None:
     way, *deaths = sys.argv[1:]
     tr.init_process_group()
     model = make(way)
-    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    optimizer: Any = optim.AdamW(model.parameters(), lr=0.01)
+    if way == "zero":
+        optimizer = tr.DistributedOptimizer(model.parameters(), optim.AdamW, lr=0.01)
     sampler = tr.elastic.ElasticSampler(SAMPLES, BATCH)
     state = tr.elastic.State(model=model, optimizer=optimizer, sampler=sampler, step=0)
     last = dict(enumerate(map(int, deaths))).get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), 0)

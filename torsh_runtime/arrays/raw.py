@@ -46,6 +46,16 @@ def copy_in(values: Any, source: Bytes) -> None:
     values[...] = array_module(values).asarray(elements)
 
 
+def cast_in(values: Any, source: Bytes, dtype: str) -> None:
+    """Write bytes of another dtype into it, in place, each element rounded to its own."""
+    elements = empty(framework_of(values), tuple(values.shape), dtype)
+    copy_in(elements, source)
+    if _is_torch(values):
+        values.detach().copy_(elements)
+    else:
+        values[...] = array_module(values).asarray(elements).astype(values.dtype)
+
+
 def memory_of(values: Any) -> Bytes | None:
     """Its bytes in place, if they are in this process's memory, one behind the other."""
     if _is_torch(values):

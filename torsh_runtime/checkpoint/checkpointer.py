@@ -16,7 +16,7 @@ from torsh_runtime.checkpoint.directory import checkpoints
 from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.reader import CheckpointReader
-from torsh_runtime.checkpoint.saving import Planner, Save
+from torsh_runtime.checkpoint.saving import Save, Saver
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.parallel.state import restore
 
@@ -64,7 +64,7 @@ class Checkpointer:
         self._keep_last = keep_last
         self._ranks = Ranks.of(process_group)
         self._apart: Ranks | None = None
-        self._planner = Planner(self._ranks)
+        self._saver = Saver(self._ranks)
         self._writing: _Background | None = None
 
     def __enter__(self) -> Checkpointer:
@@ -89,7 +89,7 @@ class Checkpointer:
         if type(step) is not int or step < 0:
             raise ConfigError(f"step must be a whole number from 0 on, not {step!r}")
         self.wait()
-        save = self._planner.begin(step, state, async_op)
+        save = self._saver.begin(step, state, async_op)
         if async_op and self._apart is None:
             self._apart = self._ranks.apart()
         if not async_op:
@@ -156,7 +156,7 @@ class Checkpointer:
                 values = restore(state, reader, self._ranks.rank)
         except DamagedCheckpoint as error:
             damage = str(error)
-        except (TorshError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # of whatever has a load_state_dict(); all ranks are told
             misfit = error
         told = self._ranks.texts(json.dumps([damage, "" if misfit is None else str(misfit)]))
         outcomes = [json.loads(each) for each in told]

@@ -7,12 +7,15 @@ step-00000100.1       the next one of that step, which replaces it
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from torsh_runtime.errors import CheckpointError
 
 _NAME = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9}))?")
 _TEMPORARY = ".tmp-"
@@ -32,6 +35,32 @@ def checkpoints(directory: Path) -> list[tuple[int, Path]]:
 def temporary(directory: Path, step: int, token: int) -> Path:
     """Where the ranks of a job write a checkpoint to."""
     return directory / f"{_TEMPORARY}{step}-{token:016x}"
+
+
+@contextmanager
+def held_alone(directory: Path) -> Iterator[None]:
+    """While nobody else saves there, of those that see each other's locks. CheckpointError if
+    somebody does."""
+    with opened(directory) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another job is saving to {directory}: give each job a directory of its own"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:  # or children that were forked meanwhile would hold it on
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def create(directory: int, name: str) -> int:
+    """A new file in an open directory, to which no link can lead."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(name, flags, 0o666, dir_fd=directory)
 
 
 def publish(written: Path, step: int) -> Path:
@@ -67,13 +96,14 @@ def retire(directory: Path, keep_last: int | None) -> list[Path]:
 
 def synchronise(path: Path) -> None:
     """fsync() a file or directory."""
-    with _opened(path, os.O_RDONLY) as descriptor:
+    with opened(path, 0) as descriptor:
         os.fsync(descriptor)
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
+def opened(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
+    """The descriptor of a directory, or with other flags of whatever it is."""
+    descriptor = os.open(path, flags | os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:

@@ -15,6 +15,8 @@ from torsh_runtime.layout import Piece
 
 VERSION = 1
 NAME = "manifest.json"
+_LATEST = 1 << 36
+"""Seconds since 1970 that a date can still be made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,10 @@ def _manifest(told: Mapping[str, Any]) -> Manifest:
     if not isinstance(told["values"], dict):
         raise ValueError("values that are no dict")
     aliases = {str(name): str(other) for name, other in told["aliases"].items()}
-    step, world_size = _count(told["step"]), _count(told["world_size"])
-    return Manifest(step, world_size, float(told["time"]), tensors, told["values"], aliases, files)
+    step, world_size, time = _count(told["step"]), _count(told["world_size"]), told["time"]
+    if not isinstance(time, int | float) or not 0 <= time < _LATEST:
+        raise ValueError(f"{time!r} is no time")
+    return Manifest(step, world_size, float(time), tensors, told["values"], aliases, files)
 
 
 def _file(name: str, told: Mapping[str, Any]) -> StoredFile:

@@ -20,12 +20,16 @@ class Ranks:
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
+        self._apart: Ranks | None = None
         self.rank = 0 if group is None else group.rank
         self.world_size = 1 if group is None else group.world_size
 
     @classmethod
     def of(cls, process_group: Any) -> Ranks:
-        """Of a group; None: the default one, or this process alone if there is none."""
+        """Of a group; None: the default one, or this process alone if there is none. Ranks are
+        those themselves."""
+        if isinstance(process_group, Ranks):
+            return process_group
         if process_group is None and not has_default_group():
             return cls(None)
         return cls(group_of(process_group))
@@ -54,5 +58,26 @@ class Ranks:
         size = self.numbers([own.size])[rank][0]
         values = own if self.rank == rank else np.empty(size, np.uint8)
         if self._group is not None and size:
-            self._group.broadcast(values, rank)
+            self._for_bytes(self._group).broadcast(values, rank)
         return values
+
+    def exchange(
+        self, own: Sequence[NDArray[np.uint8]], room: Sequence[NDArray[np.uint8]] | None = None
+    ) -> list[NDArray[np.uint8]]:
+        """Give the r-th bytes to rank r, however many. Returns what each rank has given this one;
+        `room` is where that goes, if everyone knows how many bytes come."""
+        if self._group is None:
+            return list(own)
+        if room is None:
+            sizes = self.numbers([each.size for each in own])
+            room = [np.empty(row[self.rank], np.uint8) for row in sizes]
+        self._for_bytes(self._group).all_to_all(room, own)
+        return list(room)
+
+    def _for_bytes(self, group: ProcessGroup) -> ProcessGroup:
+        """A group that takes arrays of the processor."""
+        if group.backend != "nccl":
+            return group
+        if self._apart is None:
+            self._apart = self.apart()
+        return self._apart._group or group

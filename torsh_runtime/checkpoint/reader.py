@@ -54,7 +54,7 @@ class CheckpointReader(PieceReader):
     def verify(self) -> None:
         """Read all of it. DamagedCheckpoint names the first file that is not as it was written."""
         for name, told in self.manifest.files.items():
-            scratch = np.empty(told.block, np.uint8)
+            scratch = np.empty(min(told.block, told.num_bytes), np.uint8)
             for start in range(0, told.num_bytes, told.block):
                 self._file(name).read(start, scratch[: min(told.block, told.num_bytes - start)])
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torsh_runtime.arrays.raw import dtype_name
-from torsh_runtime.checkpoint.directory import publish, retire, synchronise, temporary
+from torsh_runtime.checkpoint.directory import (
+    create,
+    held_alone,
+    opened,
+    publish,
+    retire,
+    temporary,
+)
 from torsh_runtime.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -24,38 +33,46 @@ from torsh_runtime.checkpoint.plan import Held, check_whole, share_out
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
-from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.errors import CheckpointError, TorshError
 from torsh_runtime.parallel.state import Contents, contents_of
 
+T = TypeVar("T")
 
-class Planner:
-    """Agrees with the other ranks on who writes what, anew only when that changes."""
+
+class Begun(NamedTuple, Generic[T]):
+    """What all ranks have agreed to keep."""
+
+    token: int
+    """The same on all ranks, and of nothing else that is kept."""
+    plan: T
+    """The same object as long as nothing has changed."""
+    contents: Contents
+
+
+class Planner(Generic[T]):
+    """Agrees with the other ranks on who keeps what, anew only when that changes."""
 
     def __init__(
         self,
         ranks: Ranks,
-        make: Callable[[FileLayout, int], Snapshot] = lambda layout, _: Snapshot(layout),
-        num_slots: int = 1,
+        lay_out: Callable[[list[list[Held]], list[str]], T],
         node: str = "",
     ) -> None:
-        """make: gives memory for a rank's file, in one of so many slots that take turns by step.
-        node: ranks of one node write together all that they have."""
-        self._ranks, self._make, self._num_slots, self._node = ranks, make, num_slots, node
-        self._text = ""
-        self._snapshots: dict[int, Snapshot] = {}
-        self._layouts: list[FileLayout] = []
-        self._layout: FileLayout | None = None
+        """lay_out: the plan, of what each rank has, and of each rank's node."""
+        self._ranks, self._lay_out, self._node = ranks, lay_out, node
+        self._held: list[Held] = []
+        self._plan: T | None = None
 
-    def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Save:
-        """Copy what this rank writes. CheckpointError on all ranks if they save different steps or
-        one cannot save its state."""
-        contents, text, error = Contents(), "", ""
+    def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
+        """CheckpointError on all ranks if they save different steps or one cannot save its
+        state."""
+        contents, held, error = Contents(), list[Held](), None
         try:
             contents = contents_of(state, self._ranks.rank)
-            text = _told(contents)
-        except (ConfigError, CheckpointError) as reason:
-            error = str(reason)
-        is_new = text != self._text or bool(error)
+            held = _held(contents)
+        except Exception as reason:  # also of the program's own state_dict()
+            error = reason
+        is_new = held != self._held or self._plan is None or error is not None
         own = [step, async_op, is_new, secrets.randbits(62)]
         told = self._ranks.numbers(own)
         if len({(each[0], each[1]) for each in told}) > 1:
@@ -63,29 +80,47 @@ class Planner:
                 f"ranks save different steps, or only some of them with async_op: "
                 f"{', '.join(f'step {s}, async_op={bool(a)}' for s, a, *_ in told)}, by rank"
             )
-        if any(each[2] for each in told):
-            self._plan(text, error)
-        slot = step % self._num_slots
-        if self._layout is not None and slot not in self._snapshots:
-            self._snapshots[slot] = self._make(self._layout, slot)
-        self._snapshots[slot].take(contents.tensors, ITEMSIZES)
-        return Save(step, told[0][3], self._snapshots[slot], self._layouts, contents)
+        plan = self._plan
+        if plan is None or any(each[2] for each in told):
+            plan = self._agree(held, error)
+        return Begun(told[0][3], plan, contents)
 
-    def _plan(self, text: str, error: str) -> None:
-        self._text, self._layout = "", None
-        self._snapshots.clear()
-        own = json.dumps([text, error, self._node])
+    def _agree(self, own_held: list[Held], error: Exception | None) -> T:
+        self._plan = None
+        own = json.dumps([[asdict(each) for each in own_held], said(error), self._node])
         told = [json.loads(each) for each in self._ranks.texts(own)]
         for rank, (_, failed, _) in enumerate(told):
             if failed:
-                raise CheckpointError(f"rank {rank} cannot save: {failed}")
-        held = [_held(each) for each, *_ in told]
+                raise CheckpointError(f"rank {rank} cannot save: {failed}") from error
+        held = [[_told(each) for each in all_of_rank] for all_of_rank, *_ in told]
         check_whole(held)
-        here = [rank for rank, (*_, node) in enumerate(told) if node == self._node]
-        shares = share_out([held[rank] for rank in here], ITEMSIZES)
-        named = {rank: FileLayout.of(rank, share) for rank, share in zip(here, shares, strict=True)}
-        self._layouts, self._layout = list(named.values()), named[self._ranks.rank]
-        self._text = text
+        plan = self._plan = self._lay_out(held, [node for *_, node in told])
+        self._held = own_held
+        return plan
+
+
+class Saver:
+    """Makes a training's saves, all in the same memory."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._rank = ranks.rank
+        self._planner = Planner(ranks, _files)
+        self._layouts: list[FileLayout] = []
+        self._snapshot: Snapshot | None = None
+
+    def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Save:
+        """Copy what this rank writes. CheckpointError as Planner."""
+        begun = self._planner.begin(step, state, async_op)
+        if self._snapshot is None or begun.plan is not self._layouts:
+            self._snapshot = None  # gives its memory back
+            self._snapshot = Snapshot(begun.plan[self._rank])
+            self._layouts = begun.plan
+        self._snapshot.take(begun.contents.tensors, ITEMSIZES)
+        return Save(step, begun.token, self._snapshot, begun.plan, begun.contents)
+
+
+def _files(held: list[list[Held]], _: list[str]) -> list[FileLayout]:
+    return [FileLayout.of(rank, share) for rank, share in enumerate(share_out(held, ITEMSIZES))]
 
 
 @dataclass(frozen=True)
@@ -107,11 +142,26 @@ class Save:
         CheckpointError on all ranks if one cannot write; then nothing of it stays.
         """
         written = temporary(directory, self.step, self.token)
-        try:
-            return self._write(written, ranks, keep_last)
-        except CheckpointError:
-            shutil.rmtree(written, ignore_errors=True)
-            raise
+        with ExitStack() as alone:
+            try:
+                self._begin(written, ranks, alone)
+                return self._write(written, ranks, keep_last)
+            except CheckpointError:
+                shutil.rmtree(written, ignore_errors=True)
+                raise
+
+    def _begin(self, written: Path, ranks: Ranks, alone: ExitStack) -> None:
+        """Rank 0 makes sure that nobody else saves there, before anybody writes."""
+        own = {}
+        if ranks.rank == 0:
+            own = _outcome(lambda: self._make(written, alone))
+        _check([json.loads(each) for each in ranks.texts(json.dumps(own))])
+
+    def _make(self, written: Path, alone: ExitStack) -> dict[str, Any]:
+        written.parent.mkdir(parents=True, exist_ok=True)
+        alone.enter_context(held_alone(written.parent))
+        written.mkdir(exist_ok=True)
+        return {}
 
     def _write(self, written: Path, ranks: Ranks, keep_last: int | None) -> Path:
         own = _outcome(lambda: self._write_own(written))
@@ -129,7 +179,7 @@ class Save:
         return Path(told[0]["path"])
 
     def _write_own(self, written: Path) -> dict[str, Any]:
-        written.mkdir(parents=True, exist_ok=True)
+        written.mkdir(parents=True, exist_ok=True)  # where nodes do not share it: see _publish()
         file = self.snapshot.write(written)
         return {
             "name": self.snapshot.layout.name,
@@ -159,27 +209,38 @@ class Save:
             self.contents.aliases,
             files,
         )
-        path = written / NAME
-        path.write_bytes(manifest.to_bytes())
-        synchronise(path)
+        with (
+            opened(written, os.O_DIRECTORY | os.O_NOFOLLOW) as folder,
+            os.fdopen(create(folder, NAME), "wb") as file,
+        ):
+            file.write(manifest.to_bytes())
+            file.flush()
+            os.fsync(file.fileno())
         final = publish(written, self.step)
         self.retired.extend(retire(written.parent, keep_last))
         return {"path": str(final)}
 
 
-def _told(contents: Contents) -> str:
-    """What a rank has, for the others."""
+def said(error: Exception | None) -> str:
+    """For other ranks; "" for None."""
+    if error is None or isinstance(error, TorshError):
+        return str(error or "")
+    return f"{type(error).__name__}: {error}"
+
+
+def _held(contents: Contents) -> list[Held]:
+    """What a rank has."""
     held = []
     for name, tensor in contents.tensors.items():
         dtype = dtype_name(tensor.values)
         check_dtype(name, dtype)
         if tensor.piece.size or tensor.piece.is_whole:
-            held.append([name, dtype, asdict(tensor.piece)])
-    return json.dumps(held)
+            held.append(Held(name, dtype, tensor.piece))
+    return held
 
 
-def _held(text: str) -> list[Held]:
-    return [Held(name, dtype, piece_from(piece)) for name, dtype, piece in json.loads(text)]
+def _told(each: Mapping[str, Any]) -> Held:
+    return Held(each["name"], each["dtype"], piece_from(each["piece"]))
 
 
 def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:

@@ -18,6 +18,8 @@ ITEMSIZES = {
     "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
 }  # fmt: skip
 """Bytes of an element, by the names that numpy, torch and ml_dtypes have for it."""
+FLOATING = {"float16", "bfloat16", "float32", "float64"}
+"""Of which one is cast to another when it is loaded, as torch does."""
 _CODES = {
     "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bfloat16": "BF16",
     "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
@@ -56,9 +58,12 @@ def lay_out(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, Stored], int]:
     """For tensors of these names, dtypes and shapes: what the file begins with, where each of them
-    lies, and the file's size. Each begins at a multiple of 64 bytes."""
-    spans, end = {}, 0
+    lies, and the file's size. Each begins at a multiple of the size of its elements."""
+    spans: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    end = 0
     for name, dtype, shape in sorted(tensors, key=lambda each: -ITEMSIZES[each[1]]):
+        if name == "__metadata__" or name in spans:
+            raise CheckpointError(f"no tensor in a safetensors file can be named {name!r}")
         size = math.prod(shape) * ITEMSIZES[dtype]
         spans[name] = dtype, shape, end, end + size
         end += size

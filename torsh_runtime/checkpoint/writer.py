@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.arrays.raw import copy_out
+from torsh_runtime.checkpoint.directory import create, opened
 from torsh_runtime.checkpoint.manifest import StoredFile, StoredPiece
 from torsh_runtime.checkpoint.plan import Held
 from torsh_runtime.checkpoint.tensor_file import lay_out
@@ -32,13 +33,18 @@ class FileLayout:
     num_bytes: int
 
     @classmethod
-    def of(cls, rank: int, share: Sequence[Held]) -> FileLayout:
-        """Of the pieces that the rank writes."""
-        named = {_name(each): each for each in share}
+    def of(cls, rank: int, share: Sequence[Held], kind: str = "safetensors") -> FileLayout:
+        """Of the pieces that the rank writes; `kind` is how the file's name ends."""
+        named: dict[str, Held] = {}
+        for each in share:
+            name = _name(each)
+            while name in named:  # another tensor's own name is like that
+                name += "'"
+            named[name] = each
         tensors = ((name, each.dtype, _shape(each.piece)) for name, each in named.items())
         header, stored, size = lay_out(tensors, {"format": "pt", "rank": str(rank)})
         starts = {named[name]: each.start for name, each in stored.items()}
-        return cls(f"rank-{rank:05d}.safetensors", header, starts, size)
+        return cls(f"rank-{rank:05d}.{kind}", header, starts, size)
 
     def stored(self) -> dict[Held, StoredPiece]:
         """As a manifest says it."""
@@ -63,9 +69,10 @@ class Snapshot:
             copy_out(tensors[held.name].values, self._bytes[start:end])
 
     def write(self, directory: Path) -> StoredFile:
-        """Write it to a new file there, on the disk when this returns."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(directory / self.layout.name, flags, 0o666)
+        """Write it to a new file there, on the disk when this returns. OSError, also where a link
+        has taken the directory's place."""
+        with opened(directory, os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+            descriptor = create(folder, self.layout.name)
         try:
             checksums = [self._write_block(descriptor, start) for start in self._starts()]
             os.fsync(descriptor)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torsh_runtime.elastic.growth import checkpoint_saved
 
 if TYPE_CHECKING:
+    from torsh_runtime.elastic.agent import ElasticAgent
     from torsh_runtime.elastic.sampler import ElasticSampler
     from torsh_runtime.elastic.state import State, run
 
-__all__ = ["ElasticSampler", "State", "checkpoint_saved", "run"]
-_HOMES = {"ElasticSampler": "sampler", "State": "state", "run": "state"}
+__all__ = ["ElasticAgent", "ElasticSampler", "State", "checkpoint_saved", "run"]
+_HOMES = {"ElasticAgent": "agent", "ElasticSampler": "sampler", "State": "state", "run": "state"}
 
 
 def __getattr__(name: str) -> Any:

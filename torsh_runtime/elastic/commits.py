@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.checkpoint.manifest import Manifest, StoredFile, StoredTensor
-from torsh_runtime.checkpoint.pieces import PieceReader
-from torsh_runtime.checkpoint.plan import Held
+from torsh_runtime.checkpoint.pieces import Landing
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.checkpoint.saving import Planner, tensors_of
+from torsh_runtime.checkpoint.saving import Begun, Planner, said
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
-from torsh_runtime.elastic.memory import SLOTS, CommitMemory, Slot
+from torsh_runtime.elastic.fetching import Fetching, Request
+from torsh_runtime.elastic.memory import (
+    COPIES,
+    OWN,
+    TURNS,
+    Commit,
+    CommitMemory,
+    aligned_starts,
+)
+from torsh_runtime.elastic.parts import (
+    Key,
+    NodeParts,
+    Part,
+    WholeCommit,
+    parts_of,
+    told_of,
+    told_values,
+)
+from torsh_runtime.elastic.plan import CommitPlan, plan_commit
 from torsh_runtime.errors import CheckpointError
-from torsh_runtime.layout import Piece
-from torsh_runtime.parallel.state import contents_of, restore
+from torsh_runtime.parallel.state import Restoration
 
 Bytes = NDArray[np.uint8]
-Key = tuple[int, int]
-"""Of a commit: its sequence number, and a token that no other has."""
+_MOST_KEYS = 4
+"""Commits of which a node tells that it has something."""
 
 
 class Commits:
@@ -31,158 +50,218 @@ class Commits:
     def __init__(self, ranks: Ranks, environ: Mapping[str, str] = os.environ) -> None:
         self._ranks = ranks
         self._memory = CommitMemory.of_agent(environ)
-        node = environ.get("GROUP_RANK", "0")
-        self._planner = Planner(ranks, self._make, SLOTS, node)
-        self._sequence = 0
-        """Of the last commit."""
-
-    @property
-    def are_kept(self) -> bool:
-        """Whether there is an agent that keeps them."""
-        return self._memory is not None
+        self._node = environ.get("GROUP_RANK", "0")
+        self._planner = Planner(ranks, partial(plan_commit, rank=ranks.rank), self._node)
+        self._rooms: dict[int, _Room] = {}
+        """By turn."""
+        self._plan: CommitPlan | None = None
+        self._sequence: int | None = None
+        """Of the last commit; None: not known yet."""
 
     def commit(self, state: Mapping[str, Any]) -> None:
-        """Keep the state as it is. When this returns on one rank, all have kept it."""
+        """Keep the state as it is. When this returns on one rank, all have kept it, and what only
+        one node has is kept by another, too. CheckpointError on all ranks if one cannot."""
+        if self._sequence is None:
+            there = [] if self._memory is None else self._memory.commits()
+            keys = self._keys((each.sequence, each.token) for each, _ in there)[1]
+            self._sequence = max(sequence for sequence, _ in [(0, 0), *keys])
         if self._memory is None:
             return
         sequence = self._sequence + 1
-        slot = sequence % SLOTS
-        self._memory.begin(slot)
-        save = self._planner.begin(sequence, state, async_op=False)
-        layout = save.snapshot.layout
-        manifest = Manifest(
-            sequence,
-            len(save.layouts),
-            0.0,
-            tensors_of([layout]),
-            save.contents.values,
-            save.contents.aliases,
-            {layout.name: StoredFile(layout.num_bytes, layout.num_bytes, (0,))},
-        )
-        self._memory.finish(slot, sequence, save.token, manifest.to_bytes(), layout.num_bytes)
-        self._ranks.numbers([sequence])
+        self._memory.begin(sequence % TURNS)
+        begun = self._planner.begin(sequence, state, async_op=False)
+        if begun.plan is not self._plan:
+            self._rooms.clear()
+            self._plan = begun.plan
+        self._keep(sequence, begun, self._memory)
         self._sequence = sequence
 
     def restore(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Give the state what the last commit kept that enough ranks still have, and return the
-        plain values; None if there is none. Ranks whose node has none get it from one that has,
-        which takes a state that every rank has whole. CheckpointError if it does not fit.
+        """Give the state what the last commit kept that the nodes together still have, and return
+        the plain values; None if there is none. CheckpointError if it does not fit.
         """
-        found = _whole_commits([] if self._memory is None else self._memory.slots())
-        told = self._commits_of_all(found)
-        everyone, anyone = set.intersection(*told), set.union(*told)
-        if anyone - everyone and self._all(_is_whole(state, self._ranks.rank)):
-            newest = max(anyone)
-        else:
-            newest = max(everyone, default=(0, 0))
-        if not newest[0]:
-            return None
-        source = found.get(newest)
-        if newest not in everyone:
-            source = self._from_one(source, next(r for r, has in enumerate(told) if newest in has))
-        values = self._restore(state, source)
-        self._sequence = newest[0]
-        return values
+        here = {} if self._memory is None else parts_of(self._memory.commits())
+        nodes, keys = self._keys(here)
+        newest = max(sequence for sequence, _ in [(0, 0), *keys])
+        self._sequence = newest
+        for key in sorted(keys, reverse=True):
+            own = here.get(key, NodeParts())
+            try:
+                told = self._parts_of_all(own, nodes)
+                whole = WholeCommit(key[0], [part for parts in told for part in parts])
+            except CheckpointError:  # on all ranks
+                continue
+            values = self._restore(state, whole, self._fetching(whole, own, told, nodes))
+            # The next one must not take the turn of this one, which is all that there is.
+            self._sequence = newest + (newest - key[0]) % TURNS
+            return values
+        return None
 
-    def _make(self, layout: FileLayout, slot: int) -> Snapshot:
-        if self._memory is None:
-            raise CheckpointError("there is no agent that keeps commits")
-        return Snapshot(layout, self._memory.make(slot, layout.num_bytes))
-
-    def _commits_of_all(self, own: Iterable[Key]) -> list[set[Key]]:
-        """Which whole commits each rank's node has."""
-        padded = ([*own] + [(0, 0)] * SLOTS)[:SLOTS]
-        rows = self._ranks.numbers([number for key in padded for number in key])
-        return [{(row[i], row[i + 1]) for i in range(0, len(row), 2) if row[i]} for row in rows]
-
-    def _all(self, own: bool) -> bool:
-        return all(each for (each,) in self._ranks.numbers([int(own)]))
-
-    def _from_one(self, source: PieceReader | None, rank: int) -> PieceReader:
-        """What the rank has, whole, on all."""
-        text, content = "", np.empty(0, np.uint8)
-        if source is not None and self._ranks.rank == rank:
-            text, content = _packed(source)
-        text = self._ranks.texts(text)[rank]
-        return _unpacked(text, self._ranks.broadcast(content, rank))
-
-    def _restore(self, state: Mapping[str, Any], source: PieceReader | None) -> dict[str, Any]:
-        """CheckpointError on all ranks if one of them cannot."""
-        values, error = dict[str, Any](), ""
+    def _keep(self, sequence: int, begun: Begun[CommitPlan], memory: CommitMemory) -> None:
+        plan, what, error = begun.plan, "keep a commit", None
         try:
-            if source is not None:
-                values = restore(state, source, self._ranks.rank)
+            room = self._room(plan, sequence % TURNS, memory)
+            room.take(begun.contents.tensors)
+        except Exception as reason:
+            error = reason
+        self._agree(error, what)
+        values = told_values(begun.contents, plan.is_copied)
+        told: tuple[bytes, ...] = (room.told_own, values)
+        own = Commit(sequence, begun.token, plan.num_tensors, told)
+        try:
+            if plan.is_copied:
+                told = self._exchange(plan, room, (room.told_alone, values))
+                memory.finish(COPIES, own._replace(told=told), room.copies.size)
+            memory.finish(OWN, own, room.own.size)
         except CheckpointError as reason:
-            error = str(reason)
-        for rank, failed in enumerate(self._ranks.texts(error)):
-            if failed:
-                raise CheckpointError(f"rank {rank} cannot go on from the last commit: {failed}")
+            error = reason
+        self._agree(error, what)
+
+    def _room(self, plan: CommitPlan, turn: int, memory: CommitMemory) -> _Room:
+        if turn not in self._rooms:
+            self._rooms[turn] = _Room.make(plan, turn, memory, self._ranks.world_size)
+        return self._rooms[turn]
+
+    def _exchange(self, plan: CommitPlan, room: _Room, told: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Give what only this node has to the rank that keeps it. Returns what is told of that
+        which this one keeps, now in its place."""
+        nothing = [np.empty(0, np.uint8)] * self._ranks.world_size
+        texts, contents, copies = [*nothing], [*nothing], [*nothing]
+        packed = json.dumps([each.decode() for each in told]).encode()
+        texts[plan.keeper] = np.frombuffer(bytearray(packed), np.uint8)
+        contents[plan.keeper] = room.alone
+        for (rank, _), memory in zip(plan.copies, room.copied, strict=True):
+            copies[rank] = memory
+        given = self._ranks.exchange(texts)
+        self._ranks.exchange(contents, copies)
+        pairs = [json.loads(given[rank].tobytes()) for rank, _ in plan.copies]
+        return tuple(text.encode() for pair in pairs for text in pair)
+
+    def _keys(self, here: Iterable[Key]) -> tuple[list[int], set[Key]]:
+        """Each rank's node, and commits of which there is anything on any. Where a node has no
+        memory for them, none has."""
+        newest = sorted({*here}, reverse=True)[:_MOST_KEYS]
+        padded = [*newest, *[(0, 0)] * (_MOST_KEYS - len(newest))]
+        node = int(self._node) if self._node.isdecimal() else 0
+        own = [int(self._memory is not None), node, *(n for key in padded for n in key)]
+        rows = self._ranks.numbers(own)
+        if self._memory is not None and not all(row[0] for row in rows):
+            warnings.warn(
+                "nothing is committed: a node's agent has no memory", RuntimeWarning, stacklevel=4
+            )
+            self._memory = None
+        keys = {(row[at], row[at + 1]) for row in rows for at in range(2, len(row), 2) if row[at]}
+        return [row[1] for row in rows], keys
+
+    def _parts_of_all(self, own: NodeParts, nodes: Sequence[int]) -> list[list[Part]]:
+        """What each node's memory has, told by the first rank on it; nothing by the others."""
+        rank = self._ranks.rank
+        is_first = nodes.index(nodes[rank]) == rank
+        text = json.dumps([[*p.told, p.num_tensors] for p in own.parts] if is_first else [])
+        return [
+            [Part.of(told, num_tensors) for *told, num_tensors in json.loads(each)]
+            for each in self._ranks.texts(text)
+        ]
+
+    def _fetching(
+        self,
+        whole: WholeCommit,
+        own: NodeParts,
+        told: Sequence[Sequence[Part]],
+        nodes: Sequence[int],
+    ) -> Fetching:
+        on = {
+            node: {name for part in parts for name in part.manifest.files}
+            for node, parts in zip(nodes, told, strict=True)
+            if parts
+        }
+        sizes = {name: each.num_bytes for name, each in whole.manifest.files.items()}
+        holders = {
+            name: [rank for rank, node in enumerate(nodes) if name in on.get(node, ())]
+            for name in sizes
+        }
+        return Fetching(self._ranks, own.files, sizes, holders)
+
+    def _restore(
+        self, state: Mapping[str, Any], whole: WholeCommit, fetching: Fetching
+    ) -> dict[str, Any]:
+        """CheckpointError on all ranks if one of them cannot; nothing is changed then, if it is
+        for names, shapes or dtypes."""
+        what: str = "go on from the last commit"
+        error: Exception | None = None
+        requests: list[Request] = []
+        landings: list[Landing] = []
+        values: dict[str, Any] = {}
+        try:
+            plan = Restoration(state, whole, self._ranks.rank)
+            for name, target in plan.reads:
+                landing = Landing(target, whole.kind(name)[0])
+                landings.append(landing)
+                requests += [
+                    Request(span.file, span.start, landing.memory[span.first : span.last])
+                    for span in whole.spans(name, target.piece)
+                ]
+        except Exception as reason:
+            error = reason
+        self._agree(error, what)
+        fetching.fetch(requests)
+        try:
+            for landing in landings:
+                landing.finish()
+            values = plan.finish()
+        except Exception as reason:  # also of the program's own load_state_dict()
+            error = reason
+        self._agree(error, what)
         return values
 
-
-class _Kept(PieceReader):
-    """Contents in memory."""
-
-    def __init__(self, manifest: Manifest, files: Mapping[str, Bytes]) -> None:
-        self.manifest, self._files = manifest, files
-        self.where = f"commit {manifest.step}"
-
-    def read_file(self, file: str, start: int, target: Bytes) -> None:
-        """See PieceReader."""
-        target[:] = self._files[file][start : start + target.size]
+    def _agree(self, error: Exception | None, what: str) -> None:
+        """CheckpointError on all ranks if one has an error."""
+        if not any(failed for (failed,) in self._ranks.numbers([error is not None])):
+            return
+        for rank, failed in enumerate(self._ranks.texts(said(error))):
+            if failed:
+                raise CheckpointError(f"rank {rank} cannot {what}: {failed}") from error
 
 
-def _whole_commits(slots: list[Slot]) -> dict[Key, PieceReader]:
-    """Those of which all ranks of this node that took part have left their part."""
-    parts: dict[Key, list[tuple[Manifest, Bytes]]] = {}
-    for slot in slots:
-        manifest = Manifest.from_bytes(slot.told)
-        parts.setdefault((slot.sequence, slot.token), []).append((manifest, slot.content))
-    return {key: _joined(own) for key, own in parts.items() if len(own) == own[0][0].world_size}
+class _Room(NamedTuple):
+    """One rank's memory for a commit, of one plan and turn."""
+
+    files: tuple[Snapshot, Snapshot]
+    told_own: bytes
+    told_alone: bytes
+    own: Bytes
+    alone: Bytes
+    """Of it, what is copied to another rank."""
+    copies: Bytes
+    copied: list[Bytes]
+    """Of it, by the ranks that it comes from."""
+
+    @classmethod
+    def make(cls, plan: CommitPlan, turn: int, memory: CommitMemory, world_size: int) -> _Room:
+        """CheckpointError if there is too little memory."""
+        both = (plan.common, plan.alone)
+        own, files = _make(both, OWN, turn, memory)
+        copies, copied = _make([each for _, each in plan.copies], COPIES, turn, memory)
+        return cls(
+            (Snapshot(both[0], files[0]), Snapshot(both[1], files[1])),
+            told_of(both, world_size),
+            told_of([plan.alone], world_size),
+            own,
+            files[1],
+            copies,
+            copied,
+        )
+
+    def take(self, tensors: Mapping[str, Any]) -> None:
+        """Copy the values as they are now."""
+        for each in self.files:
+            each.take(tensors, ITEMSIZES)
 
 
-def _joined(parts: list[tuple[Manifest, Bytes]]) -> PieceReader:
-    tensors: dict[str, StoredTensor] = {}
-    values: dict[str, Any] = {}
-    files: dict[str, Bytes] = {}
-    for manifest, content in sorted(parts, key=lambda each: min(each[0].files), reverse=True):
-        values |= manifest.values
-        files[next(iter(manifest.files))] = content
-        for name, tensor in manifest.tensors.items():
-            before = tensors[name].pieces if name in tensors else ()
-            tensors[name] = StoredTensor(tensor.dtype, tensor.shape, (*before, *tensor.pieces))
-    first = parts[0][0]
-    whole = Manifest(first.step, first.world_size, 0.0, tensors, values, first.aliases, {})
-    return _Kept(whole, files)
-
-
-def _is_whole(state: Mapping[str, Any], rank: int) -> bool:
-    return all(tensor.piece.is_whole for tensor in contents_of(state, rank).tensors.values())
-
-
-def _packed(source: PieceReader) -> tuple[str, Bytes]:
-    """All of it as one manifest and one file."""
-    manifest = source.manifest
-    held = [
-        Held(name, each.dtype, Piece.whole(each.shape)) for name, each in manifest.tensors.items()
-    ]
-    layout = FileLayout.of(0, held)
-    content = np.zeros(layout.num_bytes, np.uint8)
-    for each, start in layout.starts.items():
-        values = source.read_bytes(each.name)
-        content[start : start + values.size] = values
-    told = Manifest(
-        manifest.step,
-        1,
-        0.0,
-        tensors_of([layout]),
-        manifest.values,
-        manifest.aliases,
-        {layout.name: StoredFile(layout.num_bytes, layout.num_bytes, (0,))},
-    )
-    return told.to_bytes().decode(), content
-
-
-def _unpacked(text: str, content: Bytes) -> PieceReader:
-    manifest = Manifest.from_bytes(text.encode())
-    return _Kept(manifest, {next(iter(manifest.files)): content})
+def _make(
+    layouts: Sequence[FileLayout], kind: int, turn: int, memory: CommitMemory
+) -> tuple[Bytes, list[Bytes]]:
+    sizes = [each.num_bytes for each in layouts]
+    starts, end = aligned_starts(sizes)
+    content = memory.make(kind, turn, end)
+    return content, [content[at : at + size] for at, size in zip(starts, sizes, strict=True)]

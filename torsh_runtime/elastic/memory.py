@@ -6,33 +6,43 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.contract import COMMIT_MEMORY
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.elastic.room import available_memory
+from torsh_runtime.errors import CheckpointError, ConfigError
 
-SLOTS = 2
+TURNS = 2
 """Commits that each rank has room for: the last whole one, and the one that is being written."""
+OWN, COPIES = range(2)
+"""Of each commit: what the rank itself has, and what it keeps for ranks of another node."""
 _ROOM = 1 << 40
 """Bytes of a rank, of addresses: see contract.COMMIT_MEMORY."""
+_SLOTS = 2 * TURNS
+_SLOT = _ROOM // _SLOTS
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_HEAD = struct.Struct("<8sQQQQ")
-_MAGIC = b"torshcm1"
+_HEAD = struct.Struct("<8sQQQQQ")
+_FRAME = struct.Struct("<Q")
+_MAGIC = b"torshcm2"
+_MOST_TOLD = 1 << 30
 Bytes = NDArray[np.uint8]
 
 
-class Slot(NamedTuple):
-    """A commit of one rank: bytes that tell what is in it, and those of its tensors."""
+class Commit(NamedTuple):
+    """What a slot is told to have."""
 
     sequence: int
     token: int
     """The same of all ranks' parts of one commit, and of no other."""
-    told: bytes
-    content: Bytes
+    num_tensors: int
+    """Of the whole state."""
+    told: tuple[bytes, ...]
+    """Texts that tell what is in the content."""
 
 
 class CommitMemory:
@@ -46,66 +56,153 @@ class CommitMemory:
         self._descriptor, self._local_rank = descriptor, local_rank
         self._num_ranks = os.fstat(descriptor).st_size // _ROOM
 
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
     @classmethod
     def of_agent(cls, environ: Mapping[str, str]) -> CommitMemory | None:
-        """The memory that the agent tells of; None without one. ConfigError if the descriptor is
-        something else, as when a script between agent and worker has used its number."""
+        """The memory that the agent tells of; None without one. ConfigError if it cannot be opened
+        or is something else, as for a process that another user runs or that sees another /proc.
+        """
         told = environ.get(COMMIT_MEMORY, "")
         if not told:
             return None
         try:
-            descriptor, device, inode = map(int, told.split(":"))
-            status = os.fstat(descriptor)
-            is_it = (status.st_dev, status.st_ino) == (device, inode)
-        except (ValueError, OSError):
-            is_it = False
-        if not is_it or not stat.S_ISREG(status.st_mode):
+            path, device, inode = told.rsplit(":", 2)
+            return cls(_opened(path, (int(device), int(inode))), _local_rank(environ))
+        except (ValueError, OSError) as error:
             raise ConfigError(
-                f"{COMMIT_MEMORY}={told}, but that descriptor is not the agent's memory: do not "
-                f"close or reuse it between torshrun and the program, or unset the variable to do "
-                f"without commits in memory"
-            )
-        os.set_inheritable(descriptor, False)
-        return cls(descriptor, int(environ.get("LOCAL_RANK", "0")))
+                f"{COMMIT_MEMORY}={told} is not to be opened as the agent's memory ({error}): the "
+                f"program must run as torshrun's user and see its /proc; or unset the variable to "
+                f"do without commits in memory"
+            ) from None
 
-    def make(self, slot: int, num_bytes: int) -> Bytes:
-        """Room for content of so many bytes in this rank's slot."""
-        memory = mmap.mmap(self._descriptor, _PAGE + num_bytes, offset=self._start(slot))
+    def make(self, kind: int, turn: int, num_bytes: int) -> Bytes:
+        """Room for content of so many bytes in a slot of this rank's. The memory is there when
+        this returns. CheckpointError if there is too little."""
+        size = _PAGE + num_bytes
+        if size > _SLOT // 2:
+            raise CheckpointError(f"{num_bytes} bytes of a rank are more than commits can have")
+        start = self._start(kind, turn)
+        there = available_memory()
+        if self._num_missing(start, size) * self._num_ranks > there:  # each needs about as much
+            raise CheckpointError(
+                f"too little memory for a commit of {num_bytes / 1e6:.1f} MB: the node has "
+                f"{there / 1e6:.1f} MB left for this job. Give it more, or do without commits by "
+                f"unsetting {COMMIT_MEMORY}"
+            )
+        try:
+            os.posix_fallocate(self._descriptor, start, size)
+            memory = mmap.mmap(self._descriptor, size, offset=start)
+        except OSError as error:
+            raise CheckpointError(
+                f"no memory for a commit of {num_bytes / 1e6:.1f} MB: {error.strerror}"
+            ) from None
         return np.frombuffer(memory, np.uint8, num_bytes, _PAGE)
 
-    def begin(self, slot: int) -> None:
-        """What is in this rank's slot is no commit any more."""
-        os.pwrite(self._descriptor, bytes(_HEAD.size), self._start(slot))
+    def begin(self, turn: int) -> None:
+        """What is in this rank's slots of that turn is no commit any more."""
+        for kind in (OWN, COPIES):
+            os.pwrite(self._descriptor, bytes(_HEAD.size), self._start(kind, turn))
 
-    def finish(self, slot: int, sequence: int, token: int, told: bytes, num_bytes: int) -> None:
-        """It is one now, with content of so many bytes."""
-        start = self._start(slot)
-        os.pwrite(self._descriptor, told, start + _told_at(num_bytes))
-        head = _HEAD.pack(_MAGIC, sequence, token, num_bytes, len(told))
-        os.pwrite(self._descriptor, head, start)
+    def finish(self, kind: int, commit: Commit, num_bytes: int) -> None:
+        """It is one now, with content of so many bytes. CheckpointError if memory is short."""
+        start = self._start(kind, commit.sequence % TURNS)
+        text = b"".join(_FRAME.pack(len(each)) + each for each in commit.told)
+        head = _HEAD.pack(
+            _MAGIC, commit.sequence, commit.token, commit.num_tensors, num_bytes, len(text)
+        )
+        try:
+            self._write(text, start + _told_at(num_bytes))
+            self._write(head, start)
+        except OSError as error:
+            raise CheckpointError(f"no memory to tell of a commit: {error.strerror}") from None
 
-    def slots(self) -> list[Slot]:
-        """All commits of all ranks of this node."""
+    def commits(self) -> list[tuple[Commit, Bytes]]:
+        """All of all ranks of this node, with their contents. What makes no sense is passed over
+        with a RuntimeWarning."""
         found = []
         for rank in range(self._num_ranks):
-            for slot in range(SLOTS):
-                here = self._read(rank * _ROOM + slot * (_ROOM // SLOTS))
+            for slot in range(_SLOTS):
+                try:
+                    here = self._read(rank * _ROOM + slot * _SLOT)
+                except ValueError as error:
+                    warnings.warn(
+                        f"a commit in memory makes no sense: {error}", RuntimeWarning, stacklevel=2
+                    )
+                    here = None
                 if here is not None:
                     found.append(here)
         return found
 
-    def _read(self, start: int) -> Slot | None:
+    def _read(self, start: int) -> tuple[Commit, Bytes] | None:
         head = os.pread(self._descriptor, _HEAD.size, start)
-        magic, sequence, token, num_bytes, length = _HEAD.unpack(head)
+        magic, sequence, token, num_tensors, num_bytes, length = _HEAD.unpack(head)
         if magic != _MAGIC:
             return None
-        told = os.pread(self._descriptor, length, start + _told_at(num_bytes))
+        if max(sequence, token) >= 1 << 63 or length > _MOST_TOLD or num_bytes > _SLOT // 2:
+            raise ValueError(f"it tells of {num_bytes} bytes and {length} about them")
+        text = os.pread(self._descriptor, length, start + _told_at(num_bytes))
         size = _PAGE + num_bytes
         memory = mmap.mmap(self._descriptor, size, prot=mmap.PROT_READ, offset=start)
-        return Slot(sequence, token, told, np.frombuffer(memory, np.uint8, num_bytes, _PAGE))
+        commit = Commit(sequence, token, num_tensors, tuple(_frames(text)))
+        return commit, np.frombuffer(memory, np.uint8, num_bytes, _PAGE)
 
-    def _start(self, slot: int) -> int:
-        return self._local_rank * _ROOM + slot * (_ROOM // SLOTS)
+    def _num_missing(self, start: int, size: int) -> int:
+        """How many bytes from there on take memory that is not taken yet."""
+        missing, at, end = 0, start, start + size
+        while at < end:
+            try:
+                data = min(os.lseek(self._descriptor, at, os.SEEK_DATA), end)
+            except OSError:  # there is nothing behind it
+                data = end
+            missing += data - at
+            at = os.lseek(self._descriptor, data, os.SEEK_HOLE) if data < end else end
+        return missing
+
+    def _write(self, content: bytes, start: int) -> None:
+        done = 0
+        while done < len(content):
+            done += os.pwrite(self._descriptor, content[done:], start + done)
+
+    def _start(self, kind: int, turn: int) -> int:
+        return self._local_rank * _ROOM + (kind * TURNS + turn) * _SLOT
+
+
+def aligned_starts(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where in a slot's content files of these sizes lie one behind the other, and their end."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size // 64) * 64
+    return starts, end
+
+
+def _opened(path: str, identity: tuple[int, int]) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) == identity and stat.S_ISREG(status.st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise ValueError("it is another file")
+
+
+def _local_rank(environ: Mapping[str, str]) -> int:
+    return int(environ.get("TORSH_LOCAL_RANK", environ.get("LOCAL_RANK", "0")))
+
+
+def _frames(text: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(text):
+        if at + _FRAME.size > len(text):
+            raise ValueError("what is told of it is cut short")
+        (length,) = _FRAME.unpack_from(text, at)
+        at += _FRAME.size
+        if length > len(text) - at:
+            raise ValueError("what is told of it is cut short")
+        found.append(text[at : at + length])
+        at += length
+    return found
 
 
 def _told_at(num_bytes: int) -> int:

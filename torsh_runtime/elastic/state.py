@@ -25,8 +25,9 @@ class State:
             state.commit()
 
     Commits lie in memory of torshrun's agent on each node: they outlive workers, and are gone with
-    the job. It takes twice what the rank's node keeps of the state. All ranks make the same calls
-    in the same order.
+    the job. What only one node has is kept in the next node's memory, too, so any one node can be
+    lost. It takes twice what the rank's node keeps of the state, and twice what it keeps for
+    another. All ranks make the same calls in the same order.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class State:
 
     def commit(self) -> None:
         """Keep the state as it is now. When this returns on one rank, all have kept it: whichever
-        worker dies from then on, restore() finds this commit or a later one. Without torshrun
-        nothing is kept.
+        worker or node dies from then on, restore() finds this commit or a later one. Without
+        torshrun nothing is kept.
 
-        Raises CheckpointError on all ranks if one cannot keep what it has.
+        Raises CheckpointError on all ranks if one cannot keep what it has, or has too little
+        memory for it: then the commit before stays.
         """
         self._commits.commit(self._parts)
 
@@ -76,11 +78,11 @@ class State:
         """Go back to the last commit; without one to the newest checkpoint, if there is a
         checkpointer. Whether there was one.
 
-        A rank on a node that has no commit gets it from another's, which takes a model that every
-        rank has whole. Of a model in shards every node has to have what its ranks need; if one has
-        not, commits before count, and then checkpoints.
+        What a rank's node has not comes from those that have it. If something is nowhere any more,
+        as when two nodes are lost at once that kept each other's shards, the commit before counts,
+        and then the checkpoint.
 
-        Raises CheckpointError if it does not fit.
+        Raises CheckpointError on all ranks if it does not fit on one.
         """
         values = self._commits.restore(self._parts)
         if values is None and self._checkpointer is not None:

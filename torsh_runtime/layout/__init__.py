@@ -1,6 +1,6 @@
 """Which elements of a tensor a rank has: arithmetic, without arrays and groups."""
 
-from torsh_runtime.layout.piece import Overlap, Piece, ShardedTensor, overlaps
+from torsh_runtime.layout.piece import Overlap, Piece, ShardedTensor, cover, overlaps
 from torsh_runtime.layout.placement import (
     Flat,
     Partial,
@@ -21,6 +21,7 @@ __all__ = [
     "Shard",
     "ShardedTensor",
     "TensorLayout",
+    "cover",
     "even_cuts",
     "overlaps",
 ]

@@ -6,9 +6,8 @@ Elements of a tensor are numbered in row-major order, the last dimension fastest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
@@ -87,18 +86,18 @@ class Piece:
         solid = self._first_solid_dim()
         length = math.prod(self.shape[solid:])
         inner = self._number((0,) * solid + self.offsets[solid:])
-        for row, index in enumerate(self._rows(solid)):
+        for row in range(self.start // length, (self.end - 1) // length + 1):
             first, last = max(row * length, self.start), min((row + 1) * length, self.end)
-            if first < last:
-                number = inner + self._number(index) + first - row * length
-                yield Run(number, first - self.start, last - first)
+            number = inner + self._number(self._row(row, solid)) + first - row * length
+            yield Run(number, first - self.start, last - first)
 
-    def _rows(self, solid: int) -> Iterator[tuple[int, ...]]:
-        """Where in the tensor each run of the box begins, without the solid dimensions."""
-        spans = [range(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True)]
-        rest = (0,) * (len(self.shape) - solid)
-        for index in product(*spans[:solid]):
-            yield index + rest
+    def _row(self, row: int, solid: int) -> tuple[int, ...]:
+        """Where in the tensor a run of the box begins, without the solid dimensions."""
+        index = [0] * len(self.shape)
+        for dim in reversed(range(solid)):
+            row, at = divmod(row, self.shape[dim])
+            index[dim] = self.offsets[dim] + at
+        return tuple(index)
 
     def _first_solid_dim(self) -> int:
         """The dimension from which on the box has no gaps in the tensor."""
@@ -145,3 +144,30 @@ def overlaps(ours: Piece, theirs: Piece) -> Iterator[Overlap]:
             mine = next(own, None)
         else:
             its = next(other, None)
+
+
+def cover(ours: Piece, others: Sequence[Piece]) -> Iterator[tuple[int, Overlap]]:
+    """Where each element of a piece is to be found in others, once each: the place among them of
+    the one that has it, and what the two have in common; by ascending number.
+
+    ConfigError if none of them has it.
+    """
+    if ours in others:
+        if ours.size:
+            yield others.index(ours), Overlap(0, 0, ours.size)
+        return
+    found = [
+        (each, place)
+        for place, other in enumerate(others)
+        for each in (overlaps(ours, other) if ours.size and other.size else ())
+    ]
+    done = 0
+    for (at, theirs, length), place in sorted(found):
+        if at > done:
+            break
+        known = done - at
+        if length > known:
+            yield place, Overlap(done, theirs + known, length - known)
+            done = at + length
+    if done < ours.size:
+        raise ConfigError(f"element {done} of {ours} is in none of {len(others)} pieces")

@@ -69,7 +69,7 @@ class Agent:
         self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
         self._post = self._events.put_nowait
         self._group = WorkerGroup(
-            self.keeper, self.pump, self._loop, self, self.commit_memory.fileno()
+            self.keeper, self.pump, self._loop, self, self.commit_memory.inherited()
         )
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)

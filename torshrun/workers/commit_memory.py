@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 
-DESCRIPTOR = 3
-"""What workers know it by."""
+INHERITED = 3
+"""The descriptor by which workers in a PID namespace know it, for they see another /proc."""
 ROOM = 1 << 40
 """Bytes for each, of addresses, not of memory."""
 
 
 class CommitMemory:
     """A file without a name, of which this process keeps the descriptor: it takes memory only where
-    workers have written, and is gone with the last process that has it open."""
+    workers have written, is of a size that nobody can change, and is gone with the last process
+    that has it open. Workers open it by way of this process's descriptor."""
 
-    def __init__(self, workers: int) -> None:
-        self._descriptor = os.memfd_create("torsh-commits", os.MFD_CLOEXEC)
+    def __init__(self, workers: int, namespace: bool = False) -> None:
+        """namespace: workers are in one of their own."""
+        self._descriptor = os.memfd_create("torsh-commits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._namespace = namespace
         self._is_there = True
         try:
             os.ftruncate(self._descriptor, workers * ROOM)
         except OSError:  # a limit on the size of files
             self._is_there = False
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
 
-    def fileno(self) -> int:
-        """To be passed on."""
-        return self._descriptor
+    def inherited(self) -> tuple[int, ...]:
+        """What is to be passed on to workers behind their standard streams."""
+        return (self._descriptor,) if self._namespace else ()
 
     def told(self) -> str:
         """What workers are told, so that they do not take something else for it; "" if there is
@@ -32,7 +38,10 @@ class CommitMemory:
         if not self._is_there:
             return ""
         status = os.fstat(self._descriptor)
-        return f"{DESCRIPTOR}:{status.st_dev}:{status.st_ino}"
+        path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        if self._namespace:
+            path = f"/proc/self/fd/{INHERITED}"
+        return f"{path}:{status.st_dev}:{status.st_ino}"
 
     def close(self) -> None:
         """Give it back when there are no workers any more."""

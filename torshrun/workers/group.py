@@ -88,8 +88,8 @@ class WorkerGroup:
     pump: LogPump
     loop: asyncio.AbstractEventLoop
     listener: Listener
-    inherited: int
-    """A descriptor that each worker gets as its fourth."""
+    inherited: tuple[int, ...]
+    """Descriptors that each worker gets behind its standard streams."""
 
     def __post_init__(self) -> None:
         self._next_id = 0
@@ -157,7 +157,7 @@ class WorkerGroup:
         ends = [stream.source.end for stream in streams]
         try:
             argv, environ, cpus = assignment.argv, assignment.environ, assignment.cpus
-            self.keeper.spawn(self._next_id, argv, environ, "", (0, *ends, self.inherited), cpus)
+            self.keeper.spawn(self._next_id, argv, environ, "", (0, *ends, *self.inherited), cpus)
         finally:
             for end in ends:
                 os.close(end)

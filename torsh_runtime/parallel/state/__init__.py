@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import CheckpointError, ConfigError
-from torsh_runtime.parallel.state.contents import Contents, Source
+from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
 from torsh_runtime.parallel.state.models import ModelState, is_model
 from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
 
-__all__ = ["Contents", "PerRank", "Source", "contents_of", "restore"]
+__all__ = ["Contents", "PerRank", "Restoration", "Source", "contents_of", "restore"]
 
 
 class PerRank:
@@ -39,26 +40,53 @@ def restore(state: Mapping[str, Any], source: Source, rank: int) -> dict[str, An
     """Give everything in `state` what was kept of it. Returns what nobody there takes: plain
     values, by name, with arrays in memory of their own, also those that `state` does not name.
 
-    CheckpointError for what was not kept, or in another shape or dtype.
+    CheckpointError for what was not kept, or in another shape or dtype, before anything is
+    changed.
     """
-    found = {}
-    for name, thing in _named(state, rank):
+    plan = Restoration(state, source, rank)
+    for name, target in plan.reads:
+        source.read(name, target)
+    return plan.finish()
+
+
+class Restoration:
+    """restore() in two steps, for those who read all of `reads` in between by themselves."""
+
+    def __init__(self, state: Mapping[str, Any], source: Source, rank: int) -> None:
+        """Changes nothing yet. CheckpointError as restore()."""
+        self._source = noted = NotedReads(source)
+        self._state = state
+        self._loads: list[Callable[[], None]] = []
+        self._found: dict[str, Any] = {}
+        for name, thing in _named(state, rank):
+            self._plan(name, thing)
+        for name in noted.values.keys() - state.keys():
+            if "/" not in name:
+                self._found[name] = decode(noted.values[name], None, noted)
+        self.reads = noted.reads
+        """Tensors by name, and the pieces that are wanted of them."""
+
+    def finish(self) -> dict[str, Any]:
+        """Give it to its owners, once all has been read. Returns as restore()."""
+        for load in self._loads:
+            load()
+        return self._found
+
+    def _plan(self, name: str, thing: Any) -> None:
+        noted = self._source
         if isinstance(thing, ModelState):
-            thing.restore(source)
-        elif name in source.values:
+            self._loads += thing.restore(noted)
+        elif name in noted.values:
             if isinstance(thing, OptimizerState):
-                thing.restore(source)
+                self._loads.append(thing.restore(noted))
             elif _is_stateful(thing):
-                thing.load_state_dict(decode(source.values[name], None, source))
+                loaded = decode(noted.values[name], None, noted)
+                self._loads.append(partial(thing.load_state_dict, loaded))
             else:
-                found[name] = decode(source.values[name], thing, source)
+                self._found[name] = decode(noted.values[name], thing, noted)
         elif "/" not in name:
-            kept = ", ".join(sorted({each.split("/")[0] for each in source.names("")}))
+            kept = ", ".join(sorted({each.split("/")[0] for each in noted.names("")}))
             raise CheckpointError(f"nothing was kept as {name!r}; there are {kept or 'no tensors'}")
-    for name in source.values.keys() - state.keys():
-        if "/" not in name:
-            found[name] = decode(source.values[name], None, source)
-    return found
 
 
 def _named(state: Mapping[str, Any], rank: int) -> Iterator[tuple[str, Any]]:

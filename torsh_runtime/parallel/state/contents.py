@@ -40,5 +40,27 @@ class Source(Protocol):
     def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
         """The dtype and shape of a whole tensor."""
 
+    def check(self, name: str, target: ShardedTensor) -> None:
+        """CheckpointError if it is not there, or cannot be read into this target."""
+
     def read(self, name: str, target: ShardedTensor) -> None:
         """Write this piece of it to the target's values."""
+
+
+class NotedReads:
+    """A source of which nothing is read yet: what is to be is checked, and noted."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.values = source.values
+        self.names, self.kind = source.names, source.kind
+        self.reads: list[tuple[str, ShardedTensor]] = []
+
+    def check(self, name: str, target: ShardedTensor) -> None:
+        """See Source."""
+        self._source.check(name, target)
+
+    def read(self, name: str, target: ShardedTensor) -> None:
+        """Later."""
+        self.check(name, target)
+        self.reads.append((name, target))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.state.contents import Contents, Source
+from torsh_runtime.parallel.state.plain import decode, encode
 
 
 class ModelState:
-    """A model's parameters and persistent buffers."""
+    """A model's parameters, persistent buffers, and what its modules have as extra state."""
 
     def __init__(self, name: str, model: Any) -> None:
         self._name = name
@@ -22,17 +24,28 @@ class ModelState:
         """By the id() of each parameter: its name, and what this rank has of it."""
         self._tensors: dict[str, ShardedTensor] = {}
         self._aliases: dict[str, str] = {}
+        self._extra: dict[str, Any] = {}
+        """Modules of torch with a get_extra_state(), by the name of what it gives."""
         self._look(_unwrapped(model), _sharded(model))
 
     def keep(self, contents: Contents) -> None:
         """Add it to what is kept."""
         contents.tensors.update(self._tensors)
+        for name, module in self._extra.items():
+            contents.values[name] = encode(module.get_extra_state(), name, contents.tensors)
         contents.aliases.update(self._aliases)
 
-    def restore(self, source: Source) -> None:
-        """Write what was kept into its tensors."""
+    def restore(self, source: Source) -> list[Callable[[], None]]:
+        """Have what was kept read into its tensors. Returns what is to be called when it is."""
         for name, target in self._tensors.items():
             source.read(name, target)
+        missing = [name for name in self._extra if name not in source.values]
+        if missing:
+            raise CheckpointError(f"nothing was kept as {missing[0]!r}, which the model has")
+        return [
+            partial(module.set_extra_state, decode(source.values[name], None, source))
+            for name, module in self._extra.items()
+        ]
 
     def _look(self, model: Any, sharded: dict[str, Any]) -> None:
         adapter = adapter_class(model)(model)
@@ -55,6 +68,10 @@ class ModelState:
                 whole = Piece.whole(adapter.shape(buffer))
                 name = f"{self._name}/{_without_compiler(key)}"
                 self._tensors[name] = ShardedTensor(adapter.values(buffer), whole)
+        for key in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
+            unknown.discard(key)
+            module = model.get_submodule(key.rpartition(".")[0])
+            self._extra[f"{self._name}/{_without_compiler(key)}"] = module
         if unknown:
             raise ConfigError(
                 f"the model's state has {', '.join(sorted(unknown))}, which are no parameters or "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torsh_runtime.arrays.raw import empty, framework_of, is_array
@@ -45,8 +46,8 @@ class OptimizerState:
         for key, each in plain.items():
             contents.values[f"{self._name}/state/{key}"] = each
 
-    def restore(self, source: Source) -> None:
-        """Load what was kept."""
+    def restore(self, source: Source) -> Callable[[], None]:
+        """Have what was kept read. Returns what loads it then."""
         saved = source.values[self._name]["param_groups"]
         groups = [decode(group, None, source) for group in saved]
         options = self._options_by_parameter(groups)
@@ -57,7 +58,11 @@ class OptimizerState:
             group.update(_options_of(given, options, self._pieces))
         state = {number: self._state_of(each, source) for number, each in enumerate(parameters)}
         state = {number: each for number, each in state.items() if each}
-        own.load_state_dict({"state": state, "param_groups": packed})
+        return partial(self._load, {"state": state, "param_groups": packed}, options)
+
+    def _load(self, state: dict[str, Any], options: dict[str, dict[str, Any]]) -> None:
+        own = self._own()
+        own.load_state_dict(state)
         if own is not self._optimizer:
             for given in self._optimizer.param_groups:
                 given.update(_options_of(given, options, self._pieces))

@@ -29,6 +29,8 @@ def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
     if isinstance(value, bytes | bytearray):
         return {_KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, ShardedTensor):
+        while name in tensors:  # of another key, as 1 and "1", or "a/b" and "b" in "a"
+            name += "'"
         tensors[name] = value
         return {_KEY: "tensor", "name": name, "framework": framework_of(value.values)}
     if is_array(value):

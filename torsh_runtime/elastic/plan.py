@@ -1,0 +1,66 @@
+"""Who keeps what of a commit: arithmetic on what ranks say they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torsh_runtime.checkpoint.plan import Held, share_out
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
+from torsh_runtime.checkpoint.writer import FileLayout
+
+
+@dataclass(frozen=True)
+class CommitPlan:
+    """One rank's part. Together the ranks of a node keep all that they have; what no other node
+    has is also kept by ranks of the next node, in a ring, so that any node can be lost.
+    """
+
+    common: FileLayout
+    """What other nodes have, too."""
+    alone: FileLayout
+    """What only this node has."""
+    is_copied: bool
+    """Whether there is such a thing on any node, so that each rank gives a copy of what is alone,
+    if only of plain values, to another."""
+    keeper: int
+    """The rank that keeps this one's copy."""
+    copies: tuple[tuple[int, FileLayout], ...]
+    """Of which ranks this one keeps copies."""
+    num_tensors: int
+    """Of the whole state."""
+
+
+def plan_commit(held: Sequence[Sequence[Held]], nodes: Sequence[str], rank: int) -> CommitPlan:
+    """held, nodes: what each rank has, and where it is."""
+    order = list(dict.fromkeys(nodes))
+    members = {node: [r for r, each in enumerate(nodes) if each == node] for node in order}
+    where: dict[Held, set[str]] = {}
+    for node, own in zip(nodes, held, strict=True):
+        for each in own:
+            where.setdefault(each, set()).add(node)
+    place = order.index(nodes[rank])
+    here = members[order[place]]
+    before, behind = members[order[place - 1]], members[order[(place + 1) % len(order)]]
+    shares = _shares(held, here) | _shares(held, before)
+    is_copied = len(order) > 1 and any(len(each) == 1 for each in where.values())
+
+    def alone(other: int) -> FileLayout:
+        share = [each for each in shares[other] if len(where[each]) == 1]
+        return FileLayout.of(other, share if is_copied else [], "alone")
+
+    at, mine = here.index(rank), alone(rank)
+    copied = before[at :: len(here)] if is_copied else []
+    return CommitPlan(
+        FileLayout.of(rank, [each for each in shares[rank] if each not in mine.starts], "common"),
+        mine,
+        is_copied,
+        behind[at % len(behind)],
+        tuple((other, alone(other)) for other in copied),
+        len({each.name for each in where}),
+    )
+
+
+def _shares(held: Sequence[Sequence[Held]], ranks: Sequence[int]) -> dict[int, list[Held]]:
+    shares = share_out([held[rank] for rank in ranks], ITEMSIZES)
+    return dict(zip(ranks, shares, strict=True))
