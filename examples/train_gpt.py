@@ -18,6 +18,7 @@ import os
 import sysconfig
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,19 @@ def train(training: Any, options: argparse.Namespace) -> None:
         begun, last = time.perf_counter(), done
 
 
+def check_begin(training: Any) -> None:
+    """SystemExit on all ranks unless all begin at the same step."""
+    if not tr.is_initialized():
+        return
+    begins = [0] * tr.get_world_size()
+    tr.all_gather_object(begins, len(training.losses))
+    if len({*begins}) > 1:
+        raise SystemExit(
+            f"the ranks would go on after steps {begins}: --checkpoint has to be on a disk that "
+            f"all nodes see"
+        )
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
@@ -235,7 +249,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--lr", type=float, default=1e-3)
     add("--seed", type=int, default=0)
     add("--compression", metavar="NAME", help="of gradients between ranks, such as powersgd:4")
-    add("--check-nan", action="store_true", help="stop at gradients that are not finite")
+    add("--check-nan", action="store_true", help="under torshrun: stop at NaN in gradients")
     add("--checkpoint", type=Path, help="save to this file, and go on from it if it is there")
     add("--sample", type=int, default=0, metavar="N", help="write N characters at the end")
     add("--plot", type=Path, metavar="FILE.png", help="draw the losses; needs matplotlib")
@@ -243,6 +257,8 @@ def parse_arguments() -> argparse.Namespace:
     ranks = tr.get_world_size() if tr.is_initialized() else 1
     if options.batch % ranks:
         parser.error(f"--batch {options.batch} cannot be shared by {ranks} ranks equally")
+    if options.plot and not find_spec("matplotlib"):
+        parser.error("--plot needs matplotlib: pip install 'torshrun[examples]'")
     return options
 
 
@@ -254,6 +270,7 @@ def main(kind: Callable[[argparse.Namespace], Any] = Training) -> None:
     if options.checkpoint and options.checkpoint.exists():
         training.resume(options.checkpoint)
         print(f"resuming from {options.checkpoint} after step {len(training.losses)}")
+    check_begin(training)
     train(training, options)
     if options.sample and not training.share.start:
         print(sample(training, options.sample))

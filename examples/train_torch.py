@@ -10,6 +10,7 @@ torch.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,10 @@ class Training:
         partial = path.with_suffix(".partial")
         parts = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
         state = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**state, "losses": self.losses}, partial)
+        with partial.open("wb") as file:
+            torch.save({**state, "losses": self.losses}, file)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
 
     def resume(self, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from support.hosts import needs_hosts, plugged, run_on_hosts
 from support.worlds import Raised
@@ -45,6 +47,31 @@ def share_and_reduce(rank: int) -> None:
 
 def test_in_a_node(process_world: World) -> None:
     check(process_world(3, share_and_reduce, 30.0))
+
+
+def drop(rank: int) -> None:
+    """Bytes of the rank's memory, seen past an array that is gone."""
+    array = tr.empty_shared(3_000_000, "uint8")
+    array[:] = 7
+    tr.barrier()
+    last, memory = array[-1:].reshape(1, 1), array.base.base
+    start = array.ctypes.data - np.frombuffer(memory, np.uint8).ctypes.data
+    del array
+    gc.collect()
+    assert memory[start] == 7  # a view of it is left
+    if os.fork() == 0:
+        del last
+        os._exit(0)
+    os.wait()
+    assert memory[start] == 7  # the child's end of it is nobody else's
+    del last
+    tr.barrier()
+    assert not any(memory[start + at] for at in range(0, 3_000_000, 4096))
+    use(300_000)
+
+
+def test_memory_of_an_array_that_is_gone_is_given_back(process_world: World) -> None:
+    check(process_world(2, drop, 30.0))
 
 
 @needs_hosts

@@ -22,7 +22,7 @@ from support.hosts import INTERFACE, Host, needs_hosts, plugged, run_on_hosts
 
 import torsh_runtime as tr
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.compression import Compressor, FlatBucket, from_name
+from torsh_runtime.compression import Compressor, FlatBucket, OneBit, from_name
 from torsh_runtime.compression.arrays import half_dtype
 from torsh_runtime.errors import ConfigError
 
@@ -103,6 +103,17 @@ def test_one_ranks_nan_reaches_all(name: str) -> None:
         return found
 
     assert on_ranks(3, body) == [[True, False, True]] * 3
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("size", [1, 5, 100, 4099])
+def test_one_bit_of_few_elements_is_of_their_magnitude(ranks: int, size: int) -> None:
+    given = np.tile(np.array([2, -2], np.float32), size)[:size]
+
+    def body(group: ProcessGroup) -> list[float]:
+        return list(average(OneBit(block=64), group, given.copy()))
+
+    assert on_ranks(ranks, body) == [given.tolist()] * ranks
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)

@@ -23,6 +23,7 @@ ASIDE = (
     "optimizer_grows",
     "averages_of_numbers",
     "empty_batches",
+    "one_wants_gradients",
 )
 
 
@@ -130,6 +131,13 @@ def test_batch_norm_of_no_rows_at_all() -> None:
         ):
             assert (mean, count) == (pytest.approx(expected[0]), expected[1])
             assert finite
+
+
+def test_batch_norm_of_which_one_rank_alone_wants_gradients() -> None:
+    (has_none, text), (other_has_none, other_text) = ranks_of("one_wants_gradients", 2)
+    assert (has_none, other_has_none) == (False, True)
+    assert text == other_text
+    assert text.startswith("ConfigError: SyncBatchNorm: rank(s) 1 record no gradients")
 
 
 @pytest.mark.parametrize("overlaps", [None, False, True])

@@ -27,6 +27,12 @@ def test_gradients_that_are_views_of_buckets_are_in_memory_once(framework: str) 
         assert sum(copy) > 1.5  # a copy is seen: torch's own memory, or shared memory of nn's
 
 
+def test_buckets_of_a_wrapper_that_is_gone_are_given_back() -> None:
+    for left in run_processes(2, lambda _: ddp_memory.of_dropped(), 60.0):
+        assert not isinstance(left, Raised), left.error.args[0]
+        assert left < 0.5
+
+
 @pytest.mark.torch
 def test_torch_asks_for_huge_pages_from_the_groups_making_on() -> None:
     pytest.importorskip("torch")

@@ -21,6 +21,7 @@ def in_world(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         bodies["spread"] = partial(ddp_nn.together, "plain", ranks=2, spread=True)
         bodies["unused"] = partial(ddp_nn.unused, ranks=2)
+        bodies["copied"] = partial(ddp_nn.copied, ranks=2)
         for name in COMPRESSED:
             bodies[name] = partial(ddp_nn.compressed, ranks=2, name=name)
     return run_in_one_world(ranks, bodies, 30.0)
@@ -65,3 +66,9 @@ def test_compressed_gradients_train(name: str, most: float) -> None:
     for loss, is_same in ranks_of(2, name):
         assert is_same
         assert loss < most
+
+
+def test_copied_and_pickled_wrappers() -> None:
+    first, second = ranks_of(2, "copied")
+    assert first == second
+    assert first == [first[0]] * 3

@@ -131,6 +131,10 @@ FAULTS = (
     "returns_a_parameter",
     "by_the_outputs",
     "complex_parameters",
+    "other_hooks",
+    "joins_of_two_models",
+    "replaced",
+    "sparse_apart",
 )
 
 
@@ -235,6 +239,36 @@ def test_without_a_comparison_at_first_options_are_compared_later() -> None:
 def test_options_of_join_that_differ_are_named() -> None:
     expected = "join() has divide_by_initial_world_size=True on rank 0 and False on rank(s) 1"
     assert expected in both("other_joins")
+
+
+def test_a_rank_alone_checks_for_nan() -> None:
+    from support import ddp_faults
+
+    (text,) = whole(run_processes(1, partial(ddp_faults.not_finite, ranks=1)))
+    assert text.startswith("GradientError: rank 0: parameter 'second.weight' has a gradient that")
+
+
+def test_hooks_that_differ_are_named() -> None:
+    for text, first in zip(
+        both("other_hooks"), ("'other_hooks.<locals>.average'", None), strict=True
+    ):
+        assert text.startswith("ConfigError: models are not wrapped alike on all ranks: ")
+        assert f"register_comm_hook={first} on rank(s) 0, " in text
+
+
+def test_blocks_of_several_models_at_once_are_refused() -> None:
+    expected = "ConfigError: join() of rank(s) 1 is of another model than rank 0's"
+    assert expected in both("joins_of_two_models")
+
+
+def test_parameters_that_were_replaced_are_named() -> None:
+    whole, part = both("replaced")
+    assert "rank 0: parameters 'first.weight', 'first.bias', 'second.weight', 'second.bi" in whole
+    assert "rank 1: parameters 'second.weight', 'second.bias' gave way to other tensors" in part
+
+
+def test_sparse_gradients_that_are_no_views() -> None:
+    assert both("sparse_apart") is True
 
 
 def test_options_that_make_no_sense() -> None:

@@ -175,6 +175,30 @@ def empty_batches(rank: int, ranks: int) -> Any:
     return found
 
 
+def one_wants_gradients(rank: int, ranks: int) -> Any:
+    """Rank 0 alone wants its input's gradient, which is as that of one process; what is said when
+    rank 1 records nothing; then all goes on."""
+    torch.manual_seed(0)
+    whole = torch.randn(6, 3)
+    rows = slice(0, 4) if rank == 0 else slice(4, 6)
+    layer = tr.SyncBatchNorm(3, affine=False)
+
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        (layer(inputs) * whole[rows]).square().sum().backward()
+        return inputs
+
+    inputs = step(whole[rows].clone().requires_grad_(rank == 0))
+    found = inputs.grad
+    with torch.set_grad_enabled(rank == 0):
+        text = raised(lambda: layer(whole[rows].clone().requires_grad_()))
+    step(whole[rows].clone().requires_grad_())
+    alone = whole.clone().requires_grad_()
+    (nn.BatchNorm1d(3, affine=False)(alone) * whole).square().sum().backward()
+    if rank == 0:
+        torch.testing.assert_close(found, alone.grad[rows])
+    return found is None, text
+
+
 class Sometimes(nn.Module):
     """A layer before a normalisation over ranks, which some ranks leave out. It is the last one by
     its number, so its gradients are in the first bucket."""

@@ -53,7 +53,7 @@ def unused(rank: int, ranks: int) -> Any:
 
 def not_finite(rank: int, ranks: int) -> Any:
     model = wrapped(Two, check_nan=True)
-    inputs = torch.full((2, 3), float("nan") if rank == 1 else 1.0)
+    inputs = torch.full((2, 3), float("nan") if rank == ranks - 1 else 1.0)
     return raised(lambda: model(inputs).sum().backward())
 
 
@@ -213,6 +213,62 @@ def other_joins(rank: int, ranks: int) -> Any:
     return raised(loop)
 
 
+def other_hooks(rank: int, ranks: int) -> Any:
+    """Hooks that call the same collective, and on rank 1 something else before; a hook on rank 1
+    alone."""
+
+    def average(state: Any, bucket: Any) -> Any:
+        return tr.all_reduce(bucket.array, op=tr.ReduceOp.AVG, async_op=True)
+
+    def scaled(state: Any, bucket: Any) -> Any:
+        bucket.buffer().mul_(2)
+        return average(state, bucket)
+
+    texts = []
+    for hooks in ((average, scaled), (None, average)):
+        model, hook = wrapped(Two), hooks[rank]
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        texts.append(raised(lambda m=model: m(torch.ones(2, 3)).sum().backward()))
+    return texts
+
+
+def joins_of_two_models(rank: int, ranks: int) -> Any:
+    first, second = wrapped(Two), wrapped(lambda: nn.Linear(3, 2))
+
+    def loop() -> None:
+        with first.join(), second.join():
+            for _ in range(1 + rank):
+                for model in (first, second):
+                    model(torch.ones(2, 3)).sum().backward()
+
+    return raised(loop)
+
+
+def replaced(rank: int, ranks: int) -> Any:
+    """Parameters that are others than those that were wrapped: all of them, and one layer's."""
+    whole, part = wrapped(Two), wrapped(Two, find_unused_parameters=True)
+    whole.module.load_state_dict(Two().state_dict(), assign=True)
+    part.module.second = nn.Linear(3, 3)
+    return [raised(m(torch.ones(2, 3)).sum().backward) for m in (whole, part)]
+
+
+def sparse_apart(rank: int, ranks: int) -> Any:
+    """Sparse gradients that are no views stay sparse; those of one process."""
+    table = {"num_embeddings": 5, "embedding_dim": 2, "sparse": True}
+    model = wrapped(lambda: nn.Embedding(**table), gradient_as_bucket_view=False)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.tensor([0, rank + 1, 4])).square().sum().backward()
+    alone = wrapped(lambda: nn.Embedding(**table)).module
+    for each in range(ranks):
+        alone(torch.tensor([0, each + 1, 4])).square().sum().backward()
+    torch.testing.assert_close(
+        model.module.weight.grad.to_dense() * ranks, alone.weight.grad.to_dense()
+    )
+    return model.module.weight.grad.is_sparse
+
+
 def unknown_options(rank: int, ranks: int) -> Any:
     return [
         raised(lambda: tr.DistributedDataParallel(nn.Linear(2, 2), bucket_cap=3)),
@@ -360,6 +416,12 @@ def copied(rank: int, ranks: int) -> Any:
         other(torch.full((2, 3), 1.0 + rank)).sum().backward()
         found.append(gradients(other)["module.first.weight"])
         assert "not finite" in raised(other(torch.full((2, 3), float("inf"))).sum().backward)
+    compressor = tr.compression.TopK(0.5)
+    model = wrapped(Two, gradient_compression=compressor)
+    model(torch.ones(2, 3)).sum().backward()
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):  # noqa: S301
+        other(torch.ones(2, 3)).sum().backward()
+    assert compressor.stats().steps == 1  # a copy has its own
     pairs, _ = tr.new_subgroups(2)
     return found, raised(lambda: pickle.dumps(wrapped(Two, process_group=pairs)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,24 @@ def of_nn(views: bool) -> tuple[float, float]:
         (model(inputs) ** 2).mean().backward()
 
     return grown(model, step)
+
+
+def of_dropped() -> float:
+    """By how much the rank's shared memory is larger when four wrappers have been used and
+    dropped: in sizes of all gradients of one."""
+    from torsh_runtime import nn
+
+    inputs = nn.Tensor(np.ones((4, WIDTH), np.float32))
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    before = _taken()
+    for _ in range(4):
+        model = tr.DistributedDataParallel(nn.Sequential(*layers))
+        (model(inputs) ** 2).mean().backward()
+        model.zero_grad()
+        del model
+        gc.collect()
+        tr.barrier()
+    return float((_taken() - before)[1] / GRADIENTS)
 
 
 def grown(model: Any, step: Callable[[], None]) -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,25 @@ def unused(rank: int, ranks: int) -> str:
     except tr.GradientError as error:
         return str(error)
     return "nothing"
+
+
+def copied(rank: int, ranks: int) -> list[Any]:
+    """The first layer's gradients by a wrapper, and by a pickle and a copy of it when it has been
+    used; then a copy of the model, which rank 0 alone trains."""
+    nn.manual_seed(0)
+    model = tr.DistributedDataParallel(Net(False))
+    inputs = nn.Tensor(np.full((1, 6), 1.0 + rank, np.float32))
+
+    def gradient(model: Any) -> Any:
+        model.zero_grad()
+        model(inputs)["out"].sum().backward()
+        return next(model.parameters()).grad.tolist()
+
+    found = [gradient(model)]
+    found += [gradient(pickle.loads(pickle.dumps(model))), gradient(copy.deepcopy(model))]  # noqa: S301
+    if rank == 0:
+        copy.deepcopy(model.module)(inputs)["out"].sum().backward()
+    return found
 
 
 def compressed(rank: int, ranks: int, name: str) -> tuple[float, bool]:

@@ -56,6 +56,8 @@ PAIRS = (
     ((0, 3), (3,)),
 )
 ONES = (((3, 4),), ((2, 3, 5),), ((1,),), ((),), ((0, 3),))
+_NEVER = np.array([[0.0] * 4, [-np.inf, 0, 0, 0], *[[0.0] * 4] * 3])
+"""Scores of -inf where the target is ignored."""
 FULL = (((3, 4),), ((2, 3, 5),), ((1, 1),))
 
 
@@ -123,8 +125,15 @@ def shaping() -> Iterator[Case]:
     yield from same("squeeze", lambda n, f, a: a.squeeze() * 3 + a.squeeze(0).sum(), ((1, 3, 1),))
     yield from same("expand", lambda n, f, a: a.expand(2, 3, -1) * 2, ((3, 1),), ((1, 4),))
     yield from same("slice", lambda n, f, a: a[1:, ::2, None, ...] * a[0, 1].sum(), cube)
+    yield from same("from behind", lambda n, f, a: a[-2:, -1, :-1] * a[..., -3].sum(), cube)
     yield from same("rows", lambda n, f, a: a[:, index] * a[0, index, 1].sum(), cube)
+    yield from same("rows of one", lambda n, f, a: a[1, :, index - 1] * a[-1, None, :, index], cube)
+    yield from same("listed", lambda n, f, a: a[..., [1, 0], 2] * a[:, [2, 2], [0, 3]].sum(), cube)
     yield from same("mask", lambda n, f, a: a[a > 0] * 2, cube)
+    yield from same(
+        "mask of rows", lambda n, f, a: a[a[..., 0] > 0] * a[1, a[0, :, 1] > 0].sum(), cube
+    )
+    yield from same("iterate 1", lambda n, f, a: sum(x * i for i, x in enumerate(a)), ((3,),))
     yield from same("iterate", lambda n, f, a: sum(part * i for i, part in enumerate(a)), cube)
     yield from same("stack", lambda n, f, a, b: n.stack([a, b, a], 1), ((2, 3), (2, 3)))
     yield from same("split", lambda n, f, a: a.split(2, 2)[1] * 2, cube)
@@ -143,19 +152,22 @@ def products() -> Iterator[Case]:
     shapes = (
         ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((4,), (4,)), ((3, 4), (4,)),
         ((4,), (4, 5)), ((2, 1, 3, 4), (5, 4, 2)), ((2, 3, 4), (4,)), ((4,), (2, 4, 3)),
-        ((0, 4), (4, 2)),
+        ((0, 4), (4, 2)), ((2, 3, 0), (0, 4)), ((2, 3, 4), (4, 0)),
     )  # fmt: skip
     yield from same("matmul", lambda n, f, a, b: a @ b, *shapes)
     yield from same("matrix", lambda n, f, a, b: a.T @ n.matmul(a, b.t()), ((3, 4), (5, 4)))
-    layers = (((2, 3, 4), (5, 4), (5,)), ((4,), (5, 4), (5,)), ((0, 4), (5, 4), (5,)))
+    layers = (((2, 3, 4), (5, 4), (5,)), ((4,), (5, 4), (5,)), ((0, 4), (5, 4), (5,)),
+              ((2, 0), (5, 0), (5,)))  # fmt: skip
     yield from same("linear", lambda n, f, x, w, b: f.linear(x, w, b), *layers)
     yield from same("no bias", lambda n, f, x, w: f.linear(x.transpose(0, 1), w), ((4, 3), (2, 4)))
 
 
 def normalising() -> Iterator[Case]:
-    yield from same("softmax", lambda n, f, a: f.softmax(a, dim=-1), *FULL)
+    yield from same("softmax", lambda n, f, a: f.softmax(a, dim=-1), *FULL, ((3, 0),))
     yield from same("softmax 0", lambda n, f, a: a.softmax(0), *FULL)
-    yield from same("log_softmax", lambda n, f, a: f.log_softmax(a, dim=1), *FULL, ((0, 3),))
+    yield from same(
+        "log_softmax", lambda n, f, a: f.log_softmax(a, dim=1), *FULL, ((0, 3),), ((3, 0),)
+    )
     norms = (((2, 3, 4), (4,), (4,)), ((3, 4), (3, 4), (3, 4)), ((5000, 8), (8,), (8,)))
     yield from same("layer_norm", lambda n, f, x, w, b: f.layer_norm(x, w.shape, w, b), *norms)
     yield from same(
@@ -183,6 +195,22 @@ def losses() -> Iterator[Case]:
                 ),
                 ((5, 4),),
             )
+    yield Case(
+        "cross_entropy of nothing",
+        lambda a: F.cross_entropy(a, nn.from_numpy(np.full(5, -100))),
+        lambda torch, a: torch.nn.functional.cross_entropy(a, torch.full((5,), -100)),
+        ((5, 4),),
+        smooth=False,
+    )
+    yield Case(
+        "cross_entropy of what cannot be",
+        lambda a: F.cross_entropy(a + nn.tensor(_NEVER, a.dtype), nn.from_numpy(target)),
+        lambda torch, a: torch.nn.functional.cross_entropy(
+            a + torch.from_numpy(_NEVER).to(a.dtype), torch.from_numpy(target)
+        ),
+        ((5, 4),),
+        smooth=False,
+    )
     image = np.arange(12).reshape(2, 2, 3) % 5
     yield Case(
         "cross_entropy of images",
@@ -225,7 +253,10 @@ def images() -> Iterator[Case]:
     for name in ("max_pool2d", "avg_pool2d"):
         for each in ((2,), ((3, 2), (1, 2)), (3, 2, 1)):
             yield from same(
-                f"{name} {each}", lambda n, f, x, m=name, o=each: getattr(f, m)(x, *o), image
+                f"{name} {each}",
+                lambda n, f, x, m=name, o=each: getattr(f, m)(x, *o),
+                image,
+                ((0, 3, 6, 7),),
             )
 
 

@@ -279,12 +279,12 @@ class Backend(ABC):
         together, where that gains anything; they are not to be waited for within it."""
         return nullcontext()
 
-    def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
+    def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
         """This rank's own `num_bytes` bytes of memory that collectives use in place, without
         copies through buffers between them, until the group is closed. All ranks must ask for as
         many at the same time. Backends that have no such thing give ordinary memory.
         """
-        return memoryview(bytearray(num_bytes))
+        return np.empty(num_bytes, np.uint8)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
         """The same `num_bytes` bytes for all ranks, until the group is closed, and then as long as

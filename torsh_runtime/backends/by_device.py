@@ -146,7 +146,7 @@ class ByDeviceBackend(Backend):
         with self._host.coalescing(), self._gpu.coalescing():
             yield
 
-    def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
+    def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
         return self._host.shared_memory(num_bytes, timeout)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:

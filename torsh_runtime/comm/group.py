@@ -274,7 +274,7 @@ class ProcessGroup:
                 f"operations, each with the results of the one before: call it outside the block"
             )
 
-    def shared_memory(self, num_bytes: int) -> memoryview:
+    def shared_memory(self, num_bytes: int) -> NDArray[np.uint8]:
         """Memory of this rank that collectives use in place: see empty_shared()."""
         return self._backend.shared_memory(num_bytes, self._timeout)
 

@@ -23,8 +23,8 @@ def empty_shared(
     copies through buffers between them: large collectives of such arrays, and of contiguous parts
     of them, are about as fast as one memcpy. All ranks of the group must call this at the same
     time, with the same number of bytes. Elsewhere it is an array like any other;
-    torch.from_numpy() makes a tensor of it. Its memory stays until the group is destroyed, and then
-    as long as the array is used: make it once and keep it.
+    torch.from_numpy() makes a tensor of it. The system has its memory back when the array and all
+    views of it are gone, but its addresses only when the group is: make it once and keep it.
 
     After a collective has failed the contents of the arrays are undefined, also those that were
     only its input.

@@ -106,6 +106,10 @@ class Compressor(ABC):
         options = {name: value for name, value in vars(self).items() if name[0] != "_"}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in options.items())})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Where it is unpickled, or copied, it sees anew that ranks agree."""
+        return {**vars(self), "_settled": None}
+
     def __call__(self, state: ProcessGroup | None, bucket: Bucket) -> Work:
         """Begin to average the bucket's array over the group's ranks; the Work's result is the
         array. ConfigError if ranks' compressors differ, from wait() or at once."""

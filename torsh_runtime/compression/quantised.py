@@ -42,14 +42,15 @@ class _Quantised(Compressor):
         draw = xp.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index(), rank))
         rows = xp.zeros((ranks * per_rank, width), pending.dtype)
         rows.reshape(-1)[:size] = pending
+        filled = (size - width * xp.arange(len(rows))).clip(0, width)[:, None]
 
-        codes = self._encode_all(rows, draw)
+        codes = self._encode_all(rows, filled, draw)
         if self.error_feedback:
             self._add(codes, rows, -1)
         if ranks <= _FEW:
             sent, divisor = wire.all_gather(codes), ranks
         else:
-            sent, divisor = self._coded_again(codes, rows, wire, draw), 1
+            sent, divisor = self._coded_again(codes, rows, filled, wire, draw), 1
         if self.error_feedback:
             pending[...] = rows.reshape(-1)[:size]
         rows[...] = 0
@@ -58,26 +59,30 @@ class _Quantised(Compressor):
         rows /= divisor
         out[...] = rows.reshape(-1)[:size]
 
-    def _coded_again(self, codes: Array, rows: Array, wire: Wire, draw: Any) -> Array:
+    def _coded_again(
+        self, codes: Array, rows: Array, filled: Array, wire: Wire, draw: Any
+    ) -> Array:
         """The codes of the average, (1, rows, bytes of each). What coding it has lost is added to
         this rank's part of the rows."""
         ranks, per_rank = wire.world_size, len(rows) // wire.world_size
+        own = slice(wire.rank * per_rank, (wire.rank + 1) * per_rank)
         mean = array_module(rows).zeros((per_rank, rows.shape[1]), rows.dtype)
         for part in wire.all_to_all(codes).reshape(ranks, per_rank, -1):
             self._add(part, mean, 1)
         mean /= ranks
-        again = self._encode_all(mean, draw)
+        mean.reshape(-1)[int(filled[own].sum()) :] = 0
+        again = self._encode_all(mean, filled[own], draw)
         if self.error_feedback:
             self._add(again, mean, -1)
-            rows[wire.rank * per_rank : (wire.rank + 1) * per_rank] += mean * ranks
+            rows[own] += mean * ranks
         return wire.all_gather(again).reshape(1, len(rows), -1)
 
-    def _encode_all(self, rows: Array, draw: Any) -> Array:
-        """uint8, (rows, bytes of each)."""
+    def _encode_all(self, rows: Array, filled: Array, draw: Any) -> Array:
+        """uint8, (rows, bytes of each). filled: elements of each row, (rows, 1), before zeros."""
         xp = array_module(rows)
         codes = xp.empty((len(rows), _SCALE + self._code_bytes(rows.shape[1])), np.uint8)
         for piece in pieces(rows):
-            scales, found = self._encode(rows[piece], draw)
+            scales, found = self._encode(rows[piece], filled[piece], draw)
             codes[piece, :_SCALE] = scales.astype(np.float32).view(np.uint8)
             codes[piece, _SCALE:] = found
         return codes
@@ -94,7 +99,7 @@ class _Quantised(Compressor):
         """Of a row of so many elements."""
 
     @abstractmethod
-    def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
+    def _encode(self, rows: Array, filled: Array, draw: Any) -> tuple[Array, Array]:
         """The rows' scales, (rows, 1), and codes, uint8 (rows, bytes)."""
 
     @abstractmethod
@@ -104,18 +109,18 @@ class _Quantised(Compressor):
 
 class OneBit(_Quantised):
     """Sends signs, and for each `block` of elements their mean magnitude (1-bit SGD, Seide et al.,
-    Interspeech 2014; scaled signs with error feedback, Karimireddy et al., ICML 2019): a 31st of
-    the bytes."""
+    Interspeech 2014; scaled signs with error feedback, Karimireddy et al., ICML 2019): a 32nd of
+    the bytes. Small blocks are nearer to each step's gradient, and models learn less by them."""
 
-    def __init__(self, block: int = 2048, error_feedback: bool = True) -> None:
+    def __init__(self, block: int = 1 << 18, error_feedback: bool = True) -> None:
         super().__init__(block, error_feedback, seed=0)
 
     def _code_bytes(self, width: int) -> int:
         return width // 8
 
-    def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
+    def _encode(self, rows: Array, filled: Array, draw: Any) -> tuple[Array, Array]:
         xp = array_module(rows)
-        scales = xp.abs(rows).mean(axis=1, keepdims=True)
+        scales = xp.abs(rows).sum(axis=1, keepdims=True) / xp.maximum(filled, 1)
         return scales, xp.packbits(rows >= 0).reshape(len(rows), -1)
 
     def _decode(self, codes: Array, dtype: np.dtype[Any]) -> Array:
@@ -145,7 +150,7 @@ class Int8(_Quantised):
     def _code_bytes(self, width: int) -> int:
         return width
 
-    def _encode(self, rows: Array, draw: Any) -> tuple[Array, Array]:
+    def _encode(self, rows: Array, filled: Array, draw: Any) -> tuple[Array, Array]:
         xp = array_module(rows)
         scales = xp.abs(rows).max(axis=1, keepdims=True) / self.levels
         steps = rows * xp.where(scales > 0, 1 / scales, 0)

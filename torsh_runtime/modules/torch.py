@@ -101,7 +101,11 @@ class TorchModule(ModuleAdapter[Tensor]):
 
     @torch.no_grad()
     def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source.to_dense() if source.is_sparse else source)
+        if target.is_sparse:
+            source = source.to_sparse(target.sparse_dim())
+        elif source.is_sparse:
+            source = source.to_dense()
+        target.copy_(source)
 
     @torch.no_grad()
     def add(self, target: Tensor, source: Tensor) -> None:

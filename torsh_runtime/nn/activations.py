@@ -146,6 +146,8 @@ def softmax(input: Any, dim: int = -1) -> Tensor:
 
 def normalised(scores: Array, dim: int = -1) -> Array:
     """softmax in place; zeros where all scores are -inf."""
+    if not scores.size:
+        return scores
     xp = array_module(scores)
     highest = scores.max(axis=dim, keepdims=True)
     scores -= xp.where(xp.isfinite(highest), highest, 0)
@@ -164,6 +166,8 @@ def log_softmax(input: Any, dim: int = -1) -> Tensor:
 
 def log_normalised(scores: Array, dim: int) -> Array:
     """log_softmax of an array."""
+    if not scores.size:
+        return scores
     xp = array_module(scores)
     logs = scores - scores.max(axis=dim, keepdims=True)
     logs -= xp.log(xp.exp(logs).sum(axis=dim, keepdims=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -49,6 +50,11 @@ def fitted(gradient: Array, shape: tuple[int, ...]) -> Array:
         axis for axis, size in enumerate(shape) if size == 1 and gradient.shape[axis] != 1
     )
     return gradient.sum(axis=widened, keepdims=True) if widened else gradient
+
+
+def rows_of(array: Array) -> Array:
+    """The array (…, width) as (rows, width), even if it has no elements."""
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 def add_at(target: Array, index: Any, values: Array) -> None:

@@ -42,6 +42,10 @@ class Variable:
         if requires_grad:
             self.requires_grad = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: hooks are this variable's own."""
+        return {**vars(self), "hooks": {}, "accumulated": {}}
+
     @property
     def requires_grad(self) -> bool:
         """Whether a backward pass has to find a gradient for this."""

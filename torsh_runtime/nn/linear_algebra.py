@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torsh_runtime.nn.arrays import Array, array_module, fitted
+from torsh_runtime.nn.arrays import Array, array_module, fitted, rows_of
 from torsh_runtime.nn.graph import derived, operand
 
 if TYPE_CHECKING:
@@ -30,15 +30,11 @@ def _check(x: Array, y: Array) -> None:
 def _rows_by_matrix(a: Any, b: Any) -> Tensor:
     """One large product instead of a batch of small ones."""
     x, y = operand(a), operand(b)
-    rows, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], y.shape[-1])
-
-    def flat(g: Array) -> Array:
-        return g.reshape(-1, shape[-1])
-
+    rows = rows_of(x)
     return derived(
-        (rows @ y).reshape(shape),
-        (a, lambda g: (flat(g) @ y.T).reshape(x.shape)),
-        (b, lambda g: rows.T @ flat(g)),
+        (rows @ y).reshape(*x.shape[:-1], y.shape[-1]),
+        (a, lambda g: (rows_of(g) @ y.T).reshape(x.shape)),
+        (b, lambda g: rows.T @ rows_of(g)),
     )
 
 
@@ -65,13 +61,13 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
         raise ValueError(
             f"linear: the last axis of input {value.shape} is not in_features of weight {w.shape}"
         )
-    rows = value.reshape(-1, w.shape[1])
+    rows = rows_of(value)
     result = rows @ w.T
     if b is not None:
         result += b
 
     def flat(g: Array) -> Array:
-        return array_module(g).ascontiguousarray(g).reshape(-1, w.shape[0])
+        return rows_of(array_module(g).ascontiguousarray(g))
 
     return derived(
         result.reshape(*value.shape[:-1], w.shape[0]),

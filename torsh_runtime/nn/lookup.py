@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torsh_runtime.nn.arrays import Array, add_at, array_module, computable
+from torsh_runtime.nn.arrays import Array, add_at, array_module, computable, rows_of
 from torsh_runtime.nn.graph import derived, operand
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
 
     def pullback(g: Array) -> Array:
         result = array_module(g).zeros(table.shape, g.dtype)
-        add_at(result, where.reshape(-1), g.reshape(-1, table.shape[1]))
+        add_at(result, where.reshape(-1), rows_of(g))
         if padding_idx is not None:
             result[padding_idx] = 0
         return result

@@ -50,8 +50,8 @@ def cross_entropy(
 
     input: (classes), (N, classes) or (N, classes, …), unnormalised; target: integers of that shape
     without the classes. Targets that are `ignore_index` count for nothing; "mean" is over the
-    others. label_smoothing: the part of each target that is spread evenly over all classes.
-    ValueError for targets that are no class.
+    others, NaN if there are none. label_smoothing: the part of each target that is spread evenly
+    over all classes. ValueError for targets that are no class.
     """
     _check_reduction(reduction)
     value, classes_at = operand(input), 1 if operand(input).ndim > 1 else 0
@@ -63,11 +63,11 @@ def cross_entropy(
     losses = (label_smoothing - 1) * logs[xp.arange(len(rows)), chosen]
     if label_smoothing:
         losses -= label_smoothing * logs.mean(axis=1)
-    losses *= kept
+    losses = xp.where(kept, losses, 0)  # what is ignored may be infinite
     count = kept.sum() if reduction == "mean" else 1
 
     def pullback(g: Array) -> Array:
-        weights = (xp.broadcast_to(g, shape).reshape(-1) * kept / count).astype(logs.dtype)
+        weights = (xp.broadcast_to(g, shape).reshape(-1) * kept / max(count, 1)).astype(logs.dtype)
         own = xp.exp(logs)
         own -= label_smoothing / logs.shape[1]
         own[xp.arange(len(logs)), chosen] -= 1 - label_smoothing

@@ -27,7 +27,7 @@ def max_pool2d(
     value, windows = operand(input), _windows(kernel_size, stride, padding)
     xp = array_module(value)
     view = windows.view(value, -math.inf)
-    flat = view.reshape(*view.shape[:-2], -1)
+    flat = view.reshape(*view.shape[:-2], math.prod(windows.size))
     places = flat.argmax(axis=-1)[..., None]
     shape, apart, joined = value.shape, view.shape, flat.shape
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from torsh_runtime.nn.arrays import Array, add_at, array_module, fitted
 from torsh_runtime.nn.graph import Gradient, Variable, derived, derived_jointly, derived_several
 
@@ -73,31 +75,49 @@ def contiguous(x: Any) -> Tensor:
 
 
 def getitem(x: Any, index: Any) -> Tensor:
-    """x[index], by slices (a view), integers, None, ..., masks and arrays of integers."""
+    """x[index], by slices (a view), integers, None, ..., masks and arrays of integers. As in torch
+    the axes of integers are gone before arrays are looked at.
+    """
     value, where = x.data, _plain(index)
     xp, shape, dtype = array_module(value), value.shape, value.dtype
+    if all(map(_is_basic, where)):
+        first, then = where, None
+    else:
+        first = tuple(each for part in where for each in _integers_alone(part))
+        then = tuple(part for part in where if not _is_integer(part))
 
     def pullback(g: Array) -> Array:
         result = xp.zeros(shape, dtype)
-        if _is_basic(where):
-            result[where] = g
+        if then is None:
+            result[first] = g
         else:
-            add_at(result, where, g)
+            add_at(result[first], then, g)
         return result
 
-    return derived(value[where], (x, pullback))
+    return derived(value[first] if then is None else value[first][then], (x, pullback))
 
 
-def _plain(index: Any) -> Any:
+def _plain(index: Any) -> tuple[Any, ...]:
     parts = index if isinstance(index, tuple) else (index,)
-    plain = tuple(part.data if isinstance(part, Variable) else part for part in parts)
-    return plain if isinstance(index, tuple) else plain[0]
+    return tuple(part.data if isinstance(part, Variable) else part for part in parts)
 
 
-def _is_basic(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    basic = (int, slice, type(None), type(...))
-    return all(isinstance(part, basic) and not isinstance(part, bool) for part in parts)
+def _is_integer(part: Any) -> bool:
+    return isinstance(part, int | np.integer) and not isinstance(part, bool)
+
+
+def _is_basic(part: Any) -> bool:
+    return _is_integer(part) or isinstance(part, slice | type(None) | type(...))
+
+
+def _integers_alone(part: Any) -> tuple[Any, ...]:
+    """The part if it is an integer, and whole axes in place of all that it covers else."""
+    if _is_integer(part) or part is ...:
+        return (part,)
+    if part is None or isinstance(part, bool):
+        return ()
+    is_mask = getattr(part, "dtype", None) == np.bool_
+    return (slice(None),) * (part.ndim if is_mask else 1)
 
 
 def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
@@ -123,8 +143,9 @@ def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
     def pullback(gradients: list[Gradient]) -> list[Array]:
         result = xp.empty(shape, dtype)
-        for place, gradient in zip(xp.moveaxis(result, dim, 0), gradients, strict=True):
-            place[...] = 0 if gradient is None else gradient
+        slices = xp.moveaxis(result, dim, 0)
+        for number, gradient in enumerate(gradients):
+            slices[number] = 0 if gradient is None else gradient
         return [result]
 
     return tuple(derived_several(list(xp.moveaxis(x.data, dim, 0)), [x], pullback))

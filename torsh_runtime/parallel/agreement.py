@@ -26,14 +26,17 @@ def texts_of_all(group: ProcessGroup, text: str) -> list[str]:
 
 
 def check_agreed(
-    options: Mapping[str, object], adapter: ModuleAdapter[Any], group: ProcessGroup, sends: bool
+    options: Mapping[str, object],
+    adapter: ModuleAdapter[Any] | None,
+    group: ProcessGroup,
+    sends: bool,
 ) -> None:
-    """ConfigError on all ranks if their options differ, which names these, or else their models
-    in the names, order, shapes or dtypes of parameters and, if it is sent, of all else: it names
-    the first that differs. It blocks.
+    """ConfigError on all ranks if their options differ, which names these, or else their models,
+    if given, in the names, order, shapes or dtypes of parameters and, if it is sent, of all else:
+    it names the first that differs. It blocks.
     """
     own = [f"{name}={value!r}" for name, value in options.items()]
-    text = "\n".join([*own, *_lines(adapter, sends)])
+    text = "\n".join([*own, *(() if adapter is None else _lines(adapter, sends))])
     everyone = [each.splitlines() for each in texts_of_all(group, text)]
     found = []
     for number in range(max(map(len, everyone))):

@@ -56,11 +56,20 @@ class DistributedSampler:
         return iter(self._own()[start:].tolist())
 
     def state_dict(self, taken: int = 0) -> dict[str, Any]:
-        """Where it stands when the program has taken so many samples of the epoch."""
-        return {"epoch": self.epoch, "taken": taken, "seed": self.seed}
+        """Where it stands when the program has taken so many samples of the epoch, on each rank."""
+        where = {"epoch": self.epoch, "taken": taken, "seed": self.seed}
+        return {**where, "num_replicas": self.num_replicas}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on there."""
+        """Let the next iteration go on there. ConfigError within an epoch of another number of
+        ranks, whose shares were others."""
+        saved = state.get("num_replicas", self.num_replicas)
+        if state["taken"] and saved != self.num_replicas:
+            raise ConfigError(
+                f"the sampler stands within an epoch of {saved} ranks, and there are "
+                f"{self.num_replicas}: begin the epoch anew (taken=0), or use "
+                f"tr.elastic.ElasticSampler, which goes on with any number"
+            )
         self.epoch, self._start, self.seed = state["epoch"], state["taken"], state["seed"]
 
     def _own(self) -> NDArray[np.int64]:

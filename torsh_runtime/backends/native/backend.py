@@ -6,6 +6,9 @@ import mmap
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, MeetingStore, Reduce
 from torsh_runtime.backends.board import give_up, hear_why
 from torsh_runtime.backends.native.callbacks import Callbacks
@@ -21,7 +24,7 @@ from torsh_runtime.backends.native.making import (
 )
 from torsh_runtime.backends.native.meeting import Meeting, meet
 from torsh_runtime.backends.native.settings import Settings
-from torsh_runtime.backends.native.shared import Sharing
+from torsh_runtime.backends.native.shared import Sharing, own_part
 from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
 from torsh_runtime.backends.work import CompletedWork, Work
@@ -259,12 +262,12 @@ class NativeBackend(Backend):
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
         return self._group.barrier(timeout, async_op)
 
-    def shared_memory(self, num_bytes: int, timeout: float) -> memoryview:
+    def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
         sharing = Sharing(self, self._node.ranks, num_bytes, timeout)
         memory = self._map(sharing)
         self._group.add_region(memory, sharing.stride, num_bytes, sharing.remaining())
         self._shared.append(memory)
-        return memoryview(memory)[sharing.start : sharing.start + num_bytes]
+        return own_part(memory, sharing.start, num_bytes)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
         if not self.is_in_node:

@@ -7,11 +7,14 @@ import mmap
 import os
 import struct
 import time
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.native import segment
@@ -126,6 +129,20 @@ class Sharing:
         said = np.empty(len(own) * self._backend.world_size, np.uint8)
         self._backend.all_gather(said, np.frombuffer(own, np.uint8), self.remaining())
         return [bytes(part) for part in np.split(said, self._backend.world_size)]
+
+
+def own_part(memory: mmap.mmap, start: int, num_bytes: int) -> NDArray[np.uint8]:
+    """This rank's bytes of what map() gave. Once they and all views of them are gone the system
+    has them back, and addresses alone stay until the group is closed."""
+    part = np.ndarray(num_bytes, np.uint8, memory, start)
+    weakref.finalize(part, _give_back, memory, start, num_bytes, os.getpid()).atexit = False
+    return part
+
+
+def _give_back(memory: mmap.mmap, start: int, num_bytes: int, owner: int) -> None:
+    if num_bytes and os.getpid() == owner:  # a forked child has the same memory, and no say in it
+        with suppress(OSError):  # locked in memory
+            memory.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
 
 def _refused(num_bytes: int, why: str) -> BackendUnavailable:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.groups import group_of
 
 Tensor = torch.Tensor
@@ -17,7 +18,8 @@ Tensor = torch.Tensor
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm1d, 2d or 3d, whose mean and variance in training are those of all ranks' batches
     together, which may be of different sizes, and empty; if all are, the running figures stay as
-    they are. As torch's class of this name, on CPUs too.
+    they are. As torch's class of this name, on CPUs too. ConfigError on all ranks, in training, if
+    some want gradients of their input and others are within no_grad().
     """
 
     communicates_in_backward = True
@@ -40,10 +42,14 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if group is None or group.world_size == 1:
             plain: Tensor = super().forward(input)
             return plain
+        records = torch.is_grad_enabled()
+        whole = _statistics(input, records and input.requires_grad, records, group)
+        if whole.wants_gradient and not input.requires_grad:
+            input = input.detach().requires_grad_()  # others wait for this rank's backward pass
         apply: Any = _Normalise.apply
-        normalised, mean, variance, count = apply(input, self.eps, group)
-        if self.training and self.track_running_stats and self.running_mean is not None:
-            self._track(mean, variance, float(count))
+        normalised = apply(input, whole, self.eps, group)
+        if self.track_running_stats and self.running_mean is not None:
+            self._track(whole)
         shape = (1, -1, *([1] * (input.dim() - 2)))
         scaled: Tensor = normalised
         if self.affine:
@@ -51,8 +57,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         return scaled.to(input.dtype)
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
-        if not count:
+    def _track(self, whole: _Statistics) -> None:
+        if not whole.total:
             return
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -61,8 +67,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         factor = self.momentum
         if factor is None:  # the mean over all batches
             factor = 1.0 / float(self.num_batches_tracked)
-        unbiased = variance * (count / max(count - 1, 1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        unbiased = whole.variance * (whole.total / max(whole.total - 1, 1))
+        self.running_mean.lerp_(whole.mean.to(self.running_mean.dtype), factor)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
     @classmethod
@@ -86,52 +92,83 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         return made
 
 
-class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) with the mean and variance of all ranks."""
+class _Statistics(NamedTuple):
+    """Of all ranks' values."""
 
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, eps: float, group: ProcessGroup) -> tuple[Tensor, ...]:
-        dims = [0, *range(2, input.dim())]
-        shape = (1, -1, *([1] * (input.dim() - 2)))
-        values = input.double() if input.dtype is torch.float64 else input.float()
-        count = input.numel() // input.shape[1]
-        variance, mean = (
-            torch.var_mean(values, dims, correction=0)
-            if count
-            else (values.new_zeros(input.shape[1]), values.new_zeros(input.shape[1]))
-        )
-        total, mean, variance = _of_all(group, count, mean, variance)
-        scale = torch.rsqrt(variance + eps)
-        normalised = (values - mean.view(shape)) * scale.view(shape)
-        ctx.save_for_backward(normalised, scale)
-        ctx.group, ctx.total, ctx.dims, ctx.shape = group, max(total, 1.0), dims, shape
-        ctx.dtype = input.dtype
-        facts = mean, variance, values.new_tensor(total)
-        ctx.mark_non_differentiable(*facts)
-        return normalised, *facts
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        normalised, scale = ctx.saved_tensors
-        gradient = gradients[0].to(normalised.dtype)
-        sums = torch.stack([gradient.sum(ctx.dims), (gradient * normalised).sum(ctx.dims)])
-        ctx.group.all_reduce(sums, ReduceOp.SUM)
-        mean, projected = (sums / ctx.total).unbind()
-        inner = gradient - mean.view(ctx.shape) - normalised * projected.view(ctx.shape)
-        return (inner * scale.view(ctx.shape)).to(ctx.dtype), None, None
+    total: float
+    mean: Tensor
+    variance: Tensor
+    wants_gradient: bool
+    """Whether some rank's input does, so that all have a part in its backward pass."""
 
 
-def _of_all(
-    group: ProcessGroup, count: int, mean: Tensor, variance: Tensor
-) -> tuple[float, Tensor, Tensor]:
-    """The count, mean and variance of all ranks' values (Chan et al., 1979: from each rank's own,
-    which cancels less than sums of squares do)."""
-    own = torch.cat([mean.new_tensor([count]), mean, variance])
+def _working(input: Tensor) -> Tensor:
+    return input.double() if input.dtype is torch.float64 else input.float()
+
+
+def _dims(input: Tensor) -> list[int]:
+    """All but the second."""
+    return [0, *range(2, input.dim())]
+
+
+@torch.no_grad()
+def _statistics(
+    input: Tensor, wants_gradient: bool, records: bool, group: ProcessGroup
+) -> _Statistics:
+    """What all ranks have (Chan et al., 1979: from each rank's own mean and variance, which
+    cancels less than sums of squares do). ConfigError on all of them if some want gradients and
+    others record none."""
+    values = _working(input)
+    count = input.numel() // input.shape[1]
+    variance, mean = (
+        torch.var_mean(values, _dims(input), correction=0)
+        if count
+        else (values.new_zeros(input.shape[1]), values.new_zeros(input.shape[1]))
+    )
+    own = torch.cat([mean.new_tensor([count, wants_gradient, records]), mean, variance])
     rows = own.new_empty(group.world_size, own.numel())
     group.all_gather_into_tensor(rows, own)
-    counts, (means, variances) = rows[:, :1], rows[:, 1:].chunk(2, dim=1)
+    counts, (means, variances) = rows[:, :1], rows[:, 3:].chunk(2, dim=1)
     total = float(counts.sum())
     divisor = max(total, 1.0)  # of no values at all the mean is 0
     whole = (means * counts).sum(0) / divisor
     spread = ((variances + (means - whole) ** 2) * counts).sum(0) / divisor
-    return total, whole, spread
+    return _Statistics(total, whole, spread, _is_gradient_wanted(rows[:, 1], rows[:, 2]))
+
+
+def _is_gradient_wanted(wanting: Tensor, recording: Tensor) -> bool:
+    """By some rank; one element for each."""
+    silent = (recording == 0).nonzero().flatten().tolist()
+    if silent and wanting.any():
+        raise ConfigError(
+            f"SyncBatchNorm: rank(s) {', '.join(map(str, silent))} record no gradients (no_grad()) "
+            f"and have no backward pass, in which the others would wait for them: call the model "
+            f"in the same way on all ranks, or in eval() mode"
+        )
+    return bool(wanting.any())
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) with the mean and variance of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, whole: _Statistics, eps: float, group: ProcessGroup
+    ) -> Tensor:
+        shape = (1, -1, *([1] * (input.dim() - 2)))
+        scale = torch.rsqrt(whole.variance + eps)
+        normalised = (_working(input) - whole.mean.view(shape)) * scale.view(shape)
+        ctx.save_for_backward(normalised, scale)
+        ctx.group, ctx.total, ctx.shape = group, max(whole.total, 1.0), shape
+        ctx.dtype = input.dtype
+        return normalised
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        normalised, scale = ctx.saved_tensors
+        gradient, dims = gradients[0].to(normalised.dtype), _dims(normalised)
+        sums = torch.stack([gradient.sum(dims), (gradient * normalised).sum(dims)])
+        ctx.group.all_reduce(sums, ReduceOp.SUM)
+        mean, projected = (sums / ctx.total).unbind()
+        inner = gradient - mean.view(ctx.shape) - normalised * projected.view(ctx.shape)
+        return (inner * scale.view(ctx.shape)).to(ctx.dtype), None, None, None

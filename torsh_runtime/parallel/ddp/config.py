@@ -55,7 +55,7 @@ class BucketConfig:
         return {
             **{name: getattr(self, name) for name in self.__slots__ if name not in own},
             "bucket_size_mb": float(self.bucket_size_mb),
-            "gradient_compression": _named(self.gradient_compression),
+            "gradient_compression": name_of(self.gradient_compression),
         }
 
     @property
@@ -64,9 +64,10 @@ class BucketConfig:
         return self.gradient_accumulation_steps * self.backward_passes_per_step
 
 
-def _named(compression: str | Hook | None) -> object:
+def name_of(hook: str | Hook | None) -> str | None:
     """Its name without what only this rank has, such as its address. What options compressors have
     they compare themselves."""
-    if compression is None or isinstance(compression, str):
-        return compression
-    return getattr(compression, "__qualname__", type(compression).__qualname__)
+    if hook is None or isinstance(hook, str):
+        return hook
+    name: str = getattr(hook, "__qualname__", type(hook).__qualname__)
+    return name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +31,12 @@ class Company:
 class Joining:
     """What ranks tell each other at each step of a join() block."""
 
-    def __init__(self, group: ProcessGroup, divides_by_initial: bool, throws: bool) -> None:
+    def __init__(
+        self, group: ProcessGroup, model: Sequence[str], divides_by_initial: bool, throws: bool
+    ) -> None:
+        """model: the names of its parameters."""
         self._group = group
+        self._model = zlib.crc32("\n".join(model).encode())
         self._divides_by_initial = divides_by_initial
         self._throws = throws
         self.last_active: list[int] = []
@@ -39,9 +45,10 @@ class Joining:
         """Tell the others, who do so too, whether this rank has a batch. On all ranks GradientError
         if one has none and that is to be an error, ConfigError if their options differ."""
         options = (self._divides_by_initial, self._throws)
-        own = np.array([is_active, averages, sends_buffers, *options], np.int64)
+        own = np.array([is_active, averages, sends_buffers, self._model, *options], np.int64)
         rows = self._group.all_gather_numbers(own)
-        _check_options(rows[:, 3:])
+        _check_model(rows[:, 3])
+        _check_options(rows[:, 4:])
         active = np.flatnonzero(rows[:, 0]).tolist()
         if self._throws and 0 < len(active) < self._group.world_size:
             gone = {*range(self._group.world_size)} - {*active}
@@ -54,6 +61,16 @@ class Joining:
     def divisor(self, company: Company) -> int | None:
         """What sums of gradients are divided by; None: the number of ranks."""
         return None if self._divides_by_initial else len(company.active)
+
+
+def _check_model(models: NDArray[np.int64]) -> None:
+    """One for each rank."""
+    others = np.flatnonzero(models != models[0]).tolist()
+    if others:
+        raise ConfigError(
+            f"join() of rank(s) {', '.join(map(str, others))} is of another model than rank 0's: "
+            f"ranks that train several models wrap them together, as parts of one module"
+        )
 
 
 def _check_options(rows: NDArray[np.int64]) -> None:

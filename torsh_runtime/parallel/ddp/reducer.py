@@ -34,6 +34,7 @@ class _Pass:
         self.next = 0  # the bucket that is to be averaged next
         self.pending: list[tuple[Bucket, Any]] = []
         self.problems: list[str] = []
+        self.is_past = False  # the model computed with other parameters than it was wrapped with
 
 
 class Reducer:
@@ -49,9 +50,10 @@ class Reducer:
         adapter: ModuleAdapter[Any],
         group: ProcessGroup,
         config: BucketConfig,
-        agree: Callable[[], None] | None = None,
+        agree: Callable[[Hook | None], None] | None = None,
     ) -> None:
-        """agree: called by all ranks before gradients are averaged for the first time."""
+        """agree: called by all ranks, with the hook, before gradients are averaged for the first
+        time."""
         self._agree = agree
         self._adapter = adapter
         self._group = group
@@ -143,7 +145,7 @@ class Reducer:
 
     def _open(self) -> None:
         if self._agree is not None:
-            self._agree()
+            self._agree(None if self._hook is None else self._hook[1])
             self._agree = None
         self._buckets.open()
 
@@ -231,7 +233,13 @@ class Reducer:
                 f"parameter {name!r} wants gradients, and did not when the model was wrapped: wrap "
                 f"it anew"
             )
-        if self._config.find_unused_parameters:
+        if unused and (replaced := self._replaced()):
+            ended.is_past = True
+            ended.problems.append(
+                f"{self._names(replaced)} gave way to other tensors when the model had been "
+                f"wrapped, such as by load_state_dict(assign=True): wrap it anew"
+            )
+        if ended.is_past or self._config.find_unused_parameters:
             return
         if self._config.static_graph:
             if self._usual is None or ended.came == self._usual:
@@ -245,11 +253,17 @@ class Reducer:
                 f"loss does not depend on it in every pass, or requires_grad=False if in none"
             )
 
+    def _replaced(self) -> list[int]:
+        """The parameters that are the model's no longer."""
+        present = {id(parameter) for _, parameter in self._adapter.parameters()}
+        present |= {id(parameter) for _, parameter in self._adapter.constants()}
+        return [i for i, (_, each) in enumerate(self._parameters) if id(each) not in present]
+
     def _exchange(self, ended: _Pass, used: dict[int, None]) -> set[int] | None:
         """As _complete. GradientError if a rank has a problem."""
         finds_unused = self._config.find_unused_parameters or self._config.static_graph
         own = np.zeros(2 + len(self._parameters) * finds_unused, np.uint8)
-        own[:2] = bool(ended.problems), bool(ended.came)
+        own[:2] = bool(ended.problems), bool(ended.came) or ended.is_past
         if finds_unused:
             own[[2 + number for number in used]] = 1
         bits = np.packbits(own)

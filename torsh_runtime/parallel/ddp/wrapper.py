@@ -14,7 +14,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import check_agreed, send_from
 from torsh_runtime.parallel.ddp.bucket import Hook
-from torsh_runtime.parallel.ddp.config import BucketConfig
+from torsh_runtime.parallel.ddp.config import BucketConfig, name_of
 from torsh_runtime.parallel.ddp.join import Joining
 from torsh_runtime.parallel.ddp.reducer import Reducer
 from torsh_runtime.parallel.groups import group_of
@@ -80,21 +80,20 @@ class DistributedDataParallel:
         options = {
             "init_sync": init_sync,
             "broadcast_buffers": broadcast_buffers,
+            "register_comm_hook": None,
             **self._config.agreed(),
         }
-        agree = partial(check_agreed, options, adapter, self._group, sends=init_sync)
         if init_sync:
-            agree()
+            check_agreed(options, adapter, self._group, sends=True)
+        agree = partial(_compare, options, None if init_sync else adapter, self._group)
         _check_parameters(adapter)
         if init_sync:
             send_from(0, adapter, self._everything(), self._group)
         self._reducer: Reducer | None = None
         self._is_synchronising = True
         self._joining: Joining | None = None
-        if self._group.world_size > 1:
-            self._reducer = Reducer(
-                adapter, self._group, self._config, None if init_sync else agree
-            )
+        if self._group.world_size > 1 or self._config.check_nan:
+            self._reducer = Reducer(adapter, self._group, self._config, agree)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
@@ -150,9 +149,9 @@ class DistributedDataParallel:
         if not enable or self._reducer is None:
             yield
             return
-        self._joining = Joining(
-            self._group, divide_by_initial_world_size, throw_on_early_termination
-        )
+        names = [name for name, _ in self._adapter.parameters()]
+        options = (divide_by_initial_world_size, throw_on_early_termination)
+        self._joining = Joining(self._group, names, *options)
         try:
             yield
             self._follow_others(self._reducer, self._joining)
@@ -170,13 +169,14 @@ class DistributedDataParallel:
             send_from(joining.last_active[0], self._adapter, self._everything(), self._group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        """A wrapper of the same ranks around a copy of the model, without its hook."""
-        module = copy.deepcopy(self.module, memo)
-        return _unpickled(module, self._config, self._broadcasts_buffers, self._group)
+        """A wrapper of the same ranks around a copy of the model, with a copy of its compressor and
+        without a registered hook."""
+        module, config = copy.deepcopy((self.module, self._config), memo)
+        return _unpickled(module, config, self._broadcasts_buffers, self._group)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The model and the options. Where it is unpickled it is of the default group, without its
-        hook, and its model is taken as it is. ConfigError if it is of another one."""
+        """The model and the options. Where it is unpickled it is of the default group, without a
+        registered hook, and its model is taken as it is. ConfigError if it is of another one."""
         if self._group is not group_of(None):
             raise ConfigError("the wrapper is not of the default group: pickle its .module")
         return _unpickled, (self.module, self._config, self._broadcasts_buffers)
@@ -242,6 +242,15 @@ def _unpickled(
 def _class_around(module_class: type) -> type[DistributedDataParallel]:
     name = DistributedDataParallel.__name__
     return type(name, (DistributedDataParallel, module_class), {"__module__": __name__})
+
+
+def _compare(
+    options: dict[str, object],
+    adapter: ModuleAdapter[Any] | None,
+    group: ProcessGroup,
+    hook: Hook | None,
+) -> None:
+    check_agreed({**options, "register_comm_hook": name_of(hook)}, adapter, group, sends=False)
 
 
 def _check_parameters(adapter: ModuleAdapter[Any]) -> None:

@@ -129,7 +129,7 @@ def test_int8_never_overflows() -> None:
             return np.full(shape, np.nextafter(dtype(1), dtype(0)))
 
     rows = np.random.default_rng(0).random((10_000, 32), np.float32)
-    _, codes = Int8()._encode(rows, Highest())
+    _, codes = Int8()._encode(rows, np.full((len(rows), 1), rows.shape[1]), Highest())
     assert (codes.view(np.int8) >= 0).all()
 
 
@@ -159,6 +159,12 @@ def test_threshold_sends_what_reaches_it() -> None:
 def test_one_bit_sends_mean_magnitudes() -> None:
     got = average(OneBit(), alone(), np.tile(np.array([3, -1], np.float32), 16))
     assert got.tolist() == [2, -2] * 16
+
+
+@pytest.mark.parametrize("size", [1, 31, 33, 2049, 5000])
+def test_one_bit_takes_no_mean_of_more_than_there_is(size: int) -> None:
+    given = np.tile(np.array([2, -2], np.float32), size)[:size]
+    assert average(OneBit(), alone(), given.copy()).tolist() == given.tolist()
 
 
 def test_int8_is_near() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -432,3 +434,18 @@ def test_arguments_are_torchs(name: str) -> None:
     for place, (argument, how) in enumerate(inspect.signature(ours).parameters.items()):
         assert argument in them
         assert how.kind is how.KEYWORD_ONLY or argument == them[place]
+
+
+def test_copies_and_pickles_have_no_hooks_of_parameters() -> None:
+    model, called = nn.Linear(2, 1), []
+    model.weight.register_hook(lambda _: called.append("arrived"))
+    model.weight.register_post_accumulate_grad_hook(lambda _: called.append("accumulated"))
+    inputs = nn.Tensor(np.ones((1, 2), np.float32))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+        assert other.weight.data.tolist() == model.weight.data.tolist()
+        assert other.weight.data is not model.weight.data
+        other(inputs).sum().backward()
+        assert other.weight.grad.tolist() == [[1.0, 1.0]]
+    assert not called
+    model(inputs).sum().backward()
+    assert called == ["arrived", "accumulated"]

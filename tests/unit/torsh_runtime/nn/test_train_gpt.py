@@ -110,3 +110,26 @@ def test_ranks_together_have_the_losses_of_one_process(script: str, tmp_path: Pa
 def test_the_losses_are_drawn(tmp_path: Path) -> None:
     run("--steps", 2, "--plot", tmp_path / "losses.png")
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_it_says_so_before_it_trains() -> None:
+    code = (
+        "import sys, runpy; sys.modules['matplotlib'] = None; script = sys.argv.pop(1); "
+        "runpy.run_path(script, run_name='__main__')"
+    )
+    command = [sys.executable, "-P", "-c", code, str(SCRIPT), "--plot", "losses.png"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 2
+    assert "--plot needs matplotlib: pip install" in said.stderr
+
+
+def test_ranks_that_do_not_see_one_checkpoint_do_not_train(tmp_path: Path) -> None:
+    own = f"{tmp_path}/$RANK.npz"  # which rank 0 alone writes
+    script = f"exec {sys.executable} -P {SCRIPT} {' '.join(SMALL)} --steps $0 --checkpoint {own}"
+    command = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", "--no-python", "bash"]
+    assert "step    10" in output([*command, "-c", script, "10"])
+    again = subprocess.run(
+        [*command, "-c", script, "20"], capture_output=True, text=True, timeout=120
+    )
+    assert again.returncode == 1
+    assert "the ranks would go on after steps [10, 0]" in again.stderr

@@ -53,3 +53,12 @@ def test_it_goes_on_where_it_stood() -> None:
 def test_a_rank_that_is_none() -> None:
     with pytest.raises(ConfigError, match="rank 2 is none of 2"):
         DistributedSampler(10, 2, 2)
+
+
+def test_other_ranks_do_not_go_on_within_an_epoch() -> None:
+    sampler, other = DistributedSampler(20, 2, 1), DistributedSampler(20, 4, 1)
+    with pytest.raises(ConfigError, match=r"within an epoch of 2 ranks, and there are 4: begin"):
+        other.load_state_dict(sampler.state_dict(taken=4))
+    sampler.set_epoch(3)
+    other.load_state_dict(sampler.state_dict())
+    assert (other.epoch, len(list(other))) == (3, 5)
