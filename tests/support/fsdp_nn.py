@@ -55,7 +55,9 @@ def refusals(rank: int) -> list[str]:
         lambda: tr.FullyShardedDataParallel(nn.Tanh()),
         lambda: tr.FullyShardedDataParallel(nn.Linear(3, 2), shard="full"),
         lambda: tr.FullyShardedDataParallel(nn.Linear(3, 2), sharding_strategy="all"),
-        lambda: tr.FullyShardedDataParallel(nn.Linear(3, 2), sharding_strategy="hybrid"),
+        lambda: tr.FullyShardedDataParallel(
+            nn.Linear(3, 2), sharding_strategy="hybrid", process_group=3
+        ),
         lambda: tr.FsdpConfig(min_num_params=-1),
         lambda: tr.FsdpConfig(auto_wrap_policy=100),  # type: ignore[arg-type]
     ]
