@@ -158,7 +158,11 @@ class TorchModule(ModuleAdapter[Tensor]):
 
     def set_gradient(self, parameter: Tensor, gradient: Tensor | None) -> None:
         # One of its own: `parameter.grad.data = ...` moves the object to other memory.
-        parameter.grad = None if gradient is None else gradient.detach()
+        if gradient is None or gradient.dtype is parameter.dtype:
+            parameter.grad = None if gradient is None else gradient.detach()
+        else:  # which torch allows to none but a gradient that is there
+            parameter.grad = parameter.detach()
+            parameter.grad.data = gradient.detach()
 
     def set_values(self, parameter: Tensor, values: Tensor) -> None:
         parameter.data = values
