@@ -73,6 +73,8 @@ class MemoryConfig:
     """Whether at most one unit is gathered before it is needed; else all that follow are."""
     use_orig_params: bool = True
     """The model's own parameters are what an optimizer gets; nothing else is there."""
+    offload_to_cpu: bool = False
+    """As FsdpConfig.cpu_offload."""
 
     def __post_init__(self) -> None:
         if self.use_orig_params is not True:
@@ -125,6 +127,9 @@ class FsdpConfig:
     """Or its value, such as "pre"."""
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
     """In which dtypes it computes and communicates."""
+    cpu_offload: bool = False
+    """Whether parts, their gradients and so the optimizer's state lie in the memory of the CPU, as
+    all of a model on the CPU does; ConfigError with one that is elsewhere."""
     activation_checkpointing: bool = False
     """Whether units within the model keep their inputs only and compute everything once more in the
     backward pass (Chen et al., 2016). A unit that is within another such is a part of that."""
@@ -154,6 +159,11 @@ class FsdpConfig:
                 )
         if self.param_init_fn is not None and not callable(self.param_init_fn):
             raise ConfigError(f"param_init_fn must be a function, not {self.param_init_fn!r}")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether parts are to lie in the memory of the CPU."""
+        return self.cpu_offload or self.memory_config.offload_to_cpu
 
     def agreed(self) -> dict[str, object]:
         """The options that have to be the same on all ranks."""

@@ -206,6 +206,12 @@ class FullyShardedDataParallel:
             raise ConfigError("the model has no parameters: there is nothing to shard")
         for dtype in self._config.mixed_precision.dtypes():
             adapter.itemsize(dtype)
+        kinds = {adapter.kind(each)[1] for _, each in [*adapter.parameters(), *adapter.constants()]}
+        if self._config.offloads and not kinds <= {"cpu", "meta"}:
+            raise ConfigError(
+                f"cpu_offload keeps what a rank has of a model where that is, which is on "
+                f"{', '.join(sorted(kinds))}: moving it from there is not supported, leave it out"
+            )
         others = [path for path, each in inner.items() if each._group.ranks != self._group.ranks]
         if others:
             raise ConfigError(
