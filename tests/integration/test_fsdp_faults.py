@@ -22,6 +22,7 @@ def found() -> dict[Any, list[Any]]:
     bodies: dict[Any, Any] = {"large": fsdp_meta.large}  # before others leave memory to it
     for each in ("unused_in_a_unit", "not_finite", "refused", "other_ranks", "nested_facts"):
         bodies[each] = getattr(fsdp_faults, each)
+    bodies["computed_again"] = fsdp_faults.computed_again
     for each in ("twice", "broken_off", "unused_by_all"):
         for gathers in (False, True):
             bodies[each, gathers] = partial(getattr(fsdp_faults, each), gathers)
@@ -101,6 +102,10 @@ def test_options_that_make_no_sense_are_refused() -> None:
         assert "wrap its .module" in said[6]
         assert "float31" in said[7]
         assert all(each.startswith("ConfigError") for each in said)
+
+
+def test_units_within_the_model_are_computed_again() -> None:
+    assert results("computed_again") == [[1, 2, 2]] * 2
 
 
 def test_nested_wrappers_are_one_model() -> None:

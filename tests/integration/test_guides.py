@@ -46,7 +46,7 @@ def test_data_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, mixed, _ = snippets("sharded-data-parallel.md")
+    script, mixed, meta = snippets("sharded-data-parallel.md")
     out = output(torshrun, script)
     losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
     assert len(losses) == 2

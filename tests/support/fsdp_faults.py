@@ -145,6 +145,26 @@ def refused(rank: int) -> list[str]:
     return [raised(call) for call in calls]
 
 
+class Counted(torch.nn.Linear):
+    """Counts its calls."""
+
+    calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(inputs)
+
+
+def computed_again(rank: int) -> list[int]:
+    """How often forward() of the model's layers was called in a step."""
+    layers = [Counted(4, 4), torch.nn.Sequential(Counted(4, 4), Counted(4, 4))]
+    model: Any = torch.nn.Sequential(*layers)
+    options = {**SMALL, "auto_wrap_policy": tr.CustomAutoWrap(lambda m: m is layers[1])}
+    model = tr.FullyShardedDataParallel(model, activation_checkpointing=True, **options)
+    model(torch.ones(2, 4)).sum().backward()
+    return [each.calls for each in model.modules() if isinstance(each, Counted)]
+
+
 def other_ranks(rank: int) -> str:
     """A part that is sharded over other ranks than the whole."""
     own = tr.new_group([0]), tr.new_group([1])

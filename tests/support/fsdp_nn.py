@@ -39,7 +39,12 @@ def train(model: Any, share: slice, ranks: int) -> dict[str, Any]:
 def together(strategy: str, gathers: bool, rank: int, ranks: int) -> dict[str, Any]:
     gathering = patch.object(NnModule, "common", lambda *_, **__: None)
     with gathering if gathers else nullcontext():
-        model = tr.FullyShardedDataParallel(net(rank), sharding_strategy=strategy, **SMALL)
+        options = dict(SMALL)
+        if strategy == "checkpointing":
+            options["activation_checkpointing"] = True
+        else:
+            options["sharding_strategy"] = strategy
+        model = tr.FullyShardedDataParallel(net(rank), **options)
         return train(model, slice(BATCH * rank, BATCH * (rank + 1)), ranks)
 
 
