@@ -23,6 +23,7 @@ def found() -> dict[Any, list[Any]]:
     for each in ("unused_in_a_unit", "not_finite", "refused", "other_ranks", "nested_facts"):
         bodies[each] = getattr(fsdp_faults, each)
     bodies["computed_again"] = fsdp_faults.computed_again
+    bodies["tied_across"] = fsdp_faults.tied_across
     for each in ("twice", "broken_off", "unused_by_all"):
         for gathers in (False, True):
             bodies[each, gathers] = partial(getattr(fsdp_faults, each), gathers)
@@ -119,6 +120,9 @@ def test_nested_wrappers_are_one_model() -> None:
         assert facts["whole"] == 24 * 4
     for text in results("other_ranks"):
         assert "'first' in the model is sharded over other ranks" in text
+    for text in results("tied_across"):
+        assert text.startswith("ConfigError")
+        assert "'second' has a parameter of a part that is sharded already" in text
 
 
 def test_no_rank_ever_has_all_of_a_model_from_the_meta_device() -> None:

@@ -173,6 +173,14 @@ def other_ranks(rank: int) -> str:
     return raised(lambda: tr.FullyShardedDataParallel(model))
 
 
+def tied_across(rank: int) -> str:
+    """A weight of a part that is sharded already, which a layer outside of that has, too."""
+    model = Two()
+    model.second.weight = model.first.weight
+    model.first = tr.FullyShardedDataParallel(model.first)
+    return raised(lambda: tr.FullyShardedDataParallel(model))
+
+
 def nested_facts(rank: int) -> Any:
     """Names, a clipped norm and a state that is loaded, of wrappers in one another."""
     torch.manual_seed(rank)

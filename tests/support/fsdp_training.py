@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import torsh_runtime as tr
@@ -23,13 +24,14 @@ State = dict[str, torch.Tensor]
 class Net(nn.Module):
     """Linear layers, of which two have one weight and one is frozen in part."""
 
-    def __init__(self, reentrant: bool | None = None) -> None:
+    def __init__(self, reentrant: bool | None = None, ties: bool = True) -> None:
         super().__init__()
         self.first = nn.Linear(6, 17)
         self.inner = nn.Sequential(nn.Linear(17, 17), nn.Tanh(), nn.Linear(17, 17))
         self.tied = nn.Linear(17, 17)
         self.last = nn.Linear(17, 3)
-        self.tied.weight = self.inner[0].weight
+        if ties:
+            self.tied.weight = self.inner[0].weight
         self.last.bias.requires_grad_(False)
         self.reentrant = reentrant
 
@@ -104,7 +106,7 @@ COURSES = {
             "sharding_strategy": "grad-and-optimizer",
         }
     ),
-    "nested": Course(_SMALL, is_nested=True),
+    "nested": Course(_SMALL, {"ties": False}, is_nested=True),
     "compiled wrappers": Course(_SMALL, compiles="units"),
     "compiled in place": Course(_SMALL, compiles="in place"),
     "compiled whole": Course(_SMALL, compiles="whole"),
@@ -157,12 +159,16 @@ def together(name: str, rank: int, ranks: int, gathers: bool = False) -> State:
     course = COURSES[name]
     torch.manual_seed(rank)  # rank 0's values are to be everyone's
     torch.compiler.reset()
+    counters["stats"].clear()
     with without_common_memory(gathers):
         net: Any = _prepared(Net(**course.net), course)
         model: Any = tr.FullyShardedDataParallel(net, **course.options)
         if course.compiles == "whole":
             model = torch.compile(model, backend="aot_eager")
-        return train(model, course, slice(BATCH * rank, BATCH * (rank + 1)), ranks)
+        state = train(model, course, slice(BATCH * rank, BATCH * (rank + 1)), ranks)
+    if course.compiles:  # not anew in each step
+        assert 4 <= counters["stats"]["unique_graphs"] <= 8
+    return state
 
 
 def _prepared(net: Any, course: Course) -> Any:

@@ -30,7 +30,7 @@ from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
-from torsh_runtime.parallel.fsdp.wrapping import Parameters, outermost, units_of
+from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
 
 
 class FullyShardedDataParallel:
@@ -206,21 +206,35 @@ class FullyShardedDataParallel:
             raise ConfigError("the model has no parameters: there is nothing to shard")
         for dtype in self._config.mixed_precision.dtypes():
             adapter.itemsize(dtype)
-        kinds = {adapter.kind(each)[1] for _, each in [*adapter.parameters(), *adapter.constants()]}
-        if self._config.offloads and not kinds <= {"cpu", "meta"}:
-            raise ConfigError(
-                f"cpu_offload keeps what a rank has of a model where that is, which is on "
-                f"{', '.join(sorted(kinds))}: moving it from there is not supported, leave it out"
-            )
-        others = [path for path, each in inner.items() if each._group.ranks != self._group.ranks]
-        if others:
-            raise ConfigError(
-                f"{', '.join(map(repr, others))} in the model is sharded over other ranks: give "
-                f"all wrappers of a model the same process_group"
-            )
+        self._check_offload()
+        self._check_inner(inner, sharded)
         problems = [*filter(None, texts_of_all(self._group, self._initialiser.problem()))]
         if problems:
             raise ConfigError(problems[0])
+
+    def _check_offload(self) -> None:
+        named = [*self._adapter.parameters(), *self._adapter.constants()]
+        devices = {self._adapter.kind(each)[1] for _, each in named}
+        if self._config.offloads and not devices <= {"cpu", "meta"}:
+            raise ConfigError(
+                f"cpu_offload keeps what a rank has of a model where that is, which is on "
+                f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
+            )
+
+    def _check_inner(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
+        for path, wrapper in inner.items():
+            if wrapper._group.ranks != self._group.ranks:
+                raise ConfigError(
+                    f"{path!r} in the model is sharded over other ranks: give all wrappers of a "
+                    f"model the same process_group"
+                )
+        for name, module in self._adapter.modules():
+            own = {id(parameter) for _, parameter in self._adapter.own_parameters(module)}
+            if own & sharded and not any(is_within(name, path) for path in inner):
+                raise ConfigError(
+                    f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
+                    f"parameters together, or the whole model only"
+                )
 
     def _adopt(self, path: str, wrapper: FullyShardedDataParallel) -> None:
         """Have the units of a wrapper that was around the module of this name."""

@@ -55,7 +55,7 @@ def outermost(units: Sequence[Unit]) -> list[Unit]:
     inside = [
         each
         for each in units
-        if each.name and not any(_is_in(each.name, name) and each.name != name for name in names)
+        if each.name and not any(is_within(each.name, name) and each.name != name for name in names)
     ]
     return inside or [*units]
 
@@ -107,12 +107,13 @@ def _is_unit(policy: AutoWrapPolicy, module: Any, size: int) -> bool:
 
 def _innermost(homes: list[str], chosen: set[str]) -> str:
     """The innermost unit that all these modules are in."""
-    above = [[each for each in chosen if _is_in(home, each)] for home in homes]
+    above = [[each for each in chosen if is_within(home, each)] for home in homes]
     common = set(above[0]).intersection(*above[1:])
     return max(common, key=lambda name: name.count(".") + bool(name))
 
 
-def _is_in(name: str, unit: str) -> bool:
+def is_within(name: str, unit: str) -> bool:
+    """Whether a module of this name is the unit's of that name, or within it."""
     return not unit or name == unit or name.startswith(f"{unit}.")
 
 
