@@ -165,10 +165,6 @@ class NnModule(ModuleAdapter[Any]):
         module.register_forward_pre_hook(lambda *_: before())
         module.register_forward_hook(lambda _, __, outputs: after(outputs))
 
-    def around_forward(self, module: Any, around: Callable[[Any, Any, Any], Any]) -> None:
-        forward = module.forward
-        module.forward = lambda *inputs, **named: around(forward, inputs, named)
-
     def checkpoint(self, call: Any, inputs: Any, named: Any) -> Any:
         return nn.checkpoint(partial(call, **named), *inputs)
 

@@ -195,10 +195,6 @@ class TorchModule(ModuleAdapter[Tensor]):
         module.register_forward_pre_hook(untraced(lambda *_: before()), prepend=True)
         module.register_forward_hook(untraced(lambda _, __, outputs: after(outputs)))
 
-    def around_forward(self, module: Any, around: Callable[[Any, Any, Any], Any]) -> None:
-        forward = module.forward
-        module.forward = lambda *inputs, **named: around(forward, inputs, named)
-
     def checkpoint(self, call: Any, inputs: Any, named: Any) -> Any:
         return checkpoint(call, *inputs, use_reentrant=False, **named)
 

@@ -29,13 +29,18 @@ class Initialiser:
             f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
         )
 
-    def have(self, parameters: Sequence[Any]) -> None:
-        """Let these parameters have values, and so all that is in their modules."""
+    def have(self, parameters: Sequence[Any]) -> bool:
+        """Let these parameters have values, and so all that is in their modules. Whether some had
+        none."""
         wanted = {id(parameter) for parameter in parameters}
-        for named in [*self._left]:
-            own = self._adapter.own_parameters(named[1])
-            if any(id(parameter) in wanted for _, parameter in own):
-                self._make(named)
+        found = [
+            named
+            for named in self._left
+            if wanted & {id(own) for _, own in self._adapter.own_parameters(named[1])}
+        ]
+        for named in found:
+            self._make(named)
+        return bool(found)
 
     def have_all(self) -> None:
         """Let everything have values."""

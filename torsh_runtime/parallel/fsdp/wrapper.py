@@ -250,7 +250,7 @@ class FullyShardedDataParallel:
             send_from(0, self._adapter, tensors, group)
 
     def _unit(self, name: str, module: Any, parameters: Parameters) -> Unit:
-        self._initialiser.have([parameter for _, parameter in parameters])
+        is_made = self._initialiser.have([parameter for _, parameter in parameters])
         self._send([parameter for _, parameter in parameters])
         kinds: dict[tuple[Any, ...], Parameters] = {}
         for each in parameters:
@@ -261,7 +261,10 @@ class FullyShardedDataParallel:
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
         keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
-        return Unit(name, module, self._adapter, laid, is_replicated, keeps_whole)
+        unit = Unit(name, module, self._adapter, laid, is_replicated, keeps_whole)
+        if is_made:  # the next one may not fit where this one was
+            self._adapter.let_go_of_freed()
+        return unit
 
     def _laid(self, named: Parameters, is_replicated: bool) -> tuple[FlatParameter, Memory]:
         adapter, group = self._adapter, self._group
