@@ -11,7 +11,7 @@ import pytest
 from support import fsdp_nn
 from support.worlds import Raised, run_in_one_world
 
-STRATEGIES = ("full", "grad-and-optimizer", "none")
+STRATEGIES = ("full", "grad-and-optimizer", "none", "checkpointing")
 
 
 @cache

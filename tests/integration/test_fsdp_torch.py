@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -14,25 +15,19 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 
-NAMES = (
-    "full",
-    "grad-and-optimizer",
-    "none",
-    "one unit",
-    "by type",
-    "by function",
-    "replicated in part",
-    "zeroed in place",
-    "accumulating",
-    "no_sync",
-    "clipped",
-    "checkpoint",
-    "reentrant checkpoint",
-    "prefetch post",
-    "prefetch none",
-    "no limit",
-)
 WAYS = ("common", "gathered")
+
+
+OF_THREE = ("full", "grad-and-optimizer", "none", "one unit", "accumulating", "clipped", "nested")
+
+
+def names(ranks: int) -> Sequence[str]:
+    """Of courses; where ranks are three, those in which their number matters."""
+    if not importlib.util.find_spec("torch"):
+        return []
+    from support.fsdp_training import COURSES
+
+    return [*COURSES] if ranks == 2 else OF_THREE
 
 
 @cache
@@ -42,15 +37,15 @@ def trained(ranks: int) -> dict[Any, list[Any]]:
     def alone(name: str, rank: int) -> Any:
         return fsdp_training.alone(name, ranks) if rank == 0 else None
 
-    bodies: dict[Any, Any] = {}
-    for name in NAMES:
+    bodies: dict[Any, Any] = {"ddp": partial(fsdp_training.data_parallel, ranks=ranks)}
+    for name in names(ranks):
         for way in WAYS:
             bodies[name, way] = partial(
                 fsdp_training.together, name, ranks=ranks, gathers=way == "gathered"
             )
         bodies[name, "alone"] = partial(alone, name)
     if ranks == 4:
-        bodies = {"hybrid": fsdp_training.hybrid, ("full", "alone"): partial(alone, "full")}
+        bodies = {"hybrid": fsdp_training.hybrid, "ddp": bodies["ddp"]}
     return run_in_one_world(ranks, bodies, 60.0)
 
 
@@ -61,27 +56,44 @@ def whole(results: list[Any]) -> list[Any]:
     return results
 
 
-def check(results: list[Any], expected: dict[str, Any]) -> None:
+def check(results: list[Any], expected: dict[str, Any], loose: float = 1) -> None:
     import torch
 
     first, *others = whole(results)
     mean = torch.stack([each.pop("losses") for each in results]).mean(0)
     for key, value in expected.items():
         if key == "losses":
-            torch.testing.assert_close(mean[:-1], value[:-1], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mean[:-1], value[:-1], rtol=loose * 1e-4, atol=loose * 1e-5)
             continue
-        torch.testing.assert_close(first[key], value, rtol=1e-3, atol=1e-4, msg=key)
+        torch.testing.assert_close(first[key], value, rtol=loose * 1e-3, atol=loose * 1e-4, msg=key)
         assert all(torch.equal(first[key], other[key]) for other in others)
+
+
+def check_same(results: list[Any], others: list[Any]) -> None:
+    """Each rank had the same losses, and has the same parameters, within float32's rounding."""
+    import torch
+
+    for result, other in zip(results, others, strict=True):
+        for key, value in other.items():
+            torch.testing.assert_close(result[key], value, rtol=1e-4, atol=2e-5, msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [(name, ranks) for ranks in (2, 3) for name in names(ranks)]
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_trains_as_one_process_does(name: str, way: str, ranks: int) -> None:
+    expected = whole(trained(ranks)[name, "alone"])[0]
+    loose = 100 if name == "autocast" else 1  # gradients of whole batches are rounded to bfloat16
+    check([dict(each) for each in whole(trained(ranks)[name, way])], expected, loose)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NAMES)
-def test_trains_as_one_process_does(name: str, way: str, ranks: int) -> None:
-    expected = whole(trained(ranks)[name, "alone"])[0]
-    check([dict(each) for each in whole(trained(ranks)[name, way])], expected)
+@pytest.mark.parametrize("name", ["full", "grad-and-optimizer", "none"])
+def test_losses_are_those_of_data_parallelism(name: str, way: str, ranks: int) -> None:
+    check_same(whole(trained(ranks)[name, way]), whole(trained(ranks)["ddp"]))
 
 
-def test_replicas_of_shards_train_as_one_process_does() -> None:
-    found = trained(4)
-    check(whole(found["hybrid"]), whole(found["full", "alone"])[0])
+def test_replicas_of_shards_train_as_data_parallelism_does() -> None:
+    check_same(whole(trained(4)["hybrid"]), whole(trained(4)["ddp"]))

@@ -48,12 +48,18 @@ def test_data_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    (script,) = snippets("sharded-data-parallel.md")
+    script, mixed, meta = snippets("sharded-data-parallel.md")
     out = output(torshrun, script)
     losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert (torshrun.folder / "model.pt").exists()
+    losses = re.findall(
+        r"rank \d: loss ([\d.]+), parameters are torch.float32", output(torshrun, mixed)
+    )
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.5
+    assert output(torshrun, meta).count("4008000 bytes of parameters here, 4008000 elsewhere") == 2
 
 
 @pytest.mark.torch

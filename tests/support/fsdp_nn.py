@@ -39,7 +39,12 @@ def train(model: Any, share: slice, ranks: int) -> dict[str, Any]:
 def together(strategy: str, gathers: bool, rank: int, ranks: int) -> dict[str, Any]:
     gathering = patch.object(NnModule, "common", lambda *_, **__: None)
     with gathering if gathers else nullcontext():
-        model = tr.FullyShardedDataParallel(net(rank), sharding_strategy=strategy, **SMALL)
+        options = dict(SMALL)
+        if strategy == "checkpointing":
+            options["activation_checkpointing"] = True
+        else:
+            options["sharding_strategy"] = strategy
+        model = tr.FullyShardedDataParallel(net(rank), **options)
         return train(model, slice(BATCH * rank, BATCH * (rank + 1)), ranks)
 
 
@@ -55,7 +60,9 @@ def refusals(rank: int) -> list[str]:
         lambda: tr.FullyShardedDataParallel(nn.Tanh()),
         lambda: tr.FullyShardedDataParallel(nn.Linear(3, 2), shard="full"),
         lambda: tr.FullyShardedDataParallel(nn.Linear(3, 2), sharding_strategy="all"),
-        lambda: tr.FullyShardedDataParallel(nn.Linear(3, 2), sharding_strategy="hybrid"),
+        lambda: tr.FullyShardedDataParallel(
+            nn.Linear(3, 2), sharding_strategy="hybrid", process_group=3
+        ),
         lambda: tr.FsdpConfig(min_num_params=-1),
         lambda: tr.FsdpConfig(auto_wrap_policy=100),  # type: ignore[arg-type]
     ]

@@ -10,9 +10,11 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import torsh_runtime as tr
+from torsh_runtime.modules.nn import NnModule
 from torsh_runtime.modules.torch import TorchModule
 
 BATCH = 4
@@ -22,13 +24,14 @@ State = dict[str, torch.Tensor]
 class Net(nn.Module):
     """Linear layers, of which two have one weight and one is frozen in part."""
 
-    def __init__(self, reentrant: bool | None = None) -> None:
+    def __init__(self, reentrant: bool | None = None, ties: bool = True) -> None:
         super().__init__()
         self.first = nn.Linear(6, 17)
         self.inner = nn.Sequential(nn.Linear(17, 17), nn.Tanh(), nn.Linear(17, 17))
         self.tied = nn.Linear(17, 17)
         self.last = nn.Linear(17, 3)
-        self.tied.weight = self.inner[0].weight
+        if ties:
+            self.tied.weight = self.inner[0].weight
         self.last.bias.requires_grad_(False)
         self.reentrant = reentrant
 
@@ -53,6 +56,12 @@ class Course:
     zeroes_late: bool = False
     """After the forward pass, not before it."""
     clips: float = 0.0
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    has_autocast: bool = False
+    compiles: str = ""
+    """What torch.compile takes: units, in one of two ways, or the whole."""
+    is_nested: bool = False
+    """Parts are wrapped by hand before the whole is."""
 
 
 _SMALL = {"auto_wrap_policy": tr.SizeBasedAutoWrap(100), "min_num_params": 0}
@@ -82,6 +91,28 @@ COURSES = {
     "prefetch post": Course({**_SMALL, "backward_prefetch": "post"}),
     "prefetch none": Course({**_SMALL, "backward_prefetch": "none"}),
     "no limit": Course({**_SMALL, "memory_config": tr.MemoryConfig(limit_all_gathers=False)}),
+    "fused": Course(_SMALL, optimizer={"fused": True}),
+    "foreach": Course(_SMALL, optimizer={"foreach": True}),
+    "autocast": Course(_SMALL, has_autocast=True),
+    "checkpointing": Course({**_SMALL, "activation_checkpointing": True}),
+    "checkpointing the only unit": Course(
+        {"auto_wrap_policy": tr.NoAutoWrap(), "activation_checkpointing": True}
+    ),
+    "checkpointing blocks": Course(
+        {
+            **_SMALL,
+            "activation_checkpointing": True,
+            "auto_wrap_policy": tr.ModuleTypeBasedAutoWrap(("Sequential",)),
+            "sharding_strategy": "grad-and-optimizer",
+        }
+    ),
+    "nested": Course(_SMALL, {"ties": False}, is_nested=True),
+    "compiled wrappers": Course(_SMALL, compiles="units"),
+    "compiled in place": Course(_SMALL, compiles="in place"),
+    "compiled whole": Course(_SMALL, compiles="whole"),
+    "compiled whole units": Course(
+        {**_SMALL, "sharding_strategy": "grad-and-optimizer"}, compiles="whole"
+    ),
 }
 STEPS = 100
 
@@ -90,16 +121,19 @@ def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
     """The state after training on these rows of each batch, with the losses on them."""
     torch.set_num_threads(1)  # ranks and their threads would wait for each other's processors
     losses = []
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.01, **course.optimizer)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=course.has_autocast)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(STEPS):
+    for _ in range(STEPS // 5 if course.compiles else STEPS):
         if not course.zeroes_late:
             optimizer.zero_grad(set_to_none=not course.keeps_gradients)
         for number in range(course.passes):
             inputs = torch.randn(BATCH * ranks, 6, generator=generator)[share]
             skip = course.by_no_sync and number < course.passes - 1 and hasattr(model, "no_sync")
             with model.no_sync() if skip else nullcontext():
-                loss = model(inputs).square().mean() / course.passes
+                with autocast:
+                    loss = model(inputs).square().mean() / course.passes
                 if course.zeroes_late:
                     optimizer.zero_grad(set_to_none=not course.keeps_gradients)
                 loss.backward()
@@ -109,7 +143,8 @@ def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
         optimizer.step()
     with torch.no_grad():
         losses.append(model(torch.ones(2, 6)).sum())
-    return {**model.state_dict(), "losses": torch.stack(losses)}
+    state = {name.replace("_orig_mod.", ""): each for name, each in model.state_dict().items()}
+    return {**state, "losses": torch.stack(losses)}
 
 
 def _clip(model: Any, most: float) -> None:
@@ -123,9 +158,37 @@ def together(name: str, rank: int, ranks: int, gathers: bool = False) -> State:
     """Trained by this rank beside the others."""
     course = COURSES[name]
     torch.manual_seed(rank)  # rank 0's values are to be everyone's
-    with _without_common_memory() if gathers else nullcontext():
-        model: Any = tr.FullyShardedDataParallel(Net(**course.net), **course.options)
-        return train(model, course, slice(BATCH * rank, BATCH * (rank + 1)), ranks)
+    torch.compiler.reset()
+    counters["stats"].clear()
+    with without_common_memory(gathers):
+        net: Any = _prepared(Net(**course.net), course)
+        model: Any = tr.FullyShardedDataParallel(net, **course.options)
+        if course.compiles == "whole":
+            model = torch.compile(model, backend="aot_eager")
+        state = train(model, course, slice(BATCH * rank, BATCH * (rank + 1)), ranks)
+    if course.compiles:  # not anew in each step
+        assert 4 <= counters["stats"]["unique_graphs"] <= 8
+    return state
+
+
+def _prepared(net: Any, course: Course) -> Any:
+    if course.is_nested:
+        net.inner[2] = tr.FullyShardedDataParallel(net.inner[2], **course.options)
+        net.inner = tr.FullyShardedDataParallel(net.inner, **course.options)
+    for name in ("first", "inner"):
+        if course.compiles == "units":
+            setattr(net, name, torch.compile(getattr(net, name), backend="aot_eager"))
+        elif course.compiles == "in place":
+            getattr(net, name).compile(backend="aot_eager")
+    return net
+
+
+def data_parallel(rank: int, ranks: int) -> State:
+    """By DistributedDataParallel, of which every strategy is another form."""
+    torch.manual_seed(rank)
+    model: Any = tr.DistributedDataParallel(Net())
+    state = train(model, COURSES["full"], slice(BATCH * rank, BATCH * (rank + 1)), ranks)
+    return {name.removeprefix("module."): each for name, each in state.items()}
 
 
 def alone(name: str, ranks: int) -> State:
@@ -135,9 +198,13 @@ def alone(name: str, ranks: int) -> State:
 
 
 @contextmanager
-def _without_common_memory() -> Iterator[None]:
-    """As between nodes: ranks gather what they need."""
-    with patch.object(TorchModule, "common", lambda *_, **__: None):
+def without_common_memory(gathers: bool = True) -> Iterator[None]:
+    """As between nodes, if gathers: ranks gather what they need."""
+    if not gathers:
+        yield
+        return
+    nothing: Any = lambda *_, **__: None  # noqa: E731
+    with patch.object(TorchModule, "common", nothing), patch.object(NnModule, "common", nothing):
         yield
 
 
@@ -145,7 +212,18 @@ def hybrid(rank: int) -> State:
     """Four ranks: sharded over two, which two others replicate."""
     torch.manual_seed(rank)
     mesh = tr.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    options = {**_SMALL, "sharding_strategy": "hybrid"}
-    model: Any = tr.FullyShardedDataParallel(Net(), process_group=mesh, **options)
-    assert 0.4 < model.local_sharding_ratio() < 0.6
-    return train(model, COURSES["full"], slice(BATCH * rank, BATCH * (rank + 1)), 4)
+    return _by(rank, 4, "hybrid", mesh)
+
+
+def between_nodes(strategy: str, rank: int, ranks: int) -> State:
+    """Of some ranks on each node; replicas of shards are made of the default group."""
+    torch.manual_seed(rank)
+    return _by(rank, ranks, strategy, None)
+
+
+def _by(rank: int, ranks: int, strategy: str, groups: Any) -> State:
+    options = {**_SMALL, "sharding_strategy": strategy}
+    model: Any = tr.FullyShardedDataParallel(Net(), process_group=groups, **options)
+    if strategy == "hybrid":
+        assert 0.4 < model.local_sharding_ratio() < 0.6
+    return train(model, COURSES["full"], slice(BATCH * rank, BATCH * (rank + 1)), ranks)

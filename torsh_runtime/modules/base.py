@@ -100,6 +100,19 @@ class ModuleAdapter(ABC, Generic[T]):
         """Copy the values, which are cast to the target's dtype."""
 
     @abstractmethod
+    def cast(self, tensor: T, dtype: str) -> T:
+        """In this dtype: itself, or a copy."""
+
+    @abstractmethod
+    def cast_buffers(self, dtype: str) -> None:
+        """Let floating point buffers have this dtype."""
+
+    @abstractmethod
+    def cast_inputs(self, inputs: Any, dtype: str) -> Any:
+        """The same nested lists, tuples and dicts, with floating point tensors of this dtype;
+        gradients flow back."""
+
+    @abstractmethod
     def add(self, target: T, source: T) -> None:
         """Add the values in place."""
 
@@ -164,6 +177,38 @@ class ModuleAdapter(ABC, Generic[T]):
     def on_forward(self, module: Any, before: Call, after: Callable[[Any], None]) -> None:
         """Call before() whenever one of the modules is about to be called, and after(outputs)."""
 
+    def around_forward(self, module: Any, around: Callable[[Any, Any, Any], Any]) -> None:
+        """Let what one of the modules computes be around(forward, inputs, named inputs), within
+        what on_forward() calls."""
+        forward = module.forward
+        module.forward = lambda *inputs, **named: around(forward, inputs, named)
+
+    @abstractmethod
+    def checkpoint(self, call: Any, inputs: Any, named: Any) -> Any:
+        """call(*inputs, **named), which is computed once more in the backward pass."""
+
+    def is_called(self, module: Any) -> bool:
+        """Whether one of the modules is called when its parameters are used."""
+        return True
+
+    def is_meta(self, module: Any) -> bool:
+        """Whether one of the modules has tensors of its own without memory."""
+        return False
+
+    def own_initialiser(self, module: Any) -> Callable[[Any], object] | None:
+        """What gives such a module values, as it does itself when it is made; None if nothing."""
+        return None
+
+    def materialise(self, module: Any, initialise: Callable[[Any], object]) -> None:
+        """Give such a module memory on the CPU, and then initialise(module)."""
+
+    def replace(self, module: Any, other: Any) -> None:
+        """Put another one where one of the modules is."""
+        for _, parent in self.modules():
+            for name, child in parent.named_children():
+                if child is module:
+                    setattr(parent, name, other)
+
     @abstractmethod
     def at_end_of_backward(self, call: Call) -> None:
         """Call it once when the present backward pass has ended; what it raises ends the pass.
@@ -211,3 +256,14 @@ def leaves(value: object) -> Iterable[object]:
             yield from leaves(each)
     else:
         yield value
+
+
+def mapped(call: Callable[[Any], Any], value: Any) -> Any:
+    """A value like this one, of what `call` makes of all within nested lists, tuples and dicts."""
+    if isinstance(value, dict):  # whose order may be another one on other ranks
+        made = {key: mapped(call, value[key]) for key in sorted(value, key=repr)}
+        return {key: made[key] for key in value}
+    if isinstance(value, list | tuple):
+        parts = [mapped(call, each) for each in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    return None if value is None else call(value)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torsh_runtime import nn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves
+from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves, mapped
 from torsh_runtime.nn import backward
 from torsh_runtime.nn.arrays import array_module, dtype_named
 
@@ -96,6 +97,21 @@ class NnModule(ModuleAdapter[Any]):
     def copy(self, target: Any, source: Any) -> None:
         self.values(target)[...] = self.values(source)
 
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        return self.values(tensor).astype(dtype_named(dtype), copy=False)
+
+    def cast_buffers(self, dtype: str) -> None:
+        for _, buffer in self.buffers():
+            if _is_floating(buffer):
+                buffer.data = self.cast(buffer, dtype)
+
+    def cast_inputs(self, inputs: Any, dtype: str) -> Any:
+        def cast(value: Any) -> Any:
+            is_cast = isinstance(value, nn.Tensor) and _is_floating(value)
+            return value.to(dtype) if is_cast else value
+
+        return mapped(cast, inputs)
+
     def add(self, target: Any, source: Any) -> None:
         array = self.values(target)
         array += self.values(source)
@@ -149,6 +165,9 @@ class NnModule(ModuleAdapter[Any]):
         module.register_forward_pre_hook(lambda *_: before())
         module.register_forward_hook(lambda _, __, outputs: after(outputs))
 
+    def checkpoint(self, call: Any, inputs: Any, named: Any) -> Any:
+        return nn.checkpoint(partial(call, **named), *inputs)
+
     def at_end_of_backward(self, call: Call) -> None:
         backward.queue_callback(call)
 
@@ -170,6 +189,11 @@ class NnModule(ModuleAdapter[Any]):
 
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return call
+
+
+def _is_floating(tensor: Any) -> bool:
+    name: str = tensor.data.dtype.name
+    return name.startswith(("float", "bfloat"))
 
 
 def _differentiable(outputs: object) -> Iterator[Any]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from torsh_runtime.arrays.torch import host_view
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
-from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves
+from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves, mapped
 
 Tensor = torch.Tensor
 _engine: Any = torch.autograd.Variable._execution_engine
@@ -107,6 +108,23 @@ class TorchModule(ModuleAdapter[Tensor]):
             source = source.to_dense()
         target.copy_(source)
 
+    def cast(self, tensor: Tensor, dtype: str) -> Tensor:
+        return tensor.detach().to(getattr(torch, dtype))
+
+    def cast_buffers(self, dtype: str) -> None:
+        for _, buffer in self.buffers():
+            if buffer.is_floating_point():
+                buffer.data = self.cast(buffer, dtype)
+
+    def cast_inputs(self, inputs: Any, dtype: str) -> Any:
+        kind: torch.dtype = getattr(torch, dtype)
+
+        def cast(value: Any) -> Any:
+            is_cast = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(kind) if is_cast else value
+
+        return mapped(cast, inputs)
+
     @torch.no_grad()
     def add(self, target: Tensor, source: Tensor) -> None:
         target.add_(source)
@@ -144,7 +162,11 @@ class TorchModule(ModuleAdapter[Tensor]):
 
     def set_gradient(self, parameter: Tensor, gradient: Tensor | None) -> None:
         # One of its own: `parameter.grad.data = ...` moves the object to other memory.
-        parameter.grad = None if gradient is None else gradient.detach()
+        if gradient is None or gradient.dtype is parameter.dtype:
+            parameter.grad = None if gradient is None else gradient.detach()
+        else:  # which torch allows to none but a gradient that is there
+            parameter.grad = parameter.detach()
+            parameter.grad.data = gradient.detach()
 
     def set_values(self, parameter: Tensor, values: Tensor) -> None:
         parameter.data = values
@@ -176,6 +198,32 @@ class TorchModule(ModuleAdapter[Tensor]):
         untraced = self.untraced
         module.register_forward_pre_hook(untraced(lambda *_: before()), prepend=True)
         module.register_forward_hook(untraced(lambda _, __, outputs: after(outputs)))
+
+    def checkpoint(self, call: Any, inputs: Any, named: Any) -> Any:
+        return checkpoint(call, *inputs, use_reentrant=False, **named)
+
+    def is_called(self, module: Any) -> bool:
+        # MultiheadAttention's out_proj, whose weight that uses itself
+        return not isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
+
+    def is_meta(self, module: Any) -> bool:
+        return any(each.is_meta for each in _own_tensors(module))
+
+    def own_initialiser(self, module: Any) -> Callable[[Any], object] | None:
+        kind = type(module)  # MultiheadAttention has the latter
+        found = (getattr(kind, name, None) for name in ("reset_parameters", "_reset_parameters"))
+        return next(filter(None, found), None)
+
+    @torch.no_grad()
+    def materialise(self, module: Any, initialise: Callable[[Any], object]) -> None:
+        for each in _own_tensors(module):
+            if each.is_meta:  # the object stays, of which others may know
+                memory: Any = torch.empty_like(each, device="cpu")
+                if isinstance(each, torch.nn.Parameter):
+                    memory = torch.nn.Parameter(memory, each.requires_grad)
+                swap: Any = torch.utils.swap_tensors
+                swap(each, memory)
+        initialise(module)
 
     def at_end_of_backward(self, call: Call) -> None:
         _engine.queue_callback(call)
@@ -220,6 +268,10 @@ class TorchModule(ModuleAdapter[Tensor]):
         disable: Any = torch.compiler.disable
         disabled: Callable[..., Any] = disable(call)
         return disabled
+
+
+def _own_tensors(module: Any) -> list[Tensor]:
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
 def _differentiable(outputs: object) -> Iterator[Tensor]:

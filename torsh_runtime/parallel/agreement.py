@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,14 @@ def check_agreed(
     adapter: ModuleAdapter[Any] | None,
     group: ProcessGroup,
     sends: bool,
+    without: Set[int] = frozenset(),
 ) -> None:
     """ConfigError on all ranks if their options differ, which names these, or else their models,
     if given, in the names, order, shapes or dtypes of parameters and, if it is sent, of all else:
-    it names the first that differs. It blocks.
+    it names the first that differs. without: id() of tensors that may differ. It blocks.
     """
     own = [f"{name}={value!r}" for name, value in options.items()]
-    text = "\n".join([*own, *(() if adapter is None else _lines(adapter, sends))])
+    text = "\n".join([*own, *(() if adapter is None else _lines(adapter, sends, without))])
     everyone = [each.splitlines() for each in texts_of_all(group, text)]
     found = []
     for number in range(max(map(len, everyone))):
@@ -53,7 +54,7 @@ def check_agreed(
         )
 
 
-def _lines(adapter: ModuleAdapter[Any], sends: bool) -> list[str]:
+def _lines(adapter: ModuleAdapter[Any], sends: bool, without: Set[int]) -> list[str]:
     kinds = {"parameter": adapter.parameters()}
     if sends:
         kinds |= {"parameter without gradient": adapter.constants(), "buffer": adapter.buffers()}
@@ -61,6 +62,7 @@ def _lines(adapter: ModuleAdapter[Any], sends: bool) -> list[str]:
         f"{what} {name!r} of shape {adapter.shape(tensor)} and dtype {adapter.kind(tensor)[0]}"
         for what, named in kinds.items()
         for name, tensor in named
+        if id(tensor) not in without
     ]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.modules.base import mapped
 from torsh_runtime.parallel.groups import group_of
 
 
@@ -24,7 +24,7 @@ def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
     """
     members = group_of(group)
     jax = sys.modules.get("jax")
-    each = _map if jax is None else jax.tree_util.tree_map
+    each = mapped if jax is None else jax.tree_util.tree_map
     copies: list[Any] = []
     each(lambda leaf: copies.append(_copy(leaf)), tree)
     works = [members.all_reduce(copy, ReduceOp.AVG, async_op=True) for copy in copies]
@@ -32,17 +32,6 @@ def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
         work.wait()
     means = iter(copies)
     return each(lambda leaf: _like(leaf, next(means)), tree)
-
-
-def _map(call: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree of what `call` makes of each leaf."""
-    if isinstance(tree, dict):  # whose order may be another one on other ranks
-        made = {key: _map(call, tree[key]) for key in sorted(tree, key=repr)}
-        return {key: made[key] for key in tree}
-    if isinstance(tree, list | tuple):
-        parts = [_map(call, value) for value in tree]
-        return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
-    return None if tree is None else call(tree)
 
 
 def _copy(leaf: Any) -> Any:

@@ -67,11 +67,12 @@ class Place:
     @classmethod
     def here(cls, offer: str, token: bytes, terms: Terms) -> Place:
         """This process's."""
+        here = node_here()
         return cls(
             pid=os.getpid(),
-            machine=_boot_id(),
-            pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
-            network=str(Path("/proc/self/ns/net").readlink()),
+            machine=here.machine,
+            pid_namespace=here.pid_namespace,
+            network=here.network,
             host=socket.gethostname(),
             offer=offer,
             token=token,
@@ -116,6 +117,12 @@ class Place:
 @cache
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def node_here() -> Node:
+    """This process's node."""
+    network, processes = (Path(f"/proc/self/ns/{kind}") for kind in ("net", "pid"))
+    return Node(_boot_id(), str(processes.readlink()), str(network.readlink()))
 
 
 def layout(places: Mapping[int, Place]) -> list[list[int]]:

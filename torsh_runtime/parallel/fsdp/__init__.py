@@ -4,8 +4,10 @@ from torsh_runtime.parallel.fsdp.config import (
     BackwardPrefetch,
     FsdpConfig,
     MemoryConfig,
+    MixedPrecision,
     ShardingStrategy,
 )
+from torsh_runtime.parallel.fsdp.scaler import ShardedGradScaler
 from torsh_runtime.parallel.fsdp.stats import MemoryStats
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.fsdp.wrapping import (
@@ -24,8 +26,10 @@ __all__ = [
     "FullyShardedDataParallel",
     "MemoryConfig",
     "MemoryStats",
+    "MixedPrecision",
     "ModuleTypeBasedAutoWrap",
     "NoAutoWrap",
+    "ShardedGradScaler",
     "ShardingStrategy",
     "SizeBasedAutoWrap",
     "auto_wrap_modules",

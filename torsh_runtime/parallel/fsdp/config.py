@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from torsh_runtime.errors import ConfigError
 
 
@@ -65,10 +67,48 @@ AutoWrapPolicy = SizeBasedAutoWrap | ModuleTypeBasedAutoWrap | CustomAutoWrap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """How much may be in memory at a time."""
+    """How much may be in memory at a time. ConfigError for what is not there."""
 
     limit_all_gathers: bool = True
     """Whether at most one unit is gathered before it is needed; else all that follow are."""
+    use_orig_params: bool = True
+    """The model's own parameters are what an optimizer gets; nothing else is there."""
+    offload_to_cpu: bool = False
+    """As FsdpConfig.cpu_offload."""
+
+    def __post_init__(self) -> None:
+        if self.use_orig_params is not True:
+            raise ConfigError(
+                f"use_orig_params is {self.use_orig_params!r} and must be True: optimizers get the "
+                f"model's own parameters, which are views of flat ones already, so that one flat "
+                f"parameter instead of them would save nothing, and lose their names and groups"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """In which dtypes a model computes and communicates, as torch's class of this name. Each is one
+    of torch's, one of numpy's or its name, and holds for floating point tensors; None is the
+    parameters' own. Optimizers change parameters in their own dtype."""
+
+    param_dtype: Any = None
+    """Of parameters in forward and backward passes."""
+    reduce_dtype: Any = None
+    """In which gradients are averaged; None: param_dtype."""
+    buffer_dtype: Any = None
+    """Of buffers, which are cast when the model is wrapped."""
+    keep_low_precision_grads: bool = False
+    """Whether optimizers get gradients in the dtype in which they were averaged."""
+    cast_forward_inputs: bool = True
+    """Whether what units are called with is cast to param_dtype."""
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+            object.__setattr__(self, name, _floating(name, getattr(self, name)))
+
+    def dtypes(self) -> list[str]:
+        """The names of those that were given."""
+        return [*filter(None, (self.param_dtype, self.reduce_dtype, self.buffer_dtype))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +125,19 @@ class FsdpConfig:
     memory_config: MemoryConfig = field(default_factory=MemoryConfig)
     backward_prefetch: BackwardPrefetch | str = BackwardPrefetch.BACKWARD_PRE
     """Or its value, such as "pre"."""
+    mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
+    """In which dtypes it computes and communicates."""
+    cpu_offload: bool = False
+    """Whether parts, their gradients and so the optimizer's state lie in the memory of the CPU, as
+    all of a model on the CPU does; ConfigError with one that is elsewhere."""
+    activation_checkpointing: bool = False
+    """Whether units within the model keep their inputs only and compute everything once more in the
+    backward pass (Chen et al., 2016). A unit that is within another such is a part of that."""
+    param_init_fn: Callable[[Any], object] | None = None
+    """Called with each module that has parameters or buffers on the meta device, once they have
+    memory: gives them values. None: module.reset_parameters()."""
+    check_nan: bool = False
+    """Whether a backward pass raises GradientError on all ranks if averages are not finite."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -99,12 +152,25 @@ class FsdpConfig:
                 f"auto_wrap_policy must be SizeBasedAutoWrap(), ModuleTypeBasedAutoWrap(), "
                 f"CustomAutoWrap() or NoAutoWrap(), not {self.auto_wrap_policy!r}"
             )
+        for name, wanted in (("mixed_precision", MixedPrecision), ("memory_config", MemoryConfig)):
+            if not isinstance(getattr(self, name), wanted):
+                raise ConfigError(
+                    f"{name} must be a {wanted.__name__}(), not {getattr(self, name)!r}"
+                )
+        if self.param_init_fn is not None and not callable(self.param_init_fn):
+            raise ConfigError(f"param_init_fn must be a function, not {self.param_init_fn!r}")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether parts are to lie in the memory of the CPU."""
+        return self.cpu_offload or self.memory_config.offload_to_cpu
 
     def agreed(self) -> dict[str, object]:
         """The options that have to be the same on all ranks."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         if isinstance(self.auto_wrap_policy, CustomAutoWrap):  # functions have no common name
             named["auto_wrap_policy"] = "CustomAutoWrap"
+        del named["param_init_fn"]  # a rank may have values while others have none
         return named
 
 
@@ -115,3 +181,15 @@ def _member(name: str, kind: type[Enum], given: object) -> Enum:
         raise ConfigError(
             f"{name} must be one of {', '.join(repr(each.value) for each in kind)}, not {given!r}"
         ) from None
+
+
+def _floating(option: str, given: Any) -> str | None:
+    """The name of a floating point dtype."""
+    if given is None:
+        return None
+    name = str(given).removeprefix("torch.")
+    if isinstance(given, type | np.dtype):
+        name = np.dtype(given).name
+    if not name.startswith(("float", "bfloat")):
+        raise ConfigError(f"{option} must be a floating point dtype, not {given!r}")
+    return name

@@ -9,34 +9,35 @@ from typing import Any
 
 from torsh_runtime.layout import Piece, even_cuts
 from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.fsdp.precision import Precision
 
 
 class FlatParameter:
     """Where each parameter lies, and which elements are whose: `cuts`, without padding."""
 
     def __init__(
-        self, adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]], parts: int, part: int
+        self,
+        adapter: ModuleAdapter[Any],
+        named: Sequence[tuple[str, Any]],
+        precision: Precision,
+        parts: int,
+        part: int,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
+        self.precision = precision
         self.shapes = [adapter.shape(parameter) for parameter in self.parameters]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.starts = [0, *accumulate(self.sizes)][:-1]
         self.size = sum(self.sizes)
-        self.cuts = even_cuts(self.size, parts)
+        self.part, self.cuts = part, even_cuts(self.size, parts)
         self.start, self.end = self.cuts[part], self.cuts[part + 1]
-        self.itemsize = adapter.itemsize(adapter.kind(self.parameters[0])[0])
         self.is_trained = adapter.wants_gradient(self.parameters[0])
 
     @property
-    def num_bytes(self) -> int:
-        """Of all of it."""
-        return self.size * self.itemsize
-
-    @property
-    def own_bytes(self) -> int:
-        """Of this rank's part."""
-        return (self.end - self.start) * self.itemsize
+    def own_size(self) -> int:
+        """Elements of this rank's part."""
+        return self.end - self.start
 
     def share(self, number: int) -> tuple[int, int]:
         """This rank's elements of one of the parameters: the first, and the one after the last."""

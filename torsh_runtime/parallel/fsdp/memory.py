@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,9 @@ from torsh_runtime.parallel.fsdp.stats import Ledger
 class Memory(ABC):
     """Of one flat parameter.
 
-    whole: all elements, to be looked at between unshard() and reshard() only. shard: this rank's.
+    whole: all elements, in the dtype that is computed with, to be looked at between unshard() and
+        reshard() only.
+    shard: this rank's, in the parameters' own dtype.
     gradients: this rank's, of the last backward passes; None before the first.
     """
 
@@ -31,8 +34,13 @@ class Memory(ABC):
     def __init__(
         self, adapter: ModuleAdapter[Any], flat: FlatParameter, group: ProcessGroup, ledger: Ledger
     ) -> None:
-        self._adapter, self._flat, self._group, self._ledger = adapter, flat, group, ledger
+        self._adapter, self._flat, self._group, self.ledger = adapter, flat, group, ledger
+        self._precision = flat.precision
         self.gradients: Any = None
+
+    @abstractmethod
+    def publish(self) -> None:
+        """This rank's part may have changed: let it be what is made whole."""
 
     @abstractmethod
     def begin_unshard(self) -> None:
@@ -55,12 +63,34 @@ class Memory(ABC):
         """A parameter's gradient on this rank has come. adds: to what is there already."""
 
     @abstractmethod
-    def finish(self, missing: list[int], adds: bool) -> None:
-        """All gradients have come but these, which count as zeros: begin to reduce them."""
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        """All gradients have come but these, which count as zeros: begin to reduce them. adds: to
+        what is there, but not of those that are fresh."""
 
     @abstractmethod
     def wait(self) -> None:
         """Wait until this rank's gradients are reduced."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """All ranks have waited: let `gradients` be the averages."""
+
+    def full(self) -> Any:
+        """A copy of all elements in the parameters' own dtype; all ranks call it."""
+        everything = self._new(self._flat.size, self._precision.own)
+        values = self._adapter.values
+        outputs = [values(part) for part in self._flat.parts(self._adapter, everything)]
+        self._group.all_gather(outputs, values(self.shard))
+        return everything
+
+    def _new(self, size: int, dtype: str) -> Any:
+        return self._adapter.releasable(self._flat.parameters[0], size, dtype)
+
+    def _bytes(self, size: int, dtype: str) -> int:
+        return size * self._adapter.itemsize(dtype)
+
+    def _count(self, size: int, dtype: str) -> None:
+        self.ledger.take(self._bytes(size, dtype))
 
 
 class CommonMemory(Memory):
@@ -84,36 +114,52 @@ class CommonMemory(Memory):
     ) -> None:
         super().__init__(adapter, flat, group, ledger)
         self.whole = whole
-        self.shard = adapter.slice(whole, flat.start, flat.end)
-        ledger.take(flat.own_bytes)
+        self.shard = self._own = adapter.slice(whole, flat.start, flat.end)
+        self._count(flat.own_size, self._precision.computed)
+        if self._precision.own != self._precision.computed:
+            self.shard = self._new(flat.own_size, self._precision.own)
+            self._count(flat.own_size, self._precision.own)
+        self._unsettled: dict[int, bool] = {}
+
+    def publish(self) -> None:
+        if self.shard is not self._own:
+            self._adapter.copy(self._own, self.shard)
 
     def begin_unshard(self) -> None:
         """The barrier has told."""
 
     def unshard(self) -> None:
-        self._ledger.gathers += 1
+        self.ledger.gathers += 1
 
     def reshard(self) -> None:
         """Nothing is to be let go of."""
 
-    def finish(self, missing: list[int], adds: bool) -> None:
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
         """All is reduced as it comes."""
 
     def wait(self) -> None:
         """It has been waited for."""
 
     def prepare(self) -> None:
-        if self.gradients is None:
-            like = self._flat.parameters[0]
-            self._all = self._adapter.common(like, self._flat.size, self._group)
-            self.gradients = self._adapter.slice(self._all, self._flat.start, self._flat.end)
-            self._ledger.take(self._flat.own_bytes)
+        self._unsettled.clear()
+        if self.gradients is not None:
+            return
+        flat, dtypes = self._flat, self._precision
+        self._all = self._adapter.common(flat.parameters[0], flat.size, self._group, dtypes.reduced)
+        self.gradients = self._reduced = self._adapter.slice(self._all, flat.start, flat.end)
+        self._count(flat.own_size, dtypes.reduced)
+        if dtypes.reduced != dtypes.gradients:
+            self.gradients = self._new(flat.own_size, dtypes.gradients)
+            self._count(flat.own_size, dtypes.gradients)
 
     def take(self, number: int, gradient: Any, adds: bool) -> None:
-        adapter, start = self._adapter, self._flat.starts[number]
-        values = adapter.flattened(gradient)
-        self._ledger.touch(self._flat.sizes[number] * self._flat.itemsize)
-        cuts = even_cuts(self._flat.sizes[number], self._group.world_size)
+        adapter, start, size = self._adapter, self._flat.starts[number], self._flat.sizes[number]
+        if self.gradients is not self._reduced:  # which settle() adds to
+            self._unsettled.setdefault(number, adds)
+            adds = False
+        values = adapter.cast(adapter.flattened(gradient), self._precision.reduced)
+        self.ledger.touch(self._bytes(size, self._precision.computed))
+        cuts = even_cuts(size, self._group.world_size)
         parts = [adapter.slice(values, *ends) for ends in pairwise(cuts)]
         rank = self._group.rank
         place = adapter.slice(self._all, start + cuts[rank], start + cuts[rank + 1])
@@ -121,7 +167,16 @@ class CommonMemory(Memory):
         self._group.reduce_scatter(target, parts, ReduceOp.AVG)
         if adds:
             adapter.add(place, target)
-        self._ledger.scatters += 1
+        self.ledger.scatters += 1
+
+    def settle(self) -> None:
+        for number, adds in self._unsettled.items():
+            span = self._flat.span(number)
+            target, source = (
+                self._adapter.slice(each, *span) for each in (self.gradients, self._reduced)
+            )
+            (self._adapter.add if adds else self._adapter.copy)(target, source)
+        self._unsettled.clear()
 
 
 class GatheredMemory(Memory):
@@ -131,25 +186,32 @@ class GatheredMemory(Memory):
         self, adapter: ModuleAdapter[Any], flat: FlatParameter, group: ProcessGroup, ledger: Ledger
     ) -> None:
         super().__init__(adapter, flat, group, ledger)
-        like = flat.parameters[0]
-        self.whole = adapter.releasable(like, flat.size)
-        self.shard = adapter.releasable(like, flat.end - flat.start)
+        self.whole = self._new(flat.size, self._precision.computed)
+        self.shard = self._new(flat.own_size, self._precision.own)
         self._parts = flat.parts(adapter, self.whole)
         self._is_here = True
         self._gathering: Any = None
         self._staged: Any = None
-        self._reducing: list[Any] = []
-        ledger.take(flat.num_bytes + flat.own_bytes)
+        self._reducing: list[tuple[Any, Any, bool, Any]] = []
+        self._count(flat.size, self._precision.computed)
+        self._count(flat.own_size, self._precision.own)
+
+    def publish(self) -> None:
+        """It is gathered anew each time."""
 
     def begin_unshard(self) -> None:
         if self._gathering is not None or self._is_here:
             return
         self._adapter.allocate(self.whole)
-        self._ledger.take(self._flat.num_bytes)
+        self._count(self._flat.size, self._precision.computed)
         values = self._adapter.values
+        own = self.shard
+        if self._precision.own != self._precision.computed:
+            own = self._parts[self._flat.part]
+            self._adapter.copy(own, self.shard)
         outputs = [values(part) for part in self._parts]
-        self._gathering = self._group.all_gather(outputs, values(self.shard), async_op=True)
-        self._ledger.gathers += 1
+        self._gathering = self._group.all_gather(outputs, values(own), async_op=True)
+        self.ledger.gathers += 1
 
     def unshard(self) -> None:
         self.begin_unshard()
@@ -162,46 +224,63 @@ class GatheredMemory(Memory):
             self.unshard()
         if self._is_here:
             self._adapter.release(self.whole)
-            self._ledger.give(self._flat.num_bytes)
+            self._give(self._flat.size, self._precision.computed)
             self._is_here = False
 
     def prepare(self) -> None:
+        self._reducing.clear()
         if self.gradients is None:
-            self.gradients = self._like_shard()
-            self._ledger.take(self._flat.own_bytes)
+            self.gradients = self._new(self._flat.own_size, self._precision.gradients)
+            self._count(self._flat.own_size, self._precision.gradients)
 
     def take(self, number: int, gradient: Any, adds: bool) -> None:
         if self._staged is None:
-            self._staged = self._adapter.releasable(self._flat.parameters[0], self._flat.size)
-            self._ledger.take(self._flat.num_bytes)
-        self._ledger.touch(self._flat.sizes[number] * self._flat.itemsize)
+            self._staged = self._new(self._flat.size, self._precision.reduced)
+            self._count(self._flat.size, self._precision.reduced)
+        self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
         values = self._adapter.flattened(gradient)
         self._adapter.copy(self._staged_of(number), values)
 
-    def finish(self, missing: list[int], adds: bool) -> None:
-        for number in missing:
-            self._adapter.fill(self._staged_of(number), 0)
-        target = self._like_shard() if adds else self.gradients
-        parts = self._flat.parts(self._adapter, self._staged)
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        staged = self._taken(missing, fresh if adds else ())
+        if adds or self._precision.reduced != self._precision.gradients:
+            target = self._new(self._flat.own_size, self._precision.reduced)
+        else:
+            target = self.gradients
+        parts = self._flat.parts(self._adapter, staged)
         work = self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
-        self._reducing.append((work, target, adds, self._staged))
-        self._staged = None
-        self._ledger.scatters += 1
+        self._reducing.append((work, target, adds, staged))
 
     def wait(self) -> None:
         for work, target, adds, _ in self._reducing:
             work.wait()
             if adds:
                 self._adapter.add(self.gradients, target)
-            self._ledger.give(self._flat.num_bytes)
+            elif target is not self.gradients:
+                self._adapter.copy(self.gradients, target)
+            self._give(self._flat.size, self._precision.reduced)
         self._reducing.clear()
+
+    def settle(self) -> None:
+        """They are, once they have been waited for."""
+
+    def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
+        """All gradients on this rank, end to end."""
+        for number in fresh:
+            own = self._adapter.slice(self.gradients, *self._flat.span(number))
+            self._adapter.fill(own, 0)
+        for number in missing:
+            self._adapter.fill(self._staged_of(number), 0)
+        staged, self._staged = self._staged, None
+        self.ledger.scatters += 1
+        return staged
 
     def _staged_of(self, number: int) -> Any:
         start = self._flat.starts[number]
         return self._adapter.slice(self._staged, start, start + self._flat.sizes[number])
 
-    def _like_shard(self) -> Any:
-        return self._adapter.clone(self.shard)
+    def _give(self, size: int, dtype: str) -> None:
+        self.ledger.give(self._bytes(size, dtype))
 
 
 class ReplicatedMemory(GatheredMemory):
@@ -211,10 +290,17 @@ class ReplicatedMemory(GatheredMemory):
         self, adapter: ModuleAdapter[Any], flat: FlatParameter, group: ProcessGroup, ledger: Ledger
     ) -> None:
         Memory.__init__(self, adapter, flat, group, ledger)
-        self.whole = self.shard = adapter.releasable(flat.parameters[0], flat.size)
+        self.whole = self.shard = self._new(flat.size, self._precision.computed)
+        self._count(flat.size, self._precision.computed)
+        if self._precision.own != self._precision.computed:
+            self.shard = self._new(flat.size, self._precision.own)
+            self._count(flat.size, self._precision.own)
         self._staged: Any = None
-        self._reducing: list[Any] = []
-        ledger.take(flat.num_bytes)
+        self._reducing: list[tuple[Any, Any, bool, Any]] = []
+
+    def publish(self) -> None:
+        if self.shard is not self.whole:
+            self._adapter.copy(self.whole, self.shard)
 
     def begin_unshard(self) -> None:
         """It is whole."""
@@ -225,17 +311,10 @@ class ReplicatedMemory(GatheredMemory):
     def reshard(self) -> None:
         """It stays whole."""
 
-    def finish(self, missing: list[int], adds: bool) -> None:
-        for number in missing:
-            self._adapter.fill(self._staged_of(number), 0)
-        staged, self._staged = self._staged, None
+    def full(self) -> Any:
+        return self._adapter.clone(self.shard)
+
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        staged = self._taken(missing, fresh if adds else ())
         work = self._group.all_reduce(staged, ReduceOp.AVG, async_op=True)
         self._reducing.append((work, staged, adds, staged))
-        self._ledger.scatters += 1
-
-    def wait(self) -> None:
-        for work, staged, adds, _ in self._reducing:
-            work.wait()
-            (self._adapter.add if adds else self._adapter.copy)(self.gradients, staged)
-            self._ledger.give(self._flat.num_bytes)
-        self._reducing.clear()

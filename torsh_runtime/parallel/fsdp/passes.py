@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommMismatch, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
-from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig, ShardingStrategy
+from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
+from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
 from torsh_runtime.parallel.fsdp.unit import Unit
 
 _MOST_UNDER_WAY = 1
@@ -29,16 +32,26 @@ class Passes:
         """replicas: the ranks that have the same part."""
         self._replicas = replicas
         self._adapter, self._group, self._config = adapter, group, config
-        self.units = units
+        self.units = [*units]
         self.is_averaging = True
-        self._has_common = any(memory.is_common for unit in units for _, memory in unit.laid)
-        self._keeps_whole = config.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+        self._outer: Passes | None = None
+        self._inner: list[Passes] = []
         self._order: list[Unit] = []
         self._last_order: list[Unit] = []
         self._is_ending = False
         self._under_way: list[Unit] = []
+        self._record = Record()
         for unit in units:
             self._hook(unit)
+
+    def adopt(self, inner: Passes) -> None:
+        """Have the units of another one, whose model is within this one's."""
+        self._inner.append(inner)
+        inner._outer = self
+        self.units += inner.units
+
+    def _outermost(self) -> Passes:
+        return self if self._outer is None else self._outer._outermost()
 
     def _hook(self, unit: Unit) -> None:
         """Follow the unit, without keeping it or this alive."""
@@ -47,7 +60,7 @@ class Passes:
         def pass_on(event: Callable[..., None], *facts: Any) -> None:
             passes, own = here(), of_unit()
             if passes is not None and own is not None:
-                event(passes, own, *facts)
+                event(passes._outermost(), own, *facts)
 
         self._adapter.on_forward(
             unit.module,
@@ -60,13 +73,28 @@ class Passes:
         """A forward pass begins: owners have changed their parts, and all may look at them."""
         if self._adapter.in_backward():  # a checkpoint computes it once more
             return
+        self.rest()
         for unit in self.units:
-            unit.reshard()
+            unit.publish()
             if self._adapter.records_gradients():
                 unit.prepare()
         self._order, self._last_order = [], self._order or self._last_order
-        self._is_ending = False
         self.meet()
+
+    def rest(self) -> None:
+        """Let no unit be whole, and nothing go on, such as what an exception left behind."""
+        if self._is_ending:
+            self._void()
+        for unit in self.units:
+            unit.reshard()
+
+    def _void(self) -> None:
+        """What came in a backward pass that was broken off counts for nothing."""
+        self._is_ending = False
+        self._record = Record()
+        self._under_way.clear()
+        for unit in self.units:
+            unit.void()
 
     def end_forward(self) -> None:
         """It has ended; without gradients nothing follows."""
@@ -78,7 +106,7 @@ class Passes:
 
     def meet(self) -> None:
         """Where ranks have memory in common, wait for all of them."""
-        if self._has_common and self._group.world_size > 1:
+        if self._group.world_size > 1 and any(unit.is_common for unit in self.units):
             self._group.barrier()
 
     def _before_forward(self, unit: Unit) -> None:
@@ -91,7 +119,7 @@ class Passes:
         is_again = self._adapter.in_backward()
         if self._adapter.records_gradients():
             self._adapter.on_backward(outputs, partial(self._before_backward, unit))
-            is_kept = self._keeps_whole or not unit.name
+            is_kept = unit.keeps_whole or not unit.name
         else:
             is_kept = False
         if not is_again and is_kept:
@@ -103,12 +131,20 @@ class Passes:
         if not self._is_ending:
             self._is_ending = True
             self._adapter.at_end_of_backward(self._end)
-        unit.unshard()
-        if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
-            self._prefetch_before(unit)
+        with self._in_step():
+            unit.unshard()
+            if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+                self._prefetch_before(unit)
 
     def _on_gradient(self, unit: Unit, number: int) -> None:
-        if not unit.take(number, self.is_averaging):
+        with self._in_step():
+            self._take(unit, number)
+
+    def _take(self, unit: Unit, number: int) -> None:
+        is_last = unit.take(number, self.is_averaging)
+        if unit.is_common:
+            self._record.note(self.units.index(unit), number)
+        if not is_last:
             return
         self._reduce(unit)
         if unit.name and not unit.is_frozen_in_part:
@@ -130,7 +166,9 @@ class Passes:
 
     def _reduce(self, unit: Unit) -> None:
         """Begin with this unit's gradients, while at most one other's are on their way."""
-        if unit.finish():
+        numbers = unit.finish()
+        if numbers:
+            self._record.note_all(self.units.index(unit), numbers)
             self._under_way.append(unit)
         while len(self._under_way) > _MOST_UNDER_WAY:
             self._under_way.pop(0).wait()
@@ -139,6 +177,10 @@ class Passes:
         self._is_ending = False
         if self._adapter.is_nested():
             return
+        with self._in_step():
+            self._complete()
+
+    def _complete(self) -> None:
         for unit in self.units:
             self._reduce(unit)
         for unit in self._under_way:
@@ -146,7 +188,25 @@ class Passes:
         self._under_way.clear()
         for unit in self.units:
             unit.reshard()
-        self.meet()
-        if self._replicas is not None and self.is_averaging:
-            for unit in self.units:
+        record, self._record = self._record, Record()
+        if not self.is_averaging:
+            self.meet()
+            return
+        record.check_same([unit.names() for unit in self.units], self._group)
+        for unit in self.units:
+            unit.settle()
+            if self._replicas is not None:
                 unit.average(self._replicas)
+        if self._config.check_nan:
+            gradients = [each for unit in self.units for each in unit.gradients()]
+            is_finite = all(map(self._adapter.is_finite, gradients))
+            record.check_finite(is_finite, self._group)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """GradientError if other ranks do something else in their backward passes."""
+        try:
+            yield
+        except CommMismatch as error:
+            text = f"{SAME_PARAMETERS}, and they made different calls in a backward pass: {error}"
+            raise GradientError({self._group.rank: text}) from error

@@ -42,3 +42,9 @@ class Ledger:
     def touch(self, num_bytes: int) -> None:
         """So much more was in use for a moment."""
         self.peak = max(self.peak, self.current + num_bytes)
+
+    def absorb(self, other: Ledger) -> None:
+        """What another one counted is counted here."""
+        self.gathers += other.gathers
+        self.scatters += other.scatters
+        self.take(other.current)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommError
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import Memory
+from torsh_runtime.parallel.fsdp.slot import Slot
+from torsh_runtime.parallel.fsdp.stats import Ledger
 
 
 class Unit:
@@ -25,25 +29,45 @@ class Unit:
         adapter: ModuleAdapter[Any],
         laid: list[tuple[FlatParameter, Memory]],
         is_replicated: bool,
+        keeps_whole: bool,
     ) -> None:
-        """is_replicated: every rank has it whole."""
+        """is_replicated: every rank has it whole. keeps_whole: so does it stay from a forward pass
+        to the end of the backward pass."""
         self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
         self._adapter = adapter
+        self.keeps_whole = keeps_whole
         self.is_whole = self._is_here = False
+        self.is_common = any(memory.is_common for _, memory in laid)
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
         self._slots = [
-            _Slot(adapter, flat, memory, number, is_replicated)
+            Slot(adapter, flat, memory, number, is_replicated)
             for flat, memory in laid
             for number in range(len(flat.parameters))
         ]
         self._trained = [slot for slot in self._slots if slot.is_trained]
         self._came: set[int] = set()
-        self._reduced: list[_Slot] = []
+        self._reduced: list[Slot] = []
         for slot in self._slots:
             slot.fill()
             slot.be_own()
         for _, memory in laid:
             memory.reshard()
+
+    def be_within(self, path: str, ledger: Ledger) -> None:
+        """Be a unit of a larger model, in which its own has this name and that counts for it."""
+        self.name = f"{path}.{self.name}".rstrip(".")
+        for flat, memory in self.laid:
+            flat.names = [f"{path}.{name}" for name in flat.names]
+            memory.ledger = ledger
+
+    @property
+    def parameters(self) -> list[Any]:
+        """All of it."""
+        return [slot.parameter for slot in self._slots]
+
+    def names(self) -> list[str]:
+        """Of the parameters that want gradients, by their numbers."""
+        return [name for flat, _ in self.laid if flat.is_trained for name in flat.names]
 
     def gradients(self) -> list[Any]:
         """Those that its parameters have now."""
@@ -54,6 +78,11 @@ class Unit:
         """Call it with the number of each parameter whose gradient has come."""
         for number, slot in enumerate(self._trained):
             self._adapter.on_gradient(slot.parameter, partial(call, number))
+
+    def publish(self) -> None:
+        """An optimizer may have changed this rank's part."""
+        for _, memory in self.laid:
+            memory.publish()
 
     def prepare(self) -> None:
         """Gradients may come: have memory for them."""
@@ -105,22 +134,24 @@ class Unit:
         self._came.add(number)
         return len(self._came) == len(self._trained)
 
-    def finish(self) -> bool:
-        """Begin to reduce what has come; whether anything has."""
-        came = [self._trained[number] for number in sorted(self._came)]
+    def finish(self) -> list[int]:
+        """Begin to reduce what has come: these."""
+        numbers = sorted(self._came)
         self._came.clear()
+        came = [self._trained[number] for number in numbers]
         for _, memory in self.laid:
             here = [slot for slot in came if slot.memory is memory]
             if here:
-                known = {slot.number for slot in here}
-                missing = [
-                    slot.number
-                    for slot in self._trained
-                    if slot.memory is memory and slot.number not in known
-                ]
-                memory.finish(missing, any(slot.adds for slot in here))
+                self._finish(memory, here)
         self._reduced += came
-        return bool(came)
+        return numbers
+
+    def _finish(self, memory: Memory, came: list[Slot]) -> None:
+        every = [slot for slot in self._trained if slot.memory is memory]
+        missing = [slot for slot in every if slot not in came]
+        adds = any(slot.adds for slot in came) or any(slot.has_gradient for slot in missing)
+        fresh = [slot.number for slot in came if not slot.adds]
+        memory.finish([slot.number for slot in missing], adds, fresh)
 
     def wait(self) -> None:
         """Wait for reduced gradients, and let parameters have them."""
@@ -130,6 +161,22 @@ class Unit:
             slot.give(is_shown=not self.is_whole)
         self._reduced.clear()
 
+    def settle(self) -> None:
+        """All ranks have waited: let gradients be the averages."""
+        for _, memory in self.laid:
+            memory.settle()
+
+    def void(self) -> None:
+        """Forget what came in a pass that was broken off."""
+        for _, memory in self.laid:
+            with suppress(CommError):
+                memory.wait()
+        came = {*self._reduced, *(self._trained[number] for number in self._came)}
+        for slot in came if not self.is_whole else self._trained:
+            slot.void()
+        self._came.clear()
+        self._reduced.clear()
+
     def average(self, replicas: ProcessGroup) -> None:
         """Average this rank's gradients over ranks that have the same part."""
         for _, memory in self.laid:
@@ -137,14 +184,12 @@ class Unit:
                 replicas.all_reduce(self._adapter.values(memory.gradients), ReduceOp.AVG)
 
     def summon(self) -> None:
-        """Give the parameters whole values of their own."""
+        """Give the parameters whole values of their own; all ranks call it."""
         for _, memory in self.laid:
-            memory.unshard()
-        for slot in self._slots:
-            slot.be_whole()
-            slot.be_copied()
-        for _, memory in self.laid:
-            memory.reshard()
+            full = memory.full()
+            for slot in self._slots:
+                if slot.memory is memory:
+                    slot.be_copied(full)
 
     def dismiss(self, writeback: bool) -> None:
         """Take them away; with writeback this rank's part is kept."""
@@ -152,78 +197,3 @@ class Unit:
             if writeback:
                 slot.fill()
             slot.be_own()
-
-
-class _Slot:
-    """One parameter in its unit."""
-
-    def __init__(
-        self,
-        adapter: ModuleAdapter[Any],
-        flat: FlatParameter,
-        memory: Memory,
-        number: int,
-        keeps_shape: bool,
-    ) -> None:
-        self._adapter, self._flat, self.memory, self.number = adapter, flat, memory, number
-        self.parameter = flat.parameters[number]
-        self.is_trained = flat.is_trained
-        self._keeps_shape = keeps_shape
-        self._view = adapter.shaped(memory.whole, flat.starts[number], flat.shapes[number])
-        first, last = flat.span(number)
-        self._own = self._view if keeps_shape else adapter.slice(memory.shard, first, last)
-        self._gradient: Any = None
-        self._kept: Any = None
-        self.adds = False
-
-    def fill(self) -> None:
-        """Put this rank's part of its values into memory."""
-        values = self._adapter.flattened(self.parameter)
-        first, last = self._flat.share(self.number)
-        own = self._adapter.flattened(self._own)
-        self._adapter.copy(own, self._adapter.slice(values, first, last))
-
-    def be_whole(self) -> None:
-        self._gradient = self._adapter.gradient(self.parameter)
-        self._adapter.set_gradient(self.parameter, None)
-        self._adapter.set_values(self.parameter, self._view)
-
-    def be_own(self) -> None:
-        self._adapter.set_gradient(self.parameter, None)
-        self._adapter.set_values(self.parameter, self._own)
-        self._adapter.set_gradient(self.parameter, self._gradient)
-
-    def keep(self) -> None:
-        """Keep this rank's whole gradient until one is to be averaged."""
-        gradient = self._adapter.gradient(self.parameter)
-        self._adapter.set_gradient(self.parameter, None)
-        if self._kept is None:
-            self._kept = gradient
-        else:
-            self._adapter.add(self._kept, gradient)
-
-    def take(self) -> None:
-        """Give the gradient to be averaged."""
-        self.keep()
-        gradient, self._kept = self._kept, None
-        self.adds = self._gradient is not None
-        if self.adds and not self._adapter.is_at(self._gradient, self._average()):
-            self._adapter.copy(self._average(), self._gradient)
-        self.memory.take(self.number, gradient, self.adds)
-        if not self.adds:
-            self._gradient = self._average()
-
-    def give(self, is_shown: bool) -> None:
-        """Its gradient has been averaged."""
-        self._gradient = self._average()
-        if is_shown:
-            self._adapter.set_gradient(self.parameter, self._gradient)
-
-    def be_copied(self) -> None:
-        self._adapter.set_values(self.parameter, self._adapter.clone(self._view))
-
-    def _average(self) -> Any:
-        if self._keeps_shape:
-            start, shape = self._flat.starts[self.number], self._flat.shapes[self.number]
-            return self._adapter.shaped(self.memory.gradients, start, shape)
-        return self._adapter.slice(self.memory.gradients, *self._flat.span(self.number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ import numpy as np
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import ShardedTensor
-from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.parallel.agreement import check_agreed, send_from
+from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
+from torsh_runtime.parallel.fsdp.groups import groups_of
+from torsh_runtime.parallel.fsdp.initial import Initialiser
 from torsh_runtime.parallel.fsdp.memory import (
     CommonMemory,
     GatheredMemory,
@@ -26,10 +27,10 @@ from torsh_runtime.parallel.fsdp.memory import (
 )
 from torsh_runtime.parallel.fsdp.norms import norm_of, power_sum
 from torsh_runtime.parallel.fsdp.passes import Passes
+from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
-from torsh_runtime.parallel.fsdp.wrapping import Parameters, units_of
-from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
 
 
 class FullyShardedDataParallel:
@@ -48,6 +49,8 @@ class FullyShardedDataParallel:
 
     module: Any
     """The model itself."""
+    _passes: Passes
+    _ledger: Ledger
 
     def __new__(cls, module: Any, *arguments: Any, **named: Any) -> FullyShardedDataParallel:
         if cls is FullyShardedDataParallel:
@@ -62,30 +65,47 @@ class FullyShardedDataParallel:
         process_group: Any = None,
         **fields: Any,
     ) -> None:
-        """All ranks of the group wrap the same model at the same time, and get rank 0's values.
+        """All ranks of the group wrap the same model at the same time, and get rank 0's values. A
+        module in it that is a FullyShardedDataParallel already, of the same ranks, is replaced by
+        the module in that, whose units stay as they are.
 
         config: how it is sharded; `fields` are further fields of it.
         process_group: the ranks; None is the default group, or torch's if only torch has one. For
             the strategy "hybrid" two groups: over whose ranks it is sharded, and whose replicate
-            this rank's part; or a DeviceMesh of two axes, replicas first.
+            this rank's part; or a DeviceMesh of two axes, replicas first; None shards in each node.
 
         Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        and for wrong fields; CommError as ProcessGroup.
+        or one on the meta device that cannot be initialised, and for wrong fields; CommError as
+        ProcessGroup.
         """
         super().__init__()
         adapter = adapter_class(module)(module)
         self.module = module
         self._adapter = adapter
         self._config = replace(config or FsdpConfig(), **_fields(fields))
-        self._group, self._replicas = _groups(process_group, self._config.sharding_strategy)
-        self._begin_alike()
+        self._group, self._replicas = groups_of(process_group, self._config.sharding_strategy)
         self._ledger = Ledger()
-        found = units_of(adapter, self._config.auto_wrap_policy)
+        inner = _taken_out(adapter)
+        there = [unit for each in inner.values() for unit in each._passes.units]
+        sharded = {id(parameter) for unit in there for parameter in unit.parameters}
+        self._initialiser = Initialiser(adapter, self._config.param_init_fn)
+        self._begin_alike(inner, sharded)
+        found = units_of(adapter, self._config.auto_wrap_policy, sharded)
         units = [self._unit(*each) for each in found]
+        self._initialiser.have_all()
+        self._send([buffer for _, buffer in adapter.buffers()])
+        if self._config.mixed_precision.buffer_dtype is not None:
+            adapter.cast_buffers(self._config.mixed_precision.buffer_dtype)
         self._passes = Passes(adapter, self._group, self._config, units, self._replicas)
+        for path, wrapper in inner.items():
+            self._adopt(path, wrapper)
+        self._change_forward(units)
         adapter.let_go_of_freed()  # the whole model, which would stay for as long as the process
-        self._before_call = adapter.untraced(self._passes.begin)
-        self._after_call = adapter.untraced(self._passes.end_forward)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._before_call = self._adapter.untraced(self._passes.begin)
+        self._after_call = self._adapter.untraced(self._passes.end_forward)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -112,15 +132,16 @@ class FullyShardedDataParallel:
     def memory_stats(self) -> MemoryStats:
         """What it takes on this rank."""
         laid = [each for unit in self._passes.units for each in unit.laid]
-        own = sum(flat.own_bytes for flat, _ in laid)
-        whole = sum(flat.num_bytes for flat, _ in laid)
+        sizes = [(f, self._adapter.itemsize(f.precision.own)) for f, _ in laid]
+        own = sum(flat.own_size * size for flat, size in sizes)
+        whole = sum(flat.size * size for flat, size in sizes)
         book = self._ledger
         return MemoryStats(own, book.current, book.peak, whole - own, book.gathers, book.scatters)
 
     def local_sharding_ratio(self) -> float:
         """This rank's part of all parameters, from 0 to 1."""
         laid = [flat for unit in self._passes.units for flat, _ in unit.laid]
-        return sum(flat.end - flat.start for flat in laid) / sum(flat.size for flat in laid)
+        return sum(flat.own_size for flat in laid) / sum(flat.size for flat in laid)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale all gradients so that their norm, as of one vector over all ranks, is at most
@@ -140,17 +161,18 @@ class FullyShardedDataParallel:
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
         """A block in which all parameters are whole. All ranks enter it. What is changed there is
         kept if writeback, each rank's own part by that rank."""
-        units = self._passes.units
-        self._passes.begin()
+        passes, units = self._passes, self._passes.units
+        passes.rest()
+        passes.meet()
         for unit in units:
             unit.summon()
-        self._passes.meet()
+        passes.meet()
         try:
             yield
         finally:
             for unit in units:
                 unit.dismiss(writeback)
-            self._passes.meet()
+            passes.meet()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
         """The model's own, with copies of whole parameters. All ranks call it."""
@@ -175,71 +197,121 @@ class FullyShardedDataParallel:
         }
         return {**pieces, **dict(self._adapter.buffers())}
 
-    def _begin_alike(self) -> None:
+    def _begin_alike(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
         adapter = self._adapter
+        options = {**self._config.agreed(), "sharded already": sorted(inner)}
         for group in filter(None, (self._replicas, self._group)):
-            check_agreed(self._config.agreed(), adapter, group, sends=True)
-        _check_parameters(adapter)
-        everything = [*adapter.parameters(), *adapter.constants(), *adapter.buffers()]
+            check_agreed(options, adapter, group, sends=True, without=sharded)
+        if not (adapter.parameters() or adapter.constants()):
+            raise ConfigError("the model has no parameters: there is nothing to shard")
+        for dtype in self._config.mixed_precision.dtypes():
+            adapter.itemsize(dtype)
+        self._check_offload()
+        self._check_inner(inner, sharded)
+        problems = [*filter(None, texts_of_all(self._group, self._initialiser.problem()))]
+        if problems:
+            raise ConfigError(problems[0])
+
+    def _check_offload(self) -> None:
+        named = [*self._adapter.parameters(), *self._adapter.constants()]
+        devices = {self._adapter.kind(each)[1] for _, each in named}
+        if self._config.offloads and not devices <= {"cpu", "meta"}:
+            raise ConfigError(
+                f"cpu_offload keeps what a rank has of a model where that is, which is on "
+                f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
+            )
+
+    def _check_inner(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
+        for path, wrapper in inner.items():
+            if wrapper._group.ranks != self._group.ranks:
+                raise ConfigError(
+                    f"{path!r} in the model is sharded over other ranks: give all wrappers of a "
+                    f"model the same process_group"
+                )
+        for name, module in self._adapter.modules():
+            own = {id(parameter) for _, parameter in self._adapter.own_parameters(module)}
+            if own & sharded and not any(is_within(name, path) for path in inner):
+                raise ConfigError(
+                    f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
+                    f"parameters together, or the whole model only"
+                )
+
+    def _adopt(self, path: str, wrapper: FullyShardedDataParallel) -> None:
+        """Have the units of a wrapper that was around the module of this name."""
+        self._ledger.absorb(wrapper._ledger)
+        for unit in wrapper._passes.units:
+            unit.be_within(path, self._ledger)
+        self._passes.adopt(wrapper._passes)
+        wrapper._passes, wrapper._ledger = self._passes, self._ledger
+        wrapper._listen()
+
+    def _send(self, tensors: list[Any]) -> None:
         for group in filter(None, (self._replicas, self._group)):
-            send_from(0, adapter, [tensor for _, tensor in everything], group)
+            send_from(0, self._adapter, tensors, group)
 
     def _unit(self, name: str, module: Any, parameters: Parameters) -> Unit:
+        is_made = self._initialiser.have([parameter for _, parameter in parameters])
+        self._send([parameter for _, parameter in parameters])
         kinds: dict[tuple[Any, ...], Parameters] = {}
         for each in parameters:
             kind = (*self._adapter.kind(each[1]), self._adapter.wants_gradient(each[1]))
             kinds.setdefault(kind, []).append(each)
         size = sum(int(np.prod(self._adapter.shape(p))) for _, p in parameters)
-        is_replicated = (
-            self._config.sharding_strategy is ShardingStrategy.NO_SHARD
-            or size < self._config.min_num_params
-        )
+        strategy = self._config.sharding_strategy
+        is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
-        return Unit(name, module, self._adapter, laid, is_replicated)
+        keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
+        unit = Unit(name, module, self._adapter, laid, is_replicated, keeps_whole)
+        if is_made:  # the next one may not fit where this one was
+            self._adapter.let_go_of_freed()
+        return unit
 
     def _laid(self, named: Parameters, is_replicated: bool) -> tuple[FlatParameter, Memory]:
         adapter, group = self._adapter, self._group
+        dtype = adapter.kind(named[0][1])[0]
+        precision = precision_of(dtype, self._config.mixed_precision)
         if is_replicated:
-            flat = FlatParameter(adapter, named, 1, 0)
+            flat = FlatParameter(adapter, named, precision, 1, 0)
             return flat, ReplicatedMemory(adapter, flat, group, self._ledger)
-        flat = FlatParameter(adapter, named, group.world_size, group.rank)
-        whole = adapter.common(flat.parameters[0], flat.size, group)
+        flat = FlatParameter(adapter, named, precision, group.world_size, group.rank)
+        whole = adapter.common(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
             return flat, CommonMemory(adapter, flat, group, self._ledger, whole)
         return flat, GatheredMemory(adapter, flat, group, self._ledger)
+
+    def _change_forward(self, units: list[Unit]) -> None:
+        """Have units cast what they are called with, and compute again, if it was asked for."""
+        adapter, mixed = self._adapter, self._config.mixed_precision
+        dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
+        repeated = outermost(units) if self._config.activation_checkpointing else []
+        for unit in units:
+            if unit in repeated:
+                adapter.around_forward(unit.module, adapter.checkpoint)
+            if dtype is not None:
+                adapter.around_forward(unit.module, partial(_called_with, adapter, dtype))
+
+
+def _called_with(
+    adapter: ModuleAdapter[Any], dtype: str, call: Any, inputs: Any, named: Any
+) -> Any:
+    inputs, named = adapter.cast_inputs((inputs, named), dtype)
+    return call(*inputs, **named)
+
+
+def _taken_out(adapter: ModuleAdapter[Any]) -> dict[str, FullyShardedDataParallel]:
+    """Wrappers within the model by their paths, in whose places are their modules now."""
+    found = {n: m for n, m in adapter.modules() if isinstance(m, FullyShardedDataParallel)}
+    if "" in found:
+        raise ConfigError("the model is a FullyShardedDataParallel already: wrap its .module")
+    for wrapper in found.values():
+        adapter.replace(wrapper, wrapper.module)
+    return found
 
 
 @cache
 def _class_around(module_class: type) -> type[FullyShardedDataParallel]:
     name = FullyShardedDataParallel.__name__
     return type(name, (FullyShardedDataParallel, module_class), {"__module__": __name__})
-
-
-def _groups(given: Any, strategy: object) -> tuple[ProcessGroup, ProcessGroup | None]:
-    """Over whose ranks to shard, and who replicate, if anybody does."""
-    if strategy is not ShardingStrategy.HYBRID_SHARD:
-        return group_of(given), None
-    if isinstance(given, DeviceMesh) and len(given.mesh_dim_names) == 2:
-        replicas, shards = given.mesh_dim_names
-        return given.get_group(shards), given.get_group(replicas)
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return group_of(given[0]), group_of(given[1])
-    raise ConfigError(
-        "sharding_strategy 'hybrid' takes process_group=(those to shard over, those with the same "
-        "part), or a DeviceMesh of two axes, replicas first"
-    )
-
-
-def _check_parameters(adapter: ModuleAdapter[Any]) -> None:
-    named = [*adapter.parameters(), *adapter.constants()]
-    if not named:
-        raise ConfigError("the model has no parameters: there is nothing to shard")
-    for name, parameter in named:
-        if adapter.kind(parameter)[1] == "meta":
-            raise ConfigError(
-                f"parameter {name!r} is on the meta device and has no values: give the model "
-                f"memory first, with model.to_empty(device=...); rank 0's values go to all ranks"
-            )
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:

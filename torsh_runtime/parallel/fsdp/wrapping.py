@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from torsh_runtime.parallel.fsdp.config import (
     NoAutoWrap,
     SizeBasedAutoWrap,
 )
+from torsh_runtime.parallel.fsdp.unit import Unit
 
 Parameters = list[tuple[str, Any]]
 
@@ -30,20 +32,32 @@ __all__ = [
 
 
 def units_of(
-    adapter: ModuleAdapter[Any], policy: AutoWrapPolicy
+    adapter: ModuleAdapter[Any], policy: AutoWrapPolicy, sharded: Set[int] = frozenset()
 ) -> list[tuple[str, Any, Parameters]]:
     """Name, module and parameters of each unit that has any, the model itself first.
 
-    A parameter is of the innermost unit that all modules which have it are in.
+    A parameter is of the innermost unit that all modules which have it are in. sharded: id() of
+    those that are of other units already.
     """
     modules = adapter.modules()
-    owned = _by_module(adapter, modules)
+    owned = {key: each for key, each in _by_module(adapter, modules).items() if key not in sharded}
     chosen = _chosen(adapter, policy, modules, owned)
     units: dict[str, Parameters] = {name: [] for name, _ in modules if name in chosen}
     for homes, named in owned.values():
         units[_innermost(homes, chosen)].append(named)
     by_name = dict(modules)
     return [(name, by_name[name], mine) for name, mine in units.items() if mine or not name]
+
+
+def outermost(units: Sequence[Unit]) -> list[Unit]:
+    """Those within the model that are in no other one; the model's own if there is none else."""
+    names = [unit.name for unit in units if unit.name]
+    inside = [
+        each
+        for each in units
+        if each.name and not any(is_within(each.name, name) and each.name != name for name in names)
+    ]
+    return inside or [*units]
 
 
 def _by_module(
@@ -69,7 +83,7 @@ def _chosen(
     for homes, (_, parameter) in owned.values():
         left[homes[0]] += math.prod(adapter.shape(parameter))
     for name, module in reversed(modules):  # the innermost first
-        if name and _is_unit(policy, module, left[name]):
+        if name and adapter.is_called(module) and _is_unit(policy, module, left[name]):
             chosen.add(name)
         elif name:
             left[name.rpartition(".")[0]] += left[name]
@@ -93,12 +107,13 @@ def _is_unit(policy: AutoWrapPolicy, module: Any, size: int) -> bool:
 
 def _innermost(homes: list[str], chosen: set[str]) -> str:
     """The innermost unit that all these modules are in."""
-    above = [[each for each in chosen if _is_in(home, each)] for home in homes]
+    above = [[each for each in chosen if is_within(home, each)] for home in homes]
     common = set(above[0]).intersection(*above[1:])
     return max(common, key=lambda name: name.count(".") + bool(name))
 
 
-def _is_in(name: str, unit: str) -> bool:
+def is_within(name: str, unit: str) -> bool:
+    """Whether a module of this name is the unit's of that name, or within it."""
     return not unit or name == unit or name.startswith(f"{unit}.")
 
 

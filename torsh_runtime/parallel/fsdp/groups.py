@@ -1,0 +1,47 @@
+"""Over whose ranks a model is sharded, and who replicate the same part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime.backends.native.place import node_here
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.subgroups import split_group
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.fsdp.config import ShardingStrategy
+from torsh_runtime.parallel.groups import group_of
+
+
+def groups_of(given: Any, strategy: object) -> tuple[ProcessGroup, ProcessGroup | None]:
+    """Those to shard over, and the replicas, if the strategy has any. ConfigError for what is no
+    groups."""
+    if strategy is not ShardingStrategy.HYBRID_SHARD:
+        return group_of(given), None
+    if isinstance(given, DeviceMesh) and len(given.mesh_dim_names) == 2:
+        replicas, shards = given.mesh_dim_names
+        return given.get_group(shards), given.get_group(replicas)
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return group_of(given[0]), group_of(given[1])
+    if given is None:
+        return _by_node(group_of(None))
+    raise ConfigError(
+        "sharding_strategy 'hybrid' takes process_group=(those to shard over, those with the same "
+        "part), or a DeviceMesh of two axes, replicas first; None shards in each node"
+    )
+
+
+def _by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+    nodes: dict[str, list[int]] = {}
+    for rank, node in enumerate(texts_of_all(group, repr(node_here()))):
+        nodes.setdefault(node, []).append(rank)
+    members = [*nodes.values()]
+    if len({len(each) for each in members}) > 1:
+        raise ConfigError(
+            f"sharding_strategy 'hybrid' shards in each node, and nodes have unequal numbers of "
+            f"ranks, {', '.join(str(len(each)) for each in members)}: pass process_group"
+        )
+    replicas = [list(each) for each in zip(*members, strict=True)]
+    shard, replica = (split_group(group, parts) for parts in (members, replicas))
+    return group_of(shard), group_of(replica)

@@ -1,0 +1,54 @@
+"""First values: of models on the meta device, which have none, made module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torsh_runtime.modules.base import ModuleAdapter
+
+
+class Initialiser:
+    """Gives modules memory and values when they are needed, each once."""
+
+    def __init__(
+        self, adapter: ModuleAdapter[Any], initialise: Callable[[Any], object] | None
+    ) -> None:
+        self._adapter, self._initialise = adapter, initialise
+        self._left = [each for each in adapter.modules() if adapter.is_meta(each[1])]
+
+    def problem(self) -> str:
+        """What is to be told of modules that nobody can initialise; empty if there is nothing."""
+        if self._initialise is not None:
+            return ""
+        without = [repr(name) for name, m in self._left if self._adapter.own_initialiser(m) is None]
+        if not without:
+            return ""
+        return (
+            f"module(s) {', '.join(without[:5])} are on the meta device and have no "
+            f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
+        )
+
+    def have(self, parameters: Sequence[Any]) -> bool:
+        """Let these parameters have values, and so all that is in their modules. Whether some had
+        none."""
+        wanted = {id(parameter) for parameter in parameters}
+        found = [
+            named
+            for named in self._left
+            if wanted & {id(own) for _, own in self._adapter.own_parameters(named[1])}
+        ]
+        for named in found:
+            self._make(named)
+        return bool(found)
+
+    def have_all(self) -> None:
+        """Let everything have values."""
+        for named in [*self._left]:
+            self._make(named)
+
+    def _make(self, named: tuple[str, Any]) -> None:
+        self._left.remove(named)
+        module = named[1]
+        call = self._initialise or self._adapter.own_initialiser(module)
+        self._adapter.materialise(module, lambda each: call(each) if call is not None else None)

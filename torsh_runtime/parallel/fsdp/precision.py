@@ -1,0 +1,30 @@
+"""In which dtypes parameters of one kind are kept, computed with and averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torsh_runtime.parallel.fsdp.config import MixedPrecision
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Names of dtypes."""
+
+    own: str
+    """In which an optimizer changes them."""
+    computed: str
+    """In forward and backward passes."""
+    reduced: str
+    """Of gradients while they are averaged."""
+    gradients: str
+    """Of the averages that an optimizer gets."""
+
+
+def precision_of(own: str, mixed: MixedPrecision) -> Precision:
+    """Of parameters of this dtype."""
+    if not own.startswith(("float", "bfloat")):
+        return Precision(own, own, own, own)
+    computed: str = mixed.param_dtype or own
+    reduced: str = mixed.reduce_dtype or computed
+    return Precision(own, computed, reduced, reduced if mixed.keep_low_precision_grads else own)

@@ -1,0 +1,139 @@
+"""Losses scaled up, so that gradients in float16 do not vanish."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.groups import group_of
+
+
+class ShardedGradScaler:
+    """As torch.amp.GradScaler (Micikevicius et al., Mixed Precision Training, ICLR 2018), for
+    gradients of which each rank has a part: if those of one rank are not finite, no rank steps.
+
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    It takes losses and optimizers of torch and of tr.nn. All ranks make the same calls.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        process_group: Any = None,
+    ) -> None:
+        """init_scale: what losses are multiplied with at first: by growth_factor more after
+        growth_interval updates without infinite gradients, by backoff_factor after one with such.
+        enabled: False does nothing. process_group: the ranks; None is the default group.
+        """
+        if not (growth_factor > 1.0 and 0.0 < backoff_factor < 1.0 and growth_interval >= 1):
+            raise ConfigError(
+                f"growth_factor={growth_factor} must be more than 1, backoff_factor="
+                f"{backoff_factor} between 0 and 1, growth_interval={growth_interval} at least 1"
+            )
+        self._scale = float(init_scale)
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+        self._growth_interval, self._growth_tracker = growth_interval, 0
+        self._enabled = enabled
+        self._group = group_of(process_group) if enabled else None
+        self._is_finite: dict[int, bool] = {}
+        """Of optimizers, by id(), whose gradients were divided since the last update."""
+
+    def scale(self, outputs: Any) -> Any:
+        """A loss times the scale; or each of several in a list or tuple."""
+        if isinstance(outputs, list | tuple):
+            return type(outputs)(map(self.scale, outputs))
+        return outputs * self._scale if self._enabled else outputs
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the gradients of the optimizer's parameters by the scale, such as to clip them
+        before step(). All ranks call it. RuntimeError if that was done since update()."""
+        if not self._enabled:
+            return
+        if id(optimizer) in self._is_finite:
+            raise RuntimeError("gradients were divided already since the last update()")
+        extremes = [_divided(each, self._scale) for each in _gradients(optimizer)]
+        self._is_finite[id(optimizer)] = self._is_so_everywhere(all(map(math.isfinite, extremes)))
+
+    def step(self, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        """optimizer.step(), if all gradients are finite on all ranks; what it returned. All ranks
+        call it."""
+        if not self._enabled:
+            return optimizer.step(*arguments, **named)
+        if id(optimizer) not in self._is_finite:
+            self.unscale_(optimizer)
+        return optimizer.step(*arguments, **named) if self._is_finite[id(optimizer)] else None
+
+    def update(self) -> None:
+        """Find the scale of the next step. RuntimeError if there was none."""
+        if not self._enabled:
+            return
+        if not self._is_finite:
+            raise RuntimeError("update() follows step(), which was not called")
+        self._growth_tracker += 1
+        if not all(self._is_finite.values()):
+            self._scale *= self._backoff_factor
+            self._growth_tracker = 0
+        elif self._growth_tracker == self._growth_interval:
+            larger = self._scale * self._growth_factor
+            self._scale = larger if math.isfinite(larger) else self._scale
+            self._growth_tracker = 0
+        self._is_finite.clear()
+
+    def get_scale(self) -> float:
+        """What losses are multiplied with; 1 if not enabled."""
+        return self._scale if self._enabled else 1.0
+
+    def is_enabled(self) -> bool:
+        """Whether it does anything."""
+        return self._enabled
+
+    def state_dict(self) -> dict[str, Any]:
+        """What load_state_dict() takes, with the names and meanings of torch.amp.GradScaler's."""
+        if not self._enabled:
+            return {}
+        return {
+            "scale": self._scale,
+            "growth_factor": self._growth_factor,
+            "backoff_factor": self._backoff_factor,
+            "growth_interval": self._growth_interval,
+            "_growth_tracker": self._growth_tracker,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on as the one did that gave this, of this class or torch.amp.GradScaler."""
+        if not self._enabled:
+            return
+        self._scale = float(state_dict["scale"])
+        self._growth_factor = float(state_dict["growth_factor"])
+        self._backoff_factor = float(state_dict["backoff_factor"])
+        self._growth_interval = int(state_dict["growth_interval"])
+        self._growth_tracker = int(state_dict["_growth_tracker"])
+
+    def _is_so_everywhere(self, is_so: bool) -> bool:
+        assert self._group is not None
+        return bool(self._group.all_gather_numbers(np.array([is_so], np.int64)).all())
+
+
+def _gradients(optimizer: Any) -> Iterator[Any]:
+    """Tensors of torch, or arrays."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and math.prod(parameter.grad.shape):
+                yield parameter.grad.data
+
+
+def _divided(gradient: Any, scale: float) -> float:
+    """Divide it in place. The sum of its extremes, which is not finite if an element is not."""
+    gradient *= 1.0 / scale
+    return float(gradient.max()) + float(gradient.min())

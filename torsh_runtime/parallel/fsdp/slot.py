@@ -1,0 +1,105 @@
+"""One parameter in its unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.fsdp.flat import FlatParameter
+from torsh_runtime.parallel.fsdp.memory import Memory
+
+
+class Slot:
+    """Gives a parameter whole values, or those that are this rank's, and the gradient with them."""
+
+    def __init__(
+        self,
+        adapter: ModuleAdapter[Any],
+        flat: FlatParameter,
+        memory: Memory,
+        number: int,
+        keeps_shape: bool,
+    ) -> None:
+        """keeps_shape: all of it is this rank's."""
+        self._adapter, self._flat, self.memory, self.number = adapter, flat, memory, number
+        self.parameter = flat.parameters[number]
+        self.is_trained = flat.is_trained
+        self._keeps_shape = keeps_shape
+        self._view = self._shaped(memory.whole)
+        self._own = self._part(memory.shard)
+        self._gradient: Any = None
+        self._kept: Any = None
+        self.adds = False
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there was one before the present backward pass."""
+        return self._gradient is not None
+
+    def fill(self) -> None:
+        """Put this rank's part of its values into memory."""
+        values = self._adapter.flattened(self.parameter)
+        first, last = self._flat.share(self.number)
+        own = self._adapter.flattened(self._own)
+        self._adapter.copy(own, self._adapter.slice(values, first, last))
+
+    def be_whole(self) -> None:
+        self._show(self._view)
+
+    def be_copied(self, full: Any) -> None:
+        """Be whole in other memory."""
+        self._show(self._shaped(full))
+
+    def be_own(self) -> None:
+        self._adapter.set_gradient(self.parameter, None)
+        self._adapter.set_values(self.parameter, self._own)
+        self._adapter.set_gradient(self.parameter, self._gradient)
+
+    def keep(self) -> None:
+        """Keep this rank's whole gradient until one is to be averaged."""
+        gradient = self._adapter.gradient(self.parameter)
+        self._adapter.set_gradient(self.parameter, None)
+        if self._kept is None:
+            self._kept = gradient
+        else:
+            self._adapter.add(self._kept, gradient)
+
+    def take(self) -> None:
+        """Give the gradient to be averaged."""
+        self.keep()
+        gradient, self._kept = self._kept, None
+        self.adds = self._gradient is not None
+        if self.adds and not self._adapter.is_at(self._gradient, self._average()):
+            self._adapter.copy(self._average(), self._gradient)
+        self.memory.take(self.number, gradient, self.adds)
+        if not self.adds:
+            self._gradient = self._average()
+
+    def give(self, is_shown: bool) -> None:
+        """Its gradient has been averaged."""
+        self._gradient = self._average()
+        if is_shown:
+            self._adapter.set_gradient(self.parameter, self._gradient)
+
+    def void(self) -> None:
+        """Have no gradient."""
+        self._gradient = None
+        self._adapter.set_gradient(self.parameter, None)
+
+    def _show(self, values: Any) -> None:
+        self._gradient = self._adapter.gradient(self.parameter)
+        self._adapter.set_gradient(self.parameter, None)
+        self._adapter.set_values(self.parameter, values)
+
+    def _average(self) -> Any:
+        return self._part(self.memory.gradients)
+
+    def _part(self, own: Any) -> Any:
+        """This parameter's of what this rank has of the unit."""
+        if self._keeps_shape:
+            return self._shaped(own)
+        return self._adapter.slice(own, *self._flat.span(self.number))
+
+    def _shaped(self, whole: Any) -> Any:
+        start, shape = self._flat.starts[self.number], self._flat.shapes[self.number]
+        return self._adapter.shaped(whole, start, shape)
