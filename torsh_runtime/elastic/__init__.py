@@ -6,12 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.elastic.growth import checkpoint_saved
+from torsh_runtime.elastic.time_limit import time_left
 
 if TYPE_CHECKING:
     from torsh_runtime.elastic.sampler import ElasticSampler
     from torsh_runtime.elastic.state import State, run
 
-__all__ = ["ElasticSampler", "State", "checkpoint_saved", "run"]
+__all__ = ["ElasticSampler", "State", "checkpoint_saved", "run", "time_left"]
 _HOMES = {"ElasticSampler": "sampler", "State": "state", "run": "state"}
 
 

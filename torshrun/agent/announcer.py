@@ -144,6 +144,11 @@ class Announcer:
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
         self.say(f"got {signal_name(signo)}: {what}")
 
+    def end_near(self, left: float) -> None:
+        """So many seconds of the job's time are left."""
+        self.emit("end_near", seconds_left=left)
+        self.say(f"{left:.0f} s of the job's time are left: SIGUSR1 to the workers that handle it")
+
     def hung(self, hang: Hang, stacks: Stacks) -> str:
         """Workers make no progress; `stacks` are by rank. The hang in a line."""
         from torshrun.health.report import describe, summary

@@ -195,7 +195,7 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, protocol.Noticed):
         noticed = state.attempt.noticed | {event.signo}
         attempt = replace(state.attempt, noticed=noticed)
-        return replace(state, attempt=attempt), (protocol.PassOn(event.signo),)
+        return replace(state, attempt=attempt), (protocol.PassOn(*event),)
     if isinstance(event, protocol.Hung):
         return _stop(config, state, "hang", signo=event.signo)
     if isinstance(event, protocol.NotStarted):
@@ -321,8 +321,17 @@ def _what_became(
         return "lost", state.code
     if state.cause != "failure":
         return "stopped", 0
-    if found.signo in state.attempt.noticed and not state.stopped_by:
-        return "noticed", exit_codes.PREEMPTED  # it did not handle the notice, which is no fault
+    if not state.stopped_by and _follows_notice(state.attempt, found):
+        return "noticed", exit_codes.PREEMPTED
     if state.stopped_by and found.signo in (state.stopped_by, *state.attempt.noticed):
         return "stopped", 0
     return "failed", found.code
+
+
+def _follows_notice(attempt: Attempt, found: base.Report) -> bool:
+    """Whether a worker made room because of a notice: it said so by its exit code, or did not
+    handle the signal, which is no fault.
+    """
+    if found.signo:
+        return found.signo in attempt.noticed
+    return bool(attempt.noticed) and found.code == exit_codes.PREEMPTED

@@ -1,0 +1,68 @@
+"""Which scheduler or launcher started this torshrun, and what it tells; the real machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import MappingProxyType
+
+from torsh_runtime import slurm as slurm_runtime
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.launchers import launcher_process
+from torshrun.clusters import kubernetes, lsf, mpi, pbs, slurm
+from torshrun.clusters.hints import Environ, Hint, Hints, Machine
+from torshrun.clusters.user_key import make_user_key
+from torshrun.procfs import read_text
+
+_CLUSTERS = MappingProxyType(
+    {"slurm": slurm, "pbs": pbs, "lsf": lsf, "mpi": mpi, "kubernetes": kubernetes}
+)
+"""In the order in which they are looked for, but that the nodes of mpiexec go first: it may have
+been started by a scheduler, whose variables its processes inherit.
+"""
+_WORKER = "TORSH_STORE_ENDPOINT"
+"""A torshrun in a worker of another one is that one's affair, and not the scheduler's."""
+
+
+def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
+    """`kind` is "auto", "none", or the one cluster to look for; ConfigError if that is not there,
+    or its variables cannot be.
+    """
+    if kind == "none" or (kind == "auto" and _WORKER in environ):
+        return None
+    wanted = _CLUSTERS if kind == "auto" else {kind: _CLUSTERS[kind]}
+    for cluster in wanted.values():
+        if hints := cluster.allocation(environ, machine):
+            by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
+            return (mpi if by_mpi else cluster).place(hints, environ, machine)
+    if kind != "auto":
+        raise ConfigError(f"--cluster {kind}: nothing in the environment says so")
+    return None
+
+
+def with_secret(hints: Hints, environ: Environ) -> Hints:
+    """Nodes that have to meet, and were given no secret, share a key of this user's."""
+    if hints.nnodes is None or "TORSH_SECRET" in environ:
+        return hints
+    try:
+        path = make_user_key(environ)
+    except OSError as error:
+        why = f"{error.filename or 'a key'}: {error.strerror or error}"
+        return replace(hints, no_secret=why)
+    return replace(hints, secret_file=Hint(path, "this user's key"))
+
+
+class RealMachine:
+    """The machine that this process is on."""
+
+    def scontrol(self, *words: str) -> str:
+        return slurm_runtime.scontrol(*words)
+
+    def read(self, path: str) -> str:
+        return read_text(path)
+
+    def now(self) -> float:
+        return time.time()
+
+    def launcher(self, variable: str) -> str:
+        return launcher_process(variable)
