@@ -60,14 +60,13 @@ def _step(environ: Environ) -> slurm.Step | None:
 
 def _place(step: slurm.Step, environ: Environ) -> dict[str, str]:
     place = {
-        "RANK": step.rank,
-        "WORLD_SIZE": step.world_size,
-        "LOCAL_RANK": step.local_rank,
-        "LOCAL_WORLD_SIZE": step.tasks[step.node_rank],
-        "GROUP_RANK": step.node_rank,
-        "GROUP_WORLD_SIZE": len(step.tasks),
+        "RANK": str(step.rank),
+        "WORLD_SIZE": str(step.world_size),
+        "LOCAL_RANK": str(step.local_rank),
+        "LOCAL_WORLD_SIZE": str(step.tasks[step.node_rank]),
+        "GROUP_RANK": str(step.node_rank),
+        "GROUP_WORLD_SIZE": str(len(step.tasks)),
     }
-    place = {name: str(value) for name, value in place.items()}
     if len(step.tasks) > 1 and "MASTER_ADDR" not in environ:
         place["MASTER_ADDR"] = slurm.first_host(step.nodelist, slurm.scontrol)
         place["MASTER_PORT"] = environ.get("MASTER_PORT") or str(slurm.port(step.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -10,11 +11,11 @@ from torsh_runtime import slurm as slurm_runtime
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.launchers import launcher_process
 from torshrun.clusters import kubernetes, lsf, mpi, pbs, slurm
-from torshrun.clusters.hints import Environ, Hint, Hints, Machine
+from torshrun.clusters.hints import Cluster, Environ, Hint, Hints, Machine
 from torshrun.clusters.user_key import make_user_key
 from torshrun.procfs import read_text
 
-_CLUSTERS = MappingProxyType(
+_CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
     {"slurm": slurm, "pbs": pbs, "lsf": lsf, "mpi": mpi, "kubernetes": kubernetes}
 )
 """In the order in which they are looked for, but that the nodes of mpiexec go first: it may have
@@ -30,9 +31,10 @@ def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
     """
     if kind == "none" or (kind == "auto" and _WORKER in environ):
         return None
-    wanted = _CLUSTERS if kind == "auto" else {kind: _CLUSTERS[kind]}
-    for cluster in wanted.values():
-        if hints := cluster.allocation(environ, machine):
+    for name in _CLUSTERS if kind == "auto" else [kind]:
+        cluster = _CLUSTERS[name]
+        hints = cluster.allocation(environ, machine)
+        if hints is not None:
             by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
             return (mpi if by_mpi else cluster).place(hints, environ, machine)
     if kind != "auto":

@@ -13,6 +13,9 @@ GRACE_MARGIN = 5.0
 """Seconds by which workers are killed before the scheduler would kill torshrun."""
 
 
+Environ = Mapping[str, str]
+
+
 class Hint(NamedTuple):
     """The value of an option, unless the user says something else."""
 
@@ -76,4 +79,13 @@ class Machine(Protocol):
         """Seconds since 1970."""
 
 
-Environ = Mapping[str, str]
+class Cluster(Protocol):
+    """A scheduler or launcher: what a module of this package is."""
+
+    def allocation(self, environ: Environ, machine: Machine) -> Hints | None:
+        """What holds for any torshrun inside the job; None if there is no job."""
+
+    def place(self, hints: Hints, environ: Environ, machine: Machine) -> Hints:
+        """The same with the job's nodes, if it has several and this torshrun is at one of them.
+        ConfigError if what the environment says cannot be.
+        """
