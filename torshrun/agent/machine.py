@@ -177,6 +177,8 @@ def _tell_failure(
         return ()
     if state.report.outcome not in ("failed", "hung", "noticed") and not state.unkillable:
         return ()
+    if state.report.outcome == "noticed" and not state.report.signo and not state.unkillable:
+        return ()  # a worker that says by its exit code that it made room has not failed
     if state.unkillable:
         sequel = "unkillable"
     elif sequel != "restart" and (state.stopped_by or state.report.outcome == "noticed"):

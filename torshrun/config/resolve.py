@@ -340,7 +340,8 @@ def _notes(request: Request, workers: int) -> Iterator[str]:
 
 def _idle(request: Request) -> Iterator[tuple[str, str]]:
     """Options that nothing asks for in such a job, and why."""
-    if not request.cluster or request.cluster.cluster != "slurm":
+    is_slurms = request.cluster is not None and request.cluster.cluster == "slurm"
+    if request["requeue_on_preempt"] and not is_slurms:
         yield "requeue_on_preempt", "this is no job of Slurm's"
     for key in ("module", "no_python"):
         if request["run_path"] and request[key]:

@@ -198,7 +198,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         local_rank=local_rank,
         error_file=f"{first.scratch}/error_{first.round}_{local_rank}.json",
     )
-    own = {**place.to_environ(), **spec.own_environ[local_rank]}
+    own = {**place.to_environ(), **_slurms(place, spec.environ), **spec.own_environ[local_rank]}
     encoded_environment(own)
     return Assignment(
         worker=place,
@@ -207,6 +207,20 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         cpus=spec.cpus[local_rank],
         folder=f"{folder}/{local_rank}",
     )
+
+
+def _slurms(place: WorkerEnv, environ: Mapping[str, str]) -> dict[str, str]:
+    """What srun would have told this worker, for programs that ask Slurm who they are: otherwise
+    they find torshrun's own task.
+    """
+    values = {
+        "SLURM_PROCID": place.rank,
+        "SLURM_LOCALID": place.local_rank,
+        "SLURM_NODEID": place.node_rank,
+        "SLURM_NTASKS": place.world_size,
+        "SLURM_NPROCS": place.world_size,
+    }
+    return {name: str(value) for name, value in values.items() if name in environ}
 
 
 def encoded(what: str, text: str) -> bytes:
