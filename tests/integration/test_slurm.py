@@ -99,9 +99,13 @@ def test_a_notice_is_passed_on_and_the_job_resumes_under_its_name(cluster: Slurm
     job = cluster.submit(f"{BATCH}{command}\n", "--requeue", "--open-mode=append")
     job.wait_for(f"slurm-{job.number}.0 begins, start 0, True", times=2)
     cluster.call("scancel", "--signal=USR1", job.number)
+    assert soon(lambda: job.facts["Restarts"] == "1", 30), job.output
+    assert soon(lambda: job.facts["JobState"] == "PENDING", 30)
+    cluster.call("scontrol", "update", f"JobId={job.number}", "StartTime=now")  # not in 2 minutes
     job.wait_for(f"slurm-{job.number}.0 begins, start 1, True", times=2)
     assert job.end() == "COMPLETED", job.output
-    assert "saved" in job.output
+    assert job.output.count("saved") == 2
+    assert "failed" not in job.output
     assert "the job is over (preempted)" in job.output
     assert job.output.count("Slurm has been asked to requeue") <= 1  # srun may be gone by then
     assert job.facts["Restarts"] == "1"

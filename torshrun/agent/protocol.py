@@ -107,7 +107,7 @@ class Settle(NamedTuple):
 
 
 class StopWorkers(NamedTuple):
-    """Send the signal, kill what is left after `grace` seconds, report Diagnosed."""
+    """Send the signal, 0 is none, kill what is left after `grace` seconds, report Diagnosed."""
 
     signo: int
     grace: float

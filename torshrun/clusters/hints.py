@@ -51,6 +51,9 @@ class Hints:
     """Why there is none, although nodes have to meet and none was given."""
     mistake: str = ""
     """Why the nodes that were found cannot make a job, and what to do."""
+    signals_reach_workers: bool = False
+    """Whether the scheduler sends its signals to all processes of the job, and not to torshrun
+    alone."""
     requeues: str = ""
     """The job's name in Slurm, at the node that may ask Slurm to run it again; elsewhere ""."""
 

@@ -20,14 +20,16 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
         return None
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    configuration = machine.scontrol("show", "config")
     begun = f"job {job}" if restarts == "0" else f"job {job}, requeued {restarts} time(s)"
     return Hints(
         cluster="slurm",
         found=(begun,),
         nproc_per_node=Hint(gpus, "SLURM_GPUS_ON_NODE") if gpus.strip("0").isdigit() else None,
         run_id=Hint(f"slurm-{job}", "SLURM_JOB_ID"),
-        shutdown_timeout=_grace(machine),
+        shutdown_timeout=_grace(configuration),
         time_limit=_time_limit(job, environ, machine),
+        signals_reach_workers="proctrack/linuxproc" in configuration,
         requeues=job if environ.get("SLURM_NODEID", "0") == "0" else "",
     )
 
@@ -79,8 +81,8 @@ def _among_nodes(hints: Hints, step: slurm.Step, machine: Machine) -> Hints:
     )
 
 
-def _grace(machine: Machine) -> Hint | None:
-    wait = re.search(r"^KillWait\s*=\s*([0-9]{1,6}) sec", machine.scontrol("show", "config"), re.M)
+def _grace(configuration: str) -> Hint:
+    wait = re.search(r"^KillWait\s*=\s*([0-9]{1,6}) sec", configuration, re.MULTILINE)
     if wait is None:
         return Hint("25", "KillWait's default, 30 s")
     return Hint(f"{max(int(wait[1]) - GRACE_MARGIN, 1):g}", f"KillWait={wait[1]}")

@@ -194,6 +194,8 @@ class LaunchConfig:
     time_limit: float | None = None
     """Counted from when this was made; None is without an end."""
     end_notice: float = 120.0
+    signals_reach_workers: bool = False
+    """Whether who signals torshrun has signalled its workers as well."""
     requeues: str = ""
     """The job that Slurm is asked to run again when this one was preempted; "" is none."""
     error_file: str | None = None

@@ -94,6 +94,7 @@ def _check(
         "master_port": port,
         "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
         "scratch_place": _scratch_place(environ),
+        "signals_reach_workers": bool(cluster and cluster.signals_reach_workers),
         "requeues": cluster.requeues if cluster and request["requeue_on_preempt"] else "",
         "output": OutputConfig(**_fields(request, OutputConfig)),
     }
