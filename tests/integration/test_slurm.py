@@ -190,6 +190,15 @@ def test_a_task_for_each_rank_needs_no_torshrun(cluster: SlurmCluster) -> None:
     assert job.output.count("sum 3 of ranks [0, 1, 2]") == 3
 
 
+def test_processors_that_slurm_does_not_enforce_are_respected(cluster: SlurmCluster) -> None:
+    cluster.script("import os\nprint(os.environ['OMP_NUM_THREADS'], 'threads', flush=True)\n")
+    script = f"{BATCH}torshrun train.py\ntorshrun --nproc-per-node cpu train.py\n"
+    job = cluster.submit(script, "--nodes=1", "--cpus-per-task=1")
+    assert job.end() == "COMPLETED", job.output
+    assert job.output.count("[0] 1 threads") == 2
+    assert "[1]" not in job.output
+
+
 def test_tasks_of_an_array_do_not_meet(cluster: SlurmCluster) -> None:
     cluster.script(SUM)
     cluster.submit(f"{BATCH}srun torshrun train.py\n", "--array=0-1", "--output=array-%a.out")

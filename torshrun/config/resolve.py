@@ -144,7 +144,7 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
     if asked == "gpu" and number == 0:
         why = "no GPU can be used here; give a number, cpu or auto"
         raise request.refused("nproc_per_node", why)
-    return int(number) or usable_cpus()
+    return int(number) or usable_cpus(environ)
 
 
 def _kind(request: Request) -> Kind:

@@ -15,7 +15,7 @@ from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import LaunchConfig
 from torshrun.procfs import ROOT
-from torshrun.topology.cpus import cpu_quota
+from torshrun.topology.cpus import allocated_cpus, cpu_quota
 
 CpuSet = frozenset[int]
 _HOOK = str(Path(__file__).parent / "startup")
@@ -126,7 +126,8 @@ def _own_environ(
     config: LaunchConfig, environ: Mapping[str, str], usable: Sequence[CpuSet], root: Path
 ) -> tuple[Mapping[str, str], ...]:
     """`usable` are the processors that each local rank may run on."""
-    own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, cpu_quota(root))]
+    quota = min(cpu_quota(root), allocated_cpus(environ))
+    own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, quota)]
     if "OMP_NUM_THREADS" in environ:
         own = [{} for _ in usable]
     if not config.virtual_local_rank:
