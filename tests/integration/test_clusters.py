@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ time.sleep(60)
 """
 PBS = {"PBS_JOBID": "8.server", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_VERSION": "23.06"}
 LSF = {"LSB_JOBID": "21", "LSB_JOBINDEX": "0", "LSB_MCPU_HOSTS": "127.0.0.1 4 127.0.0.2 4"}
+ROOT = Path(__file__).parents[2]
 SECRET = "an example of a secret"
 
 
@@ -183,3 +185,55 @@ def test_who_makes_room_after_a_notice_is_to_be_resumed(torshrun: Launcher) -> N
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
     assert "rank 0 has made room: the other 1 worker within 30 s may too" in err
     assert "failed" not in err
+
+
+STAND_INS = {
+    "pbsdsh": """
+        import os, subprocess, sys
+        words = sys.argv[2:]
+        kept = {name: os.environ[name] for name in os.environ if name.startswith("PBS_")}
+        kept |= {"HOME": os.environ["HOME"], "PATH": "/usr/bin:/bin"}
+        tasks = [
+            subprocess.Popen(words, env={**kept, "PBS_NODENUM": str(n), "PBS_TASKNUM": str(2 + n)})
+            for n in range(2)
+        ]
+        sys.exit(max(task.wait() for task in tasks))
+    """,
+    "blaunch": """
+        import os, subprocess, sys
+        assert sys.argv[1:3] == ["-z", "127.0.0.1 127.0.0.2"], sys.argv
+        tasks = [
+            subprocess.Popen(sys.argv[3:], env={**os.environ, "LSF_PM_TASKID": str(1 + n)})
+            for n in range(2)
+        ]
+        sys.exit(max(task.wait() for task in tasks))
+    """,
+}
+"""What starts a task on each host, here: pbsdsh hands on PBS's environment and no other."""
+
+
+@pytest.mark.parametrize(("scheduler", "name"), [("PBS", "pbsdsh"), ("LSF", "blaunch")])
+def test_the_guides_scripts_train(scheduler: str, name: str, torshrun: Launcher) -> None:
+    guide = (ROOT / "docs/clusters.md").read_text().split(f"## {scheduler}\n")[1]
+    script = torshrun.folder / "job.sh"
+    script.write_text(guide.split("```sh\n")[1].split("```")[0])
+    tools = torshrun.folder / "bin"
+    tools.mkdir()
+    (tools / name).write_text(f"#!{sys.executable}\n{textwrap.dedent(STAND_INS[name])}")
+    (tools / name).chmod(0o755)
+    (torshrun.folder / "examples").symlink_to(ROOT / "examples")
+    given = pbs(torshrun)[0] if scheduler == "PBS" else {**LSF, "LSB_JOBID": str(os.getpid())}
+    path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    here = {"HOME": str(torshrun.folder), "PBS_O_WORKDIR": str(torshrun.folder), "PATH": path}
+    done = subprocess.run(
+        ["bash", script],
+        env={**torshrun.environ, **given, **here, "PBS_TASKNUM": "1"},
+        cwd=torshrun.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "node 1 of 2, 2 workers in all" in done.stderr
+    assert re.search(r"test accuracy 9[0-9.]+%", done.stdout), done.stdout
