@@ -16,7 +16,7 @@ from torsh_runtime.errors import ConfigError
 
 Scontrol = Callable[..., str]
 """What `scontrol` with these words prints; "" if it is not there, fails or takes too long."""
-_SCONTROL_SECONDS = 10.0
+_SCONTROL_SECONDS = 8.0
 _MOST = 65536  # nodes or tasks; more than any Slurm has, and a text that is no bomb
 _PORTS = range(15000, 31000)
 """Below those that systems give to outgoing connections, and above those that services have."""

@@ -139,6 +139,8 @@ def test_a_node_is_drained(cluster: SlurmCluster) -> None:
     cluster.script("import time\nprint('begins\\n', end='', flush=True)\ntime.sleep(3)\n")
     job = cluster.submit(f"{BATCH}srun torshrun train.py\n")
     job.wait_for("begins", times=2)
+    told = cluster.call("torshctl", "status", f"slurm-{job.number}.0")
+    assert "2 nodes" in told
     cluster.call("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     try:
         later = cluster.submit(f"{BATCH}srun torshrun train.py\n")

@@ -54,11 +54,22 @@ def with_secret(hints: Hints, environ: Environ) -> Hints:
     return replace(hints, secret_file=Hint(path, "this user's key"))
 
 
+_TOO_LONG = 5.0
+"""Seconds without an answer, after which Slurm's controller counts as out of reach."""
+
+
 class RealMachine:
     """The machine that this process is on."""
 
+    def __init__(self) -> None:
+        self._has_scontrol = True
+
     def scontrol(self, *words: str) -> str:
-        return slurm_runtime.scontrol(*words)
+        """Once it has taken too long it is not asked any more."""
+        began = time.monotonic()
+        told = slurm_runtime.scontrol(*words) if self._has_scontrol else ""
+        self._has_scontrol = bool(told) or time.monotonic() - began < _TOO_LONG
+        return told
 
     def read(self, path: str) -> str:
         return read_text(path)

@@ -121,3 +121,16 @@ def requeue(job: str, machine: Machine) -> str:
         return f"error: Slurm's job {job} cannot be requeued: submit it with sbatch --requeue"
     machine.scontrol("requeue", job)
     return f"Slurm has been asked to requeue job {job}"
+
+
+def meeting_place(run_id: str, machine: Machine) -> str:
+    """HOST:PORT where the nodes of a run of that name meet; "" if it is no step of a job that Slurm
+    knows. The step is taken to have the job's first node.
+    """
+    named = re.fullmatch(r"slurm-([0-9]+)\.[0-9]+", run_id)
+    told = machine.scontrol("--oneliner", "show", "job", named[1]) if named else ""
+    nodes = re.search(r" NodeList=([^\s(]+)", told)
+    if nodes is None:
+        return ""
+    host = slurm.first_host(nodes[1], machine.scontrol)
+    return f"[{host}]:{slurm.port(run_id)}" if ":" in host else f"{host}:{slurm.port(run_id)}"

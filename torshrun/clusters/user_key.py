@@ -21,7 +21,8 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 def make_user_key(environ: Environ) -> str:
     """The path of the key, ~/.config/torshrun/key, which is made if it is not there. OSError."""
-    folder = _folder(environ)
+    path = user_key_path(environ)
+    folder = str(PurePath(path).parent)
     with contextlib.suppress(FileExistsError):
         Folder.make(folder).close()
     directory = safe_open(folder, _DIRECTORY)
@@ -30,12 +31,13 @@ def make_user_key(environ: Environ) -> str:
             _make_in(directory)
     finally:
         os.close(directory)
-    return f"{folder}/{_NAME}"
+    return path
 
 
-def _folder(environ: Environ) -> str:
+def user_key_path(environ: Environ) -> str:
+    """Where the key is, or would be."""
     home = environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
-    return str(PurePath(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "torshrun"))
+    return str(PurePath(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "torshrun", _NAME))
 
 
 def _make_in(directory: int) -> None:
