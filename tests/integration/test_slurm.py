@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import soon
-from support.slurm import KILL_WAIT, NODES, SlurmCluster
+from support.processes import marked, soon
+from support.slurm import KILL_WAIT, NODES, Job, SlurmCluster
 
 pytestmark = pytest.mark.slurm
 
@@ -91,6 +93,34 @@ def test_a_killed_worker_is_started_again(cluster: SlurmCluster) -> None:
     assert job.end() == "COMPLETED", job.output
     for rank in range(2):
         assert f"attempt 1 of rank {rank}" in job.output
+
+
+def agent_of(job: Job, node: str) -> int:
+    """The torshrun on the node of this rank: not its keeper, and no worker."""
+    for pid in marked(f"SLURM_JOB_ID={job.number}\0"):
+        process = Path("/proc", str(pid))
+        if f"SLURM_NODEID={node}\0".encode() in (process / "environ").read_bytes():
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if len(command) > 1 and command[1].endswith(b"/torshrun"):
+                return pid
+    raise AssertionError(job.output)
+
+
+def test_a_job_may_go_on_without_a_node(cluster: SlurmCluster) -> None:
+    cluster.script(
+        "import os, time\n"
+        "size = os.environ['WORLD_SIZE']\n"
+        "print(f'round of {size}\\n', end='', flush=True)\n"
+        "if size == '2':\n"
+        "    time.sleep(60)\n"
+    )
+    options = "--nnodes 1:2 --rdzv-conf ttl=2,last_call_timeout=5"
+    job = cluster.submit(f"{BATCH}srun --no-kill --label torshrun {options} train.py\n")
+    job.wait_for("round of 2", times=2)
+    (host,) = re.findall(r"(\d): torshrun: this agent serves the job's store", job.output)
+    os.kill(agent_of(job, "1" if host == "0" else "0"), signal.SIGKILL)
+    job.wait_for("round of 1")
+    job.wait_for("the job is over (succeeded)")
 
 
 def test_a_notice_is_passed_on_and_the_job_resumes_under_its_name(cluster: SlurmCluster) -> None:

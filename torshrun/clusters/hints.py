@@ -38,6 +38,9 @@ class Hints:
     master_addr: Hint | None = None
     """Host of node rank 0, whose agent serves the store where all meet."""
     master_port: Hint | None = None
+    rdzv_backend: Hint | None = None
+    rdzv_endpoint: Hint | None = None
+    """Instead of a rank and a master, where the user lets the number of nodes vary."""
     nproc_per_node: Hint | None = None
     run_id: Hint | None = None
     """The same after the scheduler has put the job into its queue again."""

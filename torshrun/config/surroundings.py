@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from torshrun.clusters.detection import detect, with_secret
-from torshrun.clusters.hints import PLACE, Hints, Machine
-from torshrun.config.options import BY_KEY
+from torshrun.clusters.hints import PLACE, Hint, Hints, Machine
 from torshrun.config.request import Entry, Request
 
 _MEETING = ("master_addr", "master_port")
@@ -26,6 +25,8 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
         raise request.refused("cluster", hints.mistake)
     if request.has("rdzv_endpoint") or request["rdzv_backend"] != "static":
         hints = _without(hints, *_MEETING)
+    elif request["nnodes"].fewest < request["nnodes"].most:
+        hints = _elastic(hints)
     if not request.has("secret_file"):
         hints = with_secret(hints, environ)
     entries = {**request.entries, **_entries(request, hints)}
@@ -38,6 +39,22 @@ def _entries(request: Request, hints: Hints) -> Mapping[str, Entry]:
         for key, hint in hints.options.items()
         if not request.has(key)
     }
+
+
+def _elastic(hints: Hints) -> Hints:
+    """Meeting in the same place, but without ranks that are fixed, so that nodes may be lost."""
+    host, port = hints.master_addr, hints.master_port
+    if host is None or port is None:
+        return hints
+    return replace(
+        _without(hints, "node_rank", *_MEETING),
+        rdzv_backend=Hint("tcp", "--nnodes MIN:MAX"),
+        rdzv_endpoint=Hint(_address(host.text, port.text), host.source),
+    )
+
+
+def _address(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _without(hints: Hints, *keys: str) -> Hints:
@@ -54,10 +71,10 @@ def _is_contradicted(request: Request, hints: Hints) -> bool:
         return request.has("nnodes")
     if hints.nnodes is None and request["nnodes"] == (1, 1):
         return True  # one node has no rank
-    return any(
-        hint is not None and request.has(key) and request[key] != BY_KEY[key].kind.parse(hint.text)
-        for key, hint in (("nnodes", hints.nnodes), ("node_rank", hints.node_rank))
-    )
+    if hints.nnodes and request["nnodes"].most != int(hints.nnodes.text):
+        return request.has("nnodes")
+    rank = hints.node_rank
+    return rank is not None and request.has("node_rank") and request["node_rank"] != int(rank.text)
 
 
 def account(request: Request) -> str:
@@ -66,8 +83,11 @@ def account(request: Request) -> str:
     if hints is None:
         return ""
     said = [*hints.found]
-    if hints.nnodes and hints.master_addr and hints.master_port:
-        said.append(f"meeting at {request['master_addr']}:{request['master_port']}")
+    if hints.rdzv_endpoint:
+        said.append(f"meeting at {hints.rdzv_endpoint.text}")
+    elif hints.nnodes and hints.master_addr:
+        address = _address(request["master_addr"], str(request["master_port"] or ""))
+        said.append(f"meeting at {address.rstrip(':')}")
     if hints.secret_file:
         said.append(f"with a secret made of {hints.secret_file.text}")
     if hints.time_limit:

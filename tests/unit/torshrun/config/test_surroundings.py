@@ -115,6 +115,18 @@ def test_a_classic_script_means_what_it_did(home: dict[str, str]) -> None:
     assert not any("no effect" in note for note in notes)
 
 
+def test_a_number_of_nodes_that_may_vary_has_no_fixed_ranks(home: dict[str, str]) -> None:
+    job, notes = made({**STEP, **home}, nnodes="1:2")
+    how = job.rendezvous
+    assert how is not None
+    assert (how.backend, how.node_rank, job.min_nodes, job.max_nodes) == ("tcp", None, 1, 2)
+    assert how.endpoints == made({**STEP, **home})[0].rendezvous.endpoints  # type: ignore[union-attr]
+    assert how.secret
+    assert f"meeting at n1:{how.endpoints[0].port}" in notes[0]
+    with pytest.raises(ConfigError, match="has to say where they meet"):
+        made({**STEP, **home}, nnodes="1:3")
+
+
 def test_a_port_that_is_taken_can_be_replaced_alone(home: dict[str, str]) -> None:
     job, notes = made({**STEP, **home}, master_port="4000")
     assert job.rendezvous is not None
