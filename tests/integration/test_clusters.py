@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,8 @@ from support.launcher import Launcher
 from support.nodes import Node
 from support.ports import free_port
 from support.process_worlds import NotHereError, environ, mpiexec
+
+from torsh_runtime import slurm
 
 SUM = """
 import numpy as np, torsh_runtime as tr
@@ -92,6 +95,16 @@ def test_tasks_of_a_scheduler_are_the_nodes_of_a_job(torshrun: Launcher, schedul
             assert "sum 2" in output
             assert f"round 0: node {rank} of 2" in output
             assert "the job has no secret" not in output
+
+
+def test_who_holds_the_port_is_named_and_then_waited_for(torshrun: Launcher) -> None:
+    environs = pbs(torshrun)
+    script = torshrun.script(SUM)
+    with socket.create_server(("", slurm.port(f"pbs-{environs[0]['PBS_JOBID']}"))) as holder:
+        with nodes(torshrun, environs, script) as both:
+            both[0].wait_for(r"the port is held by \S+ \(pid \d+\)")
+            holder.close()
+            assert [node.end()[0] for node in both] == [0, 0]
 
 
 def test_pods_of_an_indexed_job(torshrun: Launcher) -> None:

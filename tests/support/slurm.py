@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,7 @@ class SlurmCluster:
 
     def _start(self) -> None:
         self._make_munge_key()
-        control, *nodes = _consecutive(3)
+        control, *nodes = _consecutive()
         text = _CONFIGURATION.format(
             host=os.uname().nodename.partition(".")[0],
             folder=self.folder,
@@ -126,10 +127,9 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        left = dict[int, int]()
-        gone = soon(
-            lambda: not left.update(marked(str(self.folder))) and not marked(str(self.folder))
-        )
+        mark = str(self.folder)
+        gone = soon(lambda: not marked(mark))
+        left = marked(mark)
         shutil.rmtree(self.folder, ignore_errors=True)
         assert gone, f"left behind: {left}"
 
@@ -209,20 +209,16 @@ def _path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def _consecutive(count: int) -> list[int]:
+def _consecutive() -> list[int]:
     """Free ports, of which all but the first follow each other, as slurm.conf wants them."""
-    control = free_ports(1)[0]
-    for first in free_ports(20):
-        if {first + 1} & {control} or first == control:
-            continue
-        if _is_free(first + 1):
+    control, *others = free_ports(20)
+    for first in others:
+        if first + 1 != control and _is_free(first + 1):
             return [control, first, first + 1]
     raise OSError("no two free ports follow each other")
 
 
 def _is_free(port: int) -> bool:
-    import socket
-
     try:
         socket.create_server(("", port)).close()
     except OSError:
