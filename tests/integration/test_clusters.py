@@ -100,11 +100,11 @@ def test_tasks_of_a_scheduler_are_the_nodes_of_a_job(torshrun: Launcher, schedul
 def test_who_holds_the_port_is_named_and_then_waited_for(torshrun: Launcher) -> None:
     environs = pbs(torshrun)
     script = torshrun.script(SUM)
-    with socket.create_server(("", slurm.port(f"pbs-{environs[0]['PBS_JOBID']}"))) as holder:
-        with nodes(torshrun, environs, script) as both:
-            both[0].wait_for(r"the port is held by \S+ \(pid \d+\)")
-            holder.close()
-            assert [node.end()[0] for node in both] == [0, 0]
+    holder = socket.create_server(("", slurm.port(f"pbs-{environs[0]['PBS_JOBID']}")))
+    with holder, nodes(torshrun, environs, script) as both:
+        both[0].wait_for(r"the port is held by \S+ \(pid \d+\)")
+        holder.close()
+        assert [node.end()[0] for node in both] == [0, 0]
 
 
 def test_pods_of_an_indexed_job(torshrun: Launcher) -> None:

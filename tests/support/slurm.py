@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -193,6 +194,16 @@ class Job:
         """What scontrol tells, by name."""
         told = self._cluster.call("scontrol", "--oneliner", "show", "job", self.number)
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
+
+    def has_begun_again(self) -> bool:
+        """Whether a job that is requeued has written anything since; it is told to begin at once,
+        and not in two minutes, whenever it is found in the queue.
+        """
+        if self.facts["JobState"] == "PENDING":
+            update = ("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+            self._cluster.call(*update, check=False)
+            time.sleep(3)  # each update begins Slurm's scheduling anew
+        return "requeued 1 time(s)" in self.output
 
     def wait_for(self, text: str, times: int = 1) -> None:
         """Until it has written this so often."""
