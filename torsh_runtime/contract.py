@@ -23,6 +23,9 @@ COMMIT_MEMORY = "TORSH_COMMIT_MEMORY"
 "/proc/123/fd/7:5:77" is the file behind that path, if it is inode 77 of device 5. Each has the
 terabyte from its local rank times 2**40 on."""
 
+ENDS_AT = "TORSH_ENDS_AT"
+"""When the job's time is over, in seconds of the monotonic clock of the worker's host."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnv:
@@ -72,6 +75,8 @@ class WorkerEnv:
     """Where rank 0 serves the store if no agent does; "" is master_addr and master_port."""
     jax_coordinator_port: int = 0
     """TCP port on master_addr for rank 0's JAX coordinator; 0 is none."""
+    ends_at: float | None = None
+    """When the job's time on this node is over, on its monotonic clock; None: not known."""
 
     def __post_init__(self) -> None:
         for name in ("rank", "world_size"):
@@ -82,6 +87,8 @@ class WorkerEnv:
         """The variables to set: torchrun's whole set, and TORSH_*."""
         values = {variable: str(getattr(self, field)) for variable, field in VARIABLES.items()}
         values["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        if self.ends_at is not None:
+            values[ENDS_AT] = f"{self.ends_at:.3f}"
         return {name: value for name, value in values.items() if value != ""} | self._for_jax()
 
     def _for_jax(self) -> dict[str, str]:
@@ -130,6 +137,7 @@ class WorkerEnv:
             scratch=environ.get("TORSH_SCRATCH", ""),
             status_file=environ.get("TORSH_STATUS_FILE", ""),
             jax_coordinator_port=_jax_port(environ),
+            ends_at=ends_at(environ),
         )
 
 
@@ -169,6 +177,7 @@ ALL_VARIABLES = frozenset(
         "JAX_NUM_PROCESSES",
         "JAX_PROCESS_ID",
         "TORCHELASTIC_USE_AGENT_STORE",
+        ENDS_AT,
     )
 )
 """All that to_environ may set."""
@@ -182,6 +191,17 @@ def secret_text(environ: Mapping[str, str]) -> str:
     if text == "":
         raise ConfigError("TORSH_SECRET is empty: unset it, or give one (openssl rand -hex 32)")
     return text or ""
+
+
+def ends_at(environ: Mapping[str, str]) -> float | None:
+    """When the job's time is over, on this host's monotonic clock; None if nobody knows."""
+    text = environ.get(ENDS_AT)
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{ENDS_AT}={text!r} is not a number of seconds") from None
 
 
 def _jax_port(environ: Mapping[str, str]) -> int:

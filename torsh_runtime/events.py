@@ -240,6 +240,10 @@ SCHEMA: Mapping[str, Kind] = {
         "Somebody sent the agent a signal that it passes on to the workers.",
         {"signal": _SIGNAL},
     ),
+    "end_near": Kind(
+        "The end of the job's time is near; workers that handle SIGUSR1 get it.",
+        {"seconds_left": Fact("number", "Seconds until the end.")},
+    ),
     "workers_stopping": Kind(
         "The workers that still run are asked to stop.",
         {

@@ -1,4 +1,4 @@
-"""Places that other launchers than torshrun give: torchrun, and the mpiexec of MPI libraries."""
+"""Places that other launchers than torshrun give: torchrun, Slurm, and MPI libraries' mpiexec."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from torsh_runtime import slurm
 from torsh_runtime.errors import ConfigError
 
 Environ = Mapping[str, str]
@@ -31,10 +32,13 @@ _MPIEXEC = (
 
 
 def completed(environ: Environ) -> Environ:
-    """The same, with RANK and what belongs to it as mpiexec says, where nobody has set RANK."""
+    """The same, with RANK and what belongs to it as mpiexec or srun says, unless RANK is set.
+    ConfigError if Slurm's variables contradict each other.
+    """
     names = _mpiexec(environ)
     if names is None:
-        return environ
+        step = _step(environ)
+        return {**environ, **_place(step, environ)} if step else environ
     world_size, local = environ[names.world_size], environ.get(names.local_world_size, "1")
     place = {
         "RANK": environ[names.rank],
@@ -46,10 +50,36 @@ def completed(environ: Environ) -> Environ:
     return {**environ, **place}
 
 
+def _step(environ: Environ) -> slurm.Step | None:
+    """The step that srun has started with a task for each rank, if that counts."""
+    if "RANK" in environ or _mpiexec(environ):
+        return None
+    step = slurm.step(environ)
+    return step if step and step.world_size > 1 else None
+
+
+def _place(step: slurm.Step, environ: Environ) -> dict[str, str]:
+    place = {
+        "RANK": str(step.rank),
+        "WORLD_SIZE": str(step.world_size),
+        "LOCAL_RANK": str(step.local_rank),
+        "LOCAL_WORLD_SIZE": str(step.tasks[step.node_rank]),
+        "GROUP_RANK": str(step.node_rank),
+        "GROUP_WORLD_SIZE": str(len(step.tasks)),
+    }
+    if len(step.tasks) > 1 and "MASTER_ADDR" not in environ:
+        place["MASTER_ADDR"] = slurm.first_host(step.nodelist, slurm.scontrol)
+        place["MASTER_PORT"] = environ.get("MASTER_PORT") or str(slurm.port(step.name))
+    return place
+
+
 def meeting_point(environ: Environ) -> str:
     """Where rank 0 is to serve the job's store for ranks that can meet on this host only; "" is
     MASTER_ADDR and MASTER_PORT. ConfigError if a launcher has left them no place to meet.
     """
+    if step := _step(environ):
+        is_open = "MASTER_ADDR" in environ or len(step.tasks) > 1
+        return "" if is_open else _here(_attempt(step, environ))
     one_node = completed(environ).get("GROUP_WORLD_SIZE", "1") == "1"
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         if one_node:
@@ -63,7 +93,7 @@ def meeting_point(environ: Environ) -> str:
     if names is None or "MASTER_ADDR" in environ:
         return ""
     if one_node:
-        return _here(f"mpiexec-{_launcher_process(names.rank)}")
+        return _here(f"mpiexec-{launcher_process(names.rank)}")
     raise ConfigError(
         "mpiexec has started ranks on several hosts and does not say where they can meet: set "
         "MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, for all ranks "
@@ -77,11 +107,15 @@ def _mpiexec(environ: Environ) -> _Variables | None:
     return None if "RANK" in environ else next(given, None)
 
 
+def _attempt(step: slurm.Step, environ: Environ) -> str:
+    return f"{step.name}-{environ.get('SLURM_RESTART_COUNT', '0')}"
+
+
 def _here(name: str) -> str:
     return f"unix:@torsh-{os.getuid()}-{name}"
 
 
-def _launcher_process(variable: str) -> str:
+def launcher_process(variable: str) -> str:
     """The nearest ancestor for which the variable is not set, and since when it runs: the same for
     all ranks of this host, also if each of them was started through a script.
     """

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from textwrap import fill, indent, wrap
 
 from torsh_runtime.errors import ConfigError, TorshError
+from torshrun.clusters.detection import RealMachine
 from torshrun.config.command_line import CommandLine, parse
 from torshrun.config.options import HEADINGS, Option
 from torshrun.config.request import Request, gather
 from torshrun.config.resolve import resolve
+from torshrun.config.surroundings import look_around
 from torshrun.exit_codes import USAGE
 
 _ABOUT = (
@@ -63,6 +65,7 @@ def _answer(line: CommandLine) -> int:
     request = gather(line.given, line.script, line.arguments, os.environ)
     if request["hostfile"]:
         return _on_hosts(request)
+    request = look_around(request, os.environ, RealMachine())
     if request["print_config"]:
         from torshrun.config.print_config import show
 

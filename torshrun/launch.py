@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import resource
+import sys
 import traceback
 from dataclasses import fields, replace
 from pathlib import Path
@@ -43,7 +44,14 @@ def launch(config: LaunchConfig) -> int:
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
-    return asyncio.run(_run(config, spec))
+    code = asyncio.run(_run(config, spec))
+    if code == exit_codes.PREEMPTED and config.requeues:
+        from torshrun.clusters.detection import RealMachine
+        from torshrun.clusters.slurm import requeue
+
+        sys.stderr.write(f"torshrun: {requeue(config.requeues, RealMachine())}\n")
+        sys.stderr.flush()
+    return code
 
 
 def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitStack) -> Agent:

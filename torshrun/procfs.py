@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     cpu, resident = sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE
     return ProcessStat(name, fields[0], int(fields[1]), cpu, resident)
+
+
+def handles(pid: int, signo: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signo - 1) & 1)
 
 
 def children(pid: int) -> list[int]:

@@ -68,7 +68,7 @@ def test_a_machine_that_has_all_is_asked_for_nothing(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("manager", "command"),
     [
-        ("apt-get", f"{APT} python3 python3-dev python3-venv g++ iproute2"),
+        ("apt-get", f"{APT} python3 python3-dev python3-venv g++ iproute2 slurm-wlm munge"),
         (
             "dnf",
             "dnf install --assumeyes python3.11 python3.11-devel python3.11-libs gcc-c++ iproute",

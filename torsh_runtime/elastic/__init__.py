@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.elastic.growth import checkpoint_saved
+from torsh_runtime.elastic.time_limit import time_left
 
 if TYPE_CHECKING:
     from torsh_runtime.elastic.agent import ElasticAgent
     from torsh_runtime.elastic.sampler import ElasticSampler
     from torsh_runtime.elastic.state import State, run
 
-__all__ = ["ElasticAgent", "ElasticSampler", "State", "checkpoint_saved", "run"]
+__all__ = ["ElasticAgent", "ElasticSampler", "State", "checkpoint_saved", "run", "time_left"]
 _HOMES = {"ElasticAgent": "agent", "ElasticSampler": "sampler", "State": "state", "run": "state"}
 
 

@@ -21,6 +21,7 @@ from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.telemetry import Telemetry
+from torshrun.agent.time_limit import TimeLimit
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
@@ -79,6 +80,7 @@ class Agent:
         self._hangs = HangMonitor(
             config.hang_timeout, self._group, self._post, self.spec.timer_file, self._on_timer
         )
+        self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
         self._last_signal, self._signalled = 0, 0.0
@@ -90,6 +92,8 @@ class Agent:
         self._loop.set_exception_handler(self._on_internal_error)
         self._tell.job_started(self.folder.path if self.folder else "")
         self._dead_man.renew()
+        grace, notice = self.config.shutdown_timeout, self.config.end_notice
+        self._time_limit.start(grace, notice, self._on_end_near, self._on_end)
         self.rendezvous.start(self._on_rendezvous)
         state: machine.State = machine.Waiting()
         while not isinstance(state, machine.Finished):
@@ -103,7 +107,7 @@ class Agent:
             if isinstance(event, protocol.KeeperLost):
                 self._tell.keeper_lost(self.keeper.pid, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
-            if isinstance(event, protocol.Noticed):
+            if isinstance(event, protocol.Noticed) and not event.handled_only:
                 self._tell.noticed(event.signo, bool(instructions))
             for instruction in instructions:
                 await self._carry_out(instruction)
@@ -140,6 +144,15 @@ class Agent:
         self._last_signal = signo
         self._tell.emit("stop_requested", signal=signal_name(signo))
         self._post(protocol.StopRequested(signo))
+
+    def _on_end_near(self) -> None:
+        self._tell.end_near(self._time_limit.left)
+        self._post(protocol.Noticed(signal.SIGUSR1, handled_only=True))
+
+    def _on_end(self) -> None:
+        """Leave as if the scheduler had asked for it, while workers still have their grace."""
+        self._tell.say(f"{self._time_limit.left:.0f} s of the job's time are left: leaving it")
+        self._on_stop_signal(signal.SIGTERM)
 
     def _on_resize(self, signo: int) -> None:
         self.pump.resize()
@@ -227,7 +240,7 @@ class Agent:
             over = protocol.SettleOver(instruction.round)
             self._loop.call_later(instruction.seconds, self._post, over)
         elif isinstance(instruction, protocol.PassOn):
-            self._group.send(instruction.signo, alone=True)
+            self._group.notify(instruction.signo, handled_only=instruction.handled_only)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
         elif isinstance(instruction, protocol.TellRendezvous):
@@ -260,7 +273,8 @@ class Agent:
             self._telemetry.pages = self._round.pages
             self._tell.round_started(place)
             store = self._round.store
-            first = first_worker(config, place, self.scratch, store.endpoint, store.secret)
+            ends_at = self._time_limit.ends_at
+            first = first_worker(config, place, self.scratch, store.endpoint, store.secret, ends_at)
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
@@ -295,6 +309,7 @@ class Agent:
 
     async def _close(self, state: machine.Finished) -> None:
         self._hangs.close()
+        self._time_limit.stop()
         await self._close_round()
         self._dead_man.stop()
         self._group.close()

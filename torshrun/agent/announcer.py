@@ -142,7 +142,14 @@ class Announcer:
     def noticed(self, signo: int, passed_on: bool) -> None:
         self.emit("notice", signal=signal_name(signo))
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"
+        if self._config.signals_reach_workers:
+            what = "the scheduler has sent it to the workers too"
         self.say(f"got {signal_name(signo)}: {what}")
+
+    def end_near(self, left: float) -> None:
+        """So many seconds of the job's time are left."""
+        self.emit("end_near", seconds_left=left)
+        self.say(f"{left:.0f} s of the job's time are left: SIGUSR1 to the workers that handle it")
 
     def hung(self, hang: Hang, stacks: Stacks) -> str:
         """Workers make no progress; `stacks` are by rank. The hang in a line."""
@@ -171,12 +178,16 @@ class Announcer:
         if stop.cause == "dead man":
             self._tell_dead_man()
         facts = {"cause": stop.cause, "grace_seconds": stop.grace, "ranks": list(alive)}
-        self.emit("workers_stopping", signal=signal_name(stop.signo), **facts)
+        name = signal_name(stop.signo) if stop.signo else ""
+        self.emit("workers_stopping", signal=name, **facts)
 
     def stopping_others(
         self, stop: protocol.StopWorkers, alive: Sequence[int], cause: Exit | None
     ) -> None:
         """Workers have been asked to stop; `cause` is whose failure led to it."""
+        if cause and not stop.signo:  # which is no failure, and no reason to interrupt anybody
+            self.say(f"rank {cause.rank} has made room: the other {_in_time(stop, alive)} may too")
+            return
         who = f"rank {cause.rank} failed ({how(cause)}): " if cause else ""
         self.say(f"{who}stopping the other {_in_time(stop, alive)}")
 

@@ -11,7 +11,7 @@ import errno
 import math
 import signal
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torshrun import exit_codes
 from torshrun.agent import protocol
@@ -27,6 +27,10 @@ HUNG_GRACE = 5.0
 
 _PASSED_ON = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
 """Stop requests that workers get as they are, since many catch them; else they get SIGTERM."""
+_NO_SIGNAL = 0
+"""For workers that have had a notice: they are given time, and not interrupted."""
+_MADE_ROOM = exit_codes.PREEMPTED << 8
+"""How a worker ends, as waitpid gives it, that goes because of a notice and is to be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ class Finished:
 
 
 State = Running | Stopping | Waiting | Finished
+Busy = TypeVar("Busy", Running, Stopping)
 Step = tuple[State, tuple[Instruction, ...]]
 
 
@@ -177,6 +182,8 @@ def _tell_failure(
         return ()
     if state.report.outcome not in ("failed", "hung", "noticed") and not state.unkillable:
         return ()
+    if state.report.outcome == "noticed" and not state.report.signo and not state.unkillable:
+        return ()  # a worker that says by its exit code that it made room has not failed
     if state.unkillable:
         sequel = "unkillable"
     elif sequel != "restart" and (state.stopped_by or state.report.outcome == "noticed"):
@@ -193,9 +200,9 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, protocol.SettleOver) and state.failing:
         return _stop(config, state, "failure")
     if isinstance(event, protocol.Noticed):
-        noticed = state.attempt.noticed | {event.signo}
-        attempt = replace(state.attempt, noticed=noticed)
-        return replace(state, attempt=attempt), (protocol.PassOn(event.signo),)
+        # One that gets it twice may be at its end by then, where Python handles it no more.
+        has_got_it = config.signals_reach_workers and not event.handled_only
+        return _noticed(state, event), () if has_got_it else (protocol.PassOn(*event),)
     if isinstance(event, protocol.Hung):
         return _stop(config, state, "hang", signo=event.signo)
     if isinstance(event, protocol.NotStarted):
@@ -203,6 +210,11 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, protocol.DeadManFired):
         return _stop(config, state, "dead man", code=exit_codes.LOST)
     return state, ()
+
+
+def _noticed(state: Busy, event: protocol.Noticed) -> Busy:
+    noticed = state.attempt.noticed | {event.signo}
+    return replace(state, attempt=replace(state.attempt, noticed=noticed))
 
 
 def _code_of_no_start(number: int) -> int:
@@ -217,6 +229,8 @@ def _on_exit(config: LaunchConfig, state: Running, event: protocol.WorkerExited)
     alive = state.alive - {event.rank}
     if not alive:
         return _stop(config, state, "failure" if failed else "done")
+    if state.attempt.noticed and event.status == _MADE_ROOM:
+        return _stop(config, state, "failure", signo=_NO_SIGNAL)  # they all know, and may be saving
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop(config, state, "failure")
     settle = protocol.Settle(state.attempt.round, SETTLE_SECONDS)
@@ -241,10 +255,16 @@ def _on_decision(
     if isinstance(state, Stopping):
         return replace(state, decided=event), ()
     cause: Cause = "closing" if isinstance(event, base.RoundClosing) else "verdict"
-    asked = protocol.StopWorkers(signal.SIGTERM, config.shutdown_timeout, cause)
+    knows = bool(state.attempt.noticed) and _is_preempted(event)
+    signo = _NO_SIGNAL if knows else signal.SIGTERM
+    asked = protocol.StopWorkers(signo, config.shutdown_timeout, cause)
     if state.failing:
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
+
+
+def _is_preempted(event: base.RoundClosing | base.JobOver) -> bool:
+    return isinstance(event, base.JobOver) and event.verdict.outcome == "preempted"
 
 
 def _on_stop_requested(config: LaunchConfig, state: Running | Stopping, signo: int) -> Step:
@@ -280,6 +300,8 @@ def _end_of_stop(signo: int) -> tuple[int, Literal["preempted", "stopped"]]:
 
 
 def _stopping(config: LaunchConfig, state: Stopping, event: Event) -> Step:
+    if isinstance(event, protocol.Noticed):  # workers may have died of it before it was told
+        return _noticed(state, event), ()
     if not isinstance(event, protocol.Diagnosed):
         return state, ()
     report = _report(config, state, event)
@@ -321,8 +343,17 @@ def _what_became(
         return "lost", state.code
     if state.cause != "failure":
         return "stopped", 0
-    if found.signo in state.attempt.noticed and not state.stopped_by:
-        return "noticed", exit_codes.PREEMPTED  # it did not handle the notice, which is no fault
+    if not state.stopped_by and _follows_notice(state.attempt, found):
+        return "noticed", exit_codes.PREEMPTED
     if state.stopped_by and found.signo in (state.stopped_by, *state.attempt.noticed):
         return "stopped", 0
     return "failed", found.code
+
+
+def _follows_notice(attempt: Attempt, found: base.Report) -> bool:
+    """Whether a worker made room because of a notice: it said so by its exit code, or did not
+    handle the signal, which is no fault.
+    """
+    if found.signo:
+        return found.signo in attempt.noticed
+    return bool(attempt.noticed) and found.code == exit_codes.PREEMPTED

@@ -53,9 +53,11 @@ class StopRequested(NamedTuple):
 
 
 class Noticed(NamedTuple):
-    """Somebody sent the agent a signal that is for the workers."""
+    """Workers are to get this signal, since somebody sent it to the agent or the end is near."""
 
     signo: int
+    handled_only: bool = False
+    """Only those that handle it: others would die of what nobody has asked for."""
 
 
 class Hung(NamedTuple):
@@ -105,7 +107,7 @@ class Settle(NamedTuple):
 
 
 class StopWorkers(NamedTuple):
-    """Send the signal, kill what is left after `grace` seconds, report Diagnosed."""
+    """Send the signal, 0 is none, kill what is left after `grace` seconds, report Diagnosed."""
 
     signo: int
     grace: float
@@ -116,6 +118,8 @@ class PassOn(NamedTuple):
     """Send the signal to all workers, as a notice."""
 
     signo: int
+    handled_only: bool = False
+    """Or only to those that handle it."""
 
 
 class TellRendezvous(NamedTuple):

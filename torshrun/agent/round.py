@@ -53,9 +53,16 @@ class Round(NamedTuple):
 
 
 def first_worker(
-    config: LaunchConfig, place: Place, scratch: str, endpoint: str, secret: str
+    config: LaunchConfig,
+    place: Place,
+    scratch: str,
+    endpoint: str,
+    secret: str,
+    ends_at: float | None = None,
 ) -> WorkerEnv:
-    """What this node's first worker is told. `endpoint` and `secret` are those of its store."""
+    """What this node's first worker is told. `endpoint` and `secret` are those of its store,
+    `ends_at` is when its time is over.
+    """
     return WorkerEnv(
         rank=place.first_rank,
         world_size=place.world_size,
@@ -77,6 +84,7 @@ def first_worker(
         scratch=scratch,
         status_file=_status_file(scratch, place),
         jax_coordinator_port=place.jax_port,
+        ends_at=ends_at,
     )
 
 

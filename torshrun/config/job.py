@@ -191,6 +191,13 @@ class LaunchConfig:
     metrics_port: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     events: str | None = None
+    time_limit: float | None = None
+    """Counted from when this was made; None is without an end."""
+    end_notice: float = 120.0
+    signals_reach_workers: bool = False
+    """Whether who signals torshrun has signalled its workers as well."""
+    requeues: str = ""
+    """The job that Slurm is asked to run again when this one was preempted; "" is none."""
     error_file: str | None = None
     """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE)."""
     scratch_place: str = "/tmp"

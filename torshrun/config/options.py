@@ -73,6 +73,17 @@ Failure and end:
 --agent-timeout SECONDS = 60
     Workers are killed when torshrun itself has not moved for so long; 0: never.
 
+Cluster:
+--cluster KIND = auto
+    Whose environment says what the job is: auto (the scheduler's or mpiexec's that is there), none,
+    slurm, pbs, lsf, mpi or kubernetes.
+--time-limit SECONDS = (the allocation's, if its end is known)
+    This node leaves in time for its workers to stop before that; they see it in time_left().
+--end-notice SECONDS = 120
+    How long before the end workers that handle SIGUSR1 get it; 0: never.
+--requeue-on-preempt
+    When the job was preempted, or its time is over, Slurm is asked to run it again.
+
 Output:
 --log-dir DIRECTORY = (a temporary one, if any is needed)
     Keep each worker's output in DIRECTORY/<job>_*/attempt_<n>/<local rank>/.
@@ -176,6 +187,7 @@ _KINDS: Mapping[str, Kind] = {
     "HOST": Kind(values.host),
     "HOST:PORT,...": Kind(values.endpoints, is_list=True),
     "HOSTS": Kind(values.words),
+    "KIND": Kind(values.one_of("auto", "none", "slurm", "pbs", "lsf", "mpi", "kubernetes")),
     "KEY=VALUE,...": Kind(values.rdzv_conf, pairs="="),
     "MODE": Kind(values.one_of("node", "socket", "exclusive", "core-complex")),
     "N": Kind(values.count),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torshrun.clusters.hints import Hints
 from torshrun.config.options import BY_KEY, OPTIONS, Option
 
 COMMAND_LINE = "command line"
@@ -28,6 +29,8 @@ class Entry:
     """ "command line", "job.yaml:7", "PET_NNODES" or "default"."""
     name: str
     """What an error or a note calls it: "--nnodes", "job.yaml:7: nnodes", "PET_NNODES"."""
+    is_hint: bool = False
+    """Whether a cluster tells it, and nobody has asked for it."""
 
 
 Entries = Mapping[str, Entry]
@@ -45,6 +48,8 @@ class Request:
     """What follows the target."""
     environment: Entries = field(default_factory=lambda: MappingProxyType({}))
     """Extra variables for workers."""
+    cluster: Hints | None = None
+    """What the scheduler or launcher around torshrun tells, as far as it counts."""
 
     def __getitem__(self, key: str) -> Any:
         """What the option's text means; None if there is none. Raises ConfigError."""
@@ -62,8 +67,13 @@ class Request:
         return self.entries[key].name
 
     def has(self, key: str) -> bool:
+        """Whether the user has given it."""
         entry = self.entries[key]
-        return entry.origin != DEFAULT and entry.text is not None
+        return entry.origin != DEFAULT and not entry.is_hint and entry.text is not None
+
+    def knows(self, key: str) -> bool:
+        """Whether the user or the cluster has given it."""
+        return self.has(key) or self.entries[key].is_hint
 
 
 def gather(

@@ -21,6 +21,7 @@ from torshrun.config.job import (
 from torshrun.config.options import OPTIONS
 from torshrun.config.request import Request
 from torshrun.config.secret import read_secret
+from torshrun.config.surroundings import account
 from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes
 from torshrun.topology.cpus import usable_cpus
 
@@ -77,6 +78,7 @@ def _check(
         )
     extras = {name: extra.text for name, extra in request.environment.items()}
     fewest, most = (1, 1) if alone else request["nnodes"]
+    cluster = request.cluster
     addr, port = _master(request) if alone and is_static(request) else ("127.0.0.1", 0)
     return {
         **_fields(request, LaunchConfig),
@@ -92,6 +94,8 @@ def _check(
         "master_port": port,
         "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
         "scratch_place": _scratch_place(environ),
+        "signals_reach_workers": bool(cluster and cluster.signals_reach_workers),
+        "requeues": cluster.requeues if cluster and request["requeue_on_preempt"] else "",
         "output": OutputConfig(**_fields(request, OutputConfig)),
     }
 
@@ -140,7 +144,7 @@ def _workers(request: Request, environ: Mapping[str, str]) -> int:
     if asked == "gpu" and number == 0:
         why = "no GPU can be used here; give a number, cpu or auto"
         raise request.refused("nproc_per_node", why)
-    return int(number) or usable_cpus()
+    return int(number) or usable_cpus(environ)
 
 
 def _kind(request: Request) -> Kind:
@@ -212,7 +216,7 @@ def rendezvous(request: Request, environ: Mapping[str, str]) -> RendezvousConfig
 
 def _endpoints(request: Request, backend: Backend) -> tuple[Address, ...]:
     given: tuple[Endpoint, ...] = request["rdzv_endpoint"]
-    if backend == "static" and not given and request.has("master_addr"):
+    if backend == "static" and not given and request.knows("master_addr"):
         given = (Endpoint(request["master_addr"], request["master_port"]),)
     key = "rdzv_endpoint"
     if not given:
@@ -293,6 +297,10 @@ def _is_tls(request: Request, conf: Mapping[str, Any], *, has_files: bool) -> bo
 
 def _secret(request: Request, environ: Mapping[str, str]) -> str:
     secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
+    if request.entries["secret_file"].is_hint:
+        from torshrun.clusters.user_key import job_secret
+
+        secret = job_secret(secret, request["run_id"] or "")
     if request["require_secret"] and not secret:
         raise ConfigError(
             f"{request.name('require_secret')}: this job has no secret: make one by openssl rand "
@@ -309,8 +317,12 @@ def _notes(request: Request, workers: int) -> Iterator[str]:
     """A line about each option that has no effect, or that is missed. What says in many words that
     there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
     """
-    alone = is_alone(request)
-    if request["rdzv_backend"] == "etcd" and not alone and not request.has("run_id"):
+    alone, cluster = is_alone(request), request.cluster
+    if cluster:
+        yield account(request)
+    if cluster and cluster.no_secret and not alone:
+        yield f"the job has no secret of its own ({cluster.no_secret}): give --secret-file"
+    if request["rdzv_backend"] == "etcd" and not alone and not request.knows("run_id"):
         yield (
             "--rdzv-id is not given: this job is one with any other at this etcd that has none "
             "either"
@@ -329,6 +341,9 @@ def _notes(request: Request, workers: int) -> Iterator[str]:
 
 def _idle(request: Request) -> Iterator[tuple[str, str]]:
     """Options that nothing asks for in such a job, and why."""
+    is_slurms = request.cluster is not None and request.cluster.cluster == "slurm"
+    if request["requeue_on_preempt"] and not is_slurms:
+        yield "requeue_on_preempt", "this is no job of Slurm's"
     for key in ("module", "no_python"):
         if request["run_path"] and request[key]:
             yield key, "--run-path wins"

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from torsh_runtime.errors import ConfigError, StoreError, TorshError
+from torshrun.clusters.detection import RealMachine
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
 from torshrun.config.request import Request, gather
 from torshrun.config.resolve import rendezvous
 from torshrun.config.secret import read_secret
+from torshrun.ctl.cluster_jobs import reachable
 from torshrun.exit_codes import RENDEZVOUS, USAGE
 from torshrun.text import printable
 
@@ -43,7 +45,7 @@ _HELP = (
     "--rdzv-id. Or find what would keep jobs from running here (doctor).\n\n"
     "Say where its nodes meet by the options that torshrun was given there, or by its variables: "
     "TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also as PET_*), "
-    "TORSH_SECRET.\n\n"
+    "TORSH_SECRET. Of a run of Slurm's, slurm-17.0, nothing need be said on the cluster.\n\n"
     "Exit codes: 0 done; 1 not done, or no such run or node; 2 wrong usage; 69 the store cannot be "
     "reached."
 )
@@ -245,9 +247,12 @@ def _says_where(request: Request) -> bool:
     return bool(request["rdzv_endpoint"]) or (is_static and request.has("master_addr"))
 
 
-def meeting_place(given: Mapping[str, str | None], environ: Mapping[str, str]) -> RendezvousConfig:
+def meeting_place(
+    given: Mapping[str, str | None], environ: Mapping[str, str], run_id: str = ""
+) -> RendezvousConfig:
     """`given` are the options of the command line by key. Raises ConfigError."""
     request = gather({**given, **_ANY_JOB}, None, (), environ)
+    request = reachable(request, run_id, environ, RealMachine())
     if not _says_where(request):
         raise ConfigError(
             "--rdzv-endpoint is missing: say where the job's nodes meet, with the same --rdzv-* "
@@ -272,7 +277,7 @@ def _carry_out(
 
     seconds = values.seconds(options.pop("timeout", "0"))
     timeout = None if options.pop("no_wait", False) else seconds
-    config = meeting_place(options, os.environ)
+    config = meeting_place(options, os.environ, run_id or "")
     patience = _PATIENCE if config.backend == "etcd" else 0.0
 
     async def visit() -> list[str]:

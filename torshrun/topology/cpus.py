@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from torshrun import cgroups
@@ -22,11 +23,19 @@ def cpu_quota(root: Path = ROOT) -> float:
     return min((_quota(cgroup) for path in paths for cgroup in path), default=math.inf)
 
 
-def usable_cpus(root: Path = ROOT) -> int:
+def allocated_cpus(environ: Mapping[str, str]) -> float:
+    """How many processors Slurm has given the job here, which it need not enforce; infinite if it
+    says nothing.
+    """
+    number = environ.get("SLURM_CPUS_ON_NODE", "")
+    return float(number) if re.fullmatch(r"[1-9][0-9]{0,5}", number) else math.inf
+
+
+def usable_cpus(environ: Mapping[str, str], root: Path = ROOT) -> int:
     """How many processes can use a processor each, all the time; at least 1. A quota is rounded
     down: workers go in step, so all would wait for the one that the kernel holds up.
     """
-    return max(1, int(min(len(allowed_cpus()), cpu_quota(root))))
+    return max(1, int(min(len(allowed_cpus()), cpu_quota(root), allocated_cpus(environ))))
 
 
 def _quota(cgroup: Cgroup) -> float:

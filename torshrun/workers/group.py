@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from torshrun.procfs import handles
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
@@ -130,11 +131,22 @@ class WorkerGroup:
             self._flush()
             self._kill_timer = self.loop.call_later(grace, self._sweep)
 
-    def send(self, signo: int, *, alone: bool = False) -> None:
-        """`alone` spares what workers have started, which mostly would die of it."""
+    def send(self, signo: int) -> None:
+        """To all workers and what they have started."""
         if not self._closed:
-            self.keeper.signal(reports.ALL, signo, alone=alone)
+            self.keeper.signal(reports.ALL, signo)
             self._flush()
+
+    def notify(self, signo: int, *, handled_only: bool = False) -> None:
+        """To workers, or those that handle it, but not to what they have started, which mostly
+        would die of it.
+        """
+        if self._closed:
+            return
+        able = [number for number, each in self._alive.items() if handles(each.pid, signo)]
+        for worker_id in able if handled_only else [reports.ALL]:
+            self.keeper.signal(worker_id, signo, alone=True)
+        self._flush()
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""

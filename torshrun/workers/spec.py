@@ -15,7 +15,7 @@ from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import LaunchConfig
 from torshrun.procfs import ROOT
-from torshrun.topology.cpus import cpu_quota
+from torshrun.topology.cpus import allocated_cpus, cpu_quota
 
 CpuSet = frozenset[int]
 _HOOK = str(Path(__file__).parent / "startup")
@@ -126,7 +126,8 @@ def _own_environ(
     config: LaunchConfig, environ: Mapping[str, str], usable: Sequence[CpuSet], root: Path
 ) -> tuple[Mapping[str, str], ...]:
     """`usable` are the processors that each local rank may run on."""
-    own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, cpu_quota(root))]
+    quota = min(cpu_quota(root), allocated_cpus(environ))
+    own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, quota)]
     if "OMP_NUM_THREADS" in environ:
         own = [{} for _ in usable]
     if not config.virtual_local_rank:
@@ -198,7 +199,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         local_rank=local_rank,
         error_file=f"{first.scratch}/error_{first.round}_{local_rank}.json",
     )
-    own = {**place.to_environ(), **spec.own_environ[local_rank]}
+    own = {**place.to_environ(), **_slurms(place, spec.environ), **spec.own_environ[local_rank]}
     encoded_environment(own)
     return Assignment(
         worker=place,
@@ -207,6 +208,20 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         cpus=spec.cpus[local_rank],
         folder=f"{folder}/{local_rank}",
     )
+
+
+def _slurms(place: WorkerEnv, environ: Mapping[str, str]) -> dict[str, str]:
+    """What srun would have told this worker, for programs that ask Slurm who they are: otherwise
+    they find torshrun's own task.
+    """
+    values = {
+        "SLURM_PROCID": place.rank,
+        "SLURM_LOCALID": place.local_rank,
+        "SLURM_NODEID": place.node_rank,
+        "SLURM_NTASKS": place.world_size,
+        "SLURM_NPROCS": place.world_size,
+    }
+    return {name: str(value) for name, value in values.items() if name in environ}
 
 
 def encoded(what: str, text: str) -> bytes:

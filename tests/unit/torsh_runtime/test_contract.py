@@ -29,6 +29,7 @@ PLACE = WorkerEnv(
     scratch="/tmp/scratch",
     status_file="/tmp/status",
     jax_coordinator_port=4001,
+    ends_at=1234.5,
 )
 
 

@@ -76,3 +76,50 @@ def test_an_address_that_is_given_counts() -> None:
 def test_who_cannot_meet_is_told_what_to_do(environ: dict[str, str], remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy):
         meeting_point(environ)
+
+
+STEP = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "3",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "2",
+}
+
+
+def test_tasks_of_srun_on_one_node() -> None:
+    place = completed(STEP)
+    assert (place["RANK"], place["WORLD_SIZE"], place["LOCAL_RANK"]) == ("2", "3", "2")
+    assert meeting_point(STEP) == meeting_point({**STEP, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    assert meeting_point(STEP) != meeting_point({**STEP, "SLURM_STEP_ID": "1"})
+    assert meeting_point(STEP) != meeting_point({**STEP, "SLURM_RESTART_COUNT": "1"})
+
+
+def test_tasks_of_srun_on_unequal_nodes() -> None:
+    several = {
+        **STEP,
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "3,1",
+        "SLURM_NODEID": "1",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "0",
+        "MASTER_ADDR": "n1",
+    }
+    place = completed(several)
+    assert (place["LOCAL_WORLD_SIZE"], place["GROUP_RANK"], place["RANK"]) == ("1", "1", "3")
+    assert meeting_point(several) == ""
+
+
+@pytest.mark.parametrize(
+    "environ", [{**STEP, **BY_HAND}, {**STEP, "SLURM_STEP_TASKS_PER_NODE": "1"}]
+)
+def test_a_step_does_not_count_where_the_rank_is_given_or_one_task_is_all(
+    environ: dict[str, str],
+) -> None:
+    given = {**environ, "SLURM_PROCID": "0"}
+    assert completed(given) == given
+    assert meeting_point(given) == ""

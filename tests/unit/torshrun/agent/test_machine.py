@@ -351,6 +351,50 @@ def test_a_notice_and_then_a_request_are_one_preemption() -> None:
     assert finish_code([*events, over]) == exit_codes.PREEMPTED
 
 
+MADE_ROOM = exit_codes.PREEMPTED << 8
+
+
+def test_who_makes_room_after_a_notice_has_not_failed_and_interrupts_nobody() -> None:
+    events = [m.Noticed(signal.SIGUSR1), m.WorkerExited(0, 0, MADE_ROOM)]
+    _, said = play(events)
+    assert said[-1] == m.StopWorkers(0, ALONE.shutdown_timeout, "failure")
+    over = [*events, m.WorkerExited(0, 1, MADE_ROOM), diagnosed(0, exit_codes.PREEMPTED)]
+    assert finish_code(over) == exit_codes.PREEMPTED
+    assert not any(isinstance(each, m.ReportFailure) for each in play(over)[1])
+
+
+def test_the_same_code_without_a_notice_is_a_failure() -> None:
+    events = [m.WorkerExited(0, 0, MADE_ROOM), m.SettleOver(0)]
+    assert play(events)[1][-1] == m.StopWorkers(signal.SIGTERM, ALONE.shutdown_timeout, "failure")
+    state, _ = play([*events, diagnosed(0, exit_codes.PREEMPTED)])
+    assert isinstance(state, machine.Running)
+
+
+def test_a_notice_that_comes_after_workers_died_of_it_counts() -> None:
+    died = [m.WorkerExited(0, rank, signal.SIGUSR1) for rank in range(2)]
+    over = diagnosed(0, 128 + signal.SIGUSR1, signal.SIGUSR1)
+    assert finish_code([*died, m.Noticed(signal.SIGUSR1), over]) == exit_codes.PREEMPTED
+
+
+def test_a_notice_that_workers_have_got_themselves_is_not_passed_on() -> None:
+    config = replace(ALONE, signals_reach_workers=True)
+    running = machine.Running(attempt=machine.Attempt(), alive=frozenset({0, 1}))
+    state, said = machine.handle(config, running, m.Noticed(signal.SIGUSR1))
+    assert said == ()
+    assert state.attempt.noticed == {signal.SIGUSR1}
+    _, said = machine.handle(config, running, m.Noticed(signal.SIGUSR1, handled_only=True))
+    assert said == (m.PassOn(signal.SIGUSR1, handled_only=True),)
+
+
+def test_noticed_workers_of_other_nodes_are_not_interrupted_when_the_job_is_preempted() -> None:
+    verdict = Verdict(outcome="preempted", code=exit_codes.PREEMPTED, reason="r")
+    for noticed, signo in ((frozenset({10}), 0), (frozenset[int](), signal.SIGTERM)):
+        attempt = machine.Attempt(noticed=noticed)
+        running = machine.Running(attempt=attempt, alive=frozenset({0}))
+        _, said = machine.handle(AMONG_OTHERS, running, JobOver(verdict))
+        assert said == (m.StopWorkers(signo, ALONE.shutdown_timeout, "verdict"),)
+
+
 def test_a_notice_without_workers_is_not_passed_on() -> None:
     assert not any(isinstance(i, m.PassOn) for i in play([*FAILED[:2], m.Noticed(10)])[1])
 

@@ -72,12 +72,12 @@ def test_nonsense_is_no_limit(tmp_path: Path, nonsense: str) -> None:
 
 def test_no_cgroups_no_limit(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) == math.inf
-    assert usable_cpus(tmp_path) == len(allowed_cpus())
+    assert usable_cpus({}, tmp_path) == len(allowed_cpus())
 
 
 @pytest.mark.parametrize(("quota", "number"), [(20_000, 1), (100_000, 1), (199_999, 1)])
 def test_a_quota_is_rounded_down_but_never_to_none(tmp_path: Path, quota: int, number: int) -> None:
-    assert usable_cpus(version_2(tmp_path, f"{quota} 100000\n")) == number
+    assert usable_cpus({}, version_2(tmp_path, f"{quota} 100000\n")) == number
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_in_a_real_cgroup(limited: Path) -> None:
     def enter() -> None:
         (limited / "cgroup.procs").write_text(str(os.getpid()))
 
-    code = "from torshrun.topology.cpus import *; print(cpu_quota(), usable_cpus())"
+    code = "from torshrun.topology.cpus import *; print(cpu_quota(), usable_cpus({}))"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", code],
         capture_output=True,

@@ -1,0 +1,252 @@
+"""Jobs whose nodes are started by mpiexec, or with the environments of PBS, LSF and Kubernetes, and
+the end of a job's time.
+
+The environments are those that tests/unit/torshrun/clusters tells the sources of; addresses of this
+host stand for nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.launcher import Launcher
+from support.nodes import Node
+from support.ports import free_port
+from support.process_worlds import NotHereError, environ, mpiexec
+
+from torsh_runtime import slurm
+
+SUM = """
+import numpy as np, torsh_runtime as tr
+tr.init_process_group()
+total = np.ones(1)
+tr.all_reduce(total)
+print("sum %g\\n" % total[0], end="", flush=True)
+tr.destroy_process_group()
+"""
+STAYS = """
+print("begins\\n", end="", flush=True)
+time.sleep(60)
+"""
+PBS = {"PBS_JOBID": "8.server", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_VERSION": "23.06"}
+LSF = {"LSB_JOBID": "21", "LSB_JOBINDEX": "0", "LSB_MCPU_HOSTS": "127.0.0.1 4 127.0.0.2 4"}
+ROOT = Path(__file__).parents[2]
+SECRET = "an example of a secret"
+
+
+@contextmanager
+def nodes(
+    torshrun: Launcher, environs: Sequence[Mapping[str, str]], script: str
+) -> Iterator[list[Node]]:
+    """One for each environment."""
+    common = {**torshrun.environ, "HOME": str(torshrun.folder)}
+    started = [Node(torshrun.start(script, env={**common, **environ})) for environ in environs]
+    try:
+        yield started
+    finally:
+        for node in started:
+            node.close()
+
+
+def pbs(torshrun: Launcher) -> list[dict[str, str]]:
+    """As pbsdsh starts a task on each host."""
+    file = torshrun.folder / "nodes"
+    file.write_text("127.0.0.1\n127.0.0.1\n127.0.0.2\n127.0.0.2\n")
+    common = {**PBS, "PBS_JOBID": f"{os.getpid()}.server", "PBS_NODEFILE": str(file)}
+    return [{**common, "PBS_NODENUM": str(node), "PBS_TASKNUM": str(2 + node)} for node in range(2)]
+
+
+def lsf(torshrun: Launcher) -> list[dict[str, str]]:
+    """As blaunch starts a task on each host."""
+    common = {**LSF, "LSB_JOBID": str(os.getpid())}
+    return [{**common, "LSF_PM_TASKID": str(1 + node)} for node in range(2)]
+
+
+def pods() -> list[dict[str, str]]:
+    """As a manifest gives them to the pods of an Indexed Job."""
+    common = {
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        "TORSH_NNODES": "2",
+        "TORSH_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
+        "TORSH_RDZV_ID": "6d9a3b0c-uid",
+        "TORSH_SECRET": SECRET,
+    }
+    return [{**common, "JOB_COMPLETION_INDEX": str(index)} for index in range(2)]
+
+
+@pytest.mark.parametrize("scheduler", [pbs, lsf])
+def test_tasks_of_a_scheduler_are_the_nodes_of_a_job(torshrun: Launcher, scheduler: object) -> None:
+    assert callable(scheduler)
+    script = torshrun.script(SUM)
+    with nodes(torshrun, scheduler(torshrun), script) as both:
+        for rank, node in enumerate(both):
+            code, output = node.end()
+            assert code == 0, output
+            assert "sum 2" in output
+            assert f"round 0: node {rank} of 2" in output
+            assert "the job has no secret" not in output
+
+
+def test_who_holds_the_port_is_named_and_then_waited_for(torshrun: Launcher) -> None:
+    environs = pbs(torshrun)
+    script = torshrun.script(SUM)
+    holder = socket.create_server(("", slurm.port(f"pbs-{environs[0]['PBS_JOBID']}")))
+    with holder, nodes(torshrun, environs, script) as both:
+        both[0].wait_for(r"the port is held by \S+ \(pid \d+\)")
+        holder.close()
+        assert [node.end()[0] for node in both] == [0, 0]
+
+
+def test_pods_of_an_indexed_job(torshrun: Launcher) -> None:
+    script = torshrun.script(SUM)
+    with nodes(torshrun, pods(), script) as both:
+        for rank, pod in enumerate(both):
+            code, output = pod.end()
+            assert code == 0, output
+            assert f"round 0: node {rank} of 2" in output
+
+
+def test_a_pod_that_is_deleted_leaves_as_preempted(torshrun: Launcher) -> None:
+    script = torshrun.script(STAYS)
+    with nodes(torshrun, pods(), script) as both:
+        for pod in both:
+            pod.wait_for("begins")
+        both[1].send(signal.SIGTERM)
+        assert [pod.end()[0] for pod in both] == [75, 75]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["mpich-3", "openmpi-3"])
+def test_mpiexec_starts_a_torshrun_for_each_node(name: str, tmp_path: Path) -> None:
+    try:
+        launcher = mpiexec(name)
+    except NotHereError as error:
+        pytest.skip(str(error))
+    script = tmp_path / "train.py"
+    script.write_text(SUM)
+    done = subprocess.run(
+        [*launcher, sys.executable, "-m", "torshrun", "--nproc-per-node", "2", str(script)],
+        env={**environ(), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 6") == 6
+    assert "with a secret made of" in done.stderr
+    assert "the job has no secret" not in done.stderr
+
+
+def test_before_the_end_workers_are_noticed_and_then_stopped(torshrun: Launcher) -> None:
+    """Who handles the notice gets it, and nobody else; then all have their grace."""
+    script = torshrun.script(
+        """
+        from torsh_runtime.elastic import time_left
+        if rank == 0:
+            def notice(*_):
+                print("noticed", 0 < time_left() < 9, flush=True)
+            signal.signal(signal.SIGUSR1, notice)
+        print("begins", 8 < time_left() <= 15, flush=True)
+        while True:
+            time.sleep(0.1)
+        """
+    )
+    options = ("--nproc-per-node=2", "--time-limit=15", "--end-notice=9", "--shutdown-timeout=2")
+    code, out, err = torshrun.run(*options, script)
+    assert code == 75, err
+    assert sorted(out.splitlines()) == ["[0] begins True", "[0] noticed True", "[1] begins True"]
+    assert re.search(r"9 s of the job's time are left: SIGUSR1", err)
+    assert re.search(r"7 s of the job's time are left: leaving it", err)
+
+
+def test_without_an_end_no_time_is_left_to_tell(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        "from torsh_runtime.elastic import time_left\nprint(time_left(), flush=True)\n"
+    )
+    assert torshrun.run(script)[:2] == (0, "[0] None\n")
+
+
+def test_who_makes_room_after_a_notice_is_to_be_resumed(torshrun: Launcher) -> None:
+    """The first that has gone does not cut short what the others still save."""
+    script = torshrun.script(
+        """
+        def leave(*_):
+            time.sleep(2 * rank)
+            print("saved", flush=True)
+            os._exit(75)
+        signal.signal(signal.SIGUSR1, leave)
+        open(f"ready{rank}", "w").close()
+        time.sleep(60)
+        """
+    )
+    process = torshrun.start("--nproc-per-node=2", "--max-restarts=3", script)
+    torshrun.wait_for("ready0", "ready1")
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 75, err
+    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+    assert "rank 0 has made room: the other 1 worker within 30 s may too" in err
+    assert "failed" not in err
+
+
+STAND_INS = {
+    "pbsdsh": """
+        import os, subprocess, sys
+        words = sys.argv[2:]
+        kept = {name: os.environ[name] for name in os.environ if name.startswith("PBS_")}
+        kept |= {"HOME": os.environ["HOME"], "PATH": "/usr/bin:/bin"}
+        tasks = [
+            subprocess.Popen(words, env={**kept, "PBS_NODENUM": str(n), "PBS_TASKNUM": str(2 + n)})
+            for n in range(2)
+        ]
+        sys.exit(max(task.wait() for task in tasks))
+    """,
+    "blaunch": """
+        import os, subprocess, sys
+        assert sys.argv[1:3] == ["-z", "127.0.0.1 127.0.0.2"], sys.argv
+        tasks = [
+            subprocess.Popen(sys.argv[3:], env={**os.environ, "LSF_PM_TASKID": str(1 + n)})
+            for n in range(2)
+        ]
+        sys.exit(max(task.wait() for task in tasks))
+    """,
+}
+"""What starts a task on each host, here: pbsdsh hands on PBS's environment and no other."""
+
+
+@pytest.mark.parametrize(("scheduler", "name"), [("PBS", "pbsdsh"), ("LSF", "blaunch")])
+def test_the_guides_scripts_train(scheduler: str, name: str, torshrun: Launcher) -> None:
+    guide = (ROOT / "docs/clusters.md").read_text().split(f"## {scheduler}\n")[1]
+    script = torshrun.folder / "job.sh"
+    script.write_text(guide.split("```sh\n")[1].split("```")[0])
+    tools = torshrun.folder / "bin"
+    tools.mkdir()
+    (tools / name).write_text(f"#!{sys.executable}\n{textwrap.dedent(STAND_INS[name])}")
+    (tools / name).chmod(0o755)
+    (torshrun.folder / "examples").symlink_to(ROOT / "examples")
+    given = pbs(torshrun)[0] if scheduler == "PBS" else {**LSF, "LSB_JOBID": str(os.getpid())}
+    path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    here = {"HOME": str(torshrun.folder), "PBS_O_WORKDIR": str(torshrun.folder), "PATH": path}
+    done = subprocess.run(
+        ["bash", script],
+        env={**torshrun.environ, **given, **here, "PBS_TASKNUM": "1"},
+        cwd=torshrun.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "node 1 of 2, 2 workers in all" in done.stderr
+    assert re.search(r"test accuracy 9[0-9.]+%", done.stdout), done.stdout

@@ -1,0 +1,248 @@
+"""What environments of schedulers and launchers are taken for.
+
+Slurm's are recorded from Debian's 22.05; Open MPI's and MPICH's are those of PyPI's packages, PBS's
+those of OpenPBS's documentation of job scripts and pbsdsh, LSF's those of IBM's list of variables
+for jobs, and Kubernetes' those of its pages about pods and Indexed Jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from torsh_runtime import slurm
+from torsh_runtime.errors import ConfigError
+from torshrun.clusters.detection import detect
+from torshrun.clusters.hints import Hints
+from torshrun.clusters.slurm import requeue
+
+BATCH = {
+    "SLURM_CLUSTER_NAME": "torsh",
+    "SLURM_CPUS_ON_NODE": "2",
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+    "SLURMD_NODENAME": "n1",
+}
+STEP = {
+    **BATCH,
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURMD_NODENAME": "n2",
+}
+PBS = {
+    "PBS_ENVIRONMENT": "PBS_BATCH",
+    "PBS_JOBID": "8.server",
+    "PBS_NODEFILE": "/var/spool/pbs/aux/8.server",
+    "PBS_NODENUM": "0",
+    "PBS_TASKNUM": "1",
+    "NCPUS": "4",
+}
+LSF = {
+    "LSB_JOBID": "21",
+    "LSB_JOBINDEX": "0",
+    "LSB_MCPU_HOSTS": "hostA 4 hostB 4",
+    "LSB_HOSTS": "hostA hostA hostA hostA hostB hostB hostB hostB",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "jupyter-bob-3"}
+
+
+class Machine:
+    """Answers as a machine would that has these files and this Slurm."""
+
+    def __init__(self, files: Mapping[str, str] = {}, **answers: str) -> None:
+        self.files = {"/var/spool/pbs/aux/8.server": "a\na\nb\nb\n", **files}
+        self.answers = answers
+        self.asked: list[tuple[str, ...]] = []
+
+    def scontrol(self, *words: str) -> str:
+        self.asked.append(words)
+        return next((self.answers[word] for word in words if word in self.answers), "")
+
+    def read(self, path: str) -> str:
+        return self.files.get(path, "")
+
+    def launcher(self, variable: str) -> str:
+        return f"400-{variable}"
+
+    def now(self) -> float:
+        return 1_000_000.0
+
+
+def found(environ: Mapping[str, str], machine: Machine | None = None, kind: str = "auto") -> Hints:
+    hints = detect(kind, environ, machine or Machine())
+    assert hints is not None
+    return hints
+
+
+def texts(hints: Hints) -> dict[str, str]:
+    return {key: hint.text for key, hint in hints.options.items()}
+
+
+def test_a_machine_without_a_scheduler_tells_nothing() -> None:
+    assert detect("auto", {"PATH": "/bin"}, Machine()) is None
+
+
+def test_a_step_of_slurm() -> None:
+    node = "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=vm"
+    machine = Machine(config="KillWait                = 30 sec\n", node=node)
+    hints = found({**STEP, "SLURM_JOB_END_TIME": "1000600", "SLURM_GPUS_ON_NODE": "4"}, machine)
+    assert texts(hints) == {
+        "nnodes": "2",
+        "node_rank": "1",
+        "master_addr": "10.0.0.1",
+        "master_port": str(slurm.port("slurm-17.3")),
+        "nproc_per_node": "4",
+        "run_id": "slurm-17.3",
+        "shutdown_timeout": "25",
+        "time_limit": "600",
+    }
+    assert hints.found == ("job 17", "step 3: node 1 of 2")
+    assert hints.requeues == ""  # node 0 asks
+    assert not hints.signals_reach_workers
+
+
+def test_a_batch_script_of_slurm_is_alone_and_is_told_so() -> None:
+    hints = found(BATCH, Machine(config="ProctrackType = proctrack/linuxproc\n"))
+    assert texts(hints) == {"run_id": "slurm-17", "shutdown_timeout": "25"}
+    assert "on n1 only, of the job's 2 nodes" in hints.found[-1]
+    assert hints.requeues == "17"
+    assert hints.signals_reach_workers
+
+
+def test_a_requeued_job_has_the_same_name() -> None:
+    first, second = found(STEP), found({**STEP, "SLURM_RESTART_COUNT": "2"})
+    assert second.run_id == first.run_id
+    assert "requeued 2 time(s)" in second.found[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [
+        ("JobId=17 TimeLimit=UNLIMITED EndTime=2030-01-01T00:00:00", None),
+        ("JobId=17 TimeLimit=00:10:00 EndTime=Unknown", None),
+        ("", None),
+        ("JobId=17 TimeLimit=00:10:00 EndTime=1970-01-01T00:00:00", "0"),
+    ],
+)
+def test_the_end_of_an_allocation(told: str, left: str | None) -> None:
+    assert texts(found(STEP, Machine(job=told))).get("time_limit") == left
+
+
+def test_several_torshruns_on_a_node_are_a_mistake() -> None:
+    wrong = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    hints = found({**STEP, **wrong, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"})
+    assert "SLURM_LOCALID=1" in hints.mistake
+    assert hints.nnodes is None
+
+
+def test_pbs() -> None:
+    hints = found({**PBS, "PBS_NODENUM": "1"})
+    place = {"nnodes": "2", "node_rank": "1", "master_addr": "a"}
+    assert texts(hints).items() >= place.items()
+    assert texts(found({**PBS, "PBS_TASKNUM": "2"}))["node_rank"] == "0"
+    assert hints.run_id == found(PBS).run_id
+
+
+def test_a_job_script_of_pbs_is_alone() -> None:
+    for script in (PBS, {**PBS, "PBS_VERSION": "TORQUE-6.1.2", "PBS_TASKNUM": "146"}):
+        hints = found(script)
+        assert hints.nnodes is None
+        assert "pbsdsh" in hints.found[-1]
+
+
+def test_pbs_tasks_that_are_more_than_hosts_are_a_mistake() -> None:
+    assert "PBS_NODENUM=2" in found({**PBS, "PBS_NODENUM": "2"}).mistake
+
+
+def test_lsf() -> None:
+    hints = found({**LSF, "LSF_PM_TASKID": "2"})
+    place = {"nnodes": "2", "node_rank": "1", "master_addr": "hostA", "run_id": "lsf-21"}
+    assert texts(hints).items() >= place.items()
+    assert found(LSF).nnodes is None
+    assert texts(found({**LSF, "LSB_JOBINDEX": "3"}))["run_id"] == "lsf-21[3]"
+    assert "LSF_PM_TASKID=3" in found({**LSF, "LSF_PM_TASKID": "3"}).mistake
+
+
+def test_lsf_with_too_many_hosts_for_a_variable() -> None:
+    given = {"LSB_JOBID": "21", "LSB_DJOB_HOSTFILE": "/job/hosts", "LSF_PM_TASKID": "1"}
+    hints = found(given, Machine({"/job/hosts": "a\na\nb\nc\n"}))
+    assert texts(hints)["nnodes"] == "3"
+
+
+def test_mpiexec_on_one_host() -> None:
+    hints = found(HYDRA)
+    place = {"nnodes": "2", "node_rank": "1", "master_addr": "127.0.0.1"}
+    assert texts(hints).items() >= place.items()
+    assert texts(hints)["master_port"] == str(slurm.port("mpi-400-PMI_RANK"))
+
+
+def test_mpiexec_on_several_hosts_meets_on_the_schedulers_first() -> None:
+    hints = found({**PBS, **OPEN_MPI})
+    assert texts(hints).items() >= {"nnodes": "2", "node_rank": "1", "master_addr": "a"}.items()
+    assert (hints.cluster, texts(hints)["run_id"]) == ("pbs", "pbs-8.server")
+    alone = found(OPEN_MPI)  # nobody knows where rank 0 is
+    assert alone.nnodes is not None
+    assert alone.master_addr is None
+
+
+def test_mpiexec_inside_slurm_is_no_step() -> None:
+    """Its processes have the variables of the step of its own daemons, but where it forked them."""
+    step = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
+    forked, remote = found({**BATCH, **OPEN_MPI}), found({**STEP, **step, **OPEN_MPI})
+    for key in ("run_id", "nnodes", "node_rank", "master_addr", "master_port"):
+        assert texts(forked)[key] == texts(remote)[key]
+
+
+def test_srun_with_pmi_is_a_step() -> None:
+    assert found({**STEP, "PMI_RANK": "1", "PMI_SIZE": "2"}).found[-1] == "step 3: node 1 of 2"
+
+
+def test_kubernetes_guesses_nothing_from_names() -> None:
+    assert texts(found(POD)) == {"shutdown_timeout": "25"}
+    array = {**POD, "JOB_COMPLETION_INDEX": "3"}
+    assert "node_rank" not in texts(found(array))
+    assert texts(found({**array, "TORSH_NNODES": "4"}))["node_rank"] == "3"
+
+
+def test_a_torshrun_in_a_worker_is_no_node_of_the_job() -> None:
+    assert detect("auto", {**STEP, "TORSH_STORE_ENDPOINT": "unix:@x"}, Machine()) is None
+
+
+def test_one_cluster_alone_can_be_asked_for() -> None:
+    both = {**PBS, **POD}
+    assert found(both, kind="kubernetes").cluster == "kubernetes"
+    assert detect("none", both, Machine()) is None
+    with pytest.raises(ConfigError, match="--cluster slurm"):
+        detect("slurm", both, Machine())
+
+
+def test_a_job_is_requeued_only_while_it_runs() -> None:
+    for told, said in (
+        ("JobId=17 JobState=RUNNING Requeue=1", "asked to requeue job 17"),
+        ("JobId=17 JobState=CANCELLED Requeue=1", "is CANCELLED"),
+        ("JobId=17 JobState=RUNNING Requeue=0", "sbatch --requeue"),
+        ("", "does not tell its state"),
+    ):
+        machine = Machine(job=told)
+        assert said in requeue("17", machine)
+        assert (("requeue", "17") in machine.asked) == ("asked" in said)

@@ -1,0 +1,177 @@
+"""What a cluster tells, beside what the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from torsh_runtime.errors import ConfigError
+from torshrun.clusters.user_key import job_secret
+from torshrun.config.job import Address
+from torshrun.config.print_config import show
+from torshrun.config.request import Request, gather
+from torshrun.config.resolve import Resolution, resolve
+from torshrun.config.surroundings import look_around
+
+STEP = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+SEVERAL = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "JOB_COMPLETION_INDEX": "3",
+    "TORSH_RDZV_ENDPOINT": "job-0.job:29500",
+    "TORSH_RDZV_ID": "uid",
+    "TORSH_SECRET": "an example of a secret",
+}
+
+
+class Silent:
+    """A machine on which nothing can be asked."""
+
+    def scontrol(self, *words: str) -> str:
+        return ""
+
+    def read(self, path: str) -> str:
+        return ""
+
+    def launcher(self, variable: str) -> str:
+        return "1"
+
+    def now(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path)}
+
+
+def asked(environ: Mapping[str, str], **options: str) -> Request:
+    return look_around(gather(options, __file__, (), environ), environ, Silent())
+
+
+def made(environ: Mapping[str, str], **options: str) -> Resolution:
+    return resolve(asked(environ, **options), environ)
+
+
+def test_nothing_has_to_be_said(home: dict[str, str]) -> None:
+    job, notes = made({**STEP, **home})
+    how = job.rendezvous
+    assert how is not None
+    assert (job.min_nodes, job.max_nodes, how.node_rank) == (2, 2, 1)
+    assert how.endpoints[0].host == "n1"
+    key = Path(home["HOME"], ".config/torshrun/key")
+    assert how.secret == job_secret(key.read_text().strip(), "slurm-17.0")
+    assert (job.run_id, job.shutdown_timeout) == ("slurm-17.0", 25.0)
+    (note,) = notes
+    assert note == (
+        f"slurm: job 17, step 0: node 1 of 2, meeting at n1:{how.endpoints[0].port}, "
+        f"with a secret made of {key}"
+    )
+
+
+def test_where_each_value_comes_from(home: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("shutdown_timeout: 9\n")
+    environ = {**STEP, **home, "PET_ROLE": "r", "TORSH_MASTER_PORT": "4000"}
+    lines = show(asked(environ, config=str(file), run_id="mine")).splitlines()
+    origins = {line.split(":")[0]: line.split("  # ")[-1] for line in lines if "  # " in line}
+    assert origins["run_id"] == "command line"
+    assert origins["shutdown_timeout"] == f"{file}:1"
+    assert origins["master_port"] == "TORSH_MASTER_PORT"
+    assert origins["nnodes"] == "slurm: SLURM_STEP_NUM_NODES"
+    assert origins["max_restarts"] == "default"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"standalone": "true"}, {"nnodes": "1"}, {"cluster": "none"}],
+)
+def test_explicit_sizes_switch_it_off(options: dict[str, str], home: dict[str, str]) -> None:
+    for environ in (STEP, SEVERAL):
+        job, _ = made({**environ, **home}, **options)
+        assert job.rendezvous is None
+    assert not Path(home["HOME"], ".config").exists()
+
+
+def test_a_classic_script_means_what_it_did(home: dict[str, str]) -> None:
+    options = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "n1:29500", "run_id": "7"}
+    job, notes = made({**STEP, **home}, **options)
+    assert job.rendezvous is not None
+    assert job.rendezvous.endpoints == (Address("n1", 29500),)
+    assert job.rendezvous.backend == "tcp"
+    assert job.run_id == "7"
+    assert "meeting" not in notes[0]
+    assert not any("no effect" in note for note in notes)
+
+
+def test_a_number_of_nodes_that_may_vary_has_no_fixed_ranks(home: dict[str, str]) -> None:
+    job, notes = made({**STEP, **home}, nnodes="1:2")
+    how = job.rendezvous
+    assert how is not None
+    assert (how.backend, how.node_rank, job.min_nodes, job.max_nodes) == ("tcp", None, 1, 2)
+    assert how.endpoints == made({**STEP, **home})[0].rendezvous.endpoints  # type: ignore[union-attr]
+    assert how.secret
+    assert f"meeting at n1:{how.endpoints[0].port}" in notes[0]
+    with pytest.raises(ConfigError, match="has to say where they meet"):
+        made({**STEP, **home}, nnodes="1:3")
+
+
+def test_a_port_that_is_taken_can_be_replaced_alone(home: dict[str, str]) -> None:
+    job, notes = made({**STEP, **home}, master_port="4000")
+    assert job.rendezvous is not None
+    assert job.rendezvous.endpoints == (Address("n1", 4000),)
+    assert "meeting at n1:4000" in notes[0]
+
+
+def test_a_mistake_is_an_error_unless_the_user_says_what_holds(home: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="needs one, which starts its workers"):
+        asked({**SEVERAL, **home})
+    with pytest.raises(ConfigError, match="needs one"):
+        asked({**SEVERAL, **home}, max_restarts="3")
+
+
+def test_a_secret_that_is_given_is_the_one(home: dict[str, str]) -> None:
+    job, _ = made({**STEP, **home, "TORSH_SECRET": "an example of a secret"})
+    assert job.rendezvous is not None
+    assert job.rendezvous.secret == "an example of a secret"
+    assert not Path(home["HOME"], ".config").exists()
+
+
+def test_without_a_private_place_one_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    job, notes = made({**STEP, "HOME": str(tmp_path / "file")})
+    assert job.rendezvous is not None
+    assert job.rendezvous.secret == ""
+    assert any("no secret of its own" in note and "--secret-file" in note for note in notes)
+
+
+def test_a_key_that_others_can_read_is_an_error(home: dict[str, str]) -> None:
+    made({**STEP, **home})
+    Path(home["HOME"], ".config/torshrun/key").chmod(0o644)
+    with pytest.raises(ConfigError, match="others can read"):
+        made({**STEP, **home})
+
+
+def test_a_pod_has_the_rank_of_its_index_and_the_rest_from_its_manifest() -> None:
+    job, notes = made({**POD, "TORSH_NNODES": "4"})
+    assert job.rendezvous is not None
+    assert job.rendezvous.node_rank == 3
+    assert job.rendezvous.endpoints == (Address("job-0.job", 29500),)
+    assert job.rendezvous.secret == POD["TORSH_SECRET"]
+    assert notes == ("kubernetes: pod 3 of an Indexed Job",)
+    single, _ = made({**POD, "TORSH_NNODES": "1"})
+    assert single.rendezvous is None
+    explicit, _ = made({**POD, "TORSH_NNODES": "4", "TORSH_NODE_RANK": "2"})
+    assert explicit.rendezvous is not None
+    assert explicit.rendezvous.node_rank == 2

@@ -1,0 +1,157 @@
+"""What Slurm tells the tasks of a job step: which nodes it has, and how many tasks on each.
+
+Only SLURM_STEP_* count. A batch script has SLURM_NNODES and SLURM_NTASKS of its whole job as well,
+and SLURM_PROCID=0, although it is one process on the first node.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from torsh_runtime.errors import ConfigError
+
+Scontrol = Callable[..., str]
+"""What `scontrol` with these words prints; "" if it is not there, fails or takes too long."""
+_SCONTROL_SECONDS = 8.0
+_MOST = 65536  # nodes or tasks; more than any Slurm has, and a text that is no bomb
+_PORTS = range(15000, 31000)
+"""Below those that systems give to outgoing connections, and above those that services have."""
+_ITEM = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
+_RANGES = re.compile(r"\[([0-9,-]+)\]")
+
+
+class Step(NamedTuple):
+    """A job step, as one of its tasks sees it."""
+
+    job: str
+    """SLURM_JOB_ID, and so the same after a requeue; another one for each task of an array."""
+    number: str
+    """Of the step within its job."""
+    nodelist: str
+    """Its nodes in Slurm's notation, in the order of their ranks: "n[1-2,7]"."""
+    tasks: tuple[int, ...]
+    """How many each node has."""
+    node_rank: int
+    rank: int
+    """Among all tasks."""
+    local_rank: int
+    """Among those of this node."""
+
+    @property
+    def name(self) -> str:
+        """Names what runs in it: the same for all its tasks, and for the step that takes its place
+        when the job is requeued."""
+        return f"slurm-{self.job}.{self.number}"
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.tasks)
+
+
+def step(environ: Mapping[str, str]) -> Step | None:
+    """The step around this process, if there is one. ConfigError if Slurm's variables cannot be."""
+    if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_STEP_NUM_NODES"):
+        return None
+    found = Step(
+        job=environ["SLURM_JOB_ID"],
+        number=environ.get("SLURM_STEP_ID", "0"),
+        nodelist=environ.get("SLURM_STEP_NODELIST", ""),
+        tasks=counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
+        node_rank=_number(environ, "SLURM_NODEID"),
+        rank=_number(environ, "SLURM_PROCID"),
+        local_rank=_number(environ, "SLURM_LOCALID"),
+    )
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES")
+    if len(found.tasks) != nodes or not found.node_rank < nodes or found.rank >= found.world_size:
+        told = {name: value for name, value in environ.items() if name.startswith("SLURM_STEP_")}
+        raise ConfigError(
+            f"Slurm's variables contradict each other (SLURM_NODEID={found.node_rank}, "
+            f"SLURM_PROCID={found.rank}, {told}): has somebody changed or inherited some of them?"
+        )
+    return found
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ConfigError(f"{name}={text!r} is not what Slurm sets in a job step: a number")
+    return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Tasks per node, from Slurm's notation: "4(x2),2" is (4, 4, 2). ConfigError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if match is None or len(found) + int(match[2] or 1) > _MOST:
+            raise ConfigError(f"{text!r} is not a list of tasks per node, like 4(x2),2")
+        found += [int(match[1])] * int(match[2] or 1)
+    return tuple(found)
+
+
+def hosts(nodelist: str) -> list[str]:
+    """The names in Slurm's notation: "n[1-2,07],login" is n1, n2, n07, login. ConfigError."""
+    names: list[str] = []
+    if ",".join(_ITEM.findall(nodelist)) != nodelist:
+        raise ConfigError(f"{nodelist!r} is not a list of nodes, like n[1-2,7],login")
+    for item in _ITEM.findall(nodelist):
+        names += _expanded(item, _MOST - len(names))
+    return names
+
+
+def _expanded(item: str, most: int) -> list[str]:
+    """With several brackets the last one counts fastest, as scontrol has it."""
+    names = [""]
+    for place, part in enumerate(_RANGES.split(item)):
+        endings = [*_numbers(part)] if place % 2 else [part]
+        if len(names) * len(endings) > most:
+            raise ConfigError(f"{item!r} names more than {_MOST} nodes")
+        names = [name + ending for name in names for ending in endings]
+    return names
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        if match is None:
+            raise ConfigError(f"[{ranges}] is not a list of numbers and ranges, like [1-2,7]")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 0 <= last - first < _MOST:
+            raise ConfigError(f"[{ranges}] has the range {part}, which is too long or backwards")
+        yield from (f"{number:0{len(match[1])}}" for number in range(first, last + 1))
+
+
+def first_host(nodelist: str, scontrol: Scontrol) -> str:
+    """Where the first node can be reached: the address that Slurm itself uses, as names of nodes
+    need not be known to anything but Slurm; its name where Slurm cannot be asked. ConfigError.
+    """
+    names = scontrol("show", "hostnames", nodelist).split() or hosts(nodelist)
+    if not names:
+        raise ConfigError("Slurm's list of nodes is empty")
+    told = scontrol("--oneliner", "show", "node", names[0])
+    address = re.search(r"\bNodeAddr=(\S+)", told)
+    return address[1] if address else names[0]
+
+
+def port(name: str) -> int:
+    """The TCP port at which what is so named meets, the same on all nodes without their asking."""
+    return _PORTS[zlib.crc32(name.encode()) % len(_PORTS)]
+
+
+def scontrol(*words: str) -> str:
+    """Ask the real one."""
+    try:
+        done = subprocess.run(
+            ["scontrol", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SCONTROL_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.decode(errors="replace")

@@ -1,0 +1,81 @@
+"""Which scheduler or launcher started this torshrun, and what it tells; the real machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from torsh_runtime import slurm as slurm_runtime
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.launchers import launcher_process
+from torshrun.clusters import kubernetes, lsf, mpi, pbs, slurm
+from torshrun.clusters.hints import Cluster, Environ, Hint, Hints, Machine
+from torshrun.clusters.user_key import make_user_key
+from torshrun.procfs import read_text
+
+_CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
+    {"slurm": slurm, "pbs": pbs, "lsf": lsf, "mpi": mpi, "kubernetes": kubernetes}
+)
+"""In the order in which they are looked for, but that the nodes of mpiexec go first: it may have
+been started by a scheduler, whose variables its processes inherit.
+"""
+_WORKER = "TORSH_STORE_ENDPOINT"
+"""A torshrun in a worker of another one is that one's affair, and not the scheduler's."""
+
+
+def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
+    """`kind` is "auto", "none", or the one cluster to look for; ConfigError if that is not there,
+    or its variables cannot be.
+    """
+    if kind == "none" or (kind == "auto" and _WORKER in environ):
+        return None
+    for name in _CLUSTERS if kind == "auto" else [kind]:
+        cluster = _CLUSTERS[name]
+        hints = cluster.allocation(environ, machine)
+        if hints is not None:
+            by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
+            return (mpi if by_mpi else cluster).place(hints, environ, machine)
+    if kind != "auto":
+        raise ConfigError(f"--cluster {kind}: nothing in the environment says so")
+    return None
+
+
+def with_secret(hints: Hints, environ: Environ) -> Hints:
+    """Nodes that have to meet, and were given no secret, share a key of this user's."""
+    if hints.nnodes is None or "TORSH_SECRET" in environ:
+        return hints
+    try:
+        path = make_user_key(environ)
+    except OSError as error:
+        why = f"{error.filename or 'a key'}: {error.strerror or error}"
+        return replace(hints, no_secret=why)
+    return replace(hints, secret_file=Hint(path, "this user's key"))
+
+
+_TOO_LONG = 5.0
+"""Seconds without an answer, after which Slurm's controller counts as out of reach."""
+
+
+class RealMachine:
+    """The machine that this process is on."""
+
+    def __init__(self) -> None:
+        self._has_scontrol = True
+
+    def scontrol(self, *words: str) -> str:
+        """Once it has taken too long it is not asked any more."""
+        began = time.monotonic()
+        told = slurm_runtime.scontrol(*words) if self._has_scontrol else ""
+        self._has_scontrol = bool(told) or time.monotonic() - began < _TOO_LONG
+        return told
+
+    def read(self, path: str) -> str:
+        return read_text(path)
+
+    def now(self) -> float:
+        return time.time()
+
+    def launcher(self, variable: str) -> str:
+        return launcher_process(variable)

@@ -1,0 +1,97 @@
+"""What is known of a job from the scheduler or launcher that started this torshrun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+PLACE = ("nnodes", "node_rank", "master_addr", "master_port")
+"""The options that together say which nodes the job has, which one this is, and where they meet."""
+GRACE_MARGIN = 5.0
+"""Seconds by which workers are killed before the scheduler would kill torshrun."""
+
+
+Environ = Mapping[str, str]
+
+
+class Hint(NamedTuple):
+    """The value of an option, unless the user says something else."""
+
+    text: str
+    """As it would stand on the command line."""
+    source: str
+    """What told it: a variable, or a command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """What was found. Fields that are Hints are the values of the options of the same name."""
+
+    cluster: str
+    """Who told it: "slurm", "pbs", "lsf", "mpi" or "kubernetes"."""
+    found: tuple[str, ...]
+    """For people, in a few words each."""
+    nnodes: Hint | None = None
+    node_rank: Hint | None = None
+    master_addr: Hint | None = None
+    """Host of node rank 0, whose agent serves the store where all meet."""
+    master_port: Hint | None = None
+    rdzv_backend: Hint | None = None
+    rdzv_endpoint: Hint | None = None
+    """Instead of a rank and a master, where the user lets the number of nodes vary."""
+    nproc_per_node: Hint | None = None
+    run_id: Hint | None = None
+    """The same after the scheduler has put the job into its queue again."""
+    shutdown_timeout: Hint | None = None
+    """What the scheduler leaves between SIGTERM and SIGKILL, less GRACE_MARGIN."""
+    time_limit: Hint | None = None
+    """Seconds from now on until the allocation ends."""
+    secret_file: Hint | None = None
+    """What the job's secret is made of."""
+    no_secret: str = ""
+    """Why there is none, although nodes have to meet and none was given."""
+    mistake: str = ""
+    """Why the nodes that were found cannot make a job, and what to do."""
+    signals_reach_workers: bool = False
+    """Whether the scheduler sends its signals to all processes of the job, and not to torshrun
+    alone."""
+    requeues: str = ""
+    """The job's name in Slurm, at the node that may ask Slurm to run it again; elsewhere ""."""
+
+    @property
+    def options(self) -> Mapping[str, Hint]:
+        """All that options are to be, by their keys."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return MappingProxyType(
+            {name: value for name, value in values.items() if isinstance(value, Hint)}
+        )
+
+
+class Machine(Protocol):
+    """What has to be asked beyond the environment. Nothing is raised, and all is bounded."""
+
+    def scontrol(self, *words: str) -> str:
+        """What Slurm's scontrol prints; "" if there is none or it fails."""
+
+    def read(self, path: str) -> str:
+        """A small file's content; "" if it cannot be read."""
+
+    def launcher(self, variable: str) -> str:
+        """Names the process on this host that has set the variable for those that it started."""
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+
+
+class Cluster(Protocol):
+    """A scheduler or launcher: what a module of this package is."""
+
+    def allocation(self, environ: Environ, machine: Machine) -> Hints | None:
+        """What holds for any torshrun inside the job; None if there is no job."""
+
+    def place(self, hints: Hints, environ: Environ, machine: Machine) -> Hints:
+        """The same with the job's nodes, if it has several and this torshrun is at one of them.
+        ConfigError if what the environment says cannot be.
+        """

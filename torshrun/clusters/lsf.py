@@ -1,0 +1,61 @@
+"""LSF: blaunch with one torshrun on each host, and job scripts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torsh_runtime import slurm
+from torshrun.clusters.hints import GRACE_MARGIN, Environ, Hint, Hints, Machine
+
+_TERMINATE_INTERVAL = 10.0  # seconds between SIGTERM and SIGKILL, unless lsb.params says otherwise
+
+
+def allocation(environ: Environ, machine: Machine) -> Hints | None:
+    job = environ.get("LSB_JOBID")
+    if not job:
+        return None
+    index = environ.get("LSB_JOBINDEX", "0")
+    name = f"lsf-{job}" if index in ("", "0") else f"lsf-{job}[{index}]"
+    grace = f"{_TERMINATE_INTERVAL - GRACE_MARGIN:g}"
+    return Hints(
+        cluster="lsf",
+        found=(f"job {name.removeprefix('lsf-')}",),
+        run_id=Hint(name, "LSB_JOBID"),
+        shutdown_timeout=Hint(grace, "JOB_TERMINATE_INTERVAL's default, 10 s"),
+    )
+
+
+def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
+    nodes = hosts(environ, machine)
+    if len(nodes) < 2:
+        return hints
+    if not environ.get("LSF_PM_TASKID", "").isdecimal():
+        told = f"on this host only, of the job's {len(nodes)}, as blaunch did not start it"
+        return replace(hints, found=(*hints.found, told))
+    return _among_nodes(hints, nodes, int(environ["LSF_PM_TASKID"]) - 1)
+
+
+def hosts(environ: Environ, machine: Machine) -> list[str]:
+    """The job's hosts, each once: LSB_MCPU_HOSTS is left out where it would be too long."""
+    names = environ.get("LSB_MCPU_HOSTS", "").split()[::2]
+    path = environ.get("LSB_DJOB_HOSTFILE")
+    names = names or (machine.read(path).split() if path else [])
+    return list(dict.fromkeys(names or environ.get("LSB_HOSTS", "").split()))
+
+
+def _among_nodes(hints: Hints, nodes: list[str], rank: int) -> Hints:
+    if not 0 <= rank < len(nodes):
+        return replace(
+            hints,
+            mistake=f"LSF_PM_TASKID={rank + 1}, but the job has {len(nodes)} hosts: blaunch one "
+            f'torshrun on each: blaunch -z "{" ".join(nodes)}" torshrun …',
+        )
+    port = slurm.port(hints.run_id.text if hints.run_id else "")
+    return replace(
+        hints,
+        found=(*hints.found, f"node {rank} of {len(nodes)}"),
+        nnodes=Hint(str(len(nodes)), "LSB_MCPU_HOSTS"),
+        node_rank=Hint(str(rank), "LSF_PM_TASKID"),
+        master_addr=Hint(nodes[0], "LSB_MCPU_HOSTS"),
+        master_port=Hint(str(port), "LSB_JOBID"),
+    )

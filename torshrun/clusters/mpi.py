@@ -1,0 +1,77 @@
+"""mpiexec of Open MPI, and of MPICH (Hydra) and what is made of it, such as Intel MPI's: each
+process that it starts is a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from torsh_runtime import slurm
+from torshrun.clusters import lsf, pbs
+from torshrun.clusters.hints import Environ, Hint, Hints, Machine
+
+
+class _Names(NamedTuple):
+    """Variables that only mpiexec sets, and not srun's PMI."""
+
+    library: str
+    rank: str
+    size: str
+    local_size: str
+
+
+_LIBRARIES = (
+    _Names("Open MPI", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE"))),
+    _Names("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+
+
+def allocation(environ: Environ, machine: Machine) -> Hints | None:
+    return Hints(cluster="mpi", found=()) if _names(environ) else None
+
+
+def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
+    """`hints` may be those of the scheduler whose nodes mpiexec uses."""
+    names = _names(environ)
+    if names is None:
+        return hints
+    rank, size = environ[names.rank], environ[names.size]
+    if size == "1":
+        return replace(hints, found=(*hints.found, f"{names.library}: one node"))
+    host, job = _first_host(names, environ, machine)
+    told = f"{names.library}: node {rank} of {size}"
+    port = Hint(str(slurm.port(job)), host.source) if host else None
+    return replace(
+        hints,
+        found=(*hints.found, told),
+        nnodes=Hint(size, names.size),
+        node_rank=Hint(rank, names.rank),
+        master_addr=host,
+        master_port=port,
+    )
+
+
+def _names(environ: Environ) -> _Names | None:
+    given = (
+        names
+        for names in _LIBRARIES
+        if all(environ.get(name, "").isdecimal() for name in names[1:])
+    )
+    return next(given, None)
+
+
+def _first_host(names: _Names, environ: Environ, machine: Machine) -> tuple[Hint | None, str]:
+    """Where rank 0 is, and a name for the job: here, if all are, else on the scheduler's first
+    host, where mpiexec puts it unless it is told otherwise.
+    """
+    if environ[names.local_size] == environ[names.size]:
+        return Hint("127.0.0.1", names.local_size), f"mpi-{machine.launcher(names.rank)}"
+    if environ.get("SLURM_JOB_NODELIST"):
+        host = slurm.first_host(environ["SLURM_JOB_NODELIST"], machine.scontrol)
+        return Hint(host, "SLURM_JOB_NODELIST"), f"slurm-{environ.get('SLURM_JOB_ID')}"
+    if nodes := pbs.hosts(environ, machine):
+        return Hint(nodes[0], "PBS_NODEFILE"), f"pbs-{environ.get('PBS_JOBID')}"
+    if nodes := lsf.hosts(environ, machine):
+        return Hint(nodes[0], "LSB_MCPU_HOSTS"), f"lsf-{environ.get('LSB_JOBID')}"
+    return None, ""

@@ -1,0 +1,68 @@
+"""PBS (OpenPBS, PBS Professional): pbsdsh with one torshrun on each node, and job scripts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torsh_runtime import slurm
+from torshrun.clusters.hints import GRACE_MARGIN, Environ, Hint, Hints, Machine
+
+_KILL_DELAY = 10.0  # seconds between SIGTERM and SIGKILL, unless a queue has another
+
+
+def allocation(environ: Environ, machine: Machine) -> Hints | None:
+    job = environ.get("PBS_JOBID")
+    if not job:
+        return None
+    return Hints(
+        cluster="pbs",
+        found=(f"job {job}",),
+        run_id=Hint(f"pbs-{job}", "PBS_JOBID"),
+        shutdown_timeout=Hint(f"{_KILL_DELAY - GRACE_MARGIN:g}", "kill_delay's default, 10 s"),
+    )
+
+
+def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
+    nodes = hosts(environ, machine)
+    if len(nodes) < 2:
+        return hints
+    if not _is_spawned(environ):
+        told = f"on this node only, of the job's {len(nodes)}, as it is the job script's"
+        return replace(hints, found=(*hints.found, f"{told} (pbsdsh -- torshrun …)"))
+    return _among_nodes(hints, nodes, environ)
+
+
+def hosts(environ: Environ, machine: Machine) -> list[str]:
+    """The job's hosts, each once, in the order of their numbers."""
+    path = environ.get("PBS_NODEFILE")
+    return list(dict.fromkeys(machine.read(path).split())) if path else []
+
+
+def _is_spawned(environ: Environ) -> bool:
+    """Whether pbsdsh, or another task manager, has started this: the job script is task 1 of node
+    0. Torque numbers tasks otherwise, so that there is no telling.
+    """
+    if environ.get("PBS_VERSION", "").upper().startswith("TORQUE"):
+        return False
+    node, task = environ.get("PBS_NODENUM", ""), environ.get("PBS_TASKNUM", "")
+    return node.isdecimal() and (int(node) > 0 or (task.isdecimal() and int(task) > 1))
+
+
+def _among_nodes(hints: Hints, nodes: list[str], environ: Environ) -> Hints:
+    name = f"pbs-{environ['PBS_JOBID']}"
+    rank, port = environ["PBS_NODENUM"], slurm.port(name)
+    if int(rank) >= len(nodes):
+        return replace(
+            hints,
+            mistake=f"PBS_NODENUM={rank}, but PBS_NODEFILE names {len(nodes)} hosts: start "
+            f"torshrun by pbsdsh on whole nodes (-l place=scatter), or give --nnodes, --node-rank "
+            f"and --master-addr",
+        )
+    return replace(
+        hints,
+        found=(*hints.found, f"node {rank} of {len(nodes)}"),
+        nnodes=Hint(str(len(nodes)), "PBS_NODEFILE"),
+        node_rank=Hint(rank, "PBS_NODENUM"),
+        master_addr=Hint(nodes[0], "PBS_NODEFILE"),
+        master_port=Hint(str(port), "PBS_JOBID"),
+    )

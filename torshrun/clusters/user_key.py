@@ -1,0 +1,70 @@
+"""A key that all nodes find in this user's home directory, and nobody else: where jobs on clusters
+have their secrets from without being given any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import pwd
+from pathlib import PurePath
+
+from torshrun.clusters.hints import Environ
+from torshrun.safe_files import Folder, safe_open
+
+_NAME = "key"
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def make_user_key(environ: Environ) -> str:
+    """The path of the key, ~/.config/torshrun/key, which is made if it is not there. OSError."""
+    path = user_key_path(environ)
+    folder = str(PurePath(path).parent)
+    with contextlib.suppress(FileExistsError):
+        Folder.make(folder).close()
+    directory = safe_open(folder, _DIRECTORY)
+    try:
+        with contextlib.suppress(FileExistsError):
+            _make_in(directory)
+    finally:
+        os.close(directory)
+    return path
+
+
+def user_key_path(environ: Environ) -> str:
+    """Where the key is, or would be."""
+    home = environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
+    return str(PurePath(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "torshrun", _NAME))
+
+
+def _make_in(directory: int) -> None:
+    """Complete or not at all, and once, whichever of a job's nodes comes first: a link is made at
+    once, on network file systems too, and fails where the name is taken.
+    """
+    if _is_there(directory):
+        raise FileExistsError
+    temporary = f".{_NAME}-{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, _WRITE, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(os.urandom(32).hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, _NAME, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.unlink(temporary, dir_fd=directory)
+
+
+def _is_there(directory: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(_NAME, dir_fd=directory, follow_symlinks=False)
+        return True
+    return False
+
+
+def job_secret(key: str, run_id: str) -> str:
+    """The secret of one job, of which the key cannot be told."""
+    return hmac.new(key.encode(), b"torshrun job " + run_id.encode(), hashlib.sha256).hexdigest()

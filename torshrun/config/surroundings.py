@@ -1,0 +1,95 @@
+"""What the scheduler or launcher around torshrun tells, where its user has said nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torshrun.clusters.detection import detect, with_secret
+from torshrun.clusters.hints import PLACE, Hint, Hints, Machine
+from torshrun.config.request import Entry, Request
+
+_MEETING = ("master_addr", "master_port")
+
+
+def look_around(request: Request, environ: Mapping[str, str], machine: Machine) -> Request:
+    """The same request, with hints in place of defaults. ConfigError if what there is cannot make
+    a job, and the user has not said what the job is.
+    """
+    hints = detect(request["cluster"], environ, machine)
+    if hints is None:
+        return request
+    if _is_contradicted(request, hints):
+        hints = _without(hints, *PLACE)
+    elif hints.mistake:
+        raise request.refused("cluster", hints.mistake)
+    if request.has("rdzv_endpoint") or request["rdzv_backend"] != "static":
+        hints = _without(hints, *_MEETING)
+    elif request["nnodes"].fewest < request["nnodes"].most:
+        hints = _elastic(hints)
+    if not request.has("secret_file"):
+        hints = with_secret(hints, environ)
+    entries = {**request.entries, **_entries(request, hints)}
+    return replace(request, entries=entries, cluster=hints)
+
+
+def _entries(request: Request, hints: Hints) -> Mapping[str, Entry]:
+    return {
+        key: Entry(hint.text, f"{hints.cluster}: {hint.source}", hint.source, is_hint=True)
+        for key, hint in hints.options.items()
+        if not request.has(key)
+    }
+
+
+def _elastic(hints: Hints) -> Hints:
+    """Meeting in the same place, but without ranks that are fixed, so that nodes may be lost."""
+    host, port = hints.master_addr, hints.master_port
+    if host is None or port is None:
+        return hints
+    return replace(
+        _without(hints, "node_rank", *_MEETING),
+        rdzv_backend=Hint("tcp", "--nnodes MIN:MAX"),
+        rdzv_endpoint=Hint(_address(host.text, port.text), host.source),
+    )
+
+
+def _address(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _without(hints: Hints, *keys: str) -> Hints:
+    return replace(hints, **dict.fromkeys(keys))  # type: ignore[arg-type]
+
+
+def _is_contradicted(request: Request, hints: Hints) -> bool:
+    """Whether the user has said something else about how many nodes there are, or which this is;
+    where the cluster cannot say it, whether the user has.
+    """
+    if request["standalone"]:
+        return True
+    if hints.mistake:
+        return request.has("nnodes")
+    if hints.nnodes is None and request["nnodes"] == (1, 1):
+        return True  # one node has no rank
+    if hints.nnodes and request["nnodes"].most != int(hints.nnodes.text):
+        return request.has("nnodes")
+    rank = hints.node_rank
+    return rank is not None and request.has("node_rank") and request["node_rank"] != int(rank.text)
+
+
+def account(request: Request) -> str:
+    """What was found, in a line for people; "" if nothing was."""
+    hints = request.cluster
+    if hints is None:
+        return ""
+    said = [*hints.found]
+    if hints.rdzv_endpoint:
+        said.append(f"meeting at {hints.rdzv_endpoint.text}")
+    elif hints.nnodes and hints.master_addr:
+        address = _address(request["master_addr"], str(request["master_port"] or ""))
+        said.append(f"meeting at {address.rstrip(':')}")
+    if hints.secret_file:
+        said.append(f"with a secret made of {hints.secret_file.text}")
+    if hints.time_limit:
+        said.append(f"{request['time_limit'] / 60:.0f} min left")
+    return f"{hints.cluster}: {', '.join(said)}"

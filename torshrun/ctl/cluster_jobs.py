@@ -1,0 +1,33 @@
+"""Jobs that a cluster has told where to meet, and that have their secret from a key of this user's:
+their run id is enough to reach them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torshrun.clusters.hints import Machine
+from torshrun.clusters.slurm import meeting_place
+from torshrun.clusters.user_key import user_key_path
+from torshrun.config.request import Entry, Request
+
+_OF_SCHEDULERS = ("slurm-", "pbs-", "lsf-")
+
+
+def reachable(
+    request: Request, run_id: str, environ: Mapping[str, str], machine: Machine
+) -> Request:
+    """The same request, with where the run meets and what its secret is made of, where the user
+    has not said it and its name tells.
+    """
+    found = {"run_id": Entry(run_id, "RUN", "RUN")} if run_id else {}
+    if not request.has("rdzv_endpoint") and not request.has("master_addr"):
+        place = meeting_place(run_id, machine)
+        found |= {"rdzv_endpoint": Entry(place, "slurm", "RUN")} if place else {}
+    key = user_key_path(environ)
+    is_given = request.has("secret_file") or "TORSH_SECRET" in environ
+    if run_id.startswith(_OF_SCHEDULERS) and not is_given and os.path.lexists(key):
+        found["secret_file"] = Entry(key, "RUN", "this user's key", is_hint=True)
+    return replace(request, entries={**request.entries, **found})
