@@ -38,8 +38,8 @@ _PATIENCE = 10.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 _HELP = (
-    "Look at a job of several nodes, change its size, take nodes out of it, or end it. RUN is its "
-    "--rdzv-id.\n\n"
+    "Look at a job of several nodes, change its size, take nodes out of it, or end it, and write "
+    "scripts that start one (render). RUN is its --rdzv-id.\n\n"
     "Say where its nodes meet by the options that torshrun was given there, or by its variables: "
     "TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also as PET_*), "
     "TORSH_SECRET.\n\n"
@@ -160,6 +160,30 @@ def forget(run_id: str, **options: Any) -> None:
     and how it ended. The next job of that name starts as if there had been none.
     """
     _carry_out(options, lambda run: run.forget(), run_id, even_traces=True)
+
+
+@command.command(short_help="Write a job script for a scheduler or a cloud.")
+@click.argument("target", metavar="TARGET")
+@click.option("-f", "--file", "path", required=True, metavar="FILE", help="The job file.")
+@click.option("-o", "--output", default="-", metavar="FILE|DIR", help="Where to. [default: stdout]")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def render(target: str, path: str, output: str, force: bool) -> None:
+    """Write the script or manifest by which TARGET runs the job of FILE, which is one that
+    torshrun's --config takes, with a section `cluster` (docs/render.md). TARGET is slurm, pbs, lsf,
+    kubernetes, compose, aws, gcp or azure.
+    """
+    from torshrun.ctl.render import targets
+    from torshrun.ctl.render.job import read_job
+    from torshrun.ctl.render.output import write
+
+    kind = targets.TARGETS[values.one_of(*targets.TARGETS)(target)]
+    job = read_job(path)
+    text = targets.render(target, job)
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        name = f"{job.name}{kind.suffix}"
+        click.echo(write(text, output, name, mode=kind.mode, force=force))
 
 
 # ---- carrying out
