@@ -86,17 +86,26 @@ class BareTree:
         )
         return Done(done.returncode, done.stdout)
 
+    def copy_to(self, other: BareTree, path: str) -> None:
+        """The directory, with owners and modes, to the same place there."""
+        place = path.strip("/")
+        target = other._root / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _run("cp", "-a", str(self._root / place), str(target))
+
     def write(self, path: str, text: str) -> None:
         """Of a file in the checkout."""
         (self._root / _PLACE[1:] / path).write_text(text)
 
 
 @contextmanager
-def bare_tree(owner: int = 0) -> Iterator[BareTree]:
-    """A fresh one, whose checkout belongs to this user. Skips the test if there can be none."""
+def bare_tree(owner: int = 0, name: str = "") -> Iterator[BareTree]:
+    """A fresh one, whose checkout belongs to this user; of several at once each has a `name`. Skips
+    the test if there can be none.
+    """
     packed = _packed_or_skip()
     _remove_trees_of_the_dead()
-    root = _CACHE / f"tree-{os.getpid()}"
+    root = _CACHE / f"tree-{os.getpid()}{name and f'-{name}'}"
     try:
         root.mkdir()
         _run("tar", "-xpf", str(packed), "-C", str(root))
@@ -109,7 +118,7 @@ def bare_tree(owner: int = 0) -> Iterator[BareTree]:
 
 def _remove_trees_of_the_dead() -> None:
     for tree in _CACHE.glob("tree-*"):
-        if not Path("/proc", tree.name.partition("-")[2]).exists():
+        if not Path("/proc", tree.name.split("-")[1]).exists():
             shutil.rmtree(tree, ignore_errors=True)
 
 
