@@ -107,3 +107,5 @@ def test_its_steps_make_a_tree_in_which_torshrun_trains(request: pytest.FixtureR
         print(f"{done.output}\n{second.bytes >> 20} MiB")
         assert done.code == 0
         assert "test accuracy" in done.output
+        done = runner.run("torshctl render slurm -f /src/configs/cluster.yaml")
+        assert "#SBATCH --job-name=digits" in done.output
