@@ -101,6 +101,7 @@ def test_a_secret_and_a_place_of_the_jobs_own_are_left_to_it(folder: Path) -> No
         rdzv_backend="etcd",
         rdzv_endpoint="etcd:2379",
         run_id="mine",
+        cluster={**CLUSTER, "kubernetes": {}},
     )
     found = objects(text)
     assert not [name for kind, name in found if kind == "Secret"]
@@ -190,8 +191,9 @@ def compose(path: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 
 def test_compose_files_follow_its_specification(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
-    for cluster in (CLUSTER, ALL_KEYS, NO_KEYS):
-        path.write_text(rendered("compose", tmp_path, cluster=cluster))
+    elsewhere = {"rdzv_backend": "etcd", "rdzv_endpoint": "etcd0:2379"}
+    for cluster, changes in ((CLUSTER, {}), (ALL_KEYS, {}), (NO_KEYS, {}), (CLUSTER, elsewhere)):
+        path.write_text(rendered("compose", tmp_path, cluster=cluster, **changes))
         schema = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
         done = subprocess.run(schema, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout

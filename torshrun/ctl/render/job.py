@@ -90,6 +90,9 @@ def read_job(path: str) -> ClusterJob:
         request[option.key]
         if request.has(option.key) and option.key in _NOT_RENDERED and request[option.key]:
             raise request.refused(option.key, f"not to be rendered: {_NOT_RENDERED[option.key]}")
+    if request.has("rdzv_backend") and not request.has("rdzv_endpoint"):
+        why = "give rdzv_endpoint too, or leave both to the rendered file"
+        raise request.refused("rdzv_backend", why)
     _check_texts(request)
     section = read_section(request.cluster)
     places = {name: section.pop(name) for name in SECTIONS if name != "cluster"}

@@ -67,8 +67,8 @@ def _check_needed(name: str, job: ClusterJob) -> None:
         raise ConfigError(f"{job.source}: for {name} cluster: {name}: needs {', '.join(missing)}")
     if name in ("kubernetes", "compose") and not job.image:
         raise ConfigError(f"{job.source}: for {name} cluster: needs image, the container's")
-    if name in ("kubernetes", "compose") and job.modules:
-        raise ConfigError(f"{job.source}: modules: a container has none; put them into its image")
+    if job.meets and place.get("etcd_members"):
+        raise ConfigError(f"{job.source}: rdzv_endpoint and etcd_members exclude each other")
 
 
 # ---- what torshrun is told
