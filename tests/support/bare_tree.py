@@ -27,7 +27,8 @@ HOURS = 3600.0
 _CACHE = CHECKOUT / "build" / "bare"
 _PLACE = "/src"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CERTIFICATES = "/host/certificates"
+_FILES = {"cert": "/host/certificates", "constraint": "/host/constraints"}
+"""Where the tree has those that pip's settings name."""
 _MOUNTS = """
 set -e
 tree=$1 caches=$2 user=$3; shift 3
@@ -177,16 +178,16 @@ def _settle_in(root: Path, user: int) -> None:
     for setting in Path("/etc/apt/apt.conf.d").iterdir():
         if "Acquire::" in setting.read_text() and "docker" not in setting.name:
             shutil.copy(setting, root / "etc" / "apt" / "apt.conf.d")
-    certificates = dict(_pip_config()).get("cert")
-    if certificates:
-        shutil.copy(certificates, root / _CERTIFICATES[1:])
+    for setting, path in _pip_config():
+        if setting in _FILES:
+            shutil.copy(path, root / _FILES[setting][1:])
 
 
 def _pip_settings() -> tuple[list[str], list[str]]:
     """Variables that make pip look where it looks here, and the folders it finds things in."""
     variables, folders = ["PIP_CACHE_DIR=/host/pip"], []
     for name, value in _pip_config():
-        value = _CERTIFICATES if name == "cert" else value
+        value = _FILES.get(name, value)
         variables.append(f"PIP_{name.upper().replace('-', '_')}={value}")
         places = (
             urlsplit(each).path
