@@ -135,17 +135,24 @@ def test_slurm_starts_one_torshrun_per_node(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requeue", "code", "asked"), [(True, 75, 1), (True, 3, 0), (False, 75, 0)]
+    ("requeue", "code", "state", "asked"),
+    [
+        (True, 75, "RUNNING", True),
+        (True, 75, "COMPLETING", False),
+        (True, 3, "RUNNING", False),
+        (False, 75, "RUNNING", False),
+    ],
 )
 def test_slurm_requeues_what_had_to_make_room(
-    tmp_path: Path, requeue: bool, code: int, asked: int
+    tmp_path: Path, requeue: bool, code: int, state: str, asked: bool
 ) -> None:
     stubs = Stubs(tmp_path)
     stubs.write("torshrun", f"exit {code}")
-    stubs.write("scontrol", 'printf "%s\\0" "$@" > "$SEEN.scontrol"')
+    show = f'[ "$1" = show ] && {{ echo "   JobState={state} Reason=None"; exit; }}'
+    stubs.write("scontrol", f'{show}\nprintf "%s\\0" "$@" > "$SEEN.scontrol"')
     text = rendered("slurm", tmp_path, cluster={**rendered_place("slurm"), "requeue": requeue})
     assert run("slurm", stubs, text) == code
-    assert (tmp_path / "seen.scontrol").exists() == bool(asked)
+    assert (tmp_path / "seen.scontrol").exists() == asked
     if asked:
         assert stubs.words("scontrol") == ["requeue", "7"]
 
