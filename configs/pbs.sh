@@ -1,14 +1,39 @@
 #!/usr/bin/env bash
-# One node under PBS: qsub -v SCRIPT=examples/train.py configs/pbs.sh
-#PBS -N torshrun
-#PBS -l select=1:ncpus=4
-# PBS sends SIGTERM some seconds before SIGKILL (kill_delay, 10 s by default).
-set -euo pipefail
+# PBS job (OpenPBS, PBS Professional), written by: torshctl render pbs -f cluster.yaml
+# Submit it with: qsub digits.pbs
+#
+# Change what you like. Lines that begin with #PBS are options of qsub, which end at the first
+# command; the same option on qsub's command line wins, as in: qsub -l walltime=8:00:00 …
+#PBS -N digits
+# One process per node: torshrun, which starts the node's workers.
+#PBS -l select=2:ncpus=2:mpiprocs=1:mem=4096mb
+#PBS -l place=scatter
+#PBS -l walltime=01:00:00
+#PBS -r y
+#PBS -j oe
+set -eo pipefail
+cd "$PBS_O_WORKDIR"
 
-cd "${PBS_O_WORKDIR:?not inside a PBS job}"
+# What runs on each node. pbsdsh starts it in another directory and with few variables, so all that
+# it needs is said in here.
+on_each_node() {
+cd "$PBS_O_WORKDIR" || return
+export OMP_NUM_THREADS=1
 exec torshrun \
-  --nproc-per-node "${NCPUS:?not inside a PBS job}" \
-  --run-id "pbs-${PBS_JOBID:?not inside a PBS job}" \
-  --shutdown-timeout 8 \
-  --max-restarts 3 \
-  "${SCRIPT:?name the script: qsub -v SCRIPT=train.py}"
+  --nproc-per-node=2 \
+  --shutdown-timeout=120 \
+  --max-restarts=3 \
+  examples/train.py --epochs 20
+}
+
+# torshrun finds the others by PBS's list of nodes, which only this one has as a file. The job's
+# directory, which all nodes see, has a copy while the job runs.
+nodes=$PWD/.${PBS_JOBID:?this is no PBS job}.nodes
+trap 'rm -f "$nodes"' EXIT
+cp "$PBS_NODEFILE" "$nodes"
+variables=(PBS_JOBID="$PBS_JOBID" PBS_O_WORKDIR="$PBS_O_WORKDIR" PBS_NODEFILE="$nodes")
+
+# PBS leaves torshrun only kill_delay (10 s by default) at the end of its time: so it is told to stop
+# 120 s before, by a SIGTERM that pbsdsh passes on.
+timeout --signal=TERM 3480 \
+pbsdsh -- env "${variables[@]}" bash -lc "$(declare -f on_each_node); on_each_node"

@@ -27,7 +27,8 @@ HOURS = 3600.0
 _CACHE = CHECKOUT / "build" / "bare"
 _PLACE = "/src"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CERTIFICATES = "/host/certificates"
+_FILES = {"cert": "/host/certificates", "constraint": "/host/constraints"}
+"""Where the tree has those that pip's settings name."""
 _MOUNTS = """
 set -e
 tree=$1 caches=$2 user=$3; shift 3
@@ -86,17 +87,26 @@ class BareTree:
         )
         return Done(done.returncode, done.stdout)
 
+    def copy_to(self, other: BareTree, path: str) -> None:
+        """The directory, with owners and modes, to the same place there."""
+        place = path.strip("/")
+        target = other._root / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _run("cp", "-a", str(self._root / place), str(target))
+
     def write(self, path: str, text: str) -> None:
         """Of a file in the checkout."""
         (self._root / _PLACE[1:] / path).write_text(text)
 
 
 @contextmanager
-def bare_tree(owner: int = 0) -> Iterator[BareTree]:
-    """A fresh one, whose checkout belongs to this user. Skips the test if there can be none."""
+def bare_tree(owner: int = 0, name: str = "") -> Iterator[BareTree]:
+    """A fresh one, whose checkout belongs to this user; of several at once each has a `name`. Skips
+    the test if there can be none.
+    """
     packed = _packed_or_skip()
     _remove_trees_of_the_dead()
-    root = _CACHE / f"tree-{os.getpid()}"
+    root = _CACHE / f"tree-{os.getpid()}{name and f'-{name}'}"
     try:
         root.mkdir()
         _run("tar", "-xpf", str(packed), "-C", str(root))
@@ -109,7 +119,7 @@ def bare_tree(owner: int = 0) -> Iterator[BareTree]:
 
 def _remove_trees_of_the_dead() -> None:
     for tree in _CACHE.glob("tree-*"):
-        if not Path("/proc", tree.name.partition("-")[2]).exists():
+        if not Path("/proc", tree.name.split("-")[1]).exists():
             shutil.rmtree(tree, ignore_errors=True)
 
 
@@ -168,16 +178,16 @@ def _settle_in(root: Path, user: int) -> None:
     for setting in Path("/etc/apt/apt.conf.d").iterdir():
         if "Acquire::" in setting.read_text() and "docker" not in setting.name:
             shutil.copy(setting, root / "etc" / "apt" / "apt.conf.d")
-    certificates = dict(_pip_config()).get("cert")
-    if certificates:
-        shutil.copy(certificates, root / _CERTIFICATES[1:])
+    for setting, path in _pip_config():
+        if setting in _FILES:
+            shutil.copy(path, root / _FILES[setting][1:])
 
 
 def _pip_settings() -> tuple[list[str], list[str]]:
     """Variables that make pip look where it looks here, and the folders it finds things in."""
     variables, folders = ["PIP_CACHE_DIR=/host/pip"], []
     for name, value in _pip_config():
-        value = _CERTIFICATES if name == "cert" else value
+        value = _FILES.get(name, value)
         variables.append(f"PIP_{name.upper().replace('-', '_')}={value}")
         places = (
             urlsplit(each).path

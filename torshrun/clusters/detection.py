@@ -38,7 +38,7 @@ def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
             by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
             return (mpi if by_mpi else cluster).place(hints, environ, machine)
     if kind != "auto":
-        raise ConfigError(f"--cluster {kind}: nothing in the environment says so")
+        raise ConfigError(f"--scheduler {kind}: nothing in the environment says so")
     return None
 
 

@@ -74,7 +74,7 @@ Failure and end:
     Workers are killed when torshrun itself has not moved for so long; 0: never.
 
 Cluster:
---cluster KIND = auto
+--scheduler KIND = auto
     Whose environment says what the job is: auto (the scheduler's or mpiexec's that is there), none,
     slurm, pbs, lsf, mpi or kubernetes.
 --time-limit SECONDS = (the allocation's, if its end is known)

@@ -34,6 +34,9 @@ class Entry:
 
 
 Entries = Mapping[str, Entry]
+Given = Entry | tuple[Entry, ...]
+Section = Mapping[str, "Given | Mapping[str, Given]"]
+"""Keys with a text or a list of texts, or such keys below them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,10 @@ class Request:
     """What follows the target."""
     environment: Entries = field(default_factory=lambda: MappingProxyType({}))
     """Extra variables for workers."""
-    cluster: Hints | None = None
+    hints: Hints | None = None
     """What the scheduler or launcher around torshrun tells, as far as it counts."""
+    cluster: Section = field(default_factory=lambda: MappingProxyType({}))
+    """What schedulers are told about the job; only `torshctl render` knows its keys."""
 
     def __getitem__(self, key: str) -> Any:
         """What the option's text means; None if there is none. Raises ConfigError."""

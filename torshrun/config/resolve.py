@@ -78,7 +78,7 @@ def _check(
         )
     extras = {name: extra.text for name, extra in request.environment.items()}
     fewest, most = (1, 1) if alone else request["nnodes"]
-    cluster = request.cluster
+    hints = request.hints
     addr, port = _master(request) if alone and is_static(request) else ("127.0.0.1", 0)
     return {
         **_fields(request, LaunchConfig),
@@ -94,8 +94,8 @@ def _check(
         "master_port": port,
         "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
         "scratch_place": _scratch_place(environ),
-        "signals_reach_workers": bool(cluster and cluster.signals_reach_workers),
-        "requeues": cluster.requeues if cluster and request["requeue_on_preempt"] else "",
+        "signals_reach_workers": bool(hints and hints.signals_reach_workers),
+        "requeues": hints.requeues if hints and request["requeue_on_preempt"] else "",
         "output": OutputConfig(**_fields(request, OutputConfig)),
     }
 
@@ -317,11 +317,11 @@ def _notes(request: Request, workers: int) -> Iterator[str]:
     """A line about each option that has no effect, or that is missed. What says in many words that
     there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
     """
-    alone, cluster = is_alone(request), request.cluster
-    if cluster:
+    alone, hints = is_alone(request), request.hints
+    if hints:
         yield account(request)
-    if cluster and cluster.no_secret and not alone:
-        yield f"the job has no secret of its own ({cluster.no_secret}): give --secret-file"
+    if hints and hints.no_secret and not alone:
+        yield f"the job has no secret of its own ({hints.no_secret}): give --secret-file"
     if request["rdzv_backend"] == "etcd" and not alone and not request.knows("run_id"):
         yield (
             "--rdzv-id is not given: this job is one with any other at this etcd that has none "
@@ -341,7 +341,7 @@ def _notes(request: Request, workers: int) -> Iterator[str]:
 
 def _idle(request: Request) -> Iterator[tuple[str, str]]:
     """Options that nothing asks for in such a job, and why."""
-    is_slurms = request.cluster is not None and request.cluster.cluster == "slurm"
+    is_slurms = request.hints is not None and request.hints.cluster == "slurm"
     if request["requeue_on_preempt"] and not is_slurms:
         yield "requeue_on_preempt", "this is no job of Slurm's"
     for key in ("module", "no_python"):

@@ -16,13 +16,13 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
     """The same request, with hints in place of defaults. ConfigError if what there is cannot make
     a job, and the user has not said what the job is.
     """
-    hints = detect(request["cluster"], environ, machine)
+    hints = detect(request["scheduler"], environ, machine)
     if hints is None:
         return request
     if _is_contradicted(request, hints):
         hints = _without(hints, *PLACE)
     elif hints.mistake:
-        raise request.refused("cluster", hints.mistake)
+        raise request.refused("scheduler", hints.mistake)
     if request.has("rdzv_endpoint") or request["rdzv_backend"] != "static":
         hints = _without(hints, *_MEETING)
     elif request["nnodes"].fewest < request["nnodes"].most:
@@ -30,7 +30,7 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
     if not request.has("secret_file"):
         hints = with_secret(hints, environ)
     entries = {**request.entries, **_entries(request, hints)}
-    return replace(request, entries=entries, cluster=hints)
+    return replace(request, entries=entries, hints=hints)
 
 
 def _entries(request: Request, hints: Hints) -> Mapping[str, Entry]:
@@ -79,7 +79,7 @@ def _is_contradicted(request: Request, hints: Hints) -> bool:
 
 def account(request: Request) -> str:
     """What was found, in a line for people; "" if nothing was."""
-    hints = request.cluster
+    hints = request.hints
     if hints is None:
         return ""
     said = [*hints.found]

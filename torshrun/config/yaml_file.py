@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from torsh_runtime.contract import ALL_VARIABLES
 from torsh_runtime.errors import ConfigError
 from torshrun.config.options import BY_NAME, Option
-from torshrun.config.request import TARGETS, Entry, Request
+from torshrun.config.request import TARGETS, Entry, Given, Request, Section
 from torshrun.config.values import nearest
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LARGEST = 256 * 1024
 """Bytes; a file of that size is not a job's configuration."""
 _NULL = "tag:yaml.org,2002:null"
 _BOOLEAN = "tag:yaml.org,2002:bool"
-_OTHER_KEYS = (*TARGETS, "arguments", "environment")
+_OTHER_KEYS = (*TARGETS, "arguments", "environment", "cluster")
 
 
 def read(path: str) -> Request:
@@ -76,6 +76,7 @@ class _Reader:
         pairs = self._by_name(root) if root is not None else {}
         environment = pairs.pop("environment", None)
         arguments = pairs.pop("arguments", None)
+        cluster = pairs.pop("cluster", None)
         key, target = self._target(pairs)
         if arguments and target is None:
             self._fail(arguments[0], "arguments need a script, module or program in the same file")
@@ -87,6 +88,7 @@ class _Reader:
             target=target,
             arguments=self._arguments(*arguments) if arguments else (),
             environment=self._environment(environment[1]) if environment else {},
+            cluster=self._cluster(cluster[1]) if cluster else {},
         )
 
     def _fail(self, node: Node, text: str) -> NoReturn:
@@ -150,6 +152,31 @@ class _Reader:
                 self._fail(name, f"{name.value} is set by torshrun, for each worker")
             variables[name.value] = self._given(name, self._scalar(name, value))
         return variables
+
+    def _cluster(self, node: Node) -> Section:
+        """Whatever its keys are, on two floors: no alias leads in circles."""
+        section: dict[str, Given | dict[str, Given]] = {}
+        for name, (key, value) in self._named(node, "cluster").items():
+            if value.id != "mapping":
+                section[name] = self._texts(key, value)
+            else:
+                below = self._named(value, key.value).items()
+                section[name] = {each: self._texts(*pair) for each, pair in below}
+        return section
+
+    def _named(self, node: Node, what: str) -> dict[str, Pair]:
+        """A mapping's keys and values, by the keys' names with _ for -."""
+        named: dict[str, Pair] = {}
+        for key, value in self._pairs(node, what):
+            earlier, _ = named.setdefault(key.value.replace("-", "_"), (key, value))
+            if earlier is not key:
+                self._fail(key, f"{key.value} stands in line {_line(earlier)} already")
+        return named
+
+    def _texts(self, key: ScalarNode, node: Node) -> Given:
+        if node.id == "sequence":
+            return tuple(self._given(key, self._scalar(key, item), item) for item in node.value)
+        return self._given(key, None if node.tag == _NULL else self._scalar(key, node))
 
     def _entry(self, option: Option, key: ScalarNode, node: Node) -> Entry:
         kind = option.kind

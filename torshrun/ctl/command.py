@@ -42,7 +42,8 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 _HELP = (
     "Look at a job of several nodes, change its size, take nodes out of it, or end it. RUN is its "
-    "--rdzv-id. Or find what would keep jobs from running here (doctor).\n\n"
+    "--rdzv-id. Or find what would keep jobs from running here (doctor), or write scripts that "
+    "start one (render).\n\n"
     "Say where its nodes meet by the options that torshrun was given there, or by its variables: "
     "TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also as PET_*), "
     "TORSH_SECRET. Of a run of Slurm's, slurm-17.0, nothing need be said on the cluster.\n\n"
@@ -226,6 +227,30 @@ def doctor(
     )
     report = doctor.diagnose(wanted, os.environ, _say)
     return doctor.show(report, as_json=as_json, environ=os.environ)
+
+
+@command.command(short_help="Write a job script for a scheduler or a cloud.")
+@click.argument("target", metavar="TARGET")
+@click.option("-f", "--file", "path", required=True, metavar="FILE", help="The job file.")
+@click.option("-o", "--output", default="-", metavar="FILE|DIR", help="Where to. [default: stdout]")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def render(target: str, path: str, output: str, force: bool) -> None:
+    """Write the script or manifest by which TARGET runs the job of FILE, which is one that
+    torshrun's --config takes, with a section `cluster` (docs/render.md). TARGET is slurm, pbs, lsf,
+    kubernetes, compose, aws, gcp or azure.
+    """
+    from torshrun.ctl.render import targets
+    from torshrun.ctl.render.job import read_job
+    from torshrun.ctl.render.output import write
+
+    kind = targets.TARGETS[values.one_of(*targets.TARGETS)(target)]
+    job = read_job(path)
+    text = targets.render(target, job)
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        name = f"{job.name}{kind.suffix}"
+        click.echo(write(text, output, name, mode=kind.mode, force=force))
 
 
 # ---- carrying out

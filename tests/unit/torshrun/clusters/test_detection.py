@@ -232,7 +232,7 @@ def test_one_cluster_alone_can_be_asked_for() -> None:
     both = {**PBS, **POD}
     assert found(both, kind="kubernetes").cluster == "kubernetes"
     assert detect("none", both, Machine()) is None
-    with pytest.raises(ConfigError, match="--cluster slurm"):
+    with pytest.raises(ConfigError, match="--scheduler slurm"):
         detect("slurm", both, Machine())
 
 

@@ -95,7 +95,7 @@ def test_where_each_value_comes_from(home: dict[str, str], tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "options",
-    [{"standalone": "true"}, {"nnodes": "1"}, {"cluster": "none"}],
+    [{"standalone": "true"}, {"nnodes": "1"}, {"scheduler": "none"}],
 )
 def test_explicit_sizes_switch_it_off(options: dict[str, str], home: dict[str, str]) -> None:
     for environ in (STEP, SEVERAL):

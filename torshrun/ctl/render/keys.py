@@ -1,0 +1,301 @@
+"""The one table of the keys of a job file's `cluster` section. What is read, the errors and
+docs/render.md come from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torsh_runtime.errors import ConfigError
+from torshrun.config import values
+from torshrun.config.request import Entry, Given, Section
+
+_TABLE = """
+cluster:
+name LABEL = (the script's name)
+    What the job and all that belongs to it is called.
+nodes N|MIN:MAX = (nnodes, else 1)
+    Nodes of the job; of MIN:MAX as many as MAX are asked for, and it goes on while MIN are left.
+cpus N = (as many as workers)
+    Processors per node.
+gpus N = 0
+    GPUs per node; without nproc_per_node there are as many workers.
+memory SIZE = (what the scheduler gives)
+    Memory per node.
+time_limit SECONDS = (none)
+    How long the job may run.
+notice SECONDS = 120
+    Time that workers need to save a checkpoint when they are told that the end is near.
+requeue FLAG = false
+    Whether a job that had to make room is queued again, and a node that was lost replaced.
+modules WORDS =
+    Environment modules to load (Slurm, PBS, LSF).
+setup SHELL =
+    Lines of bash that run before torshrun: on each node, but in Slurm's and LSF's job script.
+image WORD =
+    Container image with torshrun as a program in it (Kubernetes, compose).
+port PORT = 29400
+    Where the nodes meet if no etcd is named: at the first one.
+
+slurm:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+partition WORD =
+    --partition
+account WORD =
+    --account
+qos WORD =
+    --qos
+directives LINES =
+    More options of sbatch, each as it follows #SBATCH.
+
+pbs:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+queue WORD =
+    -q
+account WORD =
+    -A
+directives LINES =
+    More options of qsub, each as it follows #PBS.
+
+lsf:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+queue WORD =
+    -q
+project WORD =
+    -P
+directives LINES =
+    More options of bsub, each as it follows #BSUB.
+
+kubernetes:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+namespace LABEL = default
+    Where everything is made.
+etcd_members 0|1|3|5 = 0
+    Members of an etcd of the job's own; with 0 the nodes meet at the first pod, which must live.
+etcd_image WORD = quay.io/coreos/etcd:v3.5.21
+    Their image.
+storage_class WORD = (the cluster's default)
+    Of the volumes that keep what etcd's members know.
+claim LABEL =
+    A PersistentVolumeClaim, mounted at /work, for data and checkpoints.
+user N = 10001
+    The user and group that the containers run as.
+service_account LABEL =
+    Whose rights pods have; without one they get no token.
+pull_secret LABEL =
+    The Secret with which images are pulled.
+priority_class WORD =
+    The pods' PriorityClass.
+
+compose:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+etcd_image WORD = quay.io/coreos/etcd:v3.5.21
+    The image of the etcd that all nodes meet at.
+volumes LINES =
+    What is mounted, like ./data:/work.
+
+aws:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+region WORD
+    Where.
+instance_type WORD
+    What each node is.
+image WORD
+    The AMI that instances start from.
+subnet WORD
+    Where they are; a placement group lies in one zone.
+key_name WORD = (nobody logs in)
+    The key pair to log in with.
+profile WORD =
+    The instance profile whose rights they have.
+spot FLAG = false
+    Spot instances: cheaper, and taken back with two minutes' notice.
+
+gcp:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+project WORD
+    The project's id.
+zone WORD
+    Where.
+machine_type WORD
+    What each node is.
+image_family WORD = debian-12
+    The image that instances start from.
+image_project WORD = debian-cloud
+    Whose image that is.
+network WORD = default
+    The VPC network that they are in.
+spot FLAG = false
+    Spot instances: cheaper, and taken back with 30 seconds' notice.
+
+azure:
+setup SHELL = (cluster's)
+    Instead of what stands above it.
+location WORD
+    Where.
+size WORD
+    What each node is.
+image WORD = Debian:debian-12:12-gen2:latest
+    The image that machines start from.
+admin WORD = torsh
+    The user to log in as.
+ssh_key WORD = (made by az, in ~/.ssh)
+    The file with the public key to log in with.
+spot FLAG = false
+    Spot machines: cheaper, and taken back with 30 seconds' notice.
+"""
+"""By section, for each key: what it takes, after = what holds without it (in words where no text
+says it; a key without = has to be given where the section is used), and what it means."""
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9./_][A-Za-z0-9._:/@+=,-]{0,254}", text):
+        raise ConfigError(f"{text!r} is not one word of letters, digits and . _ : / @ + = , -")
+    return text
+
+
+def label(text: str) -> str:
+    """A name that Kubernetes, DNS and the clouds all take."""
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", text):
+        raise ConfigError(
+            f"{text!r} is not a name of at most 40 small letters, digits and -, from a letter to "
+            f"a letter or digit"
+        )
+    return text
+
+
+def _line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ConfigError(f"{text!r} is not one line of printable characters")
+    return text
+
+
+def _shell(text: str) -> str:
+    return values.words(text).strip("\n")
+
+
+def _seconds(text: str) -> int:
+    number = values.seconds(text)
+    if number < 1:
+        raise ConfigError(f"{text!r} is less than a second")
+    return round(number)
+
+
+def _port(text: str) -> int:
+    number = values.port(text)
+    if number < 1024:
+        raise ConfigError(f"{number} is not possible: ports below 1024 are root's")
+    return number
+
+
+def _members(text: str) -> int:
+    return int(values.one_of("0", "1", "3", "5")(text))
+
+
+_KINDS: Mapping[str, Callable[[str], Any]] = {
+    "0|1|3|5": _members,
+    "FLAG": values.flag,
+    "LABEL": label,
+    "N": values.count,
+    "N|MIN:MAX": values.nodes,
+    "PORT": _port,
+    "SECONDS": _seconds,
+    "SHELL": _shell,
+    "SIZE": values.size,
+    "WORD": _word,
+}
+_LISTS: Mapping[str, Callable[[str], Any]] = {"LINES": _line, "WORDS": _word}
+
+
+class Key(NamedTuple):
+    """One key of the section, or of one below it."""
+
+    name: str
+    metavar: str
+    """What it takes."""
+    default: str | None
+    """What holds without it; None: see unset."""
+    unset: str
+    """What holds without it, in words, where no text says so."""
+    is_needed: bool
+    """Whether it has to be given where its section is used."""
+    help: str
+
+    def value(self, given: Given | None) -> Any:
+        """What it means; None, or () for a list, if it is not given and has no default. Raises
+        ConfigError.
+        """
+        if parse := _LISTS.get(self.metavar):
+            entries = given if isinstance(given, tuple) else (given,) if given else ()
+            return tuple(_parsed(parse, entry) for entry in entries if entry.text is not None)
+        if isinstance(given, tuple):
+            raise ConfigError(f"{given[0].name if given else self.name}: {self.metavar}, no list")
+        if given is None or given.text is None:
+            return _KINDS[self.metavar](self.default) if self.default else None
+        return _parsed(_KINDS[self.metavar], given)
+
+
+def _parsed(parse: Callable[[str], Any], entry: Entry) -> Any:
+    try:
+        return parse(entry.text or "")
+    except ConfigError as error:
+        raise ConfigError(f"{entry.name}: {error}") from None
+
+
+def _section(text: str) -> tuple[str, Mapping[str, Key]]:
+    heading, *lines = text.strip().split("\n")
+    keys = [_key(*lines[at : at + 2]) for at in range(0, len(lines), 2)]
+    return heading[:-1], MappingProxyType({key.name: key for key in keys})
+
+
+def _key(synopsis: str, sentence: str) -> Key:
+    call, equals, default = synopsis.partition(" =")
+    name, metavar = call.split()
+    worded = default.startswith(" (")
+    return Key(
+        name=name,
+        metavar=metavar,
+        default=None if worded or not default.strip() else default.strip(),
+        unset=default[2:-1] if worded else "",
+        is_needed=not equals,
+        help=sentence.strip(),
+    )
+
+
+SECTIONS = MappingProxyType(dict(map(_section, _TABLE.split("\n\n"))))
+"""All keys by section; those of "cluster" are common to all."""
+
+
+def read_section(given: Section, heading: str = "cluster") -> dict[str, Any]:
+    """The values of all keys of the section, and of those below it in mappings. ConfigError."""
+    known = SECTIONS[heading]
+    below = [name for name in SECTIONS if name != "cluster"] if heading == "cluster" else []
+    for name, entry in given.items():
+        if name not in known and name not in below:
+            hint = values.nearest(name, [*known, *below])
+            raise ConfigError(f"{_place(entry)}{heading} has no key {name}{hint}")
+        if (name in below) != isinstance(entry, Mapping):
+            wanted = "keys of its own" if name in below else known[name].metavar
+            raise ConfigError(f"{_place(entry)}{name} takes {wanted}")
+    found = {name: key.value(given.get(name)) for name, key in known.items()}  # type: ignore[arg-type]
+    return found | {name: read_section(given.get(name, {}), name) for name in below}  # type: ignore[arg-type]
+
+
+def _place(entry: Given | Mapping[str, Given]) -> str:
+    """Where it stands, if it is known: "job.yaml:7: "."""
+    while not isinstance(entry, Entry):
+        inner = [*entry.values()] if isinstance(entry, Mapping) else [*entry]
+        if not inner:
+            return ""
+        entry = inner[0]
+    return f"{entry.origin}: "

@@ -1,0 +1,143 @@
+"""What can be rendered: for each target its template, the file's name and what has to be given."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torshrun.ctl.render.engine import fill
+from torshrun.ctl.render.job import ClusterJob
+from torshrun.ctl.render.keys import SECTIONS
+
+_LARGEST_STARTUP = 15_000
+"""Bytes of a startup script; AWS takes 16 KiB with what is put before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One kind of script or manifest."""
+
+    template: str
+    suffix: str
+    """What a file's name has after the job's."""
+    mode: int = 0o666
+    """The file's, less the umask."""
+    tool: str = ""
+    """Clouds only: what the script needs."""
+    title: str = ""
+    """Clouds only: how people call it."""
+
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "slurm": Target("slurm.sbatch.j2", ".sbatch"),
+        "pbs": Target("pbs.sh.j2", ".pbs"),
+        "lsf": Target("lsf.sh.j2", ".lsf"),
+        "kubernetes": Target("kubernetes.yaml.j2", ".yaml", mode=0o600),  # it has a secret
+        "compose": Target("compose.yaml.j2", ".yaml"),
+        "aws": Target("aws.sh.j2", "-aws.sh", 0o777, "aws (1 or 2)", "Amazon EC2"),
+        "gcp": Target("gcp.sh.j2", "-gcp.sh", 0o777, "gcloud", "Google Compute Engine"),
+        "azure": Target("azure.sh.j2", "-azure.sh", 0o777, "az", "Azure"),
+    }
+)
+_SCHEDULERS = ("slurm", "pbs", "lsf")
+
+
+def render(name: str, job: ClusterJob) -> str:
+    """The whole text of one of TARGETS. ConfigError if the job file lacks what it needs."""
+    target, place = TARGETS[name], job.places[name]
+    _check_needed(name, job)
+    job = replace(job, setup=place["setup"] or job.setup)
+    facts: dict[str, Any] = {"job": job, "place": place}
+    if name in _SCHEDULERS:
+        return fill(target.template, facts | _for_scheduler(name, job))
+    if target.tool:
+        return fill(target.template, facts | _for_cloud(name, job))
+    return fill(target.template, facts | _for_containers(name, job))
+
+
+def _check_needed(name: str, job: ClusterJob) -> None:
+    place = job.places[name]
+    missing = [key for key, each in SECTIONS[name].items() if each.is_needed and place[key] is None]
+    if missing:
+        raise ConfigError(f"{job.source}: for {name} cluster: {name}: needs {', '.join(missing)}")
+    if name in ("kubernetes", "compose") and not job.image:
+        raise ConfigError(f"{job.source}: for {name} cluster: needs image, the container's")
+    if job.meets and place.get("etcd_members"):
+        raise ConfigError(f"{job.source}: rdzv_endpoint and etcd_members exclude each other")
+
+
+# ---- what torshrun is told
+
+
+def _for_scheduler(name: str, job: ClusterJob) -> dict[str, Any]:
+    has_notice = bool(job.time_limit and job.time_limit > job.notice)
+    options = [f"--nproc-per-node={job.workers}"] if job.workers else []
+    options += [f"--nnodes={_nodes(job)}"] if job.meets else []
+    options += [f"--run-id={job.run_id}"] if job.run_id else []
+    if job.own_shutdown_timeout or (name == "pbs" and has_notice):
+        options.append(f"--shutdown-timeout={job.shutdown_timeout}")
+    return {"command": _command((*options, *job.options), job), "has_notice": has_notice}
+
+
+def _for_containers(name: str, job: ClusterJob) -> dict[str, Any]:
+    variables = _variables(job, f"{job.name}-0.{job.name}:{job.port}")
+    etcd = f"{job.name}-etcd"
+    members = [f"{etcd}-{i}" for i in range(job.places["kubernetes"]["etcd_members"])]
+    if name == "compose":
+        variables |= _at_etcd(job, "etcd:2379") | {"TORSH_RUN_ID": job.run_id or job.name}
+    elif members:
+        variables |= _at_etcd(job, ",".join(f"{each}.{etcd}:2379" for each in members))
+    return {
+        "variables": {**job.environment, **variables},
+        "words": ("torshrun", *job.options, *job.target),
+        "setup": f'set -e\n{job.setup}\nexec "$@"',
+        "secret": secrets.token_hex(32),
+        "etcd": etcd,
+        "etcd_cluster": ",".join(f"{each}=http://{each}.{etcd}:2380" for each in members),
+    }
+
+
+def _for_cloud(name: str, job: ClusterJob) -> dict[str, Any]:
+    variables = {"TORSH_RUN_ID": job.name, **_variables(job, "")}
+    variables.pop("TORSH_RDZV_ENDPOINT", None)  # known when the first machine is there
+    facts = {"job": job, "variables": variables, "command": _command(job.options, job)}
+    startup = fill("startup.sh.j2", {**facts, "runner": fill("runner.sh.j2", facts)})
+    if len(startup.encode()) > _LARGEST_STARTUP:
+        raise ConfigError(
+            f"{job.source}: the startup script would have more than {_LARGEST_STARTUP} bytes, "
+            f"which clouds refuse: put setup into a file that it fetches, or into the image"
+        )
+    target = TARGETS[name]
+    return {"startup": startup, "cloud": name, "title": target.title, "tool": target.tool}
+
+
+def _variables(job: ClusterJob, endpoint: str) -> dict[str, str]:
+    """torshrun's, of each node."""
+    found = {"TORSH_NNODES": _nodes(job), "TORSH_SHUTDOWN_TIMEOUT": str(job.shutdown_timeout)}
+    if job.workers:
+        found["TORSH_NPROC_PER_NODE"] = job.workers
+    if job.run_id:
+        found["TORSH_RUN_ID"] = job.run_id
+    if not job.meets:
+        found |= {"TORSH_RDZV_BACKEND": "tcp", "TORSH_RDZV_ENDPOINT": endpoint}
+    return found
+
+
+def _at_etcd(job: ClusterJob, endpoints: str) -> dict[str, str]:
+    if job.meets:
+        return {}
+    return {"TORSH_RDZV_BACKEND": "etcd", "TORSH_RDZV_ENDPOINT": endpoints}
+
+
+def _nodes(job: ClusterJob) -> str:
+    return f"{job.nodes.fewest}:{job.nodes.most}" if job.is_elastic else str(job.nodes.most)
+
+
+def _command(options: tuple[str, ...], job: ClusterJob) -> list[tuple[str, ...]]:
+    """The words of a line each."""
+    return [("torshrun",), *((option,) for option in options), job.target]
