@@ -96,13 +96,13 @@ def test_its_steps_make_a_tree_in_which_torshrun_trains(request: pytest.FixtureR
     if not request.config.getoption("--soak"):
         pytest.skip("installs two systems: only with --soak")
     build, run = stages()
-    with bare_tree(name="build") as first, bare_tree(name="run") as second:
+    with bare_tree(name="build") as first, bare_tree(USER, "run") as second:
         builder, runner = Builder(first), Builder(second, first)
         for step in build:
             builder.carry_out(step)
         for step in run:
             runner.carry_out(step)
-        assert runner.run("command -v g++ gcc cc").code != 0
+        assert runner.run("command -v g++ || exit 9").code == 9
         done = runner.run("torshrun --nproc-per-node 2 examples/train.py --epochs 5")
         print(f"{done.output}\n{second.bytes >> 20} MiB")
         assert done.code == 0

@@ -189,7 +189,7 @@ def ec2(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[...
             return subprocess.run(probe, env=environ, capture_output=True).returncode == 0
 
         try:
-            assert soon(is_up, 60)
+            assert soon(is_up, 180)
             yield run
         finally:
             server.kill()
