@@ -118,7 +118,7 @@ def _local(wanted: Wanted, environ: Mapping[str, str]) -> list[Examination]:
     endpoints = meeting.endpoints if meeting else ()
     hosts = tuple(dict.fromkeys(each.host for each in (*endpoints, *wanted.peers)))
     ways = endpoints or wanted.peers
-    gather_variables = partial(environment.gather, environ, usable_cpus(), hosts)
+    gather_variables = partial(environment.gather, environ, usable_cpus(environ), hosts)
     gather_ports = partial(ports.gather, environ, wanted.master_port, meeting)
     return [
         examination("versions", partial(versions.gather, seconds), versions.check),
