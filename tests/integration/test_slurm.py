@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from support.processes import marked, soon
 from support.slurm import KILL_WAIT, NODES, Job, SlurmCluster
 
@@ -66,7 +67,7 @@ def test_the_guides_script_trains_on_two_nodes_whose_names_no_dns_knows(
 ) -> None:
     with pytest.raises(OSError, match=r"not known|resolution"):
         socket.getaddrinfo(NODES[0], 1)
-    shutil.copytree(ROOT / "examples", cluster.work / "examples")
+    shutil.copytree(ROOT / "examples", cluster.work / "examples", dirs_exist_ok=True)
     job = cluster.submit(script_of_the_guide())
     assert job.end() == "COMPLETED", job.output
     assert "round 0: node 1 of 2, 2 workers in all" in job.output
@@ -77,6 +78,22 @@ def test_the_guides_script_trains_on_two_nodes_whose_names_no_dns_knows(
     assert job.output.count(f"with a secret made of {key}") == 2
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert key.read_text().strip() not in job.output
+
+
+def test_the_rendered_script_trains_with_no_option_given_by_hand(cluster: SlurmCluster) -> None:
+    file = yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())
+    place = file["cluster"]
+    place["slurm"] = {"partition": "main"}  # whose nodes have told Slurm of no memory
+    del place["memory"]
+    path = cluster.script(yaml.safe_dump(file), "cluster.yaml")
+    script = cluster.call("torshctl", "render", "slurm", "-f", str(path))
+    shutil.copytree(ROOT / "examples", cluster.work / "examples", dirs_exist_ok=True)
+    shutil.rmtree(cluster.work / "checkpoints", ignore_errors=True)
+    job = cluster.submit(script)
+    assert job.end() == "COMPLETED", job.output
+    assert "round 0: node 1 of 2, 4 workers in all" in job.output
+    accuracy = [float(text) for text in re.findall(r"test accuracy ([\d.]+)%", job.output)]
+    assert accuracy[-1] > 90
 
 
 def test_a_killed_worker_is_started_again(cluster: SlurmCluster) -> None:

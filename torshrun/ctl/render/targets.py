@@ -81,6 +81,8 @@ def _for_scheduler(name: str, job: ClusterJob) -> dict[str, Any]:
     options += [f"--run-id={job.run_id}"] if job.run_id else []
     if job.own_shutdown_timeout or (name == "pbs" and has_notice):
         options.append(f"--shutdown-timeout={job.shutdown_timeout}")
+    if name == "slurm" and job.requeue and "--requeue-on-preempt" not in job.options:
+        options.append("--requeue-on-preempt")
     return {"command": _command((*options, *job.options), job), "has_notice": has_notice}
 
 
