@@ -50,6 +50,10 @@ class Machine:
         )
 
 
+SSHD = "" if Path("/run/systemd/system").is_dir() else " openssh-server"
+"""Which systemd would start."""
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
@@ -68,16 +72,19 @@ def test_a_machine_that_has_all_is_asked_for_nothing(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("manager", "command"),
     [
-        ("apt-get", f"{APT} python3 python3-dev python3-venv g++ iproute2 slurm-wlm munge"),
+        (
+            "apt-get",
+            f"{APT} python3 python3-dev python3-venv g++ iproute2{SSHD} "
+            f"slurm-wlm slurm-wlm-torque munge",
+        ),
         (
             "dnf",
-            "dnf install --assumeyes python3.11 python3.11-devel python3.11-libs gcc-c++ iproute",
+            "dnf install --assumeyes python3.11 python3.11-devel python3.11-libs gcc-c++ "
+            f"iproute{SSHD}{SSHD and ' openssh-clients'}",
         ),
     ],
 )
 def test_root_would_run_one_command(machine: Machine, manager: str, command: str) -> None:
-    if not Path("/run/systemd/system").is_dir():  # which would start it
-        command += " openssh-server" + (" openssh-clients" if manager == "dnf" else "")
     machine.is_used_by(0)
     machine.manages_packages_with(manager)
     done = machine.types("--dry-run", "test")

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from support.launcher import Launcher
 from support.nodes import Node
 from support.ports import free_port
 from support.process_worlds import NotHereError, environ, mpiexec
+from support.stand_ins import stand_in
 
 from torsh_runtime import slurm
 
@@ -200,40 +200,13 @@ def test_who_makes_room_after_a_notice_is_to_be_resumed(torshrun: Launcher) -> N
     assert "failed" not in err
 
 
-STAND_INS = {
-    "pbsdsh": """
-        import os, subprocess, sys
-        words = sys.argv[2:]
-        kept = {name: os.environ[name] for name in os.environ if name.startswith("PBS_")}
-        kept |= {"HOME": os.environ["HOME"], "PATH": "/usr/bin:/bin"}
-        tasks = [
-            subprocess.Popen(words, env={**kept, "PBS_NODENUM": str(n), "PBS_TASKNUM": str(2 + n)})
-            for n in range(2)
-        ]
-        sys.exit(max(task.wait() for task in tasks))
-    """,
-    "blaunch": """
-        import os, subprocess, sys
-        assert sys.argv[1:3] == ["-z", "127.0.0.1 127.0.0.2"], sys.argv
-        tasks = [
-            subprocess.Popen(sys.argv[3:], env={**os.environ, "LSF_PM_TASKID": str(1 + n)})
-            for n in range(2)
-        ]
-        sys.exit(max(task.wait() for task in tasks))
-    """,
-}
-"""What starts a task on each host, here: pbsdsh hands on PBS's environment and no other."""
-
-
 @pytest.mark.parametrize(("scheduler", "name"), [("PBS", "pbsdsh"), ("LSF", "blaunch")])
 def test_the_guides_scripts_train(scheduler: str, name: str, torshrun: Launcher) -> None:
     guide = (ROOT / "docs/clusters.md").read_text().split(f"## {scheduler}\n")[1]
     script = torshrun.folder / "job.sh"
     script.write_text(guide.split("```sh\n")[1].split("```")[0])
     tools = torshrun.folder / "bin"
-    tools.mkdir()
-    (tools / name).write_text(f"#!{sys.executable}\n{textwrap.dedent(STAND_INS[name])}")
-    (tools / name).chmod(0o755)
+    stand_in(name, tools)
     (torshrun.folder / "examples").symlink_to(ROOT / "examples")
     given = pbs(torshrun)[0] if scheduler == "PBS" else {**LSF, "LSB_JOBID": str(os.getpid())}
     path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from support.processes import marked, soon
 from support.slurm import KILL_WAIT, NODES, Job, SlurmCluster
+from support.stand_ins import stand_in
 
 pytestmark = pytest.mark.slurm
 
@@ -94,6 +96,36 @@ def test_the_rendered_script_trains_with_no_option_given_by_hand(cluster: SlurmC
     assert "round 0: node 1 of 2, 4 workers in all" in job.output
     accuracy = [float(text) for text in re.findall(r"test accuracy ([\d.]+)%", job.output)]
     assert accuracy[-1] > 90
+
+
+@pytest.mark.skipif(not shutil.which("qsub"), reason="needs Debian's slurm-wlm-torque")
+def test_the_rendered_pbs_script_trains_by_slurms_own_qsub(cluster: SlurmCluster) -> None:
+    """Which knows PBS's options, but sets none of its variables; there is no pbsdsh either."""
+    file = yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())
+    place = file["cluster"]
+    place["pbs"] = {"setup": f"export PATH={Path(sys.executable).parent}:$PATH"}
+    del place["memory"]
+    path = cluster.script(yaml.safe_dump(file), "cluster.yaml")
+    script = cluster.call("torshctl", "render", "pbs", "-f", str(path))
+    shutil.copytree(ROOT / "examples", cluster.work / "examples", dirs_exist_ok=True)
+    shutil.rmtree(cluster.work / "checkpoints", ignore_errors=True)
+    stand_in("pbsdsh", cluster.work / "tools")
+    cluster.script("127.0.0.1\n127.0.0.2\n", "nodes")
+    pbs = {
+        "PBS_JOBID": f"{os.getpid()}.server",
+        "PBS_NODEFILE": "$PWD/nodes",
+        "PBS_O_WORKDIR": "$PWD",
+        "PBS_NODENUM": "0",
+        "PBS_TASKNUM": "1",
+        "PATH": "$PWD/tools:$PATH",
+    }
+    server = " ".join(f'{name}="{value}"' for name, value in pbs.items())
+    body = f"unset ${{!SLURM*}}\nexport {server}\nset -eo pipefail\n"
+    cluster.script(script.replace("set -eo pipefail\n", body), "job.pbs")
+    job = Job(cluster, cluster.call("qsub", "job.pbs").partition(".")[0].strip())
+    assert job.end() == "COMPLETED", job.written
+    assert "round 0: node 1 of 2, 4 workers in all" in job.written
+    assert re.search(r"test accuracy 9[0-9.]+%", job.written), job.written
 
 
 def test_a_killed_worker_is_started_again(cluster: SlurmCluster) -> None:

@@ -195,6 +195,13 @@ class Job:
         told = self._cluster.call("scontrol", "--oneliner", "show", "job", self.number)
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
 
+    @property
+    def written(self) -> str:
+        """The same of a job that chose the files' names itself."""
+        facts = self.facts
+        paths = (Path(facts.get(name, "")) for name in ("StdOut", "StdErr"))
+        return "".join(path.read_text() for path in dict.fromkeys(paths) if path.is_file())
+
     def has_begun_again(self) -> bool:
         """Whether a job that is requeued has written anything since; it is told to begin at once,
         and not in two minutes, whenever it is found in the queue.
