@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosts import needs_hosts, plugged, run_on_hosts
+from support.hosts import INTERFACE, needs_hosts, plugged, run_on_hosts
 from support.worlds import Raised
 
 pytestmark = [
@@ -35,6 +37,54 @@ def test_every_strategy_trains_as_data_parallelism_does() -> None:
         for strategy in STRATEGIES:
             for name, value in result["ddp"].items():
                 torch.testing.assert_close(result[strategy][name], value, rtol=1e-4, atol=2e-5)
+
+
+def receives(rank: int) -> tuple[float, bool, bool]:
+    """What comes to this rank's node in a forward pass, of all parameters; whether they are whole
+    in it, and whether they are after it.
+    """
+    import torch
+
+    import torsh_runtime as tr
+
+    layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(4)]
+    size = sum(each.weight.nbytes for each in layers)
+    model: Any = tr.FullyShardedDataParallel(torch.nn.Sequential(*layers))
+    memories = [memory for unit in model._passes.units for _, memory in unit.laid]
+    seen: list[bool] = []
+    layers[1].register_forward_hook(lambda *_: seen.append(bool(memories[1].whole.all())))
+    with torch.no_grad():
+        before = _num_received()
+        model(torch.ones(1, 512))
+        came = _num_received() - before
+    tr.barrier()
+    pages = torch.stack([memory.whole.view(-1, 1024).any(1) for memory in memories])
+    return came / size, seen[0], bool(pages.float().mean() > 0.1)
+
+
+def _num_received() -> int:
+    """Bytes of this node until now, told while nothing is under way."""
+    import torsh_runtime as tr
+
+    tr.barrier()
+    time.sleep(0.2)
+    (line,) = (
+        each
+        for each in Path("/proc/self/net/dev").read_text().splitlines()
+        if each.strip().startswith(f"{INTERFACE}:")
+    )
+    tr.barrier()
+    return int(line.partition(":")[2].split()[0])
+
+
+def test_a_node_gets_what_its_ranks_need_once_and_lets_go_of_it() -> None:
+    with plugged(2) as hosts:
+        for result in run_on_hosts([hosts[0], hosts[0], hosts[1], hosts[1]], receives, 60.0):
+            assert not isinstance(result, Raised), result.error.args[0]
+            share, is_whole, stays = result
+            assert 0.4 < share < 0.7  # the other node has half of it
+            assert is_whole
+            assert not stays
 
 
 def uneven(rank: int) -> str:

@@ -125,23 +125,14 @@ def run_on_hosts(
     """body(rank) in a process on places[rank], with a default group of all of them. Otherwise as
     worlds.run_processes.
     """
-    from support.worlds import _be_rank, _result
+    from support.worlds import be_rank, run_forked
 
-    pipes, children = [], []
-    for rank, host in enumerate(places):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.environ.update({"TORSH_SECRET": secret} if secret else {})
-            host.enter()
-            address = f"tcp://{places[0].ipv4}:29500"
-            _be_rank(rank, len(places), body, address, timeout, writer)
-        os.close(writer)
-        pipes.append(reader)
-        children.append(child)
-    if meanwhile is not None:
-        meanwhile(children)
-    return [_result(reader, child) for reader, child in zip(pipes, children, strict=True)]
+    def start(rank: int, writer: int) -> None:
+        os.environ.update({"TORSH_SECRET": secret} if secret else {})
+        places[rank].enter()
+        be_rank(rank, len(places), body, f"tcp://{places[0].ipv4}:29500", timeout, writer)
+
+    return run_forked(len(places), start, meanwhile)
 
 
 def _hold(stack: ExitStack) -> int:

@@ -81,12 +81,28 @@ def run_processes(
     where it raised or was killed. `meanwhile` is called here with their pids.
     """
     address = free_address()
+
+    def start(rank: int, writer: int) -> None:
+        be_rank(rank, ranks, body, address, timeout, writer)
+
+    return run_forked(ranks, start, meanwhile)
+
+
+def run_forked(
+    ranks: int,
+    start: Callable[[int, int], None],
+    meanwhile: Callable[[list[int]], None] | None = None,
+) -> list[Any]:
+    """start(rank, writer) in processes, each of which calls be_rank(); otherwise the same."""
     pipes, children = [], []
     for rank in range(ranks):
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            _be_rank(rank, ranks, body, address, timeout, writer)
+            try:
+                start(rank, writer)
+            finally:
+                os._exit(1)
         os.close(writer)
         pipes.append(reader)
         children.append(child)
@@ -133,9 +149,10 @@ def _tried(body: Callable[[int], Any], rank: int) -> Any:
         return Raised(_portable(error))
 
 
-def _be_rank(
+def be_rank(
     rank: int, ranks: int, body: Callable[[int], Any], address: str, timeout: float, writer: int
 ) -> None:
+    """Be this rank in a process that was forked for it, and end it; tell `writer` the result."""
     if "torch" in sys.modules:  # the threads that this process had for it were not forked
         sys.modules["torch"].set_num_threads(1)
     try:

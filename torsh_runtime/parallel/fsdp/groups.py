@@ -11,6 +11,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
+from torsh_runtime.parallel.fsdp.node_memory import Nodes
 from torsh_runtime.parallel.groups import group_of
 
 
@@ -32,16 +33,39 @@ def groups_of(given: Any, strategy: object) -> tuple[ProcessGroup, ProcessGroup 
     )
 
 
+def nodes_of(group: ProcessGroup) -> Nodes | None:
+    """The group's nodes, if there are several with equally many ranks each, and more than one;
+    else None, on all ranks."""
+    if group.is_in_node or group.world_size == 1:
+        return None
+    members = _members(group)
+    sizes = {len(each) for each in members}
+    if len(members) < 2 or len(sizes) > 1 or sizes == {1}:
+        return None
+    here, likes = _split(group, members)
+    return Nodes(here, likes, members) if here.is_in_node else None
+
+
 def _by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
-    nodes: dict[str, list[int]] = {}
-    for rank, node in enumerate(texts_of_all(group, repr(node_here()))):
-        nodes.setdefault(node, []).append(rank)
-    members = [*nodes.values()]
+    members = _members(group)
     if len({len(each) for each in members}) > 1:
         raise ConfigError(
             f"sharding_strategy 'hybrid' shards in each node, and nodes have unequal numbers of "
             f"ranks, {', '.join(str(len(each)) for each in members)}: pass process_group"
         )
-    replicas = [list(each) for each in zip(*members, strict=True)]
-    shard, replica = (split_group(group, parts) for parts in (members, replicas))
-    return group_of(shard), group_of(replica)
+    return _split(group, members)
+
+
+def _members(group: ProcessGroup) -> list[list[int]]:
+    """The ranks of each node."""
+    nodes: dict[str, list[int]] = {}
+    for rank, node in enumerate(texts_of_all(group, repr(node_here()))):
+        nodes.setdefault(node, []).append(rank)
+    return [*nodes.values()]
+
+
+def _split(group: ProcessGroup, members: list[list[int]]) -> tuple[ProcessGroup, ProcessGroup]:
+    """This rank's node, and who has its place in each node."""
+    likes = [list(each) for each in zip(*members, strict=True)]
+    here, like = (split_group(group, parts) for parts in (members, likes))
+    return group_of(here), group_of(like)

@@ -25,8 +25,10 @@ class Memory(ABC):
     """
 
     is_common = False
-    """Whether the ranks have one `whole`, so that all have to have done with it before an owner
-    may change its part."""
+    """Whether ranks have one `whole`, so that all have to have done with it before an owner may
+    change its part."""
+    reduces_each = False
+    """Whether a gradient is reduced when it comes, and not with the others."""
 
     whole: Any
     shard: Any
@@ -75,6 +77,9 @@ class Memory(ABC):
     def settle(self) -> None:
         """All ranks have waited: let `gradients` be the averages."""
 
+    def met(self) -> None:  # noqa: B027  (most have nothing to do then)
+        """All ranks have met, and needed none of what they had let go of before."""
+
     def full(self) -> Any:
         """A copy of all elements in the parameters' own dtype; all ranks call it."""
         everything = self._new(self._flat.size, self._precision.own)
@@ -102,7 +107,7 @@ class CommonMemory(Memory):
     equal part of it and writes that to its place, whoever owns it.
     """
 
-    is_common = True
+    is_common = reduces_each = True
 
     def __init__(
         self,
@@ -186,14 +191,14 @@ class GatheredMemory(Memory):
         self, adapter: ModuleAdapter[Any], flat: FlatParameter, group: ProcessGroup, ledger: Ledger
     ) -> None:
         super().__init__(adapter, flat, group, ledger)
-        self.whole = self._new(flat.size, self._precision.computed)
+        self.whole = self._make_whole()
         self.shard = self._new(flat.own_size, self._precision.own)
         self._parts = flat.parts(adapter, self.whole)
         self._is_here = True
         self._gathering: Any = None
         self._staged: Any = None
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
-        self._count(flat.size, self._precision.computed)
+        self._count(self._whole_size, self._precision.computed)
         self._count(flat.own_size, self._precision.own)
 
     def publish(self) -> None:
@@ -202,15 +207,13 @@ class GatheredMemory(Memory):
     def begin_unshard(self) -> None:
         if self._gathering is not None or self._is_here:
             return
-        self._adapter.allocate(self.whole)
-        self._count(self._flat.size, self._precision.computed)
-        values = self._adapter.values
+        self._allocate()
+        self._count(self._whole_size, self._precision.computed)
         own = self.shard
         if self._precision.own != self._precision.computed:
             own = self._parts[self._flat.part]
             self._adapter.copy(own, self.shard)
-        outputs = [values(part) for part in self._parts]
-        self._gathering = self._group.all_gather(outputs, values(own), async_op=True)
+        self._gathering = self._gather(self._adapter.values(own))
         self.ledger.gathers += 1
 
     def unshard(self) -> None:
@@ -223,8 +226,8 @@ class GatheredMemory(Memory):
         if self._gathering is not None:
             self.unshard()
         if self._is_here:
-            self._adapter.release(self.whole)
-            self._give(self._flat.size, self._precision.computed)
+            self._release()
+            self._give(self._whole_size, self._precision.computed)
             self._is_here = False
 
     def prepare(self) -> None:
@@ -248,8 +251,7 @@ class GatheredMemory(Memory):
         else:
             target = self.gradients
         parts = self._flat.parts(self._adapter, staged)
-        work = self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
-        self._reducing.append((work, target, adds, staged))
+        self._reducing.append((self._reduce(target, parts), target, adds, staged))
 
     def wait(self) -> None:
         for work, target, adds, _ in self._reducing:
@@ -263,6 +265,29 @@ class GatheredMemory(Memory):
 
     def settle(self) -> None:
         """They are, once they have been waited for."""
+
+    @property
+    def _whole_size(self) -> int:
+        """Elements of `whole` that this rank has the memory of."""
+        return self._flat.size
+
+    def _make_whole(self) -> Any:
+        return self._new(self._flat.size, self._precision.computed)
+
+    def _allocate(self) -> None:
+        self._adapter.allocate(self.whole)
+
+    def _release(self) -> None:
+        self._adapter.release(self.whole)
+
+    def _gather(self, own: Any) -> Any:
+        """Begin to make it whole of everyone's part, of which this rank's is `own`."""
+        outputs = [self._adapter.values(part) for part in self._parts]
+        return self._group.all_gather(outputs, own, async_op=True)
+
+    def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
+        """Begin to average this rank's of the parts."""
+        return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
 
     def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
         """All gradients on this rank, end to end."""

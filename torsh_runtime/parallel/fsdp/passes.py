@@ -108,6 +108,8 @@ class Passes:
         """Where ranks have memory in common, wait for all of them."""
         if self._group.world_size > 1 and any(unit.is_common for unit in self.units):
             self._group.barrier()
+        for unit in self.units:
+            unit.met()
 
     def _before_forward(self, unit: Unit) -> None:
         unit.unshard()
@@ -142,7 +144,7 @@ class Passes:
 
     def _take(self, unit: Unit, number: int) -> None:
         is_last = unit.take(number, self.is_averaging)
-        if unit.is_common:
+        if unit.reduces_each:
             self._record.note(self.units.index(unit), number)
         if not is_last:
             return

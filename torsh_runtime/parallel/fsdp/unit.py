@@ -38,6 +38,7 @@ class Unit:
         self.keeps_whole = keeps_whole
         self.is_whole = self._is_here = False
         self.is_common = any(memory.is_common for _, memory in laid)
+        self.reduces_each = any(memory.reduces_each for _, memory in laid)
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
         self._slots = [
             Slot(adapter, flat, memory, number, is_replicated)
@@ -123,6 +124,11 @@ class Unit:
             for _, memory in self.laid:
                 memory.reshard()
         self._is_here = False
+
+    def met(self) -> None:
+        """All ranks have met."""
+        for _, memory in self.laid:
+            memory.met()
 
     def take(self, number: int, averages: bool) -> bool:
         """A gradient has come; whether it was the last one of the unit."""

@@ -17,7 +17,7 @@ from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
-from torsh_runtime.parallel.fsdp.groups import groups_of
+from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
 from torsh_runtime.parallel.fsdp.initial import Initialiser
 from torsh_runtime.parallel.fsdp.memory import (
     CommonMemory,
@@ -25,6 +25,7 @@ from torsh_runtime.parallel.fsdp.memory import (
     Memory,
     ReplicatedMemory,
 )
+from torsh_runtime.parallel.fsdp.node_memory import NodeMemory, Nodes
 from torsh_runtime.parallel.fsdp.norms import norm_of, power_sum
 from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.fsdp.precision import precision_of
@@ -90,6 +91,7 @@ class FullyShardedDataParallel:
         sharded = {id(parameter) for unit in there for parameter in unit.parameters}
         self._initialiser = Initialiser(adapter, self._config.param_init_fn)
         self._begin_alike(inner, sharded)
+        self._nodes = self._find_nodes()
         found = units_of(adapter, self._config.auto_wrap_policy, sharded)
         units = [self._unit(*each) for each in found]
         self._initialiser.have_all()
@@ -212,6 +214,10 @@ class FullyShardedDataParallel:
         if problems:
             raise ConfigError(problems[0])
 
+    def _find_nodes(self) -> Nodes | None:
+        strategy = self._config.sharding_strategy
+        return None if strategy is ShardingStrategy.NO_SHARD else nodes_of(self._group)
+
     def _check_offload(self) -> None:
         named = [*self._adapter.parameters(), *self._adapter.constants()]
         devices = {self._adapter.kind(each)[1] for _, each in named}
@@ -277,6 +283,8 @@ class FullyShardedDataParallel:
         whole = adapter.common(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
             return flat, CommonMemory(adapter, flat, group, self._ledger, whole)
+        if self._nodes is not None and adapter.kind(flat.parameters[0])[1] == "cpu":
+            return flat, NodeMemory(adapter, flat, group, self._ledger, self._nodes)
         return flat, GatheredMemory(adapter, flat, group, self._ledger)
 
     def _change_forward(self, units: list[Unit]) -> None:
