@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from support.bare_tree import CHECKOUT, BareTree, Done, bare_tree
 from support.hosts import needs_hosts
+from support.programs import program
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USER = 10001
@@ -34,7 +35,8 @@ def stages() -> list[list[Step]]:
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    done = subprocess.run(["hadolint", CHECKOUT / "Dockerfile"], capture_output=True, text=True)
+    command = [program("hadolint"), CHECKOUT / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kubernetes_validate.utils import all_versions
 from packaging.version import Version
 from support.manifests import command, environment, expanded, objects
+from support.programs import program
 from support.rendered import EXAMPLE, HOSTILE, Stubs, rendered, texts
 
 CLUSTER: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())["cluster"]
@@ -181,7 +182,7 @@ def test_the_container_runs_the_setup_and_then_torshrun(tmp_path: Path) -> None:
 
 def compose(path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["docker-compose", "-f", path, "config", *words],
+        [program("docker-compose"), "-f", path, "config", *words],
         env={"PATH": os.environ["PATH"], "HOME": str(path.parent), **variables},
         capture_output=True,
         text=True,
@@ -194,7 +195,7 @@ def test_compose_files_follow_its_specification(tmp_path: Path) -> None:
     elsewhere = {"rdzv_backend": "etcd", "rdzv_endpoint": "etcd0:2379"}
     for cluster, changes in ((CLUSTER, {}), (ALL_KEYS, {}), (NO_KEYS, {}), (CLUSTER, elsewhere)):
         path.write_text(rendered("compose", tmp_path, cluster=cluster, **changes))
-        schema = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+        schema = [program("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(path)]
         done = subprocess.run(schema, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
         done = compose(path, "--quiet", TORSH_SECRET="5ec2e7")

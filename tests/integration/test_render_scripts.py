@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.programs import program
 from support.rendered import EXAMPLE, SHELLS, Stubs, rendered, texts
 
 CONFIGS = EXAMPLE.parent
@@ -61,7 +62,7 @@ def test_shellcheck_has_nothing_to_say(target: str, folder: Path) -> None:
     for changes in ({}, everything(target)):
         script.write_text(rendered(target, folder, **changes))
         done = subprocess.run(
-            ["shellcheck", "--shell=bash", script], capture_output=True, text=True
+            [program("shellcheck"), "--shell=bash", script], capture_output=True, text=True
         )
         assert (done.stdout, done.returncode) == ("", 0), script.read_text()
 
@@ -130,7 +131,8 @@ def test_slurm_starts_one_torshrun_per_node(folder: Path) -> None:
     text = rendered("slurm", folder)
     assert run("slurm", stubs, text) == 0
     assert stubs.words("srun")[:2] == ["--kill-on-bad-exit=0", "torshrun"]
-    assert stubs.words()[:3] == ["--nproc-per-node=2", "--max-restarts=3", "examples/train.py"]
+    options = ["--nproc-per-node=2", "--requeue-on-preempt", "--max-restarts=3"]
+    assert stubs.words()[:4] == [*options, "examples/train.py"]
     assert stubs.variables()["SRUN_CPUS_PER_TASK"] == "2"
 
 
