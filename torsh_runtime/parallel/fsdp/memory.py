@@ -160,8 +160,9 @@ class CommonMemory(Memory):
     def take(self, number: int, gradient: Any, adds: bool) -> None:
         adapter, start, size = self._adapter, self._flat.starts[number], self._flat.sizes[number]
         if self.gradients is not self._reduced:  # which settle() adds to
+            is_again = number in self._unsettled
             self._unsettled.setdefault(number, adds)
-            adds = False
+            adds = is_again
         values = adapter.cast(adapter.flattened(gradient), self._precision.reduced)
         self.ledger.touch(self._bytes(size, self._precision.computed))
         cuts = even_cuts(size, self._group.world_size)
@@ -197,6 +198,7 @@ class GatheredMemory(Memory):
         self._is_here = True
         self._gathering: Any = None
         self._staged: Any = None
+        self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
         self._count(self._whole_size, self._precision.computed)
         self._count(flat.own_size, self._precision.own)
@@ -232,6 +234,7 @@ class GatheredMemory(Memory):
 
     def prepare(self) -> None:
         self._reducing.clear()
+        self._came.clear()
         if self.gradients is None:
             self.gradients = self._new(self._flat.own_size, self._precision.gradients)
             self._count(self._flat.own_size, self._precision.gradients)
@@ -242,7 +245,9 @@ class GatheredMemory(Memory):
             self._count(self._flat.size, self._precision.reduced)
         self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
         values = self._adapter.flattened(gradient)
-        self._adapter.copy(self._staged_of(number), values)
+        is_again = number in self._came  # as in a checkpoint's own backward passes
+        (self._adapter.add if is_again else self._adapter.copy)(self._staged_of(number), values)
+        self._came.add(number)
 
     def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
         staged = self._taken(missing, fresh if adds else ())
@@ -297,6 +302,7 @@ class GatheredMemory(Memory):
         for number in missing:
             self._adapter.fill(self._staged_of(number), 0)
         staged, self._staged = self._staged, None
+        self._came.clear()
         self.ledger.scatters += 1
         return staged
 
@@ -321,6 +327,7 @@ class ReplicatedMemory(GatheredMemory):
             self.shard = self._new(flat.size, self._precision.own)
             self._count(flat.size, self._precision.own)
         self._staged: Any = None
+        self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
 
     def publish(self) -> None:

@@ -64,11 +64,14 @@ class NodeMemory(GatheredMemory):
         self._nodes = nodes
         super().__init__(adapter, flat, group, ledger)
         self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
-        self._is_published = False
+        self._is_published = True
         nodes.meet()
 
     def publish(self) -> None:
         self._is_published = True
+
+    def settle(self) -> None:
+        self._is_published = True  # an optimizer comes now
 
     def begin_unshard(self) -> None:
         if self._nodes.take_back(self) and not self._is_published:  # it has not changed since

@@ -64,14 +64,15 @@ class Slot:
         else:
             self._adapter.add(self._kept, gradient)
 
-    def take(self) -> None:
-        """Give the gradient to be averaged."""
+    def take(self, is_again: bool) -> None:
+        """Give the gradient to be averaged; is_again: in addition to one that is on its way."""
         self.keep()
         gradient, self._kept = self._kept, None
-        self.adds = self._gradient is not None
-        if self.adds and not self._adapter.is_at(self._gradient, self._average()):
-            self._adapter.copy(self._average(), self._gradient)
-        self.memory.take(self.number, gradient, self.adds)
+        if not is_again:
+            self.adds = self._gradient is not None
+            if self.adds and not self._adapter.is_at(self._gradient, self._average()):
+                self._adapter.copy(self._average(), self._gradient)
+        self.memory.take(self.number, gradient, self.adds or is_again)
         if not self.adds:
             self._gradient = self._average()
 
@@ -80,6 +81,10 @@ class Slot:
         self._gradient = self._average()
         if is_shown:
             self._adapter.set_gradient(self.parameter, self._gradient)
+
+    def forget_kept(self) -> None:
+        """Drop what keep() has."""
+        self._kept = None
 
     def void(self) -> None:
         """Have no gradient."""

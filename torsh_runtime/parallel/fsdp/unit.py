@@ -120,9 +120,8 @@ class Unit:
     def reshard(self) -> None:
         """Let go of what is not this rank's."""
         self.show_own()
-        if self._is_here:
-            for _, memory in self.laid:
-                memory.reshard()
+        for _, memory in self.laid:  # it may have been asked for, and not used
+            memory.reshard()
         self._is_here = False
 
     def met(self) -> None:
@@ -136,7 +135,7 @@ class Unit:
         if not averages:
             slot.keep()
             return False
-        slot.take()
+        slot.take(number in self._came)
         self._came.add(number)
         return len(self._came) == len(self._trained)
 
@@ -180,8 +179,14 @@ class Unit:
         came = {*self._reduced, *(self._trained[number] for number in self._came)}
         for slot in came if not self.is_whole else self._trained:
             slot.void()
+        self.forget_kept()
         self._came.clear()
         self._reduced.clear()
+
+    def forget_kept(self) -> None:
+        """Drop gradients that were to be averaged later."""
+        for slot in self._trained:
+            slot.forget_kept()
 
     def average(self, replicas: ProcessGroup) -> None:
         """Average this rank's gradients over ranks that have the same part."""
@@ -203,3 +208,4 @@ class Unit:
             if writeback:
                 slot.fill()
             slot.be_own()
+        self.publish()

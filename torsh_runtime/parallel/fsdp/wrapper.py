@@ -131,6 +131,12 @@ class FullyShardedDataParallel:
         finally:
             self._passes.is_averaging = before
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The model's own, which also drops what no_sync() has kept; an optimizer's does not."""
+        for unit in self._passes.units:
+            unit.forget_kept()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
     def memory_stats(self) -> MemoryStats:
         """What it takes on this rank."""
         laid = [each for unit in self._passes.units for each in unit.laid]
