@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from support.launcher import Launcher, until_line
@@ -375,36 +374,6 @@ def test_a_dead_keeper_fails_the_job_and_leaves_nothing(torshrun: Launcher) -> N
     _, err = process.communicate(timeout=15)
     assert process.returncode == exit_codes.LOST
     assert f"the keeper (torsh-keeper, pid {keeper}) has died" in err
-
-
-@pytest.mark.parametrize(
-    ("template", "environ"),
-    [
-        ("slurm.sbatch", {"SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_ID": "7"}),
-        ("pbs.sh", {"NCPUS": "2", "PBS_JOBID": "8.server", "SCRIPT": "train.py"}),
-    ],
-)
-def test_the_job_scripts_start_a_worker_per_cpu(
-    torshrun: Launcher, template: str, environ: dict[str, str]
-) -> None:
-    torshrun.script("print(os.environ['TORCHELASTIC_RUN_ID'], os.environ['WORLD_SIZE'])")
-    process = subprocess.run(
-        ["bash", Path(__file__).parents[2] / "configs" / template, "train.py"],
-        env={
-            **torshrun.environ,
-            **environ,
-            "PBS_O_WORKDIR": str(torshrun.folder),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        },
-        cwd=torshrun.folder,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    name = template.partition(".")[0]
-    assert process.returncode == 0, process.stderr
-    lines = sorted(process.stdout.splitlines())
-    assert [re.sub(r"-\S+", "", line) for line in lines] == [f"[0] {name} 2", f"[1] {name} 2"]
 
 
 @pytest.mark.parametrize(

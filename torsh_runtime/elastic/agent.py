@@ -17,9 +17,12 @@ from torsh_runtime.checkpoint.checkpointer import Checkpointer
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.elastic.function import NamedFunction, check_arguments, is_main_being_found
 from torsh_runtime.errors import CheckpointError, ConfigError, WorkerFailed
+from torsh_runtime.launchers import completed
 
 _WORKER = "torsh_runtime.elastic_worker"
 """By name, since it stands above this room: it makes the process group."""
+_OF_HOSTS = ("TORSH_HOSTFILE", "TORSH_INCLUDE", "TORSH_EXCLUDE")
+"""Variables by which torshrun would start the workers elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class _Settings:
 
     def launcher_options(self) -> list[str]:
         """Torshrun's. ConfigError for what does not go together."""
-        common = [f"--max-restarts={self.max_restarts}", *self.options]
+        common = ["--scheduler=none", f"--max-restarts={self.max_restarts}", *self.options]
         if self.rdzv_endpoint is None:
             return [f"--nproc-per-node={self._workers_here()}", *common]
         if self.max_workers is None or self.workers_per_node is None:
@@ -170,7 +173,7 @@ class ElasticAgent:
         settings = self._settings
         directory = None if settings.checkpoint_dir is None else Path(settings.checkpoint_dir)
         check_arguments(train_fn, int(directory is not None))
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if "RANK" in completed(os.environ):
             return import_module(_WORKER).run_here(train_fn, directory)
         return _launch(NamedFunction.of(train_fn), directory, settings.launcher_options())
 
@@ -195,7 +198,8 @@ def _launch(function: NamedFunction, directory: Path | None, options: Sequence[s
         )
         launcher = [sys.executable, "-m", "torshrun", *options, "-m", _WORKER, told]
         tied = [sys.executable, "-m", "torsh_runtime.elastic.tied", str(os.getpid()), *launcher]
-        code = _wait(tied, {**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file)})
+        environ = {name: os.environ[name] for name in os.environ if name not in _OF_HOSTS}
+        code = _wait(tied, {**environ, "TORCHELASTIC_ERROR_FILE": str(error_file)})
         if code:
             raise WorkerFailed(_cause(error_file) or f"torshrun ended with {code}: see its output")
         return _result(Path(place))

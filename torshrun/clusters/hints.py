@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -9,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 PLACE = ("nnodes", "node_rank", "master_addr", "master_port")
 """The options that together say which nodes the job has, which one this is, and where they meet."""
+NUMBER = re.compile("[0-9]{1,9}")
+"""What variables that number something have; what has anything else tells nothing."""
 GRACE_MARGIN = 5.0
 """Seconds by which workers are killed before the scheduler would kill torshrun."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torshrun.clusters.hints import GRACE_MARGIN, Environ, Hint, Hints, Machine
+from torshrun.clusters.hints import GRACE_MARGIN, NUMBER, Environ, Hint, Hints, Machine
 
 _GRACE_PERIOD = 30.0  # terminationGracePeriodSeconds, unless the manifest has another
 
@@ -28,7 +28,7 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
 def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
     """The manifest's TORSH_NNODES and TORSH_RDZV_ENDPOINT say the rest."""
     index = environ.get("JOB_COMPLETION_INDEX", "")
-    if not index.isdecimal() or not environ.get("TORSH_NNODES"):
+    if not NUMBER.fullmatch(index):
         return hints
     told = f"pod {index} of an Indexed Job"
     return replace(hints, found=(told,), node_rank=Hint(index, "JOB_COMPLETION_INDEX"))

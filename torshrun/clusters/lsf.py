@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torsh_runtime import slurm
-from torshrun.clusters.hints import GRACE_MARGIN, Environ, Hint, Hints, Machine
+from torshrun.clusters.hints import GRACE_MARGIN, NUMBER, Environ, Hint, Hints, Machine
 
 _TERMINATE_INTERVAL = 10.0  # seconds between SIGTERM and SIGKILL, unless lsb.params says otherwise
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
     job = environ.get("LSB_JOBID")
-    if not job:
+    if not job or not NUMBER.fullmatch(job):
         return None
     index = environ.get("LSB_JOBINDEX", "0")
     name = f"lsf-{job}" if index in ("", "0") else f"lsf-{job}[{index}]"
@@ -29,7 +29,7 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
     nodes = hosts(environ, machine)
     if len(nodes) < 2:
         return hints
-    if not environ.get("LSF_PM_TASKID", "").isdecimal():
+    if not NUMBER.fullmatch(environ.get("LSF_PM_TASKID", "")):
         told = f"on this host only, of the job's {len(nodes)}, as blaunch did not start it"
         return replace(hints, found=(*hints.found, told))
     return _among_nodes(hints, nodes, int(environ["LSF_PM_TASKID"]) - 1)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from torsh_runtime import slurm
-from torshrun.clusters.hints import GRACE_MARGIN, Environ, Hint, Hints, Machine
+from torshrun.clusters.hints import GRACE_MARGIN, NUMBER, Environ, Hint, Hints, Machine
 
+_JOB = re.compile(r"[0-9]+[\[\]0-9]*(\.[A-Za-z0-9_.-]+)?")
 _KILL_DELAY = 10.0  # seconds between SIGTERM and SIGKILL, unless a queue has another
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
     job = environ.get("PBS_JOBID")
-    if not job:
+    if not job or not _JOB.fullmatch(job):
         return None
     return Hints(
         cluster="pbs",
@@ -45,7 +47,9 @@ def _is_spawned(environ: Environ) -> bool:
     if environ.get("PBS_VERSION", "").upper().startswith("TORQUE"):
         return False
     node, task = environ.get("PBS_NODENUM", ""), environ.get("PBS_TASKNUM", "")
-    return node.isdecimal() and (int(node) > 0 or (task.isdecimal() and int(task) > 1))
+    if not NUMBER.fullmatch(node):
+        return False
+    return int(node) > 0 or (bool(NUMBER.fullmatch(task)) and int(task) > 1)
 
 
 def _among_nodes(hints: Hints, nodes: list[str], environ: Environ) -> Hints:

@@ -8,15 +8,18 @@ from contextlib import suppress
 from dataclasses import replace
 
 from torsh_runtime import slurm
-from torshrun.clusters.hints import GRACE_MARGIN, Environ, Hint, Hints, Machine
+from torshrun.clusters.hints import GRACE_MARGIN, NUMBER, Environ, Hint, Hints, Machine
 
+_GPUS = re.compile("[1-9][0-9]{0,3}")
+_LONGEST = 10 * 366 * 86400.0
+"""Seconds; an end that is farther away, or over, is none that Slurm has told."""
 _UNLIMITED = ("UNLIMITED", "NOT_SET")
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
     """What holds for any torshrun inside the job; None if there is no job."""
     job = environ.get("SLURM_JOB_ID")
-    if not job:
+    if not job or not NUMBER.fullmatch(job):
         return None
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
@@ -25,7 +28,7 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
     return Hints(
         cluster="slurm",
         found=(begun,),
-        nproc_per_node=Hint(gpus, "SLURM_GPUS_ON_NODE") if gpus.strip("0").isdigit() else None,
+        nproc_per_node=Hint(gpus, "SLURM_GPUS_ON_NODE") if _GPUS.fullmatch(gpus) else None,
         run_id=Hint(f"slurm-{job}", "SLURM_JOB_ID"),
         shutdown_timeout=_grace(configuration),
         time_limit=_time_limit(job, environ, machine),
@@ -91,7 +94,7 @@ def _grace(configuration: str) -> Hint:
 def _time_limit(job: str, environ: Environ, machine: Machine) -> Hint | None:
     """Slurm tells it in the environment from version 23.02 on."""
     end = environ.get("SLURM_JOB_END_TIME", "")
-    if re.fullmatch(r"[0-9]{1,12}", end):
+    if re.fullmatch(r"[0-9]{1,12}", end) and 0 < int(end) - machine.now() < _LONGEST:
         return Hint(_seconds(int(end) - machine.now()), "SLURM_JOB_END_TIME")
     told = machine.scontrol("--oneliner", "show", "job", job)
     facts = dict(re.findall(r"\b(TimeLimit|EndTime)=(\S+)", told))

@@ -5,6 +5,7 @@ have their secrets from without being given any.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -36,8 +37,15 @@ def make_user_key(environ: Environ) -> str:
 
 def user_key_path(environ: Environ) -> str:
     """Where the key is, or would be."""
-    home = environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
+    home = environ.get("HOME") or _home()
     return str(PurePath(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "torshrun", _NAME))
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home directory") from None
 
 
 def _make_in(directory: int) -> None:

@@ -23,6 +23,8 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
         hints = _without(hints, *PLACE)
     elif hints.mistake:
         raise request.refused("scheduler", hints.mistake)
+    if hints.nnodes is None and request["nnodes"].fewest > 1:
+        hints = _without(hints, "run_id")  # the others have started in other steps or jobs
     if request.has("rdzv_endpoint") or request["rdzv_backend"] != "static":
         hints = _without(hints, *_MEETING)
     elif request["nnodes"].fewest < request["nnodes"].most:

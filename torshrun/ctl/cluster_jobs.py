@@ -26,8 +26,16 @@ def reachable(
     if not request.has("rdzv_endpoint") and not request.has("master_addr"):
         place = meeting_place(run_id, machine)
         found |= {"rdzv_endpoint": Entry(place, "slurm", "RUN")} if place else {}
-    key = user_key_path(environ)
     is_given = request.has("secret_file") or "TORSH_SECRET" in environ
-    if run_id.startswith(_OF_SCHEDULERS) and not is_given and os.path.lexists(key):
+    if run_id.startswith(_OF_SCHEDULERS) and not is_given and (key := _key(environ)):
         found["secret_file"] = Entry(key, "RUN", "this user's key", is_hint=True)
     return replace(request, entries={**request.entries, **found})
+
+
+def _key(environ: Mapping[str, str]) -> str:
+    """The path of this user's key; "" if there is none."""
+    try:
+        path = user_key_path(environ)
+    except OSError:
+        return ""
+    return path if os.path.lexists(path) else ""

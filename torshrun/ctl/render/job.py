@@ -22,6 +22,12 @@ _NOT_RENDERED = {
     "master_addr": "the nodes meet where the rendered file says, or at rdzv_endpoint",
     "master_port": "the nodes meet where the rendered file says, or at rdzv_endpoint",
     "node_rank": "it is another on each node",
+    **dict.fromkeys(
+        ("hostfile", "include", "exclude", "ssh_command", "remote_python", "export"),
+        "the scheduler starts torshrun on each node, and not ssh",
+    ),
+    "scheduler": "torshrun finds it by itself where the rendered file runs",
+    "time_limit": "give cluster: time_limit, which tells the scheduler",
     "standalone": "nodes that do not know of each other are no job",
 }
 """Options that no rendered file can give, and why."""

@@ -220,8 +220,21 @@ def test_srun_with_pmi_is_a_step() -> None:
 def test_kubernetes_guesses_nothing_from_names() -> None:
     assert texts(found(POD)) == {"shutdown_timeout": "25"}
     array = {**POD, "JOB_COMPLETION_INDEX": "3"}
-    assert "node_rank" not in texts(found(array))
-    assert texts(found({**array, "TORSH_NNODES": "4"}))["node_rank"] == "3"
+    assert texts(found(array)) == {"shutdown_timeout": "25", "node_rank": "3"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {**STEP, "SLURM_JOB_ID": "--help"},
+        {**STEP, "SLURM_JOB_ID": "7\x1b[31m"},
+        {**STEP, "SLURM_JOB_ID": "\udcff"},
+        {**PBS, "PBS_JOBID": "8.server\n"},
+        {**LSF, "LSB_JOBID": "9" * 5000},
+    ],
+)
+def test_what_is_no_job_is_none(environ: dict[str, str]) -> None:
+    assert detect("auto", environ, Machine()) is None
 
 
 def test_a_torshrun_in_a_worker_is_no_node_of_the_job() -> None:

@@ -64,6 +64,21 @@ def made(environ: Mapping[str, str], **options: str) -> Resolution:
     return resolve(asked(environ, **options), environ)
 
 
+def test_steps_of_one_node_each_may_be_the_nodes_of_a_job(home: dict[str, str]) -> None:
+    one = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    place = {"SLURM_STEP_NODELIST": "n2", "SLURM_NODEID": "0", "SLURM_PROCID": "0"}
+    by_hand = {"nnodes": "2", "node_rank": "1", "master_addr": "n1"}
+    request = asked({**STEP, **one, **place, **home}, **by_hand)
+    assert not request.knows("run_id")
+    assert asked({**STEP, **one, **place, **home})["run_id"] == "slurm-17.0"
+
+
+def test_pods_have_their_ranks_however_their_number_is_said(home: dict[str, str]) -> None:
+    assert asked({**POD, **home}, nnodes="4")["node_rank"] == 3
+    assert asked({**POD, **home, "PET_NNODES": "4"})["node_rank"] == 3
+    assert asked({**POD, **home})["node_rank"] == 0
+
+
 def test_nothing_has_to_be_said(home: dict[str, str]) -> None:
     job, notes = made({**STEP, **home})
     how = job.rendezvous

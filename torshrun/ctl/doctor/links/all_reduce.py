@@ -94,7 +94,8 @@ def _environ(place: Place, key: bytes, environ: Mapping[str, str]) -> dict[str, 
     places = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORSH_SECRET"}
     kept = {name: environ[name] for name in environ if name not in others | places}
     secret = derive(key, "doctor's job", place.run_id).hex()
-    return {**kept, **({"TORSH_SECRET": secret} if secret else {})}
+    safe = {"PYTHONSAFEPATH": "1"}  # whatever the directory has that is called as a module is
+    return {**kept, **safe, **({"TORSH_SECRET": secret} if secret else {})}
 
 
 def _stop(process: subprocess.Popen[str]) -> str:

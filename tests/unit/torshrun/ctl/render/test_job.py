@@ -106,6 +106,9 @@ def test_an_alias_that_leads_in_circles(tmp_path: Path) -> None:
     [
         ({"node_rank": 1}, "node_rank: not to be rendered: it is another on each node"),
         ({"standalone": True}, "standalone: not to be rendered"),
+        ({"hostfile": "hosts"}, "hostfile: not to be rendered: the scheduler starts torshrun"),
+        ({"scheduler": "pbs"}, "scheduler: not to be rendered: torshrun finds it by itself"),
+        ({"time_limit": "1h"}, "time_limit: not to be rendered: give cluster: time_limit"),
         ({"master_addr": "node0"}, "master_addr: not to be rendered"),
         ({"max_restarts": "often"}, "max_restarts: 'often' is not a whole number"),
         ({"environment": {"A-B": "1"}}, "A-B: no shell can set a variable of this name"),
