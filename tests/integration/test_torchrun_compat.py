@@ -14,7 +14,7 @@ import pytest
 from support.launchers import Bench, Run
 from support.ports import free_port
 
-from torsh_runtime.contract import ALL_VARIABLES
+from torsh_runtime.contract import ALL_VARIABLES, COMMIT_MEMORY
 from torshrun.config.command_line import TORCHRUNS
 
 pytestmark = [
@@ -28,6 +28,7 @@ DIFFERENT = {"MASTER_ADDR", "OMP_NUM_THREADS", "TORCHELASTIC_USE_AGENT_STORE"}
 """Have another value than under torchrun, as the table says."""
 OWN = {
     *ALL_VARIABLES,
+    COMMIT_MEMORY,
     "OMP_NUM_THREADS",
     "PYTHONFAULTHANDLER",
     "PYTHONPATH",
