@@ -31,6 +31,7 @@ START_TIMEOUT = 60.0
 """Seconds at most from the start of a host's ssh until torshrun answers there."""
 _UNKNOWN = Address("127.0.0.1", 1)
 """Stands for the endpoint while node 0 has not named it."""
+_CREDENTIAL = re.compile("(TORSH|PET)_.*(SECRET|PASSWORD).*")
 _OURS = "hostfile include exclude ssh_command remote_python export config print_config dry_run"
 _NOT_FOR_ALL = {
     "standalone": "the hosts of --hostfile are the job's nodes",
@@ -262,6 +263,8 @@ def _exports(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*" if equals else r"[A-Za-z0-9_*?]+", name):
             why = f"{item!r} is none of NAME, NAME=VALUE and a pattern like NCCL_*"
             raise request.refused("export", why)
+        if _CREDENTIAL.fullmatch(name):
+            raise request.refused("export", f"{name} is torshrun's own, and goes where it has to")
         found |= {name: value} if equals else dict(_matching(name, environ))
         if not equals and "*" not in name and "?" not in name and name not in environ:
             raise request.refused("export", f"{name} is not set here: give {name}=VALUE")
@@ -269,7 +272,11 @@ def _exports(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _matching(pattern: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    return (pair for pair in environ.items() if fnmatch.fnmatchcase(pair[0], pattern))
+    return (
+        pair
+        for pair in environ.items()
+        if fnmatch.fnmatchcase(pair[0], pattern) and not _CREDENTIAL.fullmatch(pair[0])
+    )
 
 
 def _directory(environ: Mapping[str, str]) -> str:
@@ -301,5 +308,5 @@ def describe(job: HostsJob) -> str:
     words = [request.target, *request.arguments] if request.target else []
     texts = [entry.text or "" for entry in words]
     lines.append(f"\nThere, in {job.directory}: {shlex.join(texts)}\n")
-    lines += [f"  {name}={shlex.quote(value)}\n" for name, value in job.exports.items()]
+    lines += [f"  {name}\n" for name in job.exports]  # values may be secrets
     return "".join(lines)

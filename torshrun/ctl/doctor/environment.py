@@ -22,7 +22,8 @@ _RELEVANT = re.compile(
     re.IGNORECASE,
 )
 _SECRET = re.compile(
-    r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|(^|_)(API_?)?KEY($|_)", re.IGNORECASE
+    r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|(^|_)(API_?)?KEY($|_)|^TORSH_(EXPORT|SSH_COMMAND)$",
+    re.IGNORECASE,
 )
 _LONGEST = 120
 """Characters of a value that are shown."""

@@ -151,7 +151,16 @@ def test_dry_run(planned: Plan) -> None:
     assert text.startswith("2 hosts would start an agent each; nothing has been started.")
     assert "Node 0, a: 4 workers\n  ssh -o BatchMode=yes" in text
     assert "Node 1, localhost: 1 worker\n" in text
-    assert "train.py 'x y'\n  A='b c'\n" in text
+    assert "train.py 'x y'\n  A\n" in text
+    assert "b c" not in text
+
+
+def test_credentials_are_not_exported(planned: Plan) -> None:
+    environ = {"TORSH_SECRET": "an example of a secret", "TORSH_TUNING": "1"}
+    exports = planned("--export=TORSH_*", "train.py", **environ).exports
+    assert exports == {"TORSH_TUNING": "1"}
+    with pytest.raises(ConfigError, match="TORSH_SECRET is torshrun's own"):
+        planned("--export=TORSH_SECRET", "train.py", **environ)
 
 
 @pytest.mark.parametrize(
