@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -98,6 +99,8 @@ def test_a_dtype_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
         Checkpointer(tmp_path).save(1, state)
     with committing() as commits, pytest.raises(CheckpointError, match="'wide' is of dtype compl"):
         commits.commit(state)
+    del commits
+    gc.collect()  # the error's traceback holds the memory's descriptor
 
 
 def test_thousands_of_tensors(tmp_path: Path, request: pytest.FixtureRequest) -> None:
