@@ -22,9 +22,14 @@ from torsh_runtime.elastic import ElasticAgent
 SCRIPT = str(Path(elastic_agents.__file__))
 
 
-def run(*argv: str) -> tuple[str, str]:
+def run(*argv: str, **variables: str) -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, SCRIPT, *argv], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, SCRIPT, *argv],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     return done.stdout, done.stderr
 
@@ -41,6 +46,19 @@ def test_under_torshrun_the_function_is_only_called(torshrun: Launcher, tmp_path
     code, out, err = torshrun.run(*launch, SCRIPT, "train", str(tmp_path))
     assert code == 0, err
     assert out.count("result {'began': 4, 'total': array([6., 6.])") == 2
+
+
+def test_a_process_of_mpiexecs_is_a_rank() -> None:
+    names = ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")
+    place = {f"OMPI_COMM_WORLD_{name}": str(int("SIZE" in name)) for name in names}
+    assert run("ranks", **place) == ("result 1\n", "")
+
+
+def test_workers_are_here_whatever_torshrun_would_be_told(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+    out, err = run("ranks", TORSH_HOSTFILE=str(tmp_path / "none"), **job)
+    assert out.endswith("result 2\n"), err
+    assert "slurm" not in err
 
 
 def test_the_first_error_is_raised() -> None:

@@ -57,6 +57,8 @@ def main() -> None:
             min_workers=2, max_workers=2, workers_per_node=1, rdzv_endpoint=sys.argv[2]
         )
         print("result", others.run(ranks))
+    elif how == "ranks":
+        print("result", agent.run(ranks))
     elif how == "train":
         print("result", agent.checkpoint_dir(sys.argv[2]).run(train))
     else:

@@ -158,8 +158,8 @@ class ElasticAgent:
             name, in a module or the program itself, which then must call run() behind
             `if __name__ == "__main__"`. What it starts from it restores itself.
 
-        In a worker of torshrun's, torchrun's or mpiexec's it is only called, and its result
-        returned.
+        In a worker of torshrun's or torchrun's, and in a process that mpiexec or srun has started
+        for a rank, it is only called, and its result returned.
 
         Raises WorkerFailed with the first worker's error when no restart is left; ConfigError,
         before anything is started, for a function that cannot be found, and after it has run for a
