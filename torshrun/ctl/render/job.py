@@ -131,6 +131,11 @@ def _check_texts(request: Request) -> None:
     for name, entry in request.environment.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(f"{entry.name}: no shell can set a variable of this name")
+        if name.startswith(("TORSH_", "PET_")):
+            raise ConfigError(
+                f"{entry.name}: {name} would be an option of torshrun's where this is rendered: "
+                f"give the option itself"
+            )
     target = (request.target,) if request.target else ()
     entries = (*request.entries.values(), *target, *request.arguments)
     for entry in (*entries, *request.environment.values()):

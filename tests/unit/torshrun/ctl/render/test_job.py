@@ -112,6 +112,7 @@ def test_an_alias_that_leads_in_circles(tmp_path: Path) -> None:
         ({"master_addr": "node0"}, "master_addr: not to be rendered"),
         ({"max_restarts": "often"}, "max_restarts: 'often' is not a whole number"),
         ({"environment": {"A-B": "1"}}, "A-B: no shell can set a variable of this name"),
+        ({"environment": {"TORSH_NNODES": "2"}}, "TORSH_NNODES would be an option of torshrun's"),
         ({"script": None, "arguments": None}, "the file does not say what to run"),
         ({"rdzv_backend": "etcd"}, "rdzv_backend: give rdzv_endpoint too"),
         ({"arguments": ["\udc80"]}, "cannot be written in UTF-8"),
