@@ -21,6 +21,8 @@ _CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
 """In the order in which they are looked for, but that the nodes of mpiexec go first: it may have
 been started by a scheduler, whose variables its processes inherit.
 """
+_LONGEST_LIST = 64 << 20
+"""Bytes of a file that lists a job's hosts, once for each process."""
 _WORKER = "TORSH_STORE_ENDPOINT"
 """A torshrun in a worker of another one is that one's affair, and not the scheduler's."""
 
@@ -72,7 +74,12 @@ class RealMachine:
         return told
 
     def read(self, path: str) -> str:
-        return read_text(path)
+        text = read_text(path, _LONGEST_LIST + 1)
+        if len(text) > _LONGEST_LIST:
+            raise ConfigError(
+                f"{path} has more than {_LONGEST_LIST >> 20} MiB: it is no list of hosts"
+            )
+        return text
 
     def now(self) -> float:
         return time.time()

@@ -73,13 +73,13 @@ class Hints:
 
 
 class Machine(Protocol):
-    """What has to be asked beyond the environment. Nothing is raised, and all is bounded."""
+    """What has to be asked beyond the environment. All is bounded."""
 
     def scontrol(self, *words: str) -> str:
         """What Slurm's scontrol prints; "" if there is none or it fails."""
 
     def read(self, path: str) -> str:
-        """A small file's content; "" if it cannot be read."""
+        """A file's whole content; "" if it cannot be read. ConfigError if it is absurdly long."""
 
     def launcher(self, variable: str) -> str:
         """Names the process on this host that has set the variable for those that it started."""

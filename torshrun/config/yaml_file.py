@@ -27,6 +27,7 @@ LARGEST = 256 * 1024
 """Bytes; a file of that size is not a job's configuration."""
 _NULL = "tag:yaml.org,2002:null"
 _BOOLEAN = "tag:yaml.org,2002:bool"
+_MOST_ITEMS = 10_000
 _OTHER_KEYS = (*TARGETS, "arguments", "environment", "cluster")
 
 
@@ -71,6 +72,7 @@ class _Reader:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._num_items = 0
 
     def request(self, root: Node | None) -> Request:
         pairs = self._by_name(root) if root is not None else {}
@@ -175,6 +177,9 @@ class _Reader:
 
     def _texts(self, key: ScalarNode, node: Node) -> Given:
         if node.id == "sequence":
+            self._num_items += len(node.value)  # an alias repeats them all
+            if self._num_items > _MOST_ITEMS:
+                self._fail(key, f"cluster has more than {_MOST_ITEMS} values in lists")
             return tuple(self._given(key, self._scalar(key, item), item) for item in node.value)
         return self._given(key, None if node.tag == _NULL else self._scalar(key, node))
 

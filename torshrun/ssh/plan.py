@@ -31,6 +31,8 @@ START_TIMEOUT = 60.0
 """Seconds at most from the start of a host's ssh until torshrun answers there."""
 _UNKNOWN = Address("127.0.0.1", 1)
 """Stands for the endpoint while node 0 has not named it."""
+_LONGEST = 4 << 20
+"""Characters of a list of hosts."""
 _CREDENTIAL = re.compile("(TORSH|PET)_.*(SECRET|PASSWORD).*")
 _OURS = "hostfile include exclude ssh_command remote_python export config print_config dry_run"
 _NOT_FOR_ALL = {
@@ -171,10 +173,12 @@ def _hosts(request: Request) -> tuple[Host, ...]:
     """The first N of those that are wanted, if --nnodes is N."""
     name = request["hostfile"]
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+        text = sys.stdin.read(_LONGEST + 1) if name == "-" else _file(name)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise request.refused("hostfile", f"{name} cannot be read: {why}") from None
+    if len(text) > _LONGEST:
+        raise request.refused("hostfile", f"{name} is longer than any list of hosts")
     listed = parse(text, "stdin" if name == "-" else name)
     hosts = select(listed, request["include"] or "", request["exclude"] or "")
     wanted = _nodes(request, hosts)
@@ -185,6 +189,11 @@ def _hosts(request: Request) -> tuple[Host, ...]:
     for host in chosen:
         _workers(request, host)
     return chosen
+
+
+def _file(path: str) -> str:
+    with Path(path).open() as file:
+        return file.read(_LONGEST + 1)
 
 
 def _nodes(request: Request, hosts: Sequence[Host]) -> Nodes:

@@ -7,13 +7,15 @@ for jobs, and Kubernetes' those of its pages about pods and Indexed Jobs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from torsh_runtime import slurm
 from torsh_runtime.errors import ConfigError
-from torshrun.clusters.detection import detect
+from torshrun.clusters.detection import RealMachine, detect
 from torshrun.clusters.hints import Hints
 from torshrun.clusters.slurm import requeue
 
@@ -215,6 +217,17 @@ def test_mpiexec_inside_slurm_is_no_step() -> None:
 
 def test_srun_with_pmi_is_a_step() -> None:
     assert found({**STEP, "PMI_RANK": "1", "PMI_SIZE": "2"}).found[-1] == "step 3: node 1 of 2"
+
+
+def test_a_list_of_hosts_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("".join(f"node{number}.example.org\n" * 64 for number in range(1000)))
+    assert nodes.stat().st_size > 1 << 20
+    text = RealMachine().read(str(nodes))
+    assert len(set(text.split())) == 1000
+    os.truncate(nodes, (64 << 20) + 1)
+    with pytest.raises(ConfigError, match="has more than 64 MiB"):
+        RealMachine().read(str(nodes))
 
 
 def test_kubernetes_guesses_nothing_from_names() -> None:

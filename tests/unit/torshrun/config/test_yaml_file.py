@@ -217,3 +217,12 @@ def test_the_examples_are_valid(example: Path, monkeypatch: pytest.MonkeyPatch) 
         gather({"config": str(example)}, script, (), {}), {"PATH": "/usr/bin:/bin"}
     )
     assert resolution.notes == ()
+
+
+def test_aliases_do_not_multiply_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    items = ", ".join("x" for _ in range(2000))
+    aliases = ", ".join(f"k{number}: *a" for number in range(2000))
+    path.write_text(f"script: train.py\ncluster: {{l: &a [{items}], {aliases}}}\n")
+    with pytest.raises(ConfigError, match="cluster has more than 10000 values in lists"):
+        read(str(path))

@@ -155,6 +155,11 @@ def test_dry_run(planned: Plan) -> None:
     assert "b c" not in text
 
 
+def test_what_is_too_long_for_a_list_of_hosts_is_none(planned: Plan) -> None:
+    with pytest.raises(ConfigError, match="longer than any list of hosts"):
+        planned("train.py", lines=("# " + "a" * (4 << 20),))
+
+
 def test_credentials_are_not_exported(planned: Plan) -> None:
     environ = {"TORSH_SECRET": "an example of a secret", "TORSH_TUNING": "1"}
     exports = planned("--export=TORSH_*", "train.py", **environ).exports
