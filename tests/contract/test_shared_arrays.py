@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forked import Raised
 from support.ports import free_address
-from support.worlds import Raised
 
 import torsh_runtime as tr
 from torsh_runtime.backends.native import arrays, node_file

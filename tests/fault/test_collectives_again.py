@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forked import Raised
 from support.hosts import Host, needs_hosts, plugged, run_on_hosts
 from support.ports import free_address
 from support.random_steps import take_steps
-from support.worlds import Raised, run_processes
+from support.worlds import run_processes
 
 import torsh_runtime as tr
 from torsh_runtime.comm.default import default_group

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forked import Raised
 from support.hosts import needs_hosts, plugged, run_on_hosts
-from support.worlds import Raised
 
 import torsh_runtime as tr
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.worlds import Raised, run_processes
+from support.forked import Raised
+from support.worlds import run_processes
 
 import torsh_runtime as tr
 

@@ -16,10 +16,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+from support.forked import Raised
 from support.other_users import STRANGER, needs_root, stranger
 from support.ports import free_address
 from support.raw_clients import RawClient
-from support.worlds import Raised, run_processes
+from support.worlds import run_processes
 
 import torsh_runtime as tr
 from torsh_runtime.backends.native import links, segment

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support import checkpoint_training
-from support.worlds import Raised, run_processes
+from support.forked import Raised
+from support.worlds import run_processes
 
 FRAMEWORKS = ["nn", pytest.param("torch", marks=pytest.mark.torch)]
 

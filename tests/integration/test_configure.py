@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worlds import Raised, run_processes
+from support.forked import Raised
+from support.worlds import run_processes
 
 import torsh_runtime as tr
 from torsh_runtime.comm.default import default_group

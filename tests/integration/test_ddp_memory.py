@@ -7,7 +7,8 @@ import sys
 
 import pytest
 from support import ddp_memory
-from support.worlds import Raised, run_processes
+from support.forked import Raised
+from support.worlds import run_processes
 
 
 @pytest.mark.parametrize("framework", ["nn", pytest.param("torch", marks=pytest.mark.torch)])

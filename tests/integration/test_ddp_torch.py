@@ -8,7 +8,8 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from support.worlds import Raised, run_in_one_world, run_processes
+from support.forked import Raised
+from support.worlds import run_in_one_world, run_processes
 
 pytestmark = [
     pytest.mark.torch,

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support import fsdp_nn
-from support.worlds import Raised, run_in_one_world
+from support.forked import Raised
+from support.worlds import run_in_one_world
 
 STRATEGIES = ("full", "grad-and-optimizer", "none", "checkpointing")
 

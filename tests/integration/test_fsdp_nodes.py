@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked import Raised
 from support.hosts import INTERFACE, needs_hosts, plugged, run_on_hosts
-from support.worlds import Raised
 
 pytestmark = [
     needs_hosts,

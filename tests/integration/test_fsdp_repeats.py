@@ -6,8 +6,9 @@ import importlib.util
 from typing import Any
 
 import pytest
+from support.forked import Raised
 from support.hosts import needs_hosts, plugged, run_on_hosts
-from support.worlds import Raised, run_processes
+from support.worlds import run_processes
 
 pytestmark = [
     pytest.mark.torch,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support import fake_cupy
 from support.fake_gpus import Jobs, fake_gpus
+from support.forked import Raised
 from support.ports import free_address
 from support.suite.cases import LONG
-from support.worlds import Raised
 
 import torsh_runtime as tr
 from torsh_runtime import job

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worlds import Raised
+from support.forked import Raised
 
 import torsh_runtime as tr
 from torsh_runtime.backends import board

@@ -179,7 +179,7 @@ def test_a_notice_is_passed_on_and_the_job_resumes_under_its_name(cluster: Slurm
     job.wait_for(f"slurm-{job.number}.0 begins, start 0, True", times=2)
     cluster.call("scancel", "--signal=USR1", job.number)
     assert soon(lambda: job.facts["Restarts"] == "1", 90), job.output
-    assert soon(job.has_begun_again, 120), job.output
+    assert soon(job.has_begun_again, 120), (job.facts, job.output)
     job.wait_for(f"slurm-{job.number}.0 begins, start 1, True", times=2)
     assert job.end() == "COMPLETED", job.output
     assert job.output.count("saved") == 2

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked import Raised
 from support.launchers import Bench
-from support.torch_ranks import Failed, passed, run_ranks
+from support.torch_ranks import passed, run_ranks
 
 pytestmark = [
     pytest.mark.torch,
@@ -54,10 +55,10 @@ def test_a_killed_rank_ends_the_step_of_the_others_with_its_name(culprit: int) -
     results = run_ranks(3, lambda rank: train(rank, lambda r: killed(r) if r == culprit else None))
     for rank, result in enumerate(results):
         if rank == culprit:
-            assert (result.kind, result.text) == ("killed", "killed by SIGKILL")
+            assert str(result.error) == "killed by SIGKILL"
         else:
-            assert result.kind == "PeerLost"
-            assert f"rank {culprit} was lost during all_reduce" in result.text
+            assert result.error.kind == "PeerLost"
+            assert f"rank {culprit} was lost during all_reduce" in result.error.text
 
 
 def test_a_killed_rank_ends_a_step_whose_operations_overlap(
@@ -66,8 +67,8 @@ def test_a_killed_rank_ends_a_step_whose_operations_overlap(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)  # as on two nodes
     first, _ = run_ranks(2, lambda rank: train(rank, lambda r: killed(r) if r == 1 else None))
-    assert first.kind in ("RuntimeError", "PeerLost")
-    assert "rank 1 was lost during all_reduce" in first.text
+    assert first.error.kind in ("RuntimeError", "PeerLost")
+    assert "rank 1 was lost during all_reduce" in first.error.text
 
 
 def test_a_lost_rank_fails_the_futures_of_an_asynchronous_operation() -> None:
@@ -88,7 +89,7 @@ def test_a_lost_rank_fails_the_futures_of_an_asynchronous_operation() -> None:
 
     error, victim = run_ranks(2, body)
     assert error == "PeerLost"
-    assert victim.kind == "killed"
+    assert str(victim.error) == "killed by SIGKILL"
 
 
 def test_ranks_that_disagree_are_both_named() -> None:
@@ -99,9 +100,9 @@ def test_ranks_that_disagree_are_both_named() -> None:
         dist.all_reduce(torch.ones(4 + rank))
 
     for result in run_ranks(2, body):
-        assert result.kind == "CommMismatch"
-        assert "rank 0 called all_reduce(float32[4], SUM)" in result.text
-        assert "rank 1 called all_reduce(float32[5], SUM)" in result.text
+        assert result.error.kind == "CommMismatch"
+        assert "rank 0 called all_reduce(float32[4], SUM)" in result.error.text
+        assert "rank 1 called all_reduce(float32[5], SUM)" in result.error.text
 
 
 def test_a_barrier_names_the_ranks_that_did_not_come() -> None:
@@ -114,9 +115,9 @@ def test_a_barrier_names_the_ranks_that_did_not_come() -> None:
 
     first, late, third = run_ranks(3, body)
     for result in (first, third):
-        assert result.kind == "CommTimeout"
-        assert "waiting for rank(s) 1" in result.text
-    assert isinstance(late, Failed)
+        assert result.error.kind == "CommTimeout"
+        assert "waiting for rank(s) 1" in result.error.text
+    assert isinstance(late, Raised)
 
 
 def test_the_timeout_of_a_group_can_be_set() -> None:
@@ -135,8 +136,8 @@ def test_the_timeout_of_a_group_can_be_set() -> None:
             store.set("over", "")
 
     result, _ = run_ranks(2, body)
-    assert result.kind == "CommTimeout"
-    assert "waiting for rank(s) 1" in result.text
+    assert result.error.kind == "CommTimeout"
+    assert "waiting for rank(s) 1" in result.error.text
 
 
 def test_a_work_that_takes_longer_than_one_waits_goes_on() -> None:
@@ -172,8 +173,8 @@ def test_a_rank_that_never_comes_is_named() -> None:
         NativeBackend.connect(store, 0, 2, 0.5)
 
     result, _ = run_ranks(2, body)
-    assert result.kind == "CommTimeout"
-    assert "waiting for rank(s) 1" in result.text
+    assert result.error.kind == "CommTimeout"
+    assert "waiting for rank(s) 1" in result.error.text
 
 
 def test_a_group_can_be_made_again_after_a_failure() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.worlds import Raised, run_threads
+from support.forked import Raised
+from support.worlds import run_threads
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.single import SingleBackend

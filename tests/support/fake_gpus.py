@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from support import fake_cuda, fake_cupy, fake_nccl
 from support.fake_cuda import Machine
+from support.forked import Raised
 from support.suite.cases import LONG
-from support.worlds import PATIENCE, Raised
+from support.worlds import PATIENCE
 
 from torsh_runtime.backends.base import Backend, BackendType, ByDevice, Reduce
 from torsh_runtime.backends.by_device import ByDeviceBackend

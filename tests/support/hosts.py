@@ -125,12 +125,13 @@ def run_on_hosts(
     """body(rank) in a process on places[rank], with a default group of all of them. Otherwise as
     worlds.run_processes.
     """
-    from support.worlds import be_rank, run_forked
+    from support.forked import run_forked
+    from support.worlds import be_rank
 
-    def start(rank: int, writer: int) -> None:
+    def start(rank: int) -> Any:
         os.environ.update({"TORSH_SECRET": secret} if secret else {})
         places[rank].enter()
-        be_rank(rank, len(places), body, f"tcp://{places[0].ipv4}:29500", timeout, writer)
+        return be_rank(rank, len(places), body, f"tcp://{places[0].ipv4}:29500", timeout)
 
     return run_forked(len(places), start, meanwhile)
 
