@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import TorshError
@@ -92,6 +93,7 @@ class Agent:
         self._loop.set_exception_handler(self._on_internal_error)
         self._tell.job_started(self.folder.path if self.folder else "")
         self._dead_man.renew()
+        self._prepare_standbys()
         grace, notice = self.config.shutdown_timeout, self.config.end_notice
         self._time_limit.start(grace, notice, self._on_end_near, self._on_end)
         self.rendezvous.start(self._on_rendezvous)
@@ -114,6 +116,19 @@ class Agent:
         self._telemetry.follow(state)
         await self._close(state)
         return state.code
+
+    def _prepare_standbys(self) -> None:
+        if self.config.preload == ():
+            return
+        if self.config.kind == "program":
+            self._tell.say("a program that is no Python has no standbys (--preload)")
+            return
+        from torshrun.workers.standbys import Standbys
+
+        try:
+            self._group.prepare(partial(Standbys, self.config, self.spec), self._tell.no_standbys)
+        except OSError as error:
+            self._tell.no_standbys(f"there are no standbys: {error.strerror}")
 
     # ---- events
 
@@ -174,6 +189,8 @@ class Agent:
         if not self._hangs.inquires:  # that starts processes of its own
             reap_orphans(self.keeper.pid)
         self._tell.output_lost(self.pump.lost)
+        if self._group.standbys:
+            self._group.standbys.tick()
         self._telemetry.tick()
 
     # ---- what becomes of workers

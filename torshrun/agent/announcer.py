@@ -210,6 +210,11 @@ class Announcer:
         )
         self.emit("dead_man_fired", timeout_seconds=timeout)
 
+    def no_standbys(self, reason: str) -> None:
+        """Workers will start as if there were no standbys, or fewer."""
+        self.emit("standbys_missing", reason=reason)
+        self.say(f"standbys: {printable(reason)}")
+
     def out_of_descriptors(self, error: OSError) -> None:
         """A connection from elsewhere could not be taken; there may be many more."""
         now = time.monotonic()

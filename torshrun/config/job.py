@@ -184,6 +184,10 @@ class LaunchConfig:
     """Signals that stop the job in an orderly way; workers get SIGUSR1 and SIGUSR2 in any case."""
     agent_timeout: float = 60.0
     hang_timeout: float = 0.0
+    preload: tuple[str, ...] | Literal["auto"] = ()
+    """Modules that are imported before there are workers; auto: those that the script does first."""
+    standbys: int | Literal["auto"] = "auto"
+    """How many workers are kept ready for a restart; auto: as many as workers."""
     pid_namespace: bool = False
     numa_binding: NumaBinding | None = None
     virtual_local_rank: bool = False

@@ -56,6 +56,13 @@ Run:
 --pid-namespace
     Workers live in a PID namespace of their own, and end with it.
 
+Standbys:
+--preload MODULES = none
+    Imported once, before there are workers, which are forks of the process that did: auto (what the
+    script imports at its head), none, or names like torch,numpy. See docs/standbys.md.
+--standbys N|auto = auto
+    Workers kept ready for a restart, with --preload; auto: as many as workers.
+
 Failure and end:
 --max-restarts N = 0
     How often all workers are started again after one failed.
@@ -192,6 +199,8 @@ _KINDS: Mapping[str, Kind] = {
     "MODE": Kind(values.one_of("node", "socket", "exclusive", "core-complex")),
     "N": Kind(values.count),
     "N|MIN:MAX": Kind(values.nodes),
+    "N|auto": Kind(values.count_or_auto),
+    "MODULES": Kind(values.modules, is_list=True),
     "NAME": Kind(values.words),
     "NAMES": Kind(values.signals, is_list=True),
     "PORT": Kind(values.port),

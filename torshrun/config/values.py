@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.store.endpoint import can_be_looked_up
@@ -247,6 +247,24 @@ def phrases(text: str) -> tuple[str, ...]:
     if not text:
         return ()
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def modules(text: str) -> tuple[str, ...] | Literal["auto"]:
+    """Names of modules between commas, none of them, or "auto"."""
+    if text == "auto":
+        return "auto"
+    if text == "none":
+        return ()
+    names = tuple(text.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"{name!r} is no module's name; give auto, none or torch,numpy")
+    return names
+
+
+def count_or_auto(text: str) -> int | Literal["auto"]:
+    """A number that is not negative, or "auto"."""
+    return "auto" if text == "auto" else count(text)
 
 
 def ranks(text: str) -> frozenset[int] | None:

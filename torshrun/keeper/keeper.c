@@ -17,9 +17,13 @@
  *   request  'S' spawn    u32 id, u32 fds, u32 argc, u32 envc, u32 n, n bytes of processors,
  *                         NUL-ended: cwd, argv.., env..
  *                         (the fds travel by SCM_RIGHTS with the frame and become 0, 1, ..)
+ *            'P' park     the same, for a process that waits to become a worker
+ *            'O' own      u32 id, i32 pid, i32 pid outside the namespace
+ *                         that child of the keeper waits to become a worker, too
+ *            'T' take     u32 id, u32 0                    it is a worker from now on
  *            'K' signal   u32 id or ALL, i32 signo         to the worker's process group
  *            'N' notify   u32 id or ALL, i32 signo         to the worker's process alone
- *            'W' sweep    u32 tag, u32 bound in ms         kill everything, wait for it
+ *            'W' sweep    u32 tag, u32 bound in ms         kill all that are not parked, wait for it
  *            'A' arm      u64 deadline in ns, u32 clock    0 disarms
  *                         (clock 0 is CLOCK_MONOTONIC, 1 is CLOCK_BOOTTIME)
  *   report   'n' inside   i32 pid, i32 errno, u8 stage     first of all, in a namespace; see there
@@ -65,6 +69,7 @@ struct worker {
   pid_t pid;
   pid_t outer_pid; /* the same outside the namespace */
   int exec_fd;     /* EOF here means that exec succeeded; -1 once that is known */
+  bool parked;     /* waits to become a worker; sweeps and signals for all leave it alone */
 };
 
 struct sweep {
@@ -79,6 +84,7 @@ struct keeper {
   bool inside; /* a PID namespace of its own, as process 1 */
   int proc;    /* the /proc outside, and */
   pid_t self;  /* the keeper's pid in it */
+  int own_proc; /* its own */
   int agent_fd, signal_fd;
   struct channel channel;
   struct dead_man dead_man;
@@ -160,7 +166,7 @@ static bool add_worker(struct keeper *k, struct worker worker) {
   return true;
 }
 
-static void launch(struct keeper *k, uint32_t id, const struct start *start) {
+static void launch(struct keeper *k, uint32_t id, const struct start *start, bool parked) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0) {
     report_failed(k, id, errno, 'h');
@@ -173,21 +179,80 @@ static void launch(struct keeper *k, uint32_t id, const struct start *start) {
   if (pid < 0) {
     close(ends[0]);
     report_failed(k, id, error, 'k');
-  } else if (!add_worker(k, (struct worker){id, pid, pid, ends[0]})) {
+  } else if (!add_worker(k, (struct worker){id, pid, pid, ends[0], parked})) {
     k->channel.lost = true; /* out of memory: end everything, the new process too */
   }
 }
 
+/* ---- those that wait to become workers ---- */
+
+static bool is_known(const struct keeper *k, pid_t pid) {
+  for (size_t i = 0; i < k->worker_count; i++)
+    if (k->workers[i].pid == pid) return true;
+  return false;
+}
+
+static bool any_parked(const struct keeper *k) {
+  for (size_t i = 0; i < k->worker_count; i++)
+    if (k->workers[i].parked) return true;
+  return false;
+}
+
+/* 0, or why this is no process to own. */
+static int refuse_own(const struct keeper *k, pid_t pid) {
+  siginfo_t info;
+  if (pid <= 1 || is_known(k, pid)) return EINVAL;
+  return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ? errno : 0;
+}
+
+static bool handle_own(struct keeper *k, const char *body) {
+  uint32_t id;
+  int32_t pids[2];
+  memcpy(&id, body, sizeof id);
+  memcpy(pids, body + sizeof id, sizeof pids);
+  if (id == ALL) return false;
+  int error = refuse_own(k, pids[0]);
+  if (!error && !add_worker(k, (struct worker){id, pids[0], pids[1], -1, true})) return false;
+  uint32_t owned[2] = {id, (uint32_t)pids[1]};
+  if (error) report_failed(k, id, error, 'o');
+  else report(&k->channel, 'p', owned, sizeof owned);
+  return true;
+}
+
+static void take(struct keeper *k, uint32_t id) {
+  for (size_t i = 0; i < k->worker_count; i++)
+    if (k->workers[i].id == id || id == ALL) k->workers[i].parked = false;
+}
+
 /* ---- killing ---- */
+
+/* The children that are not parked: up to MAX_CHILDREN pids, as the keeper or, `outside`, as the
+ * agent sees them; how many. */
+static size_t list_unparked(const struct keeper *k, bool outside, pid_t *pids) {
+  size_t kept = 0;
+  size_t n = outside ? list_children(k->proc, k->self, pids)
+                     : list_children(k->own_proc, getpid(), pids);
+  for (size_t i = 0; i < n; i++) {
+    bool spared = false;
+    for (size_t j = 0; j < k->worker_count; j++) {
+      const struct worker *w = &k->workers[j];
+      spared |= w->parked && pids[i] == (outside ? w->outer_pid : w->pid);
+    }
+    if (!spared) pids[kept++] = pids[i];
+  }
+  return kept;
+}
 
 /* One pass. What a killed process leaves behind becomes a child of the keeper, so that repeating
  * this until no child is left reaches every descendant. */
 static void kill_children(const struct keeper *k) {
   pid_t pids[MAX_CHILDREN];
-  if (k->inside) kill(-1, SIGKILL); /* everybody in the namespace but this process */
-  if (k->inside) return;
-  for (size_t i = 0; i < k->worker_count; i++) kill(-k->workers[i].pid, SIGKILL);
-  size_t n = list_children(k->proc, k->self, pids);
+  bool all = k->inside && !any_parked(k);
+  if (all) kill(-1, SIGKILL); /* everybody in the namespace but this process */
+  if (all) return;
+  for (size_t i = 0; i < k->worker_count; i++)
+    if (!k->workers[i].parked) kill(-k->workers[i].pid, SIGKILL);
+  size_t n = list_unparked(k, false, pids);
   for (size_t i = 0; i < n; i++) kill(pids[i], SIGKILL);
 }
 
@@ -197,22 +262,23 @@ static void start_sweep(struct keeper *k, bool silent, uint32_t tag, uint32_t bo
   kill_children(k);
 }
 
-static void continue_sweep(struct keeper *k, bool any_left) {
+static void continue_sweep(struct keeper *k, bool any_child) {
   struct { uint32_t tag, n; int32_t pids[MAX_CHILDREN]; } body;
   bool late = now_ns() >= k->sweep.deadline_ns;
+  bool any_left = any_child && (!any_parked(k) || list_unparked(k, true, body.pids));
   if (any_left) kill_children(k);
   if (any_left && !late) return;
   k->sweep.active = false;
   if (k->sweep.silent) return;
   body.tag = k->sweep.tag;
-  body.n = any_left ? (uint32_t)list_children(k->proc, k->self, body.pids) : 0;
+  body.n = any_left ? (uint32_t)list_unparked(k, true, body.pids) : 0;
   report(&k->channel, 'w', &body, (2 + (size_t)body.n) * 4);
 }
 
 static void signal_workers(struct keeper *k, uint32_t id, int signo, bool group) {
   for (size_t i = 0; i < k->worker_count; i++) {
     struct worker *w = &k->workers[i];
-    if (w->id == ALL || (id != ALL && w->id != id)) continue;
+    if (w->id == ALL || (id == ALL ? w->parked : w->id != id)) continue;
     if (!group || kill(-w->pid, signo) < 0) kill(w->pid, signo); /* no group before its setsid */
   }
 }
@@ -220,17 +286,17 @@ static void signal_workers(struct keeper *k, uint32_t id, int signo, bool group)
 /* ---- requests ---- */
 
 static void launch_whole(struct keeper *k, const struct spawn_head *head,
-                         const struct passed *passed, char *rest) {
+                         const struct passed *passed, char *rest, bool parked) {
   char *cwd = rest + head->cpus_size;
   char **argv = split_strings(cwd + strlen(cwd) + 1, head->argc, head->envc);
   struct start start = {passed, rest, head->cpus_size, cwd, argv, argv ? argv + head->argc + 1 : 0};
-  if (argv) launch(k, head->id, &start);
+  if (argv) launch(k, head->id, &start, parked);
   else report_failed(k, head->id, ENOMEM, 'k');
   free(argv);
 }
 
 /* Start it, or say why not. Returns false if the request does not even say who it is about. */
-static bool handle_spawn(struct keeper *k, char *body, size_t size) {
+static bool handle_spawn(struct keeper *k, char *body, size_t size, bool parked) {
   static const struct passed none;
   struct spawn_head head;
   if (size < sizeof head) return false;
@@ -241,7 +307,7 @@ static bool handle_spawn(struct keeper *k, char *body, size_t size) {
   body += sizeof head;
   if ((head.fds && !came) || !is_whole(&head, body, size - sizeof head))
     report_failed(k, head.id, EBADMSG, 'r');
-  else if (passed->count == head.fds) launch_whole(k, &head, passed, body);
+  else if (passed->count == head.fds) launch_whole(k, &head, passed, body, parked);
   else report_failed(k, head.id, EMFILE, 'h'); /* some were lost on the way: no room for them */
   if (came) drop_passed(&k->channel);
   return true;
@@ -262,13 +328,15 @@ static bool handle_frame(struct keeper *k, char *frame, size_t size) {
   uint32_t words[2];
   char *body = frame + 1;
   size_t length = size - 1;
-  if (*frame == 'S') return handle_spawn(k, body, length);
+  if (*frame == 'S' || *frame == 'P') return handle_spawn(k, body, length, *frame == 'P');
+  if (*frame == 'O' && length == 12) return handle_own(k, body);
   if (*frame == 'A' && length == 12) return handle_arm(k, body);
   if (length != sizeof words) return false;
   memcpy(words, body, sizeof words);
   if (*frame == 'K') signal_workers(k, words[0], (int)words[1], true);
   else if (*frame == 'N') signal_workers(k, words[0], (int)words[1], false);
   else if (*frame == 'W') start_sweep(k, false, words[0], words[1]);
+  else if (*frame == 'T') take(k, words[0]);
   else return false;
   return true;
 }
@@ -286,6 +354,7 @@ static void receive(struct keeper *k) {
 static void check_dead_man(struct keeper *k) {
   if (!has_fired(&k->dead_man)) return;
   report(&k->channel, 'd', "", 0);
+  take(k, ALL); /* nobody is spared */
   if (!k->sweep.active) start_sweep(k, true, 0, LAST_SWEEP_MS);
 }
 
@@ -331,6 +400,7 @@ static void serve(struct keeper *k) {
 
 static void kill_everything(struct keeper *k) {
   struct pollfd child = readable(k->signal_fd);
+  take(k, ALL);
   int64_t deadline_ns = now_ns() + LAST_SWEEP_MS * 1000000ll;
   do {
     kill_children(k);
@@ -374,6 +444,7 @@ static bool prepare(struct keeper *k) {
   sigprocmask(SIG_SETMASK, &all, NULL);
   raise_descriptor_limit(&k->facts.files);
   k->facts.parent = getpid();
+  k->own_proc = k->inside ? open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC) : k->proc;
   k->facts.outer_proc = k->inside ? k->proc : -1;
   k->self = k->inside ? pid_in(k->proc) : getpid();
   k->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);

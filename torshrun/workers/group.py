@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torshrun.procfs import handles
 from torshrun.workers import keeper as reports
@@ -17,6 +18,10 @@ from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
 from torshrun.workers.processes import kill
 from torshrun.workers.spec import Assignment
+
+if TYPE_CHECKING:
+    from torshrun.workers.importer import Surroundings
+    from torshrun.workers.standbys import Standbys
 
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
@@ -93,8 +98,10 @@ class WorkerGroup:
     """Descriptors that each worker gets behind its standard streams."""
 
     def __post_init__(self) -> None:
-        self._next_id = 0
+        self._ids = itertools.count()
         self._alive: dict[int, Worker] = {}
+        self._pending: list[tuple[Worker, list[int]]] = []  # wait for a standby; and their streams
+        self.standbys: Standbys | None = None
         self._num_starting = 0
         self._kill_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -109,13 +116,32 @@ class WorkerGroup:
         """All of the round, by local rank."""
         self.endings: list[Worker] = []
         """Those that have ended, in the order in which they did."""
-        self._stopping = self._sweeping = False
+        self._stopping = self._sweeping = self._told = False
 
     def start(self, assignments: Sequence[Assignment]) -> None:
         """Start workers in this round. After an OSError some may be alive: stop() has to follow."""
         self._num_starting = len(assignments)
         for assignment in assignments:
             self._spawn(assignment)
+        self._settle()
+
+    def prepare(
+        self, make: Callable[[Surroundings], Standbys], complain: Callable[[str], None]
+    ) -> None:
+        """Have standbys be workers where they can. Raises OSError."""
+        from torshrun.workers.importer import Surroundings
+
+        around = Surroundings(
+            loop=self.loop,
+            keeper=self.keeper,
+            pump=self.pump,
+            new_id=self._ids.__next__,
+            inherited=self.inherited,
+            on_change=self._settle,
+            complain=complain,
+        )
+        self.standbys = make(around)
+        self.standbys.start()
         self._flush()
 
     def stop(self, signo: int, grace: float) -> None:
@@ -123,6 +149,8 @@ class WorkerGroup:
         descendants; at once if grace is 0. Calling it again moves the deadline forward.
         """
         self._stopping = True
+        while self._pending:
+            _close_all(self._pending.pop()[1])
         if not self._alive or grace <= 0:
             self._sweep()
         elif not self._sweeping and self._kill_timer is None:
@@ -155,7 +183,8 @@ class WorkerGroup:
 
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""
-        return tuple(worker.rank for worker in self._alive.values())
+        pending = (worker for worker, _ in self._pending)
+        return tuple(worker.rank for worker in (*self._alive.values(), *pending))
 
     def close(self) -> None:
         """Stop listening to the keeper, and sending to it."""
@@ -163,19 +192,52 @@ class WorkerGroup:
         self.loop.remove_reader(self.keeper.fileno())
         self.loop.remove_writer(self.keeper.fileno())
         self._cancel_timer()
+        if self.standbys:
+            self.standbys.close()
 
     def _spawn(self, assignment: Assignment) -> None:
         streams = self.pump.open(assignment.worker, assignment.folder)
         ends = [stream.source.end for stream in streams]
-        try:
-            argv, environ, cpus = assignment.argv, assignment.environ, assignment.cpus
-            self.keeper.spawn(self._next_id, argv, environ, "", (0, *ends, *self.inherited), cpus)
-        finally:
-            for end in ends:
-                os.close(end)
-        worker = self._alive[self._next_id] = Worker(assignment, streams)
+        worker = Worker(assignment, streams)
         self.workers.append(worker)
-        self._next_id += 1
+        if not self._begin(worker, ends):
+            self._pending.append((worker, ends))
+
+    def _begin(self, worker: Worker, ends: list[int]) -> bool:
+        """Have a standby be this worker, or start a process, unless a standby is to come."""
+        assignment, fds = worker.assignment, (0, *ends, *self.inherited)
+        environ = assignment.environ
+        if self.standbys:
+            environ = {**environ, **self.standbys.variables(assignment.worker)}
+            if parked := self.standbys.take(assignment, environ, fds):
+                self._alive[parked.worker_id], worker.pid = worker, parked.pid
+                worker.started = time.monotonic()
+                self._num_starting -= 1
+                _close_all(ends)
+                return True
+            if self.standbys.expects(assignment):
+                return False
+        worker_id = next(self._ids)
+        try:
+            self.keeper.spawn(worker_id, assignment.argv, environ, "", fds, assignment.cpus)
+        finally:
+            _close_all(ends)
+        self._alive[worker_id] = worker
+        worker.started = time.monotonic()
+        return True
+
+    def _settle(self) -> None:
+        """Begin those that were waiting for a standby and need not any more."""
+        self._pending = [each for each in self._pending if not self._begin(*each)]
+        if self.standbys and not self._closed:
+            self.standbys.want([worker.assignment for worker, _ in self._pending])
+        self._flush()
+        self._tell_started()
+
+    def _tell_started(self) -> None:
+        if self.workers and not self._num_starting and not self._stopping and not self._told:
+            self._told = True
+            self.listener.on_started()
 
     def _flush(self) -> None:
         if self.keeper.flush():
@@ -185,11 +247,12 @@ class WorkerGroup:
 
     def _receive(self) -> None:
         for report in self.keeper.receive():
-            if isinstance(report, reports.Spawned):
+            if self.standbys and self.standbys.on_report(report):
+                self._flush()
+            elif isinstance(report, reports.Spawned):
                 self._alive[report.worker_id].pid = report.pid
                 self._num_starting -= 1
-                if not self._num_starting and not self._stopping:
-                    self.listener.on_started()
+                self._tell_started()
             elif isinstance(report, reports.SpawnFailed | reports.Exited):
                 self._on_end(report)
             elif isinstance(report, reports.Swept):
@@ -230,3 +293,8 @@ class WorkerGroup:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
             self._kill_timer = None
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -34,6 +34,7 @@ _STAGES = {
     "d": "chdir",
     "x": "exec",
     "r": "request",
+    "o": "no child",
 }
 _START_BOUND = 10.0  # seconds that a keeper may take to make its namespace
 _KILL_BOUND = 1.0  # seconds that a keeper may take to die of SIGKILL
@@ -147,24 +148,42 @@ class Keeper:
         cwd: str,
         fds: Sequence[int],
         cpus: Collection[int] = (),
+        *,
+        parked: bool = False,
     ) -> None:
         """Start a program; argv[0] is its path. Copies of `fds` become its descriptors 0, 1, 2, ..
-        It may run on `cpus` only, if there are any. Answered by Spawned or SpawnFailed. Raises
-        ConfigError for strings that no program can be started with.
+        It may run on `cpus` only, if there are any. A `parked` one is no worker until take().
+        Answered by Spawned or SpawnFailed. Raises ConfigError for strings that no program can be
+        started with.
         """
         pairs = encoded_environment(environ)
         words = [encoded("the working directory", cwd)]
         words += [encoded(f"argument {number}", word) for number, word in enumerate(argv)]
         mask = _cpu_mask(cpus)
         head = struct.pack("=IIIII", worker_id, len(fds), len(argv), len(pairs), len(mask))
-        self._send(b"S" + head + mask + b"".join(words + pairs), fds)
+        self._send((b"P" if parked else b"S") + head + mask + b"".join(words + pairs), fds)
+
+    def own(self, worker_id: int, pid: int, outer_pid: int) -> None:
+        """Park a process that became a child of the keeper's. `pid` is what the keeper sees,
+        `outer_pid` what this process does: they differ in a namespace. Answered by Spawned, or by
+        SpawnFailed if it is no child of the keeper's.
+        """
+        self._send(b"O" + struct.pack("=Iii", worker_id, pid, outer_pid))
+
+    def take(self, worker_id: int) -> None:
+        """One that is parked is a worker from now on."""
+        self._send(b"T" + _TWO.pack(worker_id, 0))
 
     def signal(self, worker_id: int, signo: int, *, alone: bool = False) -> None:
-        """To the process group of a worker, or of ALL that are alive; `alone`, to them only."""
+        """To the process group of a worker, or of ALL that are alive and not parked; `alone`, to
+        them only.
+        """
         self._send((b"N" if alone else b"K") + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
-        """SIGKILL all workers and what they left. Answered by Swept, after the Exited of each."""
+        """SIGKILL all workers and what they left, but nobody who is parked. Answered by Swept,
+        after the Exited of each.
+        """
         self._send(b"W" + _TWO.pack(tag, int(bound * 1000)))
 
     def arm(self, deadline_ns: int, counts_suspend: bool) -> None:

@@ -26,6 +26,14 @@ _OWN = re.compile(
 )
 """The agent's own variables. A worker has its job's secret from its WorkerEnv, and a torshrun that
 it starts cannot have the port at which this one serves metrics."""
+SLURM_PLACE: Mapping[str, str] = {
+    "SLURM_PROCID": "rank",
+    "SLURM_LOCALID": "local_rank",
+    "SLURM_NODEID": "node_rank",
+    "SLURM_NTASKS": "world_size",
+    "SLURM_NPROCS": "world_size",
+}
+"""Variables of Slurm's that tell a task its place, and the fields of a worker's."""
 _LABEL = r"(?:\w|\w[\w-]{0,61}\w)"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
 
@@ -44,6 +52,10 @@ class WorkerSpec:
     """The processors of each local rank; an empty set is no binding."""
     timer_file: str = ""
     """The pipe into which workers write torch's file timers; "" is none."""
+
+    def command(self, local_rank: int) -> tuple[str, ...]:
+        """A worker's argv."""
+        return tuple(word.replace("${local_rank}", str(local_rank)) for word in self.argv)
 
     @classmethod
     def from_config(
@@ -203,7 +215,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
     encoded_environment(own)
     return Assignment(
         worker=place,
-        argv=tuple(word.replace("${local_rank}", str(local_rank)) for word in spec.argv),
+        argv=spec.command(local_rank),
         environ={**spec.environ, **own},
         cpus=spec.cpus[local_rank],
         folder=f"{folder}/{local_rank}",
@@ -214,14 +226,7 @@ def _slurms(place: WorkerEnv, environ: Mapping[str, str]) -> dict[str, str]:
     """What srun would have told this worker, for programs that ask Slurm who they are: otherwise
     they find torshrun's own task.
     """
-    values = {
-        "SLURM_PROCID": place.rank,
-        "SLURM_LOCALID": place.local_rank,
-        "SLURM_NODEID": place.node_rank,
-        "SLURM_NTASKS": place.world_size,
-        "SLURM_NPROCS": place.world_size,
-    }
-    return {name: str(value) for name, value in values.items() if name in environ}
+    return {name: str(getattr(place, of)) for name, of in SLURM_PLACE.items() if name in environ}
 
 
 def encoded(what: str, text: str) -> bytes:

@@ -1,8 +1,9 @@
-"""Run by each Python of a worker before its script: lets JAX find its place in the job.
+"""Run by each Python of a worker before its script: lets JAX find its place in the job. With
+--preload standbys wait in here, and workers note what they import.
 
-Nothing is imported before JAX is, another sitecustomize has its turn as if this one were not
-there, and whatever fails in here stays silent. It must parse in any Python 3 that a worker may
-start. docs/decisions/0004-worker-start-hook.md says why there is such a file.
+Nothing is imported before JAX is, unless for standbys; another sitecustomize has its turn as if
+this one were not there, and whatever fails in here stays silent. It must parse in any Python 3 that
+a worker may start. docs/decisions/0004-worker-start-hook.md says why there is such a file.
 """
 
 # ruff: noqa: PTH118, PTH120
@@ -73,6 +74,50 @@ def register() -> None:
         module.register()
 
 
+class ImportNotes:
+    """A meta path finder that finds nothing, but notes in a file what is looked for, and which
+    variables had changed by then: torsh_preload.py reads it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._before = self._seen = dict(os.environ)
+        self._changed = ""
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> None:
+        try:
+            if os.environ != self._seen:
+                self._compare()
+            with open(self._path, "a", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(name + "\t" + self._changed + "\n")
+        except Exception:
+            return
+
+    def _compare(self) -> None:
+        self._seen = dict(os.environ)
+        names = set(self._seen).union(self._before)
+        changed = [each for each in names if self._seen.get(each) != self._before.get(each)]
+        self._changed = ",".join(changed)
+
+
+def wait_as_standby() -> None:
+    """Only a process that has become a worker returns from here."""
+    try:
+        import torsh_standby
+
+        torsh_standby.park()
+        for name in ("torsh_standby", "torsh_preload"):
+            sys.modules.pop(name, None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
 def make_way() -> None:
     """Take this file off the module search, so that the next sitecustomize is found."""
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
@@ -80,8 +125,15 @@ def make_way() -> None:
     sys.modules.pop("sitecustomize", None)
 
 
+if __name__ == "sitecustomize" and "TORSH_STANDBY" in os.environ:
+    wait_as_standby()
+if "TORSH_IMPORTS" in os.environ:
+    sys.meta_path.insert(0, ImportNotes(os.environ.pop("TORSH_IMPORTS")))
 if "JAX_COORDINATOR_ADDRESS" in os.environ:
-    sys.meta_path.insert(0, JaxWatch())
+    if WATCHED in sys.modules:  # imported ahead
+        register()
+    else:
+        sys.meta_path.insert(0, JaxWatch())
 if __name__ == "sitecustomize":
     make_way()
     # Where there is none this raises what Python's site module expects, and passes over.

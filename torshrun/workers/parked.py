@@ -1,0 +1,102 @@
+"""The agent's end of a process that waits: messages both ways, and what is known of it.
+
+The other end, and the messages' form, is startup/torsh_standby.py. It runs what users import, so
+nothing that it says is taken for true before it has been checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_LENGTH = struct.Struct("=I")
+_CREDENTIALS = struct.Struct("=3i")
+_LONGEST = 16 << 20
+_BUFFER = 1 << 20
+"""Bytes that are asked for as a socket's buffer: a whole environment goes at once."""
+
+
+class Parked:
+    """One such process."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        loop: asyncio.AbstractEventLoop,
+        hear: Callable[[Parked, Mapping[str, Any]], None],
+    ) -> None:
+        """`hear` gets what it says. Raises OSError when there is no descriptor left."""
+        self.worker_id = worker_id
+        """What the keeper knows it by."""
+        self.pid = 0
+        """0 until it has said something."""
+        self.is_owned = False
+        """Whether the keeper has it as parked."""
+        self._loop, self._hear = loop, hear
+        self._incoming = bytearray()
+        self._mine, self.end = socket.socketpair()
+        """`end` is for the process."""
+        self._mine.setblocking(False)
+        self._mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        for option in (socket.SO_SNDBUF, getattr(socket, "SO_SNDBUFFORCE", 32)):
+            with contextlib.suppress(OSError):  # forcing is for root
+                self._mine.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+        loop.add_reader(self._mine, self._receive)
+
+    def send(self, facts: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Whether all of it went; if not, the process is of no use any more."""
+        data = json.dumps(facts).encode()
+        data = _LENGTH.pack(len(data)) + data
+        try:
+            return socket.send_fds(self._mine, [data], descriptors) == len(data)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Hear nothing more of it; it ends, unless it has been taken."""
+        self._loop.remove_reader(self._mine)
+        self._mine.close()
+        self.end.close()
+
+    def _receive(self) -> None:
+        while message := self._read():
+            self._hear(self, message)
+
+    def _read(self) -> Mapping[str, Any] | None:
+        """The next message; None if there is none yet, or none any more."""
+        try:
+            while not (frame := self._next_frame()):
+                room = socket.CMSG_SPACE(_CREDENTIALS.size)
+                data, ancillary, _, _ = self._mine.recvmsg(65536, room, socket.MSG_DONTWAIT)
+                if not data:
+                    raise EOFError
+                self._incoming += data
+                for level, kind, carried in ancillary:
+                    if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                        self.pid = _CREDENTIALS.unpack(carried)[0]
+            message = json.loads(frame)
+        except BlockingIOError:
+            return None
+        except (OSError, EOFError, ValueError, RecursionError):
+            if self._mine.fileno() >= 0:  # that it ended is the keeper's to tell
+                self._loop.remove_reader(self._mine)
+            return None
+        return message if isinstance(message, dict) else {}
+
+    def _next_frame(self) -> bytes:
+        if len(self._incoming) < _LENGTH.size:
+            return b""
+        (length,) = _LENGTH.unpack_from(self._incoming)
+        if length > _LONGEST:
+            raise ValueError
+        end = _LENGTH.size + length
+        if len(self._incoming) < end:
+            return b""
+        frame = bytes(self._incoming[_LENGTH.size : end])
+        del self._incoming[:end]
+        return frame

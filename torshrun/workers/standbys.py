@@ -1,0 +1,156 @@
+"""Processes that have imported what workers need, and wait to be workers: docs/standbys.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
+from torshrun.config.job import LaunchConfig
+from torshrun.workers.importer import Importer, Surroundings
+from torshrun.workers.keeper import Report
+from torshrun.workers.parked import Parked
+from torshrun.workers.spec import SLURM_PLACE, Assignment, WorkerSpec
+
+AHEAD = 1.0
+"""Seconds after a start before standbys for the next one are made: workers that start need the
+processors."""
+IMPORTS = "TORSH_IMPORTS"
+"""Tells a worker in which file to note what it imports."""
+
+
+class Standbys:
+    """All of this node: some for each kind of worker, from an importer of their own."""
+
+    def __init__(self, config: LaunchConfig, spec: WorkerSpec, around: Surroundings) -> None:
+        self._loop, self._take_id = around.loop, around.new_id
+        self._ids: set[int] = set()
+        around = replace(around, new_id=self._new_id)
+        kinds: dict[object, Importer] = {}
+        told = {
+            "kind": config.kind,
+            "target": config.target,
+            "modules": config.preload,
+            "keeper": 1 if config.pid_namespace else around.keeper.pid,
+        }
+        self._importers = [
+            kinds.setdefault(_kind(spec, rank), _importer(spec, rank, told, around))
+            for rank in range(config.nproc_per_node)
+        ]
+        """By local rank."""
+        may_restart = config.max_restarts > 0 or config.rendezvous is not None
+        asked = config.nproc_per_node if config.standbys == "auto" else config.standbys
+        self._ahead = Counter(self._importers[:asked] if may_restart else [])
+        self._records = may_restart and config.preload == "auto"
+        self._recorded, self._size, self._imported = "", 0, 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def count(self) -> int:
+        """How many wait."""
+        return sum(len(each.standbys) for each in set(self._importers))
+
+    def start(self) -> None:
+        """Begin to import, and to fork as many as there are workers. Raises OSError."""
+        for importer, workers in Counter(self._importers).items():
+            importer.wanted = workers
+            importer.start()
+
+    def variables(self, place: WorkerEnv) -> Mapping[str, str]:
+        """What a worker's environment has besides, to learn from it what to import."""
+        if place.local_rank or not self._records:
+            return {}
+        self._recorded, self._size, self._imported = f"{place.scratch}/imports_{place.round}", 0, 0
+        return {IMPORTS: self._recorded}
+
+    def expects(self, assignment: Assignment) -> bool:
+        """Whether one is there that could be this worker, or is to come."""
+        return self._importers[assignment.worker.local_rank].expects
+
+    def take(
+        self, assignment: Assignment, environ: Mapping[str, str], ends: Sequence[int]
+    ) -> Parked | None:
+        """Make one this worker, with the descriptors 0, 1, 2, ..; None if there is none now."""
+        facts = {"environ": dict(environ), "cpus": sorted(assignment.cpus)}
+        parked = self._importers[assignment.worker.local_rank].take(facts, ends)
+        if parked:
+            self._ids.discard(parked.worker_id)
+        return parked
+
+    def want(self, pending: Sequence[Assignment]) -> None:
+        """So many are needed at once; with none, the next start is prepared a moment later."""
+        needed = Counter(self._importers[each.worker.local_rank] for each in pending)
+        for importer in set(self._importers):
+            importer.wanted = needed[importer]
+            importer.fill()
+        self._stop_timer()
+        if not pending:
+            self._timer = self._loop.call_later(AHEAD, self._prepare)
+
+    def tick(self) -> None:
+        """Import what workers have imported by now. To be called every second or so."""
+        size = _size(self._recorded)
+        if size != self._imported and size == self._size:  # no more for the moment
+            self._imported = size
+            for importer in set(self._importers):
+                importer.catch_up(self._recorded)
+        self._size = size
+
+    def on_report(self, report: Report) -> bool:
+        """Whether it is about one that is no worker."""
+        number = getattr(report, "worker_id", None)
+        if number not in self._ids:
+            return False
+        for importer in set(self._importers):
+            importer.on_report(report)
+        return True
+
+    def close(self) -> None:
+        """Those that are no workers end."""
+        self._stop_timer()
+        for importer in set(self._importers):
+            importer.close()
+
+    def _prepare(self) -> None:
+        for importer in set(self._importers):
+            importer.wanted = self._ahead[importer]
+            importer.fill()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _new_id(self) -> int:
+        number = self._take_id()
+        self._ids.add(number)
+        return number
+
+
+def _kind(spec: WorkerSpec, local_rank: int) -> object:
+    """What workers have in common that can be forked from one process."""
+    return spec.command(local_rank), tuple(sorted(spec.own_environ[local_rank].items()))
+
+
+def _importer(
+    spec: WorkerSpec, local_rank: int, told: Mapping[str, object], around: Surroundings
+) -> Importer:
+    own = spec.own_environ[local_rank]
+    place = [name for name in (*ALL_VARIABLES, *SLURM_PLACE) if name not in own]
+    inherited = {name: value for name, value in spec.environ.items() if name not in place}
+    return Importer(
+        argv=spec.command(local_rank),
+        environ={**inherited, **own},
+        told={**told, "place_variables": place},
+        around=around,
+    )
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size if path else 0
+    except OSError:
+        return 0

@@ -1,0 +1,253 @@
+"""What a worker's script imports before it does anything else, imported before there is a worker.
+
+Runs in the workers' Python, which need not have torshrun and may be any Python 3.
+docs/standbys.md says what is imported, and why nothing else.
+"""
+
+# ruff: noqa: PTH109, PTH113, PTH118, PTH120, PTH208
+# pathlib would have to be imported.
+
+import ast
+import importlib
+import importlib.machinery
+import os
+import site
+import sys
+import sysconfig
+import tokenize
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+    from typing import Any
+
+    Statement = tuple[str, tuple[str, ...]]
+
+
+class Preload:
+    """What has been imported ahead, and what came of it."""
+
+    def __init__(self, place_variables: "Sequence[str]") -> None:
+        """A module that reads one of these variables is at home in a worker only."""
+        self.failed: dict[str, str] = {}
+        """Why modules could not be imported, by name."""
+        self.reads: dict[str, str] = {}
+        """Which variable of a worker's place they read, by the module's name."""
+        self.modules: list[str] = []
+        """What was asked for and is there."""
+        self._variables = frozenset(place_variables)
+        self._before = dict(os.environ)
+
+    @property
+    def changed(self) -> "dict[str, str]":
+        """Variables that modules have set."""
+        return {key: value for key, value in os.environ.items() if self._before.get(key) != value}
+
+    def run(self, statements: "Sequence[Statement]") -> None:
+        """Import all, in this order; those that fail are noted."""
+        watched = _watching(self._variables, self.reads)
+        plain, os.environ.__class__ = os.environ.__class__, watched
+        try:
+            for name, members in statements:
+                self._import(name, members)
+        finally:
+            os.environ.__class__ = plain
+
+    def run_recorded(self, path: str) -> None:
+        """What a running worker has imported since of packages that are there, in its order, as
+        long as it had changed its environment as the imports here have.
+        """
+        present = {name.partition(".")[0] for name in sys.modules}
+        for name, changed in _recorded(path):
+            if not changed <= set(self.changed):
+                break  # by the script; what it imported then may depend on that
+            if name.partition(".")[0] in present and name not in sys.modules:
+                self.run([(name, ())])
+                self.failed.pop(name, None)  # nobody has asked for it
+
+    def _import(self, name: str, members: "tuple[str, ...]") -> None:
+        try:
+            __import__(name, fromlist=members)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module may raise SystemExit
+            self.failed[name] = "%s: %s" % (type(error).__name__, error)  # noqa: UP031
+        else:
+            self.modules.append(name)
+
+
+def _watching(names: "frozenset[str]", reads: "dict[str, str]") -> type:
+    plain = os.environ.__class__
+
+    class Watched(plain):  # type: ignore[valid-type,misc]
+        """Notes who asks for a variable of a worker's place."""
+
+        def __getitem__(self, key: str) -> str:
+            if key in names:
+                reads.setdefault(_reader(sys._getframe(1)), key)
+            return plain.__getitem__(self, key)
+
+    return Watched
+
+
+def _reader(frame: "FrameType | None") -> str:
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name not in ("os", "_collections_abc", __name__):
+            return str(name)
+        frame = frame.f_back
+    return "?"
+
+
+def _recorded(path: str) -> "Iterator[tuple[str, set[str]]]":
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            lines = file.read().split("\n")[:-1]
+    except OSError:
+        return
+    for line in lines:
+        name, _, changed = line.partition("\t")
+        yield name, set(filter(None, changed.split(",")))
+
+
+# ---- what to import
+
+
+def leading_imports(kind: str, target: str) -> "list[Statement]":
+    """The imports at the head of the script or module, up to the first statement that may do
+    something else, or that imports what is not installed: one's own code may change.
+    """
+    path = _file(kind, target)
+    if path is None:
+        return []
+    try:
+        with tokenize.open(path) as file:
+            tree = ast.parse(file.read(), path)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # the worker will tell
+    found = []
+    homes = _homes()
+    for name, members in _statements(tree.body):
+        if not _is_installed(name.partition(".")[0], homes):
+            break
+        found.append((name, members))
+    return found
+
+
+def search_path(kind: str, target: str) -> "str | None":
+    """What Python will put in front of sys.path for it; None is nothing."""
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return None
+    return os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
+
+
+def _file(kind: str, target: str) -> "str | None":
+    if kind != "module":
+        return target if os.path.isfile(target) else None
+    places = None
+    for part in target.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+        origin = spec.origin
+    if places:
+        return os.path.join(next(iter(places)), "__main__.py")
+    return origin
+
+
+def _statements(body: "Sequence[ast.stmt]") -> "Iterator[Statement]":
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                yield alias.name, ()
+        elif isinstance(statement, ast.ImportFrom):
+            if statement.level or statement.module is None:
+                return
+            yield statement.module, tuple(alias.name for alias in statement.names)
+        elif not _does_nothing(statement):
+            return
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    """Whether it is a docstring, or a constant that gets a name."""
+    value: Any = getattr(statement, "value", None)
+    if not isinstance(value, ast.Constant):
+        return False
+    targets = getattr(statement, "targets", ())
+    return isinstance(statement, (ast.Expr, ast.Assign)) and all(
+        isinstance(each, ast.Name) for each in targets
+    )
+
+
+def _homes() -> "tuple[str, ...]":
+    """The directories of the standard library and of installed packages."""
+    paths = sysconfig.get_paths()
+    found = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += getattr(site, "getsitepackages", list)()
+    found.append(getattr(site, "USER_SITE", None) or "")
+    return tuple(os.path.join(os.path.realpath(each), "") for each in found if each)
+
+
+def _is_installed(name: str, homes: "tuple[str, ...]") -> bool:
+    if name in sys.builtin_module_names:
+        return True
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None or spec.origin is None:  # not there, or in several places
+        return name == "__future__"
+    return os.path.realpath(spec.origin).startswith(homes)
+
+
+# ---- whether a process that has imported it may fork
+
+
+def why_not_fork() -> str:
+    """What keeps this process from being forked; "" is nothing."""
+    import threading
+
+    python = threading.active_count() - 1
+    if python:
+        others = [
+            each.name for each in threading.enumerate() if each is not threading.main_thread()
+        ]
+        return "a module has started the thread %s" % ", ".join(others)  # noqa: UP031
+    native = len(os.listdir("/proc/self/task")) - 1
+    if native > _blas_threads():
+        return "a module has started %d native threads" % native  # noqa: UP031
+    devices = sorted(filter(_is_gpu, map(_link, os.listdir("/proc/self/fd"))))
+    return "a module has opened %s" % devices[0] if devices else ""  # noqa: UP031
+
+
+def _is_gpu(path: str) -> bool:
+    return path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/"))
+
+
+def _link(fd: str) -> str:
+    try:
+        return os.readlink("/proc/self/fd/" + fd)  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+def _blas_threads() -> int:
+    """Threads of OpenBLAS, which ends them before a fork and starts them again after it."""
+    import ctypes
+
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        paths = {line.split(None, 5)[-1].strip() for line in file if "openblas" in line}
+    count = 0
+    for path in paths:
+        if not path.startswith("/"):
+            continue
+        library = ctypes.CDLL(path)
+        for start in ("scipy_", ""):
+            for end in ("64_", ""):
+                name = "%sopenblas_get_num_threads%s" % (start, end)  # noqa: UP031
+                if hasattr(library, name):
+                    count += max(getattr(library, name)() - 1, 0)
+                    break
+    return count

@@ -1,0 +1,226 @@
+"""A worker's Python that waits, with imports done, until it is one: docs/standbys.md.
+
+The agent starts an importer with a worker's own command line. In here, before its script, it
+imports and then forks standbys, children of the keeper, that wait likewise. One that is taken gets
+its environment and its standard streams, and goes on to the script as if it had just been started.
+
+Messages are a length of 4 bytes, in the machine's order, and so much JSON; descriptors come with
+the first byte. Requests are {"do": "fork"} with the new standby's socket, {"do": "import",
+"recorded": PATH} and {"do": "take", "environ": {..}} with the descriptors 0, 1, 2, ..
+"""
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import time
+
+import torsh_preload
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+VARIABLE = "TORSH_STANDBY"
+"""Tells a process that it is to wait, and how, as JSON: the descriptor of its socket, the keeper's
+pid, what to import and for whom."""
+LENGTH = struct.Struct("=I")
+LONGEST = 64 << 20
+MOST_DESCRIPTORS = 8
+ADOPTION = 10.0
+"""Seconds in which the keeper must have become the parent."""
+PR_SET_PDEATHSIG = 1
+CAP_SYS_NICE = 23
+
+
+def park() -> None:
+    """Import and wait. Returns in a process that has been taken; all others end in here."""
+    told = json.loads(os.environ.pop(VARIABLE))
+    agent = socket.socket(fileno=told["socket"])
+    preload = torsh_preload.Preload(told["place_variables"])
+    try:
+        do_imports(preload, told)
+        serve(agent, preload, told["keeper"])
+    except OSError:  # the agent is gone
+        os._exit(0)
+
+
+def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> None:
+    first = torsh_preload.search_path(told["kind"], told["target"])
+    if first is not None:  # what lies beside the script comes first there, too
+        sys.path.insert(0, first)
+    if told["modules"] == "auto":
+        preload.run(torsh_preload.leading_imports(told["kind"], told["target"]))
+    else:
+        preload.run([(name, ()) for name in told["modules"]])
+    if first is not None:
+        sys.path.remove(first)
+
+
+def serve(agent: socket.socket, preload: "torsh_preload.Preload", keeper: int) -> None:
+    """As the importer, until this is a process that has been taken."""
+    announce(agent, preload)
+    while True:
+        request, descriptors = receive(agent)
+        if request["do"] == "fork":
+            if fork_orphan():
+                agent.close()
+                agent = socket.socket(fileno=descriptors[0])
+                wait_for_parent(keeper)
+                send(agent, {"pid": os.getpid()})
+            else:
+                os.close(descriptors[0])
+        elif request["do"] == "import":
+            run_quietly(preload, request["recorded"])
+            announce(agent, preload)
+        else:
+            agent.close()
+            become(request, descriptors, preload)
+            return
+
+
+def run_quietly(preload: "torsh_preload.Preload", recorded: str) -> None:
+    """Import what a worker has; it needs the processors more, if priority can be had back."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    lowered = may_raise_priority(nice)
+    if lowered:
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    preload.run_recorded(recorded)
+    if lowered:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
+def may_raise_priority(nice: int) -> bool:
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
+    if limit == resource.RLIM_INFINITY or 20 - limit <= nice:
+        return True
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        lines = dict(line.partition(":")[::2] for line in file)
+    return bool(int(lines.get("CapEff", "0"), 16) >> CAP_SYS_NICE & 1)
+
+
+def announce(agent: socket.socket, preload: "torsh_preload.Preload") -> None:
+    """Tell how far it is."""
+    gc.collect()
+    gc.freeze()  # what never moves stays shared with those that are forked
+    facts = {
+        "modules": preload.modules,
+        "failed": preload.failed,
+        "reads": preload.reads,
+        "why_not_fork": torsh_preload.why_not_fork(),
+    }
+    send(agent, facts)
+
+
+# ---- to be forked
+
+
+def fork_orphan() -> bool:
+    """Fork a process that soon is the keeper's child; whether this is it."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return False
+    if os.fork():
+        os._exit(0)
+    return True
+
+
+def wait_for_parent(keeper: int) -> None:
+    """Until the keeper, with which this process ends then, is the parent."""
+    deadline = time.monotonic() + ADOPTION
+    while os.getppid() != keeper and time.monotonic() < deadline:
+        time.sleep(0.0002)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != keeper:
+        os._exit(0)
+    os.setsid()
+
+
+# ---- to be taken
+
+
+def become(
+    told: "Mapping[str, Any]",
+    descriptors: "Sequence[int]",
+    preload: "torsh_preload.Preload",
+) -> None:
+    """Be what a process is that was started with these."""
+    place_descriptors(descriptors)
+    if told["cpus"]:
+        os.sched_setaffinity(0, told["cpus"])
+    environ, changed = told["environ"], preload.changed
+    for name in set(os.environ).difference(environ, changed):
+        del os.environ[name]
+    os.environ.update(environ)
+    os.environ.update(changed)
+    reseed()
+    importlib.invalidate_caches()
+
+
+def place_descriptors(descriptors: "Sequence[int]") -> None:
+    import fcntl
+
+    above = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 64) for each in descriptors]
+    for each in descriptors:
+        os.close(each)
+    for number, each in enumerate(above):
+        os.dup2(each, number)
+        os.close(each)
+
+
+def reseed() -> None:
+    """What is drawn from the system at import must differ between processes."""
+    random.seed()
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+
+
+# ---- messages
+
+
+def send(peer: socket.socket, facts: "Mapping[str, Any]") -> None:
+    data = json.dumps(facts).encode()
+    peer.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(peer: socket.socket) -> "tuple[dict[str, Any], list[int]]":
+    """A message and its descriptors. Raises OSError at the end."""
+    descriptors = array.array("i")
+    room = socket.CMSG_SPACE(MOST_DESCRIPTORS * descriptors.itemsize)
+    data, ancillary, _, _ = peer.recvmsg(LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, carried in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(carried[: len(carried) - len(carried) % descriptors.itemsize])
+    head = data + read(peer, LENGTH.size - len(data))
+    (size,) = LENGTH.unpack(head)
+    if size > LONGEST:
+        raise OSError("a message of %d bytes" % size)  # noqa: UP031
+    return json.loads(read(peer, size).decode()), list(descriptors)
+
+
+def read(peer: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = peer.recv(size - len(data))
+        if not piece:
+            raise OSError("the agent is gone")
+        data += piece
+    return data
