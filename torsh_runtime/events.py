@@ -232,6 +232,17 @@ SCHEMA: Mapping[str, Kind] = {
         "The keeper has died, so all workers were killed.",
         {"pid": Fact("integer", "The process id that the keeper had.")},
     ),
+    "standbys_ready": Kind(
+        "As many processes as are wanted wait to be workers after a restart (--preload).",
+        {
+            "count": Fact("integer", "How many there are."),
+            "modules": Fact("texts", "What they have imported, in that order."),
+        },
+    ),
+    "standbys_missing": Kind(
+        "Workers have to import for themselves, or a module could not be imported ahead.",
+        {"reason": Fact("text", "Why.")},
+    ),
     "stop_requested": Kind(
         "Somebody sent the agent a signal that ends the job; SIGINT after another kills.",
         {"signal": _SIGNAL},

@@ -126,7 +126,8 @@ class Agent:
         from torshrun.workers.standbys import Standbys
 
         try:
-            self._group.prepare(partial(Standbys, self.config, self.spec), self._tell.no_standbys)
+            make = partial(Standbys, self.config, self.spec, self._tell.standbys_ready)
+            self._group.prepare(make, self._tell.no_standbys)
         except OSError as error:
             self._tell.no_standbys(f"there are no standbys: {error.strerror}")
 

@@ -210,6 +210,10 @@ class Announcer:
         )
         self.emit("dead_man_fired", timeout_seconds=timeout)
 
+    def standbys_ready(self, count: int, modules: Sequence[str]) -> None:
+        """So many workers are ready for a restart, with these modules."""
+        self.emit("standbys_ready", count=count, modules=list(modules))
+
     def no_standbys(self, reason: str) -> None:
         """Workers will start as if there were no standbys, or fewer."""
         self.emit("standbys_missing", reason=reason)

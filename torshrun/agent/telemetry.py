@@ -97,6 +97,7 @@ class Telemetry:
             pids=tuple(pids) or (0,) * self.latest.workers,
             steps=tuple(status.step for status in self.pages.read()) if self.pages else (),
             output_bytes=self._pump.received,
+            standbys=self._group.standbys.count if self._group.standbys else 0,
         )
 
     def _show(self, **facts: Any) -> None:

@@ -185,7 +185,7 @@ class LaunchConfig:
     agent_timeout: float = 60.0
     hang_timeout: float = 0.0
     preload: tuple[str, ...] | Literal["auto"] = ()
-    """Modules that are imported before there are workers; auto: those that the script does first."""
+    """Modules that are imported before there are workers; auto: those at the script's head."""
     standbys: int | Literal["auto"] = "auto"
     """How many workers are kept ready for a restart; auto: as many as workers."""
     pid_namespace: bool = False

@@ -50,6 +50,7 @@ def _of_job(now: Snapshot, epoch: float) -> Iterator[Metric]:
     yield _metric("round", "Number of the round, counted from 0.", now.round)
     yield _metric("workers", "Workers that this node should run.", now.workers)
     yield _metric("workers_alive", "Workers that it runs.", now.alive)
+    yield _metric("standbys", "Processes that wait to be workers, --preload.", now.standbys)
     yield _metric("restarts_total", "How often workers were restarted.", now.restarts)
     yield _metric("restarts_allowed", "How often they may be, --max-restarts.", now.max_restarts)
     text = "Rounds that failed, by kind of their root cause."

@@ -37,6 +37,8 @@ class Snapshot:
     """How many rounds have failed so far, by kind of their root cause."""
     last_failure: str = ""
     """The last failure in one line; "" if there was none."""
+    standbys: int = 0
+    """How many processes wait to be workers after a restart."""
     output_bytes: int = 0
     """Bytes of output that workers have written so far, in all rounds."""
 

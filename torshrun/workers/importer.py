@@ -24,6 +24,8 @@ FORK_BOUND = 10.0
 """Seconds that a fork may take."""
 MOST_DEATHS = 3
 """Standbys that may die, none being taken meanwhile, before there are to be no more."""
+MOST_REVIVALS = 3
+"""How often one that has imported is started anew after something has killed it."""
 ROOM = 64 << 20
 """Bytes of memory that must be left for each standby: what it will not share with others."""
 VARIABLE = "TORSH_STANDBY"
@@ -69,10 +71,14 @@ class Importer:
     standbys: list[Parked] = field(default_factory=list)
     """Those that can be taken, the newest last."""
 
+    def __post_init__(self) -> None:
+        self._forking: dict[Parked, asyncio.TimerHandle] = {}
+        self._outdated = 0  # of the standbys, the oldest: they lack imports
+        self._deaths = self._revivals = 0
+
     def start(self) -> None:
         """Raises OSError."""
-        self._forking: dict[Parked, asyncio.TimerHandle] = {}
-        self._deaths = self._outdated = 0
+        self.state = "importing"
         self._bound = self._deadline(IMPORT_BOUND, "imports take")
         self._process = self._new(self._on_announcement)
         around, told = self.around, {**self.told, "socket": 3 + len(self.around.inherited)}
@@ -182,10 +188,21 @@ class Importer:
     def _on_end(self, report: reports.Report) -> None:
         if self._process in self.standbys:
             self.standbys.remove(self._process)
-        if self.state != "gone":
+        if self.state == "forks" and self._revivals < MOST_REVIVALS:
+            self._revivals += 1
+            self._revive()
+        elif self.state != "gone":
             status = getattr(report, "status", 0)
             how = f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
             self._fail(f"the process that does has ended ({how})")
+
+    def _revive(self) -> None:
+        for parked in [*self._forking]:
+            self._forget(parked)
+        try:
+            self.start()
+        except OSError as error:
+            self._fail(f"the process that does cannot be started again: {error.strerror}")
 
     def _fail(self, why: str) -> None:
         if self.state == "gone":

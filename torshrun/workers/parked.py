@@ -59,7 +59,8 @@ class Parked:
 
     def close(self) -> None:
         """Hear nothing more of it; it ends, unless it has been taken."""
-        self._loop.remove_reader(self._mine)
+        if self._mine.fileno() >= 0:
+            self._loop.remove_reader(self._mine)
         self._mine.close()
         self.end.close()
 

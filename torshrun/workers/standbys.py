@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,14 @@ IMPORTS = "TORSH_IMPORTS"
 class Standbys:
     """All of this node: some for each kind of worker, from an importer of their own."""
 
-    def __init__(self, config: LaunchConfig, spec: WorkerSpec, around: Surroundings) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        spec: WorkerSpec,
+        on_ready: Callable[[int, Sequence[str]], None],
+        around: Surroundings,
+    ) -> None:
+        """`on_ready` gets how many wait for a restart, and what they have imported."""
         self._loop, self._take_id = around.loop, around.new_id
         self._ids: set[int] = set()
         around = replace(around, new_id=self._new_id)
@@ -47,6 +54,8 @@ class Standbys:
         self._records = may_restart and config.preload == "auto"
         self._recorded, self._size, self._imported = "", 0, 0
         self._timer: asyncio.TimerHandle | None = None
+        self._on_ready = on_ready
+        self._is_prepared = self._is_told = False
 
     @property
     def count(self) -> int:
@@ -78,16 +87,18 @@ class Standbys:
         parked = self._importers[assignment.worker.local_rank].take(facts, ends)
         if parked:
             self._ids.discard(parked.worker_id)
+            self._is_prepared = self._is_told = False
         return parked
 
     def want(self, pending: Sequence[Assignment]) -> None:
-        """So many are needed at once; with none, the next start is prepared a moment later."""
-        needed = Counter(self._importers[each.worker.local_rank] for each in pending)
-        for importer in set(self._importers):
-            importer.wanted = needed[importer]
-            importer.fill()
-        self._stop_timer()
-        if not pending:
+        """These are to begin at once; with none, the next start is prepared a moment later."""
+        if pending:
+            self._stop_timer()
+            self._is_prepared = False
+            self._fill(Counter(self._importers[each.worker.local_rank] for each in pending))
+        elif self._is_prepared:
+            self._tell_ready()
+        elif self._timer is None:
             self._timer = self._loop.call_later(AHEAD, self._prepare)
 
     def tick(self) -> None:
@@ -115,9 +126,20 @@ class Standbys:
             importer.close()
 
     def _prepare(self) -> None:
+        self._timer, self._is_prepared = None, True
+        self._fill(self._ahead)
+        self._tell_ready()
+
+    def _fill(self, wanted: Counter[Importer]) -> None:
         for importer in set(self._importers):
-            importer.wanted = self._ahead[importer]
+            importer.wanted = wanted[importer]
             importer.fill()
+
+    def _tell_ready(self) -> None:
+        if not self._is_told and 0 < self._ahead.total() <= self.count:
+            self._is_told = True
+            modules = (name for each in dict.fromkeys(self._importers) for name in each.modules)
+            self._on_ready(self.count, tuple(dict.fromkeys(modules)))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

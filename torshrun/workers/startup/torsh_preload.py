@@ -94,7 +94,7 @@ def _watching(names: "frozenset[str]", reads: "dict[str, str]") -> type:
 def _reader(frame: "FrameType | None") -> str:
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name not in ("os", "_collections_abc", __name__):
+        if name not in ("os", "collections.abc", __name__):
             return str(name)
         frame = frame.f_back
     return "?"

@@ -1,0 +1,247 @@
+"""Workers that are forks of a process that has imported for them, and standbys for restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.launcher import Launcher, until_line
+from support.processes import marked, soon
+
+FORKED = "import gc; print('forked' if gc.get_freeze_count() else 'began alone', flush=True)\n"
+"""Only a process that imports ahead freezes what it has; its forks inherit that."""
+
+
+def write(torshrun: Launcher, text: str, name: str = "train.py") -> str:
+    """A script with nothing before its own first line."""
+    (torshrun.folder / name).write_text(text)
+    return name
+
+
+def module(torshrun: Launcher, name: str, text: str) -> None:
+    """Make a module that workers can import from wherever they are."""
+    folder = torshrun.folder / "modules"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(text)
+    torshrun.environ["PYTHONPATH"] = str(folder)
+
+
+def events(torshrun: Launcher) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (torshrun.folder / "events").read_text().splitlines()]
+
+
+def killed_once(torshrun: Launcher, *options: str, text: str = FORKED) -> tuple[int, str, str]:
+    """Run two workers; each is killed by name once its standbys are there."""
+    script = write(
+        torshrun,
+        f"import numpy, os, time\n{text}"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    open('up' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "    time.sleep(60)\n",
+    )
+    process = torshrun.start(
+        "--nproc-per-node", "2", "--max-restarts", "1", "--events", "events", *options, script
+    )
+    torshrun.wait_for("up0", "up1", "events")
+    told = torshrun.folder / "events"
+    assert soon(lambda: "standbys_" in told.read_text(), 20)
+    os.kill(int((torshrun.folder / "up1").read_text()), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("preload", ["auto", "numpy,json"])
+def test_workers_are_forks_and_know_no_better(torshrun: Launcher, preload: str) -> None:
+    script = write(
+        torshrun,
+        '"""Trains."""\nfrom __future__ import annotations\nimport numpy\nimport os, random, sys\n'
+        + FORKED
+        + "print(__name__, sys.argv, os.getcwd(), 'TORSH_STANDBY' in os.environ, flush=True)\n"
+        "print(sys.path[0], 'torsh_standby' in sys.modules, os.getsid(0) == os.getpid())\n"
+        "print('drawn', random.random(), numpy.random.rand(), flush=True)\n"
+        "print('read', repr(sys.stdin.read()), sorted(os.listdir('/proc/self/fd')), flush=True)\n",
+    )
+    told = {}
+    for options in (["--preload", preload], []):
+        process = torshrun.start(
+            "--nproc-per-node", "2", *options, script, "a", "b", stdin=subprocess.DEVNULL
+        )
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert not err
+        told[bool(options)] = sorted(out.splitlines())
+    warm, cold = told[True], told[False]
+    assert sum("] forked" in line for line in warm) == 2
+    drawn = [line for line in warm if "drawn" in line]
+    assert len({line.partition("drawn")[2].split()[0] for line in drawn}) == 2
+    assert len({line.split()[-1] for line in drawn}) == 2
+
+    def rest(lines: list[str]) -> list[str]:
+        return [line for line in lines if "drawn" not in line and "forked" not in line]
+
+    assert rest(warm) == [line for line in rest(cold) if "began alone" not in line]
+
+
+def test_a_restart_takes_standbys(torshrun: Launcher) -> None:
+    code, out, err = killed_once(torshrun, "--preload", "auto")
+    assert code == 0, err
+    assert out.count("forked") == 4
+    assert "failed first: killed by SIGKILL" in err
+    (ready, *_) = (each for each in events(torshrun) if each["event"] == "standbys_ready")
+    assert ready["count"] == 2
+    assert "numpy" in str(ready["modules"])
+
+
+def test_standbys_that_die_are_replaced_and_no_failure(torshrun: Launcher) -> None:
+    script = write(torshrun, "import numpy, os, time\nopen('up', 'w')\ntime.sleep(4)\n")
+    process = torshrun.start(
+        "--max-restarts", "1", "--preload", "auto", "--events", "events", script
+    )
+    torshrun.wait_for("up")
+
+    def parked() -> list[int]:
+        """Children of the keeper that are no worker and no importer: they have no children."""
+        return [pid for pid in torshrun.left_behind() if _waits(pid)]
+
+    assert soon(lambda: len(parked()) == 2, 20), parked()  # the importer, and one that it forked
+    victims = parked()
+    os.kill(max(victims), signal.SIGKILL)
+    assert soon(lambda: len(parked()) == 2 and parked() != victims, 20)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not err
+
+
+def _waits(pid: int) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return b"TORSH_STANDBY=" in environ and any("socket:" in link for link in links)
+
+
+def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
+    script = write(
+        torshrun,
+        "import numpy, os, time\n" + FORKED + "open('up', 'w').write(str(os.getpid()))\n"
+        "while os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': time.sleep(0.1)\n",
+    )
+    process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--standbys", "0", script)
+    torshrun.wait_for("up")
+    worker = int((torshrun.folder / "up").read_text())
+    (importer,) = (pid for pid in torshrun.left_behind() if _waits(pid) and pid != worker)
+    os.kill(importer, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.splitlines() == ["[0] forked", "[0] forked"]
+    assert "standbys" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os; os.environ.get('RANK')", "told reads RANK when it is imported"),
+        ("import os; os._exit(3)", "has ended (exit code 3)"),
+        ("import os; os.kill(os.getpid(), 11)", "has ended (signal 11)"),
+        ("raise OSError('no such device')", "told cannot be imported ahead: OSError: no such dev"),
+        ("import sys; sys.exit(0)", "told cannot be imported ahead: SystemExit: 0"),
+        ("import nowhere", "told cannot be imported ahead: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_ahead_is_named(
+    torshrun: Launcher, text: str, said: str
+) -> None:
+    module(torshrun, "told", text)
+    script = write(torshrun, FORKED)
+    code, out, err = torshrun.run("--nproc-per-node", "2", "--preload", "told", script)
+    assert code == 0
+    assert said in err
+    assert len(out.splitlines()) == 2
+
+
+def test_what_has_threads_is_not_forked_but_a_standby_of_its_own(torshrun: Launcher) -> None:
+    module(
+        torshrun,
+        "threaded",
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True, name='spins').start()\n",
+    )
+    text = "import threading; print('spins' in [t.name for t in threading.enumerate()])\n"
+    code, out, err = killed_once(torshrun, "--preload", "threaded", text=text)
+    assert code == 0, err
+    assert err.count("a module has started the thread spins") == 1
+    assert "True" in out
+
+
+def test_what_modules_say_and_set_is_kept(torshrun: Launcher) -> None:
+    module(torshrun, "loud", "import os\nprint('loaded', flush=True)\nos.environ['LOUD'] = 'yes'\n")
+    script = write(torshrun, "import os\nprint(os.environ['LOUD'], os.environ['RANK'])\n")
+    code, out, err = torshrun.run("--nproc-per-node", "2", "--preload", "loud", script)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[0] yes 0", "[1] yes 1", "[preload] loaded"]
+
+
+def test_the_script_is_read_anew_and_own_modules_are_not_imported_ahead(
+    torshrun: Launcher,
+) -> None:
+    (torshrun.folder / "own.py").write_text("version = 1\n")
+    script = write(
+        torshrun,
+        "import numpy, os, time\nimport own\n" + FORKED + "print('version', own.version)\n"
+        "if own.version == 1:\n"
+        "    open('own.py', 'w').write('version = 2  # mended\\n')\n"
+        "    time.sleep(2.5)\n    raise SystemExit(1)\n",
+    )
+    code, out, _ = torshrun.run("--max-restarts", "1", "--preload", "auto", script)
+    assert code == 0
+    assert out.count("forked") == 2
+    assert "version 2" in out
+
+
+@pytest.mark.parametrize(
+    "how", ["--module", "--run-path", "--pid-namespace", "--virtual-local-rank"]
+)
+def test_other_ways_to_run_it(torshrun: Launcher, how: str) -> None:
+    script = write(torshrun, "import numpy, os, sys\n" + FORKED + "print(sys.argv[1:])\n")
+    if how == "--pid-namespace" and os.geteuid():
+        pytest.skip("needs root")
+    target = "train" if how == "--module" else script
+    code, out, err = torshrun.run("--nproc-per-node", "2", "--preload", "auto", how, target, "x")
+    assert code == 0, err
+    assert out.count("forked") == 2, err
+    assert out.count("['x']") == 2
+
+
+def test_a_program_has_none(torshrun: Launcher) -> None:
+    code, out, err = torshrun.run("--preload", "auto", "--no-python", "/bin/echo", "fine")
+    assert (code, out) == (0, "[0] fine\n")
+    assert "--preload" in err
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper"])
+def test_nobody_is_left_when_agent_or_keeper_is_killed(torshrun: Launcher, victim: str) -> None:
+    script = write(torshrun, "import numpy, os, time\nopen('up', 'w')\ntime.sleep(60)\n")
+    process = torshrun.start("--max-restarts", "1", "--preload", "auto", script)
+    torshrun.wait_for("up")
+    assert soon(lambda: len([pid for pid in torshrun.left_behind() if _waits(pid)]) == 2, 20)
+    parents = marked(torshrun.mark)
+    (keeper,) = {parent for parent in parents.values() if parents.get(parent) == process.pid}
+    os.kill(process.pid if victim == "agent" else keeper, signal.SIGKILL)
+    assert soon(lambda: not torshrun.left_behind(), 20), marked(torshrun.mark)
+
+
+def test_ctrl_c_while_modules_are_imported(torshrun: Launcher) -> None:
+    module(torshrun, "slow", "import time; print('importing', flush=True); time.sleep(60)\n")
+    script = write(torshrun, "print('never')\n")
+    process = torshrun.start("--nproc-per-node", "2", "--preload", "slow", script)
+    until_line(process, "importing")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "never" not in out
