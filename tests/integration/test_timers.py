@@ -23,7 +23,10 @@ from torch.distributed.elastic import timer
 timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
 with timer.expires(after=600):
     print("in time", flush=True)
+open("up" + os.environ["RANK"], "w").close()
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while not os.path.exists("up0"):
+        time.sleep(0.1)
     with timer.expires(after=0.5):
         time.sleep(600)
 """
