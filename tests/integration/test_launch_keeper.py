@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import select
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.keeper_talk import Conversation
 from support.processes import marked, soon
 
 from torsh_runtime.errors import ConfigError
@@ -22,41 +22,6 @@ from torshrun.workers import keeper as k
 
 SLEEP = ["/bin/sleep", "600"]
 LEAVES_A_DAEMON = "import os, time\nif os.fork() == 0:\n os.setsid()\n os.fork()\n time.sleep(600)"
-
-
-class Conversation:
-    """A keeper, and the reports that it has made."""
-
-    def __init__(self, scratch: Path, namespace: bool = False) -> None:
-        self.keeper = k.Keeper.start(str(scratch), namespace)
-        self.reports: list[k.Report] = []
-
-    def spawn(
-        self,
-        worker_id: int,
-        argv: list[str],
-        cwd: str = "",
-        cpus: Collection[int] = (),
-        **environ: str,
-    ) -> None:
-        self.keeper.spawn(worker_id, argv, environ, cwd, (0, 1, 2), cpus)
-
-    def arm(self, seconds: float, counts_suspend: bool = False) -> None:
-        clock = time.CLOCK_BOOTTIME if counts_suspend else time.CLOCK_MONOTONIC
-        self.keeper.arm(time.clock_gettime_ns(clock) + int(seconds * 1e9), counts_suspend)
-
-    def until(self, kind: type, number: int = 1) -> list[k.Report]:
-        """Wait for so many reports of this kind; all of it that have come."""
-        deadline = time.monotonic() + 10
-        while len(self.of(kind)) < number:
-            assert time.monotonic() < deadline, self.reports
-            waiting = [] if self.keeper.flush() else [self.keeper]
-            select.select([self.keeper], waiting, [], 0.1)
-            self.reports += self.keeper.receive()
-        return self.of(kind)
-
-    def of(self, kind: type) -> list[k.Report]:
-        return [report for report in self.reports if isinstance(report, kind)]
 
 
 @pytest.fixture
