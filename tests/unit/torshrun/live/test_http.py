@@ -99,7 +99,11 @@ def endpoint() -> Iterator[Endpoint]:
 @pytest.fixture
 def worker() -> Iterator[subprocess.Popen[bytes]]:
     """Another process."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+    program = "import time; print('up', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()  # before it is Python it has no memory to speak of
         yield process
         process.kill()
 
