@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.launcher import Launcher, until_line
+from support.ports import free_ports
 from support.processes import marked, soon
 
 FORKED = "import gc; print('forked' if gc.get_freeze_count() else 'began alone', flush=True)\n"
@@ -60,7 +62,7 @@ def test_workers_are_forks_and_know_no_better(torshrun: Launcher, preload: str) 
         torshrun,
         '"""Trains."""\nfrom __future__ import annotations\nimport numpy\nimport os, random, sys\n'
         + FORKED
-        + "print(__name__, sys.argv, os.getcwd(), 'TORSH_STANDBY' in os.environ, flush=True)\n"
+        + "print(__name__, sys.argv, os.getcwd(), 'TORSH_PARK' in os.environ, flush=True)\n"
         "print(sys.path[0], 'torsh_standby' in sys.modules, os.getsid(0) == os.getpid())\n"
         "print('drawn', random.random(), numpy.random.rand(), flush=True)\n"
         "print('read', repr(sys.stdin.read()), sorted(os.listdir('/proc/self/fd')), flush=True)\n",
@@ -122,7 +124,7 @@ def _waits(pid: int) -> bool:
         links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
         return False
-    return b"TORSH_STANDBY=" in environ and any("socket:" in link for link in links)
+    return b"TORSH_PARK=" in environ and any("socket:" in link for link in links)
 
 
 def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
@@ -245,3 +247,19 @@ def test_ctrl_c_while_modules_are_imported(torshrun: Launcher) -> None:
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "never" not in out
+
+
+def test_torshctl_shows_them(torshrun: Launcher) -> None:
+    script = write(torshrun, "import numpy, time\ntime.sleep(60)\n")
+    (port,) = free_ports(1)
+    meet = ["--rdzv-backend", "tcp", "--rdzv-endpoint", f"localhost:{port}"]
+    conf = ["--rdzv-id", "warm", "--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0"]
+    process = torshrun.start(*meet, *conf, "--preload", "auto", script)
+    command = [sys.executable, "-m", "torshrun.ctl", "status", *meet, "warm"]
+
+    def status() -> str:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+
+    assert soon(lambda: "; 1 on standby" in status(), 30), status()
+    process.terminate()
+    process.communicate(timeout=30)

@@ -190,8 +190,9 @@ class Agent:
         if not self._hangs.inquires:  # that starts processes of its own
             reap_orphans(self.keeper.pid)
         self._tell.output_lost(self.pump.lost)
-        if self._group.standbys:
-            self._group.standbys.tick()
+        if standbys := self._group.standbys:
+            standbys.tick()
+            self.rendezvous.note_standbys(standbys.count)
         self._telemetry.tick()
 
     # ---- what becomes of workers

@@ -11,7 +11,7 @@ from torshrun.rendezvous.rows import Header, NodeRow
 from torshrun.text import printable
 
 _ROUND = "number size world_size master_addr master_port restarts max_restarts reason"
-_NODE = "host address nproc state round node_rank first_rank"
+_NODE = "host address nproc state round node_rank first_rank standbys"
 _VERDICT = "outcome code reason"
 """What --json tells of the records."""
 _COLUMNS = ("RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
@@ -104,7 +104,8 @@ def _standing(picture: Picture, row: NodeRow) -> str:
         told = row.leaving_reason or row.leaving
         return f"{'has left' if row.state == 'left' else 'is leaving'}: {told}"
     going = "; asked to go" if row.node in picture.asked_to_go else ""
-    return _part(picture, row) + going
+    standbys = f"; {row.standbys} on standby" if row.standbys else ""
+    return _part(picture, row) + going + standbys
 
 
 def _part(picture: Picture, row: NodeRow) -> str:

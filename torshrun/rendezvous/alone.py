@@ -102,6 +102,9 @@ class Alone(base.Rendezvous):
         else:
             self._form()
 
+    def note_standbys(self, count: int) -> None:
+        """Nobody else looks."""
+
     def _end(self, verdict: base.Verdict) -> None:
         self._cancel()
         if not self._over:

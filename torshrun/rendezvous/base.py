@@ -167,5 +167,9 @@ class Rendezvous(ABC):
         """
 
     @abstractmethod
+    def note_standbys(self, count: int) -> None:
+        """How many processes wait here to be workers, for those who look at the job."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Give everything back, within a few seconds; leases too, so that nobody waits for them."""

@@ -111,6 +111,11 @@ class NodeRendezvous(Rendezvous):
         """Whether this node's workers want no node to be added to the job."""
         self._tell(self._member.hold_growth(is_held))
 
+    def note_standbys(self, count: int) -> None:
+        """How many processes wait here to be workers."""
+        self._member.note_standbys(count)
+        self._tell(())
+
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
 

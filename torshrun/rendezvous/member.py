@@ -65,6 +65,7 @@ class Member:
         self._answered = ""
         """Token of the last round that missed this node, which has shown since that it can read."""
         self._closed = ""  # token of the last round that its agent was told is closing
+        self._standbys = 0
         self._versions = count(past.sequence + 1 if past else 1)
         self.row = self._fresh_row(**_fields(past, _OF_ITS_ROUND) if past else {})
         """What is to stand in the store. "inside" may be written only if the header still stands
@@ -105,6 +106,7 @@ class Member:
 
     def _fresh_row(self, state: NodeState = "waiting", **changes: Any) -> NodeRow:
         changes |= _fields(self._facts, _OF_ITSELF) | self._ports()
+        changes.setdefault("standbys", self._standbys)
         return NodeRow(state=state, sequence=next(self._versions), **changes)
 
     def _ports(self) -> dict[str, Any]:
@@ -288,6 +290,12 @@ class Member:
         if self.takes_part and self.row.holds != is_held:
             self._change_row(holds=is_held)
         return ()
+
+    def note_standbys(self, count: int) -> None:
+        """How many processes wait here to be workers."""
+        self._standbys = count
+        if self.row.standbys != count and not self.over:
+            self._change_row(standbys=count)
 
     def leave(self, outcome: str, code: int, reason: str) -> Events:
         """This node goes. It is over when its row "left" has been written, see `left`."""

@@ -45,6 +45,7 @@ class EpochRendezvous(base.Rendezvous):
         self._beats: Beats | None = None
         self._leaving: base.JobOver | None = None  # how it ends, once this node has been told to go
         self._over = False
+        self._standbys = 0
 
     def start(self, post: base.Post) -> None:
         self._post = post
@@ -58,6 +59,12 @@ class EpochRendezvous(base.Rendezvous):
         """Whether this node's workers want no node to be added to the job."""
         if self._node:
             self._node.hold_growth(is_held)
+
+    def note_standbys(self, count: int) -> None:
+        """How many processes wait here to be workers, for those who look at the job."""
+        self._standbys = count
+        if self._node:
+            self._node.note_standbys(count)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._leaving = base.JobOver(base.Verdict(outcome=outcome, code=code, reason=reason))
@@ -95,6 +102,7 @@ class EpochRendezvous(base.Rendezvous):
             epoch, listing = await entrance.enter(last, may_begin=not was_away)
             self._node = await self._join(store, epoch, listing, past)
             self._node.start(self._pass_on)
+            self._node.note_standbys(self._standbys)
             was_away = await self._node.lost
             past = self._node.past
             last = epoch if self._node.is_proven else None

@@ -122,6 +122,8 @@ class NodeRow:
     """Of the whole job, as far as this node knows."""
     holds: bool = False
     """Whether its workers want no node to be added before their next checkpoint."""
+    standbys: Count = 0
+    """How many processes wait on it to be workers after a restart."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0

@@ -69,6 +69,9 @@ class Together(Rendezvous):
         self._end_for_all(code, reason)
         self._part.leave(outcome, code, reason)
 
+    def note_standbys(self, count: int) -> None:
+        self._part.note_standbys(count)
+
     def _pass_on(self, event: RendezvousEvent) -> None:
         """Tell the agent. A node that was drained, and serves the store, takes the others along."""
         if isinstance(event, JobOver) and self._watching:

@@ -28,7 +28,7 @@ MOST_REVIVALS = 3
 """How often one that has imported is started anew after something has killed it."""
 ROOM = 64 << 20
 """Bytes of memory that must be left for each standby: what it will not share with others."""
-VARIABLE = "TORSH_STANDBY"
+VARIABLE = "TORSH_PARK"
 """Tells a process that it is to wait, and how: startup/torsh_standby.py."""
 PREFIX = "[preload] "
 """Stands before what modules write while they are imported."""

@@ -125,7 +125,7 @@ def make_way() -> None:
     sys.modules.pop("sitecustomize", None)
 
 
-if __name__ == "sitecustomize" and "TORSH_STANDBY" in os.environ:
+if __name__ == "sitecustomize" and "TORSH_PARK" in os.environ:
     wait_as_standby()
 if "TORSH_IMPORTS" in os.environ:
     sys.meta_path.insert(0, ImportNotes(os.environ.pop("TORSH_IMPORTS")))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-VARIABLE = "TORSH_STANDBY"
+VARIABLE = "TORSH_PARK"
 """Tells a process that it is to wait, and how, as JSON: the descriptor of its socket, the keeper's
 pid, what to import and for whom."""
 LENGTH = struct.Struct("=I")
