@@ -1,4 +1,4 @@
-"""Signals to the agent, its keeper or a worker at random moments of jobs drawn at random.
+"""Signals to agent, keeper, workers or standbys at random moments of random jobs.
 
 Whatever happens, the job ends in time and with a code that the documentation allows for it, no
 process and no temporary file is left, and no line of output is torn, lost or written twice. A short
@@ -24,7 +24,7 @@ from typing import Literal
 
 import pytest
 from support.numbered import OWN_CODE, WORKER, Counts, count_lines
-from support.processes import marked, soon
+from support.processes import is_parked, marked, soon
 
 from torshrun import exit_codes
 
@@ -36,12 +36,15 @@ SLACK = 10.0
 """Seconds beyond what is configured that a loaded machine may take."""
 KEEPER_STOPPED = 30.0
 """Seconds after which a stopped keeper has been given up, wherever the agent waits for it."""
-Target = Literal["agent", "keeper", "worker"]
+Target = Literal["agent", "keeper", "worker", "standby"]
+"""standby: any process that waits to be a worker, or imports for those that do."""
 SIGNALS: dict[Target, tuple[signal.Signals, ...]] = {
     "agent": (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),
     "keeper": (*3 * [signal.SIGKILL], signal.SIGSTOP),
     "worker": (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),
+    "standby": (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),
 }
+MODULES = "json,asyncio,decimal"
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Plan:
     """Ranks that ignore SIGTERM."""
     fails: bool
     """Whether rank 1 fails at its first end."""
+    preload: bool
+    """Whether workers are forks, and others wait for a restart."""
 
     @property
     def options(self) -> list[str]:
@@ -87,6 +92,7 @@ class Plan:
             *("--agent-timeout", str(AGENT_TIMEOUT)),
             *(["--pid-namespace"] if self.namespace else []),
             *(["--log-dir", "logs"] if self.log_dir else []),
+            *(["--preload", MODULES] if self.preload else []),
         ]
 
     @property
@@ -97,9 +103,10 @@ class Plan:
 
 def draw(chance: random.Random, namespaces: bool) -> Plan:
     """A round at random."""
-    fast = chance.random() < 0.5
+    fast, preload = chance.random() < 0.5, chance.random() < 0.5
     return Plan(
-        faults=draw_faults(chance),
+        faults=draw_faults(chance, preload),
+        preload=preload,
         restarts=chance.randrange(3),
         namespace=namespaces and chance.random() < 0.4,
         log_dir=chance.random() < 0.5,
@@ -113,12 +120,12 @@ def draw(chance: random.Random, namespaces: bool) -> Plan:
     )
 
 
-def draw_faults(chance: random.Random) -> tuple[Fault, ...]:
+def draw_faults(chance: random.Random, preload: bool) -> tuple[Fault, ...]:
     targets = list(SIGNALS)
     wanted = 2 if chance.random() < 0.3 else 1
     while True:
-        chosen = chance.choices(targets, [5, 2, 4], k=wanted)
-        faults = [Fault(t, chance.choice(SIGNALS[t]), 0.8 * chance.random()) for t in chosen]
+        chosen = chance.choices(targets, [5, 2, 4, 6 if preload else 0], k=wanted)
+        faults = [Fault(t, chance.choice(SIGNALS[t]), 1.6 * chance.random()) for t in chosen]
         # When both are dead nobody is left who could clean up, as is documented.
         agent_ends = any(f.target == "agent" and f.signo != signal.SIGSTOP for f in faults)
         if not (agent_ends and any(f.is_("keeper", signal.SIGKILL) for f in faults)):
@@ -198,7 +205,8 @@ class Round:
         keepers = [pid for pid, parent in tree.items() if parent == agent]
         if target == "keeper":
             return keepers
-        return [pid for pid, parent in tree.items() if parent in keepers and leads_session(pid)]
+        ours = [pid for pid, parent in tree.items() if parent in keepers and leads_session(pid)]
+        return [pid for pid in ours if is_parked(pid) == (target == "standby")]
 
     def _of_workers(self) -> list[int]:
         """Processes below the keeper."""
@@ -212,11 +220,15 @@ class Round:
     def _may_last(self) -> bool:
         """Whether the job need not end by itself."""
         if self.exact() is not None:
-            return self._only_stops_a_worker()
+            return self._goes_on()
         return not self.plan.seconds or any(f.signo == signal.SIGSTOP for f in self.inflicted)
 
-    def _only_stops_a_worker(self) -> bool:
-        return all(fault.is_("worker", signal.SIGSTOP) for fault in self.inflicted)
+    def _goes_on(self) -> bool:
+        """Whether nothing of it ends the job, though a worker may stand still."""
+        return all(
+            fault.is_("worker", signal.SIGSTOP) or fault.target == "standby"
+            for fault in self.inflicted
+        )
 
     def _ask_to_end(self) -> None:
         """After time for what has to come first."""
@@ -239,7 +251,10 @@ class Round:
         single = self.exact()
         if single is not None:
             return {single}
-        hits = [f for f in self.inflicted if f.target == "worker" and f.signo != signal.SIGSTOP]
+        killed = [f for f in self.inflicted if f.signo != signal.SIGSTOP]
+        hits = [f for f in killed if f.target == "worker"]
+        # One that was just about to be taken was a worker when the signal came.
+        hits += [f for f in killed if f.target == "standby"]
         failures = {OWN_CODE} if self.plan.fails else set()
         failures |= {128 + hit.signo for hit in hits}
         if any(hit.signo == signal.SIGINT for hit in hits):
@@ -255,7 +270,7 @@ class Round:
         refused = {exit_codes.USAGE} if self.plan.namespace and not self.numbers() else set()
         if fault.target == "keeper":
             return {exit_codes.LOST} | refused
-        if fault.target == "worker":
+        if fault.target in ("worker", "standby"):
             return set()
         codes = {
             signal.SIGKILL: {-signal.SIGKILL},
@@ -281,7 +296,7 @@ class Round:
             return 128 + signal.SIGINT
         if fault.is_("agent", signal.SIGKILL):
             return -signal.SIGKILL
-        if fault.is_("worker", signal.SIGSTOP):  # the job went on until it was asked to end
+        if self._goes_on():  # until it was asked to end
             return exit_codes.PREEMPTED
         if fault.is_("worker", signal.SIGKILL) and not plan.restarts:
             return 128 + signal.SIGKILL

@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.launcher import Launcher, until_line
 from support.ports import free_ports
-from support.processes import marked, soon
+from support.processes import is_parked, marked, soon
 
 FORKED = "import gc; print('forked' if gc.get_freeze_count() else 'began alone', flush=True)\n"
 """Only a process that imports ahead freezes what it has; its forks inherit that."""
@@ -107,7 +106,7 @@ def test_standbys_that_die_are_replaced_and_no_failure(torshrun: Launcher) -> No
 
     def parked() -> list[int]:
         """Children of the keeper that are no worker and no importer: they have no children."""
-        return [pid for pid in torshrun.left_behind() if _waits(pid)]
+        return [pid for pid in torshrun.left_behind() if is_parked(pid)]
 
     assert soon(lambda: len(parked()) == 2, 20), parked()  # the importer, and one that it forked
     victims = parked()
@@ -116,15 +115,6 @@ def test_standbys_that_die_are_replaced_and_no_failure(torshrun: Launcher) -> No
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert not err
-
-
-def _waits(pid: int) -> bool:
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-        links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:
-        return False
-    return b"TORSH_PARK=" in environ and any("socket:" in link for link in links)
 
 
 def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
@@ -136,7 +126,7 @@ def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--standbys", "0", script)
     torshrun.wait_for("up")
     worker = int((torshrun.folder / "up").read_text())
-    (importer,) = (pid for pid in torshrun.left_behind() if _waits(pid) and pid != worker)
+    (importer,) = (pid for pid in torshrun.left_behind() if is_parked(pid) and pid != worker)
     os.kill(importer, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
@@ -231,7 +221,7 @@ def test_nobody_is_left_when_agent_or_keeper_is_killed(torshrun: Launcher, victi
     script = write(torshrun, "import numpy, os, time\nopen('up', 'w')\ntime.sleep(60)\n")
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", script)
     torshrun.wait_for("up")
-    assert soon(lambda: len([pid for pid in torshrun.left_behind() if _waits(pid)]) == 2, 20)
+    assert soon(lambda: len([pid for pid in torshrun.left_behind() if is_parked(pid)]) == 2, 20)
     parents = marked(torshrun.mark)
     (keeper,) = {parent for parent in parents.values() if parents.get(parent) == process.pid}
     os.kill(process.pid if victim == "agent" else keeper, signal.SIGKILL)

@@ -17,6 +17,16 @@ def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
     return True
 
 
+def is_parked(pid: int) -> bool:
+    """Whether it waits to be a worker, or imports for those that do."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return b"TORSH_PARK=" in environ and any("socket:" in link for link in links)
+
+
 def marked(mark: str) -> dict[int, int]:
     """Living processes (zombies apart) with the mark in their environment, and their parents."""
     found = {}
