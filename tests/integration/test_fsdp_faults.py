@@ -25,6 +25,7 @@ def found() -> dict[Any, list[Any]]:
         bodies[each] = getattr(fsdp_faults, each)
     bodies["computed_again"] = fsdp_faults.computed_again
     bodies["tied_across"] = fsdp_faults.tied_across
+    bodies["summoned"] = fsdp_faults.summoned
     for each in ("twice", "broken_off", "unused_by_all"):
         for gathers in (False, True):
             bodies[each, gathers] = partial(getattr(fsdp_faults, each), gathers)
@@ -64,6 +65,13 @@ def test_a_parameter_that_one_rank_does_not_use_is_named_on_all() -> None:
 def test_what_no_rank_uses_keeps_the_gradient_that_it_has(gathers: bool) -> None:
     for is_none in results(("unused_by_all", gathers)):
         assert is_none == [False, False, True, True]
+
+
+def test_the_model_is_not_called_while_its_parameters_are_whole() -> None:
+    for text, names, after in results("summoned"):
+        assert text.startswith("ConfigError: the model was called inside summon_full_params")
+        assert names == ["first.bias", "first.weight", "second.bias", "second.weight"]
+        assert after == 1.0
 
 
 def test_gradients_that_are_not_finite() -> None:

@@ -203,3 +203,18 @@ def nested_facts(rank: int) -> Any:
         "alone": tuple(inner(torch.ones(2, 3)).shape),
         "whole": model.memory_stats().parameters + model.memory_stats().saved,
     }
+
+
+def summoned(rank: int) -> Any:
+    """Called where its parameters are whole, and asked for its state there; then it goes on."""
+    model = wrapped(**SMALL)
+    with model.summon_full_params():
+        text = raised(lambda: model(torch.ones(2, 3)))
+        names = sorted(model.state_dict())
+        first = next(iter(model.module.parameters()))
+        with torch.no_grad():
+            first.fill_(1.0)
+    model(torch.ones(2, 3)).sum().backward()
+    with model.summon_full_params(writeback=False):
+        after = float(next(iter(model.module.parameters())).mean())
+    return text, names, after

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import CommMismatch, GradientError
+from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
 from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
@@ -34,6 +34,7 @@ class Passes:
         self._adapter, self._group, self._config = adapter, group, config
         self.units = [*units]
         self.is_averaging = True
+        self.is_summoned = False
         self._outer: Passes | None = None
         self._inner: list[Passes] = []
         self._order: list[Unit] = []
@@ -73,6 +74,10 @@ class Passes:
         """A forward pass begins: owners have changed their parts, and all may look at them."""
         if self._adapter.in_backward():  # a checkpoint computes it once more
             return
+        if self._outermost().is_summoned:
+            raise ConfigError(
+                "the model was called inside summon_full_params: leave the block first"
+            )
         self.rest()
         for unit in self.units:
             unit.publish()

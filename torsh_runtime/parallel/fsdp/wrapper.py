@@ -168,16 +168,22 @@ class FullyShardedDataParallel:
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
         """A block in which all parameters are whole. All ranks enter it. What is changed there is
-        kept if writeback, each rank's own part by that rank."""
+        kept if writeback, each rank's own part by that rank. The model is not to be called there; a
+        block within another one changes nothing."""
         passes, units = self._passes, self._passes.units
+        if passes.is_summoned:
+            yield
+            return
         passes.rest()
         passes.meet()
         for unit in units:
             unit.summon()
         passes.meet()
+        passes.is_summoned = True
         try:
             yield
         finally:
+            passes.is_summoned = False
             for unit in units:
                 unit.dismiss(writeback)
             passes.meet()
