@@ -213,7 +213,34 @@ def test_other_ways_to_run_it(torshrun: Launcher, how: str) -> None:
 def test_a_program_has_none(torshrun: Launcher) -> None:
     code, out, err = torshrun.run("--preload", "auto", "--no-python", "/bin/echo", "fine")
     assert (code, out) == (0, "[0] fine\n")
-    assert "--preload" in err
+    assert "torshrun: standbys: there are none of a program (--no-python)" in err
+
+
+def test_an_interpreter_that_is_a_wrapper_has_none(torshrun: Launcher) -> None:
+    wrapper = torshrun.folder / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -E "$@"\n')
+    wrapper.chmod(0o755)
+    torshrun.environ["PYTHON_EXEC"] = str(wrapper)
+    script = write(torshrun, "import json, os\nprint(os.environ['RANK'])\n")
+    code, out, err = torshrun.run("--preload", "auto", script)
+    assert (code, out) == (0, "[0] 0\n")
+    assert f"{wrapper} is no interpreter itself" in err
+
+
+def test_another_sitecustomize_has_its_turn_before_the_imports(torshrun: Launcher) -> None:
+    module(
+        torshrun,
+        "sitecustomize",
+        "import builtins, sys\nbuiltins.seen = 'decimal' in sys.modules\n"
+        "print('mine', flush=True)\n",
+    )
+    script = write(torshrun, "import decimal\nprint(seen)\n" + FORKED)
+    code, out, err = torshrun.run("--preload", "auto", script)
+    assert code == 0, err
+    shown = [
+        line for line in out.splitlines() if line != "mine"
+    ]  # torshrun's own Python has it, too
+    assert shown == ["[preload] mine", "[0] False", "[0] forked"]
 
 
 @pytest.mark.parametrize("victim", ["agent", "keeper"])

@@ -120,11 +120,11 @@ class Agent:
     def _prepare_standbys(self) -> None:
         if self.config.preload == ():
             return
-        if self.config.kind == "program":
-            self._tell.say("a program that is no Python has no standbys (--preload)")
-            return
-        from torshrun.workers.standbys import Standbys
+        from torshrun.workers.standbys import Standbys, why_none
 
+        if why := why_none(self.config, self.spec):
+            self._tell.no_standbys(why)
+            return
         try:
             make = partial(Standbys, self.config, self.spec, self._tell.standbys_ready)
             self._group.prepare(make, self._tell.no_standbys)

@@ -152,6 +152,22 @@ class Standbys:
         return number
 
 
+def why_none(config: LaunchConfig, spec: WorkerSpec) -> str:
+    """Why there can be no standbys; "" if there can."""
+    if config.kind == "program":
+        return "there are none of a program (--no-python)"
+    interpreter = Path(spec.argv[0])
+    try:
+        with interpreter.open("rb") as file:
+            is_binary = file.read(4) == b"\x7fELF"
+    except OSError:
+        is_binary = False
+    # A wrapper may call Python so that it ignores our hook: the script would run at once.
+    return (
+        "" if is_binary else f"{interpreter} is no interpreter itself, but something that calls one"
+    )
+
+
 def _kind(spec: WorkerSpec, local_rank: int) -> object:
     """What workers have in common that can be forked from one process."""
     return spec.command(local_rank), tuple(sorted(spec.own_environ[local_rank].items()))

@@ -53,12 +53,16 @@ def register_after(loader: "Loader") -> None:
         run(module)
         if module.__name__ == WATCHED:
             del loader.exec_module
-            try:
-                register()
-            except Exception:
-                return
+            register_now()
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def register_now() -> None:
+    try:
+        register()
+    except Exception:
+        return
 
 
 def register() -> None:
@@ -110,6 +114,7 @@ def wait_as_standby() -> None:
     try:
         import torsh_standby
 
+        make_way()  # for another sitecustomize, which has its turn before the imports
         torsh_standby.park()
         for name in ("torsh_standby", "torsh_preload"):
             sys.modules.pop(name, None)
@@ -125,16 +130,18 @@ def make_way() -> None:
     sys.modules.pop("sitecustomize", None)
 
 
-if __name__ == "sitecustomize" and "TORSH_PARK" in os.environ:
-    wait_as_standby()
+if __name__ == "sitecustomize":
+    if "TORSH_PARK" in os.environ:
+        wait_as_standby()
+    else:
+        make_way()
 if "TORSH_IMPORTS" in os.environ:
     sys.meta_path.insert(0, ImportNotes(os.environ.pop("TORSH_IMPORTS")))
 if "JAX_COORDINATOR_ADDRESS" in os.environ:
     if WATCHED in sys.modules:  # imported ahead
-        register()
+        register_now()
     else:
         sys.meta_path.insert(0, JaxWatch())
 if __name__ == "sitecustomize":
-    make_way()
     # Where there is none this raises what Python's site module expects, and passes over.
     __import__("sitecustomize")

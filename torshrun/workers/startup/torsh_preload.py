@@ -54,6 +54,12 @@ class Preload:
         finally:
             os.environ.__class__ = plain
 
+    def run_hook(self, name: str) -> None:
+        """Import what Python imports by itself if it is there; what goes wrong is told there."""
+        self.run([(name, ())])
+        self.failed.pop(name, None)
+        self.modules = []
+
     def run_recorded(self, path: str) -> None:
         """What a running worker has imported since of packages that are there, in its order, as
         long as it had changed its environment as the imports here have.

@@ -54,6 +54,7 @@ def park() -> None:
 
 
 def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> None:
+    preload.run_hook("sitecustomize")
     first = torsh_preload.search_path(told["kind"], told["target"])
     if first is not None:  # what lies beside the script comes first there, too
         sys.path.insert(0, first)
