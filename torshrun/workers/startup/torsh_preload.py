@@ -4,7 +4,7 @@ Runs in the workers' Python, which need not have torshrun and may be any Python 
 docs/standbys.md says what is imported, and why nothing else.
 """
 
-# ruff: noqa: PTH109, PTH113, PTH118, PTH120, PTH208
+# ruff: noqa: PTH109, PTH113, PTH118, PTH120, PTH206, PTH208
 # pathlib would have to be imported.
 
 import ast
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     Statement = tuple[str, tuple[str, ...]]
+
+
+PACKAGES = frozenset(("site-packages", "dist-packages"))
+"""Directories of installed packages, also of other interpreters, as PYTHONPATH may name them."""
 
 
 class Preload:
@@ -205,7 +209,8 @@ def _is_installed(name: str, homes: "tuple[str, ...]") -> bool:
         return False
     if spec is None or spec.origin is None:  # not there, or in several places
         return name == "__future__"
-    return os.path.realpath(spec.origin).startswith(homes)
+    path = os.path.realpath(spec.origin)
+    return path.startswith(homes) or not PACKAGES.isdisjoint(path.split(os.sep))
 
 
 # ---- whether a process that has imported it may fork

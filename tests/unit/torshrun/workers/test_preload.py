@@ -82,6 +82,18 @@ def test_what_lies_beside_the_script_is_the_users_own(
     assert preload.leading_imports("script", str(tmp_path / "train.py")) == [("json", ())]
 
 
+def test_packages_installed_elsewhere_count(
+    preload: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "of_a_cluster.py").write_text("")
+    (tmp_path / "train.py").write_text("import of_a_cluster\n")
+    monkeypatch.syspath_prepend(str(folder))
+    found = preload.leading_imports("script", str(tmp_path / "train.py"))
+    assert found == [("of_a_cluster", ())]
+
+
 def test_the_head_of_a_module_and_of_a_package(preload: ModuleType, packages: Path) -> None:
     (packages / "whole").mkdir()
     (packages / "whole/__init__.py").write_text("raise SystemExit('imported')")
