@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +18,10 @@ from support.processes import marked, soon
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 PATIENCE = 60.0
 KILL_WAIT = 9
+CREDENTIAL_LIFETIME = 10
+"""Seconds; at least 5, or Slurm takes its default, 120. A job that is requeued waits for one more,
+so that no node refuses it by a credential of the second in which it revoked the job's earlier ones.
+"""
 NODES = ("n1", "n2")
 """Names that nothing but Slurm knows."""
 
@@ -29,7 +32,7 @@ SlurmctldPort={control}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=1
+AuthInfo=socket={folder}/munge/socket,cred_expire={lifetime}
 CredType=cred/munge
 MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
@@ -89,6 +92,7 @@ class SlurmCluster:
             control=control,
             nodes=f"{nodes[0]}-{nodes[1]}",
             kill_wait=KILL_WAIT,
+            lifetime=CREDENTIAL_LIFETIME,
         )
         (self.folder / "slurm.conf").write_text(text)
         place = self.folder / "munge"
@@ -202,25 +206,25 @@ class Job:
         paths = (Path(facts.get(name, "")) for name in ("StdOut", "StdErr"))
         return "".join(path.read_text() for path in dict.fromkeys(paths) if path.is_file())
 
-    def has_begun_again(self) -> bool:
-        """Whether a job that is requeued has written anything since; it is told to begin at once,
-        and not in two minutes, whenever it is found in the queue.
-        """
-        if self.facts["JobState"] == "PENDING":
-            update = ("scontrol", "update", f"JobId={self.number}", "StartTime=now")
-            self._cluster.call(*update, check=False)
-            time.sleep(3)  # each update begins Slurm's scheduling anew
-        return "requeued 1 time(s)" in self.output
-
     def wait_for(self, text: str, times: int = 1) -> None:
         """Until it has written this so often."""
-        assert soon(lambda: self.output.count(text) >= times, PATIENCE), self.output
+        assert soon(lambda: self.output.count(text) >= times, PATIENCE), self.told()
+
+    def wait_until(self, fact: str, value: str) -> None:
+        """Until scontrol tells this of it."""
+        assert soon(lambda: self.facts[fact] == value, PATIENCE), self.told()
 
     def end(self) -> str:
         """Its state, once it has ended."""
         running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
-        assert soon(lambda: self.facts["JobState"] not in running, PATIENCE), self.output
+        assert soon(lambda: self.facts["JobState"] not in running, PATIENCE), self.told()
         return self.facts["JobState"]
+
+    def told(self) -> str:
+        """All that is known of it, for a test that fails."""
+        shown = [("job", self.number), ("nodes",)]
+        facts = [self._cluster.call("scontrol", "show", *what, check=False) for what in shown]
+        return "\n".join([self.output, *facts, self._cluster.logs()])
 
 
 def _path() -> str:
