@@ -10,11 +10,12 @@ from textwrap import fill, indent, wrap
 from torsh_runtime.errors import ConfigError, TorshError
 from torshrun.clusters.detection import RealMachine
 from torshrun.config.command_line import CommandLine, parse
+from torshrun.config.job import LaunchConfig
 from torshrun.config.options import HEADINGS, Option
 from torshrun.config.request import Request, gather
 from torshrun.config.resolve import resolve
-from torshrun.config.surroundings import look_around
-from torshrun.exit_codes import USAGE
+from torshrun.config.surroundings import look_around, look_around_for_hosts
+from torshrun.exit_codes import PREEMPTED, USAGE
 
 _ABOUT = (
     "Start SCRIPT once per worker, give each its rank through the environment, and watch over "
@@ -81,13 +82,14 @@ def _answer(line: CommandLine) -> int:
     _tell(*notes)
     from torshrun.launch import launch
 
-    return launch(job)
+    return _ended(launch(job), job)
 
 
 def _on_hosts(request: Request) -> int:
     """What is asked of a job whose nodes are started by ssh."""
     from torshrun.ssh.plan import describe, plan
 
+    request = look_around_for_hosts(request, os.environ, RealMachine())
     shown = request["print_config"]
     job = plan(request, os.environ, needs_target=not shown)
     _tell(*job.notes)
@@ -99,7 +101,17 @@ def _on_hosts(request: Request) -> int:
         return _print(describe(job))
     from torshrun.ssh.launch import launch
 
-    return launch(job)
+    return _ended(launch(job), job.config)
+
+
+def _ended(code: int, job: LaunchConfig) -> int:
+    """The job's exit code, once Slurm has been asked to run it again if that is wanted."""
+    if code == PREEMPTED and job.requeues:
+        from torshrun.clusters.slurm import requeue
+
+        _tell(requeue(job.requeues, RealMachine()))
+        sys.stderr.flush()
+    return code
 
 
 def _open_standard_streams() -> None:

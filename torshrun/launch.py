@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import resource
-import sys
 import traceback
 from dataclasses import fields, replace
 from pathlib import Path
@@ -44,14 +43,7 @@ def launch(config: LaunchConfig) -> int:
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
-    code = asyncio.run(_run(config, spec))
-    if code == exit_codes.PREEMPTED and config.requeues:
-        from torshrun.clusters.detection import RealMachine
-        from torshrun.clusters.slurm import requeue
-
-        sys.stderr.write(f"torshrun: {requeue(config.requeues, RealMachine())}\n")
-        sys.stderr.flush()
-    return code
+    return asyncio.run(_run(config, spec))
 
 
 def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitStack) -> Agent:

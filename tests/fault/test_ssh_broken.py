@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.hosts import cut_off, needs_hosts, plug_in_again
-from support.launcher import Launcher
 from support.nodes import Node
 from support.processes import soon
 from support.ssh_jobs import SshJob
-from support.sshds import SshSite, needs_sshd, ssh_site
+from support.sshds import needs_sshd
 
 from torshrun import exit_codes
 from torshrun.procfs import children
@@ -30,18 +29,6 @@ print("ready", flush=True)
 time.sleep(1000)
 """
 PATIENCE = 60.0
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshSite]:
-    with ssh_site(tmp_path_factory.mktemp("ssh"), 2) as made:
-        yield made
-
-
-@pytest.fixture
-def job(site: SshSite, torshrun: Launcher) -> Iterator[SshJob]:
-    with SshJob(site, torshrun) as started:
-        yield started
 
 
 def started(job: SshJob, *options: str, hosts: Sequence[str] = ("n1", "n2")) -> Node:

@@ -189,6 +189,37 @@ def test_a_notice_is_passed_on_and_the_job_resumes_under_its_name(cluster: Slurm
     assert "requeued 1 time(s)" in job.output
 
 
+def test_a_job_over_ssh_has_the_allocations_name_and_end_and_is_requeued(
+    cluster: SlurmCluster,
+) -> None:
+    cluster.script(PREEMPTIBLE)
+    cluster.script("localhost slots=2\n", "hosts.txt")
+    (lines,) = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/ssh.md").read_text(), re.DOTALL)
+    job = cluster.submit(f"{BATCH}{lines}", "--open-mode=append")
+    job.wait_for(f"slurm-{job.number} begins, start 0, True", times=2)
+    assert "as srun did not start it" not in job.output
+    cluster.call("scancel", "--batch", "--signal=USR1", job.number)
+    job.wait_for(f"slurm-{job.number} begins, start 1, True", times=2)
+    assert job.end() == "COMPLETED", job.told()
+    assert "saved" in job.output
+    assert job.facts["Restarts"] == "1"
+
+
+def test_srun_starts_no_job_over_ssh_on_each_node(cluster: SlurmCluster) -> None:
+    cluster.script(SUM)
+    cluster.script("localhost slots=2\n", "hosts.txt")
+    options = "--hostfile hosts.txt"
+    job = cluster.submit(
+        f"{BATCH}srun torshrun {options} train.py; echo ended with $?\n"
+        f"srun --nodes=1 --ntasks=1 torshrun {options} train.py\n"
+        f"srun torshrun --scheduler none {options} train.py\n"
+    )
+    assert job.end() == "COMPLETED", job.told()
+    assert "--hostfile: slurm has started several torshruns" in job.output
+    assert "ended with 2" in job.output
+    assert job.output.count("sum 2 of ranks [0, 1]") == 2 * 3
+
+
 def test_workers_that_know_no_notice_end_as_preempted(cluster: SlurmCluster) -> None:
     cluster.script(PREEMPTIBLE)
     job = cluster.submit(f"{BATCH}srun torshrun train.py deaf; echo ended with $?\n", "--requeue")

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,23 +17,11 @@ from support.hosts import needs_hosts
 from support.launcher import Launcher
 from support.processes import soon
 from support.ssh_jobs import SshJob
-from support.sshds import GREETING, PORT, SshSite, needs_sshd, ssh_site
+from support.sshds import GREETING, PORT, needs_sshd
 
 from torshrun import exit_codes
 
 pytestmark = [needs_hosts, needs_sshd, pytest.mark.netns, pytest.mark.ssh]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshSite]:
-    with ssh_site(tmp_path_factory.mktemp("ssh"), 2) as made:
-        yield made
-
-
-@pytest.fixture
-def job(site: SshSite, torshrun: Launcher) -> Iterator[SshJob]:
-    with SshJob(site, torshrun) as started:
-        yield started
 
 
 FACTS = """
@@ -181,6 +168,34 @@ def test_signals_reach_all_hosts(job: SshJob, signo: signal.Signals, code: int) 
         node.wait_for(rf"{host}: \[\d\] noticed")
     node.send(signo)
     assert node.end()[0] == code
+
+
+def test_the_end_of_the_time_comes_on_all_hosts(job: SshJob) -> None:
+    limits = ("--time-limit=12", "--end-notice=8", "--shutdown-timeout=1")
+    code, output = job.run(*limits, job.launcher.script(UNTIL_TOLD))
+    assert code == exit_codes.PREEMPTED, output
+    for host in ("n1", "n2"):
+        assert re.search(rf"^{host}: \[\d\] noticed$", output, re.MULTILINE), output
+
+
+NESTED = """
+import subprocess
+given = [name for name in os.environ if name.startswith(("TORSH_HOST", "TORSH_INC", "PET_"))]
+nested = subprocess.run(
+    [sys.executable, "-m", "torshrun", "--no-python", "echo", "nested"],
+    capture_output=True, text=True, timeout=60,
+)
+print(given, nested.stdout.strip(), nested.returncode)
+"""
+
+
+def test_a_torshrun_in_a_worker_does_not_start_all_hosts_again(job: SshJob) -> None:
+    hosts = job.site.hostfile("localhost", "n1")
+    variables = {"TORSH_HOSTFILE": hosts, "TORSH_INCLUDE": "localhost", "PET_MAX_RESTARTS": "1"}
+    job.launcher.environ |= variables
+    code, output = job.run(job.launcher.script(NESTED), hostfile=hosts)
+    assert code == 0, output
+    assert re.findall(r"^.*nested.*$", output, re.MULTILINE) == ["localhost: [0] [] [0] nested 0"]
 
 
 def test_an_interrupt_before_the_job_has_begun_ends_it(job: SshJob, tmp_path: Path) -> None:

@@ -199,6 +199,8 @@ def test_defaults_from_the_environment(bench: Bench) -> None:
     assert place(ours) == place(theirs)
     assert place(ours)[0]["WORLD_SIZE"] == "2"
     assert place(ours)[0]["ROLE_NAME"] == "from-environment"
+    assert given.keys() <= environs(theirs)[0].keys()
+    assert given.keys().isdisjoint(environs(ours)[0])
 
 
 def test_abbreviations_and_underscores(bench: Bench) -> None:

@@ -1,11 +1,14 @@
-"""A job that is started by ssh on the hosts of a site."""
+"""A job that is started by ssh on the hosts of a site, and the fixtures for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from support.launcher import Launcher
 from support.nodes import Node
 from support.processes import marked, soon
-from support.sshds import SshSite
+from support.sshds import SshSite, ssh_site
 
 CONF = "last_call_timeout=1,ttl=3,join_timeout=20,close_timeout=5"
 
@@ -47,3 +50,17 @@ class SshJob:
     def processes(self, number: int) -> dict[int, int]:
         """What the job has started on that host, and their parents."""
         return marked(f"MARK={self.site.mark}-{number}")
+
+
+@pytest.fixture(scope="module")
+def two_sshds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshSite]:
+    """Two hosts, for all tests of a module."""
+    with ssh_site(tmp_path_factory.mktemp("ssh"), 2) as made:
+        yield made
+
+
+@pytest.fixture
+def job(two_sshds: SshSite, torshrun: Launcher) -> Iterator[SshJob]:
+    """A test's own on these two hosts."""
+    with SshJob(two_sshds, torshrun) as started:
+        yield started

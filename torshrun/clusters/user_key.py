@@ -36,12 +36,21 @@ def make_user_key(environ: Environ) -> str:
 
 
 def user_key_path(environ: Environ) -> str:
-    """Where the key is, or would be."""
-    home = environ.get("HOME") or _home()
-    return str(PurePath(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "torshrun", _NAME))
+    """Where the key is, or would be. A relative XDG_CONFIG_HOME counts as none, as its
+    specification has it. OSError if there is no home directory, or HOME is relative.
+    """
+    place = PurePath(environ.get("XDG_CONFIG_HOME", ""))
+    if not place.is_absolute():
+        place = PurePath(_home(environ), ".config")
+    return str(place / "torshrun" / _NAME)
 
 
-def _home() -> str:
+def _home(environ: Environ) -> str:
+    if home := environ.get("HOME"):
+        if not PurePath(home).is_absolute():
+            why = "it is no absolute path, so each directory would have a key of its own"
+            raise OSError(errno.EINVAL, why, f"HOME={home}")
+        return home
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -295,3 +296,12 @@ HEADINGS = MappingProxyType(dict(map(_section, _TABLE.split("\n\n"))))
 OPTIONS = tuple(option for options in HEADINGS.values() for option in options)
 BY_KEY = MappingProxyType({option.key: option for option in OPTIONS})
 BY_NAME = MappingProxyType({name: option for option in OPTIONS for name in option.names})
+BY_VARIABLE = MappingProxyType({name: option for option in OPTIONS for name in option.environment})
+_CREDENTIAL = re.compile(r"(?:TORSH|PET)_(?:\w*(?:SECRET|PASSWORD)\w*|ETCD_USER)")
+
+
+def is_for_torshrun(variable: str) -> bool:
+    """Whether it stands for an option, or is a credential: workers do not inherit it. A torshrun
+    that one of them starts has a job of its own, and neither its launcher's hosts nor its port.
+    """
+    return variable in BY_VARIABLE or bool(_CREDENTIAL.fullmatch(variable))

@@ -1,4 +1,6 @@
-"""--print-config: every value with its origin, as a file that --config would take."""
+"""--print-config: every value with its origin, as a file that --config takes and that asks for what
+was asked for. What nobody has given stands behind #: a cluster's next job has other nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Iterator
 from torshrun.config.options import HEADINGS, Option
 from torshrun.config.request import Entry, Request
 
-_COLUMN = 48  # where origins stand, behind all values but the longest
+_COLUMN = 49  # where origins stand, behind all values but the longest
+_ABOUT = "# Behind # stands what was not given: what was found here, and defaults.\n"
 
 
 def show(request: Request) -> str:
@@ -22,7 +25,7 @@ def show(request: Request) -> str:
         told = [each for each in options if each.in_file and each.key != "module"]
         lines = [_option(option, request.entries[option.key]) for option in told]
         blocks.append(lines and [f"# {heading}\n", *lines])
-    return "\n".join("".join(lines) for lines in blocks if lines)
+    return "\n".join("".join(lines) for lines in [[_ABOUT], *blocks] if lines)
 
 
 def _target(request: Request) -> Iterator[str]:
@@ -35,12 +38,13 @@ def _target(request: Request) -> Iterator[str]:
 
 
 def _option(option: Option, entry: Entry) -> str:
+    key = f"{'' if entry.is_given else '#'}{option.key}: "
     if option.is_flag:
         value = str(option.kind.parse(entry.text or "")).lower()
-        return f"{f'{option.key}: {value}':{_COLUMN}}  # {entry.origin}\n"
+        return f"{key + value:{_COLUMN}}  # {entry.origin}\n"
     if entry.text is None and option.unset:
-        return _line(f"{option.key}: ", entry, f": {option.unset}")
-    return _line(f"{option.key}: ", entry)
+        return _line(key, entry, f": {option.unset}")
+    return _line(key, entry)
 
 
 def _line(key: str, entry: Entry, more: str = "") -> str:

@@ -32,6 +32,11 @@ class Entry:
     is_hint: bool = False
     """Whether a cluster tells it, and nobody has asked for it."""
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the user has said it, be it that the default is to hold."""
+        return self.origin != DEFAULT and not self.is_hint
+
 
 Entries = Mapping[str, Entry]
 Given = Entry | tuple[Entry, ...]
@@ -74,7 +79,7 @@ class Request:
     def has(self, key: str) -> bool:
         """Whether the user has given it."""
         entry = self.entries[key]
-        return entry.origin != DEFAULT and not entry.is_hint and entry.text is not None
+        return entry.is_given and entry.text is not None
 
     def knows(self, key: str) -> bool:
         """Whether the user or the cluster has given it."""

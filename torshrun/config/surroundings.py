@@ -35,6 +35,28 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
     return replace(request, entries=entries, hints=hints)
 
 
+def look_around_for_hosts(
+    request: Request, environ: Mapping[str, str], machine: Machine
+) -> Request:
+    """The same request with what the scheduler says of the job, for one whose nodes are the hosts
+    of --hostfile. ConfigError if this is not the only torshrun that it has started.
+    """
+    hints = detect(request["scheduler"], environ, machine)
+    if hints is None:
+        return request
+    if hints.mistake or hints.nnodes:
+        why = (
+            f"{hints.cluster} has started several torshruns, and one alone starts the job on all "
+            f"hosts: call it once (without srun, mpiexec, pbsdsh or blaunch), or leave --hostfile "
+            f"out; --scheduler none makes each a job of its own"
+        )
+        raise request.refused("hostfile", why)
+    hints = _without(hints, *PLACE, "nproc_per_node")
+    # What follows the job's name says that this torshrun is on one of its nodes only.
+    hints = replace(hints, found=hints.found[:1])
+    return replace(request, entries={**request.entries, **_entries(request, hints)}, hints=hints)
+
+
 def _entries(request: Request, hints: Hints) -> Mapping[str, Entry]:
     return {
         key: Entry(hint.text, f"{hints.cluster}: {hint.source}", hint.source, is_hint=True)

@@ -1,14 +1,18 @@
 """Hosts as a file lists them, and which of them are wanted. Pure; every error names its line.
 
 The formats are those of DeepSpeed (host slots=4), Open MPI (host slots=4 max_slots=8) and MPICH
-(host:4), with user@host, port=2222 and IPv6 addresses, which stand in brackets before a colon.
+(host:4), with user@host, port=2222 and IPv6 addresses, which stand in brackets before a colon:
+
+    line = [[user "@"] host [":" slots] {" " ("slots" | "max_slots" | "port") "=" number}] ["#" …]
+    host = name | IPv4 address | IPv6 address | "[" IPv6 address "]"
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torsh_runtime.errors import ConfigError
@@ -17,10 +21,9 @@ from torshrun.config.values import MOST_WORKERS
 from torshrun.text import parse_ranges
 
 _HERE = ("localhost", "127.0.0.1", "::1")
-_HOST = re.compile(
-    r"(?:(?P<user>[^@\s]+)@)?"
-    r"(?:\[(?P<bracketed>[^\]]+)\](?::(?P<many>.*))?|(?P<address>.*:.*:.*)|(?P<name>[^:]*)(?::(?P<slots>.*))?)"
-)
+_WANTED = "a host's name or address, like node1, node1:4 (slots), me@node1, 10.0.0.7 or [fd77::7]:4"
+_USER = re.compile(r"[\w.+\\][\w.+\\-]*")
+"""No shell's sign: ssh's own configuration may hand users' names to one."""
 _MOST = {"slots": MOST_WORKERS, "max_slots": MOST_WORKERS, "port": 65535}
 
 
@@ -48,7 +51,13 @@ class Host:
     @property
     def is_here(self) -> bool:
         """Whether it is this host, which needs no ssh."""
-        return self.name in _HERE and not self.user and not self.port
+        return self.identity == _HERE[0] and not self.user and not self.port
+
+    @property
+    def identity(self) -> str:
+        """What other spellings of its name or address have in common with this one."""
+        name = _ip(self.name) or self.name.lower().removesuffix(".")
+        return _HERE[0] if name in _HERE else name
 
     @property
     def address(self) -> str:
@@ -60,18 +69,19 @@ def parse(text: str, name: str) -> tuple[Host, ...]:
     """The hosts of a file of that name, in its order. ConfigError."""
     hosts = [
         _host(words, f"{name}:{number}")
-        for number, line in enumerate(text.splitlines(), start=1)
+        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
         if (words := line.partition("#")[0].split())
     ]
     if not hosts:
         raise ConfigError(f"{name} lists no host: give one a line, like node1 slots=4")
     seen: dict[tuple[str, int], Host] = {}
     for host in hosts:
-        first = seen.setdefault((host.name, host.port), host)
+        first = seen.setdefault((host.identity, host.port), host)
         if first is not host:
             raise ConfigError(
-                f"{host.place}: {host.name} is already listed at {first.place}: name each host "
-                f"once, with slots=N for N workers"
+                f"{host.place}: {host.name} is already listed at {first.place}"
+                f"{'' if first.name == host.name else f' as {first.name}'}: name each host once, "
+                f"with slots=N for N workers"
             )
     common = Counter(host.name for host in hosts)
     return tuple(replace(host, label=_label(host, common[host.name])) for host in hosts)
@@ -99,25 +109,45 @@ def select(hosts: Sequence[Host], include: str, exclude: str) -> tuple[Host, ...
 
 
 def _host(words: Sequence[str], place: str) -> Host:
-    found = _HOST.fullmatch(words[0])
-    parts: Mapping[str, str | None] = found.groupdict() if found else {}
-    name = parts.get("bracketed") or parts.get("address") or parts.get("name") or ""
-    user = parts.get("user") or ""
-    if (
-        not re.fullmatch(r"[\w.:%-]+", name)
-        or name.startswith("-")
-        or user.startswith("-")
-        or not can_be_looked_up(name)
-    ):
-        raise ConfigError(f"{place}: {words[0]!r} is not a host's name or address")
+    user, at, rest = words[0].rpartition("@")
+    name, after_colon = _name_and_slots(rest)
+    if not name or (at and not _USER.fullmatch(user)):
+        raise ConfigError(f"{place}: {words[0]!r} is not {_WANTED}")
     given = dict(_settings(words[1:], place))
-    after_colon = parts.get("many") if parts.get("bracketed") else parts.get("slots")
     if after_colon is not None:
         if "slots" in given:
             raise ConfigError(f"{place}: the number of slots is given twice")
         given["slots"] = _number("slots", after_colon, place)
     port, slots, most = (given.get(key, 0) for key in ("port", "slots", "max_slots"))
+    if 0 < most < slots:
+        raise ConfigError(f"{place}: max_slots={most} is less than the {slots} slots given there")
     return Host(name=name, user=user, place=place, port=port, slots=slots, max_slots=most)
+
+
+def _name_and_slots(text: str) -> tuple[str, str | None]:
+    """The name is "" where none stands that could be one; None says nothing of slots."""
+    if found := re.fullmatch(r"\[(.*)\](?::(.*))?", text):
+        return (found[1] if ":" in _ip(found[1]) else ""), found[2]
+    if text.count(":") > 1:
+        return (text if _ip(text) else ""), None
+    name, colon, slots = text.partition(":")
+    return (name if _is_name(name) else ""), slots if colon else None
+
+
+def _is_name(text: str) -> bool:
+    """Or an IPv4 address, which is what has digits and dots alone."""
+    if re.fullmatch(r"[0-9.]+", text):
+        return bool(_ip(text))
+    is_plain = re.fullmatch(r"[\w.-]+", text) and not text.startswith("-")
+    return bool(is_plain) and can_be_looked_up(text)
+
+
+def _ip(text: str) -> str:
+    """The address in its usual spelling; "" if it is none."""
+    try:  # any characters may stand behind the % of an IPv6 address
+        return str(ipaddress.ip_address(text)) if re.fullmatch(r"[\w.:%-]+", text) else ""
+    except ValueError:
+        return ""
 
 
 def _label(host: Host, so_called: int) -> str:

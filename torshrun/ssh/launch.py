@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import resource
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -57,6 +58,7 @@ class _Run:
     pump: LogPump
     signals: list[int] = field(default_factory=list)
     """Those that asked for the job's end, in order."""
+    _planned: float = field(default_factory=time.monotonic)
     _links: list[Link] = field(default_factory=list)
     _running: dict[Link, asyncio.Task[None]] = field(default_factory=dict)
     _endings: list[Ended] = field(default_factory=list)
@@ -107,7 +109,8 @@ class _Run:
         endpoint = await self._meet(nodes) if self.job.meets_at_node_0 else None
         hosts = [link.host for link in nodes]
         for rank, link in enumerate(nodes):
-            link.send(frames.message(frames.JOB, self.job.told(rank, hosts, endpoint)))
+            told = self.job.told(rank, hosts, endpoint, time.monotonic() - self._planned)
+            link.send(frames.message(frames.JOB, told))
         return nodes
 
     async def _open_all(self) -> list[Link]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Address, LaunchConfig, OutputConfig, Timeouts
+from torshrun.config.options import is_for_torshrun
 from torshrun.config.request import Entry, Request
 from torshrun.config.resolve import Resolution, resolve
 from torshrun.config.secret import read_secret
@@ -33,7 +34,6 @@ _UNKNOWN = Address("127.0.0.1", 1)
 """Stands for the endpoint while node 0 has not named it."""
 _LONGEST = 4 << 20
 """Characters of a list of hosts."""
-_CREDENTIAL = re.compile("(TORSH|PET)_.*(SECRET|PASSWORD).*")
 _OURS = "hostfile include exclude ssh_command remote_python export config print_config dry_run"
 _NOT_FOR_ALL = {
     "standalone": "the hosts of --hostfile are the job's nodes",
@@ -96,13 +96,15 @@ class HostsJob:
         return (*self.ssh_command, *words, f"exec {shlex.join((self.remote_python, *module))}")
 
     def told(
-        self, node_rank: int, hosts: Sequence[Host], endpoint: Address | None
+        self, node_rank: int, hosts: Sequence[Host], endpoint: Address | None, spent: float = 0.0
     ) -> dict[str, Any]:
         """What the host of that rank is told, as JSON takes it; `hosts` are those of all nodes,
-        and the endpoint is where they meet, if the first of them has said so.
+        and the endpoint is where they meet, if the first of them has said so. `spent` are seconds
+        of the job's time since it was planned.
         """
         host = hosts[node_rank]
         request = _request_of(self.request, host, node_rank, self.nodes, endpoint)
+        request = _with_less_time(request, spent)
         chosen = ",".join(map(str, host.chosen))
         devices = {"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}
         return {
@@ -192,7 +194,7 @@ def _hosts(request: Request) -> tuple[Host, ...]:
 
 
 def _file(path: str) -> str:
-    with Path(path).open() as file:
+    with Path(path).open(encoding="utf-8") as file:
         return file.read(_LONGEST + 1)
 
 
@@ -254,6 +256,15 @@ def _for_hosts(request: Request, environ: Mapping[str, str]) -> Request:
     return replace(request, entries={**request.entries, **unset, **given})
 
 
+def _with_less_time(request: Request, spent: float) -> Request:
+    """With so many seconds less until the end of the time, if that has one."""
+    limit = request["time_limit"]
+    if limit is None:
+        return request
+    left = replace(request.entries["time_limit"], text=f"{max(limit - spent, 0.0):.3f}")
+    return replace(request, entries={**request.entries, "time_limit": left})
+
+
 def _ssh_command(request: Request) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(request["ssh_command"]))
@@ -272,8 +283,9 @@ def _exports(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*" if equals else r"[A-Za-z0-9_*?]+", name):
             why = f"{item!r} is none of NAME, NAME=VALUE and a pattern like NCCL_*"
             raise request.refused("export", why)
-        if _CREDENTIAL.fullmatch(name):
-            raise request.refused("export", f"{name} is torshrun's own, and goes where it has to")
+        if is_for_torshrun(name):
+            why = f"{name} is torshrun's own: no worker gets it, unless by environment: in a file"
+            raise request.refused("export", why)
         found |= {name: value} if equals else dict(_matching(name, environ))
         if not equals and "*" not in name and "?" not in name and name not in environ:
             raise request.refused("export", f"{name} is not set here: give {name}=VALUE")
@@ -284,7 +296,7 @@ def _matching(pattern: str, environ: Mapping[str, str]) -> Iterator[tuple[str, s
     return (
         pair
         for pair in environ.items()
-        if fnmatch.fnmatchcase(pair[0], pattern) and not _CREDENTIAL.fullmatch(pair[0])
+        if fnmatch.fnmatchcase(pair[0], pattern) and not is_for_torshrun(pair[0])
     )
 
 

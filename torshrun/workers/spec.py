@@ -14,18 +14,13 @@ from pathlib import Path
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import LaunchConfig
+from torshrun.config.options import is_for_torshrun
 from torshrun.procfs import ROOT
 from torshrun.topology.cpus import allocated_cpus, cpu_quota
 
 CpuSet = frozenset[int]
 _HOOK = str(Path(__file__).parent / "startup")
 """The directory whose sitecustomize.py the workers' Python runs before their script."""
-_OWN = re.compile(
-    r"(?:TORSH|PET)_(?:\w*(?:SECRET|PASSWORD)\w*|ETCD_USER|METRICS_PORT)"
-    r"|TORCHELASTIC_HEALTH_CHECK_PORT"
-)
-"""The agent's own variables. A worker has its job's secret from its WorkerEnv, and a torshrun that
-it starts cannot have the port at which this one serves metrics."""
 SLURM_PLACE: Mapping[str, str] = {
     "SLURM_PROCID": "rank",
     "SLURM_LOCALID": "local_rank",
@@ -79,7 +74,7 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     given = {
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **{name: environ[name] for name in environ if name and not _OWN.fullmatch(name)},
+        **{name: environ[name] for name in environ if name and not is_for_torshrun(name)},
         **({"TORSH_TORCH_BACKEND": config.torch_backend} if config.torch_backend else {}),
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,

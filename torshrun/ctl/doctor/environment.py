@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from torshrun.config.options import OPTIONS
+from torshrun.ctl.doctor import options
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
+from torshrun.ctl.doctor.options import OptionVariable
 
 _RELEVANT = re.compile(
     r"(MASTER|NCCL|GLOO|TORSH|PET|TORCH|TORCHELASTIC|OMP|MKL|CUDA|JAX|UCX|FI)_\w+"
@@ -22,11 +23,14 @@ _RELEVANT = re.compile(
     re.IGNORECASE,
 )
 _SECRET = re.compile(
-    r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|(^|_)(API_?)?KEY($|_)|^TORSH_(EXPORT|SSH_COMMAND)$",
+    r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|(^|_)(API_?)?KEY($|_)"
+    r"|^(TORSH|PET)_(EXPORT|SSH_COMMAND)$",
     re.IGNORECASE,
 )
 _LONGEST = 120
 """Characters of a value that are shown."""
+_LONGEST_MISTAKE = 400
+"""Characters of what is wrong with it that are shown."""
 _KNOWN = re.compile(
     r"TORSH_(SECRET|REQUIRE_SECRET|ETCD_USER|ETCD_PASSWORD|WORKER_SECRET|COMMIT_MEMORY|ENDS_AT|ROUND"
     r"|SCRATCH|STATUS_FILE|STORE_ENDPOINT|SOCKET_IFNAME|SOCKET_STREAMS|TUNING|TUNE_ALLOCATOR"
@@ -66,12 +70,14 @@ class Environment:
     """Those that jobs connect to by HTTP: etcd's."""
     preloaded: Mapping[str, bool]
     """The files of LD_PRELOAD, and whether they are there."""
+    options: Mapping[str, OptionVariable]
+    """The variables among them that stand for an option of torshrun's."""
 
 
 def gather(variables: Mapping[str, str], processors: int, hosts: tuple[str, ...]) -> Environment:
     words = re.split(r"[ :]+", variables.get("LD_PRELOAD", ""))
     preloaded = {word: "/" not in word or Path(word).exists() for word in words if word}
-    return Environment(dict(variables), processors, hosts, preloaded)
+    return Environment(dict(variables), processors, hosts, preloaded, options.read(variables))
 
 
 def check(facts: Environment) -> Iterator[Finding]:
@@ -96,19 +102,40 @@ def _schedulers(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 def shown_value(name: str, value: str) -> str:
     """The variable's value as it may be shown: no secret, no password of a URL, not at length."""
-    if _SECRET.search(name):
+    if _SECRET.search(name) or (name.endswith("_RDZV_ENDPOINT") and "@" in value):
         return "(set, not shown)" if value else "(empty)"
-    value = re.sub(r"(://)[^/@\s]*@", r"\1…@", value)
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({len(value)} characters)"
+    return _shortened(re.sub(r"(://)[^/@\s]*@", r"\1…@", value), _LONGEST)
+
+
+def _shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
 
 
 def _judge(name: str, facts: Environment) -> Finding:
     value = facts.variables[name]
     shown = shown_value(name, value)
+    if name in facts.options:
+        return _judge_option(name, value, shown, facts.options[name])
     for fits, judge in _RULES:
         if re.fullmatch(fits, name) and (found := judge(name, value, facts)):
             return Finding(name, shown, found.severity, found.advice)
     return ok(name, shown)
+
+
+def _judge_option(name: str, value: str, shown: str, found: OptionVariable) -> Finding:
+    told = f"{shown or '(empty, as good as not set)'}, for {found.option.spellings[-1]}"
+    if found.overruled_by:
+        return note(name, told, f"{found.overruled_by} is set, too, and counts: unset one of them.")
+    if not found.mistake:
+        return ok(name, told)
+    is_shown = shown == _shortened(value, _LONGEST)
+    why = found.mistake if is_shown else f"it is not {found.option.metavar}"
+    return problem(
+        name,
+        told,
+        f"torshrun ends with an error, unless it is given the option itself: "
+        f"{_shortened(why, _LONGEST_MISTAKE)}. Correct or unset {name}.",
+    )
 
 
 # ---- what is suspicious
@@ -226,8 +253,7 @@ def _covers(entry: str, host: str) -> bool:
 
 
 def _unknown(name: str, value: str, facts: Environment) -> Finding | None:
-    known = {variable for option in OPTIONS for variable in option.environment}
-    if name.startswith("TORSH_") and not (name in known or _KNOWN.fullmatch(name)):
+    if not _KNOWN.fullmatch(name):
         return note(
             name,
             value,
@@ -248,6 +274,6 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ("LD_PRELOAD", _preload),
     ("PYTHONHOME|PYTHONSTARTUP", _python_home),
     ("(?i:https?_proxy|all_proxy)", _proxy),
-    ("TORSH_.*", _unknown),
+    ("(TORSH|PET)_.*", _unknown),
 )
 """By the name of the variable, what finds fault with it; the first that does counts."""

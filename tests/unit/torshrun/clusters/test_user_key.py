@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.clusters.user_key import job_secret, make_user_key
+from torshrun.clusters.user_key import job_secret, make_user_key, user_key_path
 
 
 def test_it_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None:
@@ -57,6 +57,23 @@ def test_a_home_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="Not a directory"):
         make_user_key({"HOME": str(tmp_path / "file")})
+
+
+def test_a_relative_xdg_config_home_counts_as_none(tmp_path: Path) -> None:
+    for value in ("relative", "./x", "~/x", ""):
+        environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": value}
+        assert user_key_path(environ) == str(tmp_path / ".config/torshrun/key")
+    there = {"HOME": "relative", "XDG_CONFIG_HOME": str(tmp_path)}
+    assert user_key_path(there) == str(tmp_path / "torshrun/key")
+
+
+def test_a_relative_home_is_none_and_nothing_is_made_in_this_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match=r"no absolute path.*HOME=relative"):
+        make_user_key({"HOME": "relative", "XDG_CONFIG_HOME": "relative"})
+    assert not any(tmp_path.iterdir())
 
 
 def test_jobs_have_secrets_of_their_own() -> None:

@@ -30,8 +30,8 @@ def test_every_value_and_its_origin(tmp_path: Path) -> None:
     assert origin("nproc_per_node: 2 ") == "command line"
     assert origin("log_timestamps: true ") == "command line"
     assert origin("nnodes: '1:1' ") == "PET_NNODES"
-    assert origin("tee: 0 ") == "default"
-    assert origin("master_port: null ") == "default: a free one for each start; to meet 29500"
+    assert origin("#tee: 0 ") == "default"
+    assert origin("#master_port: null ") == "default: a free one for each start; to meet 29500"
     assert origin("script: train.py ") == "command line"
     assert origin("  - 'yes' ") == "command line"
     assert origin("  A: 'yes' ") == f"{file}:3"
@@ -90,6 +90,15 @@ def test_a_printed_default_is_no_request(tmp_path: Path, options: dict[str, str]
     first, second = (resolve(settings, {}, new_id=lambda: "new") for settings in (once, twice))
     assert second == first
     assert second.notes == ()
+
+
+def test_what_a_file_sets_back_to_the_default_stays_so(tmp_path: Path) -> None:
+    file, again = tmp_path / "job.yaml", tmp_path / "again.yaml"
+    file.write_text("max_restarts: null\nmaster_port: null\n")
+    again.write_text(show(gather({"config": str(file)}, None, (), {})))
+    environ = {"PET_MAX_RESTARTS": "3", "TORSH_MASTER_PORT": "1", "PET_ROLE": "r"}
+    twice = gather({"config": str(again)}, None, (), environ)
+    assert (twice["max_restarts"], twice["master_port"], twice["role"]) == (0, None, "r")
 
 
 @pytest.mark.parametrize("key", ["module", "program"])

@@ -13,7 +13,7 @@ from torshrun.config.job import Address
 from torshrun.config.print_config import show
 from torshrun.config.request import Request, gather
 from torshrun.config.resolve import Resolution, resolve
-from torshrun.config.surroundings import look_around
+from torshrun.config.surroundings import look_around, look_around_for_hosts
 
 STEP = {
     "SLURM_JOB_ID": "17",
@@ -104,8 +104,37 @@ def test_where_each_value_comes_from(home: dict[str, str], tmp_path: Path) -> No
     assert origins["run_id"] == "command line"
     assert origins["shutdown_timeout"] == f"{file}:1"
     assert origins["master_port"] == "TORSH_MASTER_PORT"
-    assert origins["nnodes"] == "slurm: SLURM_STEP_NUM_NODES"
-    assert origins["max_restarts"] == "default"
+    assert origins["#nnodes"] == "slurm: SLURM_STEP_NUM_NODES"
+    assert origins["#max_restarts"] == "default"
+
+
+@pytest.mark.parametrize("options", [{}, {"nnodes": "1:2"}, {"max_restarts": "3", "role": "r"}])
+def test_what_was_printed_in_one_allocation_is_the_same_request_in_another(
+    options: dict[str, str], home: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(show(asked({**STEP, **home}, **options)))
+    other = {
+        **{**STEP, **home, "SLURM_JOB_ID": "18", "SLURM_STEP_NODELIST": "m[4-5]"},
+        **{"SLURM_NODEID": "0", "SLURM_PROCID": "0"},
+    }
+    request = gather({"config": str(file)}, None, (), other)
+    again = resolve(look_around(request, other, Silent()), other)
+    assert again == made(other, **options)
+    assert again.job.run_id == "slurm-18.0"
+    assert again.job.rendezvous is not None
+    assert again.job.rendezvous.endpoints[0].host == "m4"
+
+
+def test_what_was_printed_in_an_allocation_asks_for_nothing_of_it_elsewhere(
+    home: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(show(asked({**STEP, **home}, max_restarts="3")))
+    job, notes = made(home, config=str(file))
+    assert (job.rendezvous, job.max_restarts, job.shutdown_timeout) == (None, 3, 30.0)
+    assert not job.run_id.startswith("slurm")
+    assert notes == ()
 
 
 @pytest.mark.parametrize(
@@ -171,11 +200,51 @@ def test_without_a_private_place_one_line_says_so(tmp_path: Path) -> None:
     assert any("no secret of its own" in note and "--secret-file" in note for note in notes)
 
 
+def test_a_home_that_is_no_path_is_said_in_one_line() -> None:
+    job, notes = made({**STEP, "HOME": "relative"})
+    assert job.rendezvous is not None
+    assert job.rendezvous.secret == ""
+    assert any("(HOME=relative: it is no absolute path" in note for note in notes)
+
+
 def test_a_key_that_others_can_read_is_an_error(home: dict[str, str]) -> None:
     made({**STEP, **home})
     Path(home["HOME"], ".config/torshrun/key").chmod(0o644)
     with pytest.raises(ConfigError, match="others can read"):
         made({**STEP, **home})
+
+
+def for_hosts(environ: Mapping[str, str], **options: str) -> Request:
+    request = gather({**options, "hostfile": "hosts"}, __file__, (), environ)
+    return look_around_for_hosts(request, environ, Silent())
+
+
+def test_hosts_that_are_listed_have_the_jobs_name_and_grace_and_nothing_of_its_nodes(
+    home: dict[str, str],
+) -> None:
+    batch = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+    request = for_hosts({**batch, **home}, requeue_on_preempt="true")
+    assert (request["run_id"], request["shutdown_timeout"]) == ("slurm-17", 25.0)
+    for key in ("nnodes", "node_rank", "nproc_per_node", "secret_file"):
+        assert not request.knows(key)
+    job, notes = resolve(request, {**batch, **home})
+    assert job.requeues == "17"
+    assert notes == ("slurm: job 17",)
+    assert not Path(home["HOME"], ".config").exists()
+    assert for_hosts({**batch, **home}, scheduler="none").hints is None
+    assert for_hosts(home).hints is None
+    with pytest.raises(ConfigError, match="nothing in the environment says so"):
+        for_hosts(home, scheduler="slurm")
+
+
+@pytest.mark.parametrize("environ", [STEP, SEVERAL])
+def test_one_torshrun_alone_starts_a_job_on_hosts_that_are_listed(
+    environ: dict[str, str], home: dict[str, str]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--hostfile: slurm has started several torshruns.*once"
+    ):
+        for_hosts({**environ, **home})
 
 
 def test_a_pod_has_the_rank_of_its_index_and_the_rest_from_its_manifest() -> None:

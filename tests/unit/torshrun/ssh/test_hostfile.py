@@ -23,6 +23,10 @@ def test_formats() -> None:
         "fd77::5 slots=2",
         "me@[fd77::6]:4",
         "10.0.0.7 max-slots=1",
+        "DOMAIN\\me@10.0.0.8:2#a comment",
+        "fe80::1%eth0",
+        "fe80::1%eth1\r",
+        "knöten.example.",
     )
     facts = [(h.name, h.user, h.port, h.slots, h.max_slots) for h in found]
     assert facts == [
@@ -33,6 +37,10 @@ def test_formats() -> None:
         ("fd77::5", "", 0, 2, 0),
         ("fd77::6", "me", 0, 4, 0),
         ("10.0.0.7", "", 0, 0, 1),
+        ("10.0.0.8", "DOMAIN\\me", 0, 2, 0),
+        ("fe80::1%eth0", "", 0, 0, 0),
+        ("fe80::1%eth1", "", 0, 0, 0),
+        ("knöten.example.", "", 0, 0, 0),
     ]
     assert found[1].place == "hosts:4"
     assert [found[3].address, found[4].address] == ["me@node4", "fd77::5"]
@@ -62,7 +70,33 @@ def test_one_name_with_several_ports_is_several_hosts() -> None:
         (["a", "-oProxyCommand=x"], "hosts:2: '-oProxyCommand=x' is not a host's name"),
         (["-l@a"], "hosts:1: '-l@a' is not a host's name"),
         (["a;id"], "hosts:1: 'a;id' is not a host's name"),
-        (["[fd77::1"], "hosts:1: "),
+        (["[fd77::1"], "hosts:1: '[fd77::1' is not a host's name or address, like node1"),
+        (["fd77::1]"], "hosts:1: 'fd77::1]' is not"),
+        (["[node1]:4"], "hosts:1: '[node1]:4' is not"),
+        (["[10.0.0.7]"], "hosts:1: '[10.0.0.7]' is not"),
+        (["[fd77::1]4"], "hosts:1: '[fd77::1]4' is not"),
+        (["[fd77::1]:"], "hosts:1: slots is a number from 1 to"),
+        (["node1:4:5"], "hosts:1: 'node1:4:5' is not"),
+        (["fd77::g"], "hosts:1: 'fd77::g' is not"),
+        (["10.0.0.300"], "hosts:1: '10.0.0.300' is not"),
+        (["fe80::1%;id"], "hosts:1: 'fe80::1%;id' is not"),
+        (["4"], "hosts:1: '4' is not"),
+        (["slots=4"], "hosts:1: 'slots=4' is not"),
+        (["a,b"], "hosts:1: 'a,b' is not"),
+        (["me@"], "hosts:1: 'me@' is not"),
+        (["@a"], "hosts:1: '@a' is not"),
+        (["me@you@a"], "hosts:1: 'me@you@a' is not"),
+        (["m;e@a"], "hosts:1: 'm;e@a' is not"),
+        (["$HOME@a"], "hosts:1: '$HOME@a' is not"),
+        (["a\x0bb"], "hosts:1: 'b' is none of"),
+        (["a slots = 4"], "hosts:1: 'slots' is none of slots=N, max_slots=N and port=N"),
+        (["a slots=4 max_slots=2"], "hosts:1: max_slots=2 is less than the 4 slots"),
+        (["a:4 max-slots=2"], "hosts:1: max_slots=2 is less than the 4 slots"),
+        (["a max-slots=2 max_slots=2"], "hosts:1: max_slots is given twice"),
+        (["a", "A."], "hosts:2: A. is already listed at hosts:1 as a"),
+        (["a", "me@a"], "hosts:2: a is already listed at hosts:1"),
+        (["fd77::1", "[fd77:0::1]:2"], "hosts:2: fd77:0::1 is already listed at hosts:1"),
+        (["localhost", "", "127.0.0.1"], "hosts:3: 127.0.0.1 is already listed at hosts:1"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(lines: list[str], said: str) -> None:

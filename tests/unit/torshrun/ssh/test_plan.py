@@ -160,12 +160,28 @@ def test_what_is_too_long_for_a_list_of_hosts_is_none(planned: Plan) -> None:
         planned("train.py", lines=("# " + "a" * (4 << 20),))
 
 
-def test_credentials_are_not_exported(planned: Plan) -> None:
-    environ = {"TORSH_SECRET": "an example of a secret", "TORSH_TUNING": "1"}
+def test_what_is_torshruns_own_is_not_exported(planned: Plan) -> None:
+    environ = {"TORSH_SECRET": "an example of a secret", "TORSH_TUNING": "1", "TORSH_ROLE": "r"}
     exports = planned("--export=TORSH_*", "train.py", **environ).exports
     assert exports == {"TORSH_TUNING": "1"}
     with pytest.raises(ConfigError, match="TORSH_SECRET is torshrun's own"):
         planned("--export=TORSH_SECRET", "train.py", **environ)
+    with pytest.raises(
+        ConfigError, match=r"TORSH_NNODES is torshrun's own.* environment: in a fil"
+    ):
+        planned("--export=TORSH_NNODES=1", "train.py", **environ)
+
+
+def test_the_end_of_the_time_comes_no_later_for_hosts_that_take_long_to_start(
+    planned: Plan,
+) -> None:
+    job = planned("--time-limit=10m", "train.py")
+    entries = job.told(1, job.hosts, Address("10.0.0.1", 4000), 40.5)["entries"]
+    assert float(entries["time_limit"][0]) == 559.5
+    late = job.told(1, job.hosts, Address("10.0.0.1", 4000), 700)["entries"]
+    assert float(late["time_limit"][0]) == 0
+    without = planned("train.py")
+    assert without.told(1, job.hosts, None, 40.5)["entries"]["time_limit"][0] is None
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,13 @@ def test_all_have_one_role() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["TORCHELASTIC_HEALTH_CHECK_PORT", "TORSH_METRICS_PORT", "PET_METRICS_PORT"]
+    "name",
+    [
+        *("TORCHELASTIC_HEALTH_CHECK_PORT", "TORSH_METRICS_PORT", "PET_METRICS_PORT"),
+        *("TORSH_HOSTFILE", "PET_NNODES", "TORSH_RDZV_ENDPOINT", "TORSH_RUN_ID", "TORSH_CONFIG"),
+    ],
 )
-def test_a_torshrun_within_a_worker_does_not_ask_for_the_same_port(name: str) -> None:
+def test_a_torshrun_within_a_worker_is_not_told_what_this_one_was(name: str) -> None:
     (worker,) = assigned(LaunchConfig(target="t"), {name: "9400"})
     assert name not in worker.environ
     (told,) = assigned(LaunchConfig(target="t", environment={name: "9500"}), {name: "9400"})
