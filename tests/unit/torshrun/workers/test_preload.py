@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -145,13 +145,22 @@ def test_recorded_imports_end_where_the_script_has_changed_its_environment(
     made.run_recorded(str(packages / "nothing"))
 
 
-def test_threads_keep_it_from_forking(preload: ModuleType) -> None:
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait, name="worker of mine")
-    assert not preload.why_not_fork()
-    thread.start()
-    try:
-        assert "worker of mine" in preload.why_not_fork()
-    finally:
-        done.set()
-        thread.join()
+THREADS = """
+import threading, torsh_preload
+done = threading.Event()
+thread = threading.Thread(target=done.wait, name="worker of mine")
+print(torsh_preload.why_not_fork())
+thread.start()
+print(torsh_preload.why_not_fork())
+done.set()
+thread.join()
+"""
+
+
+def test_threads_keep_it_from_forking() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], cwd=STARTUP, capture_output=True, text=True, timeout=60
+    )
+    before, after = done.stdout.splitlines()
+    assert before == ""
+    assert "worker of mine" in after
