@@ -194,7 +194,7 @@ class Agent:
         self._post(protocol.NotStarted(self._tell.round, report.errno))
 
     def on_exit(self, worker: Worker) -> None:
-        self._tell.worker_exited(self._diagnosis.exit(worker))
+        self._tell.worker_exited(worker)
         self._post(protocol.WorkerExited(self._tell.round, worker.rank, worker.status))
 
     def on_killed(self) -> None:
@@ -262,7 +262,7 @@ class Agent:
         self._group.begin()
         self._tell.begin_round(place)
         self._telemetry.begin_round(place)
-        self._diagnosis.hung = {}
+        self._diagnosis.begin(place.node_rank)
         if self._dead_man.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
             return
@@ -285,7 +285,9 @@ class Agent:
         self._hangs.stop()
         if stop.cause == "hang" and self._hangs.finding:
             hang, stacks = self._hangs.finding
-            self._diagnosis.hung = {hang.suspect: self._tell.hung(hang, stacks)}
+            self._diagnosis.hang = self._tell.hung(hang, stacks)
+            self._diagnosis.stacks = stacks.texts
+        self._diagnosis.look(self._loop.time(), self._group, self._round)
         endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
         self._group.stop(stop.signo, stop.grace)

@@ -13,12 +13,14 @@ from torsh_runtime.events import Event
 from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
-from torshrun.failure.exits import Exit, how
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing
-from torshrun.signals import signal_name
+from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
+from torshrun.workers.group import Worker
 
 if TYPE_CHECKING:
+    from torshrun.failure.exits import Exit
+    from torshrun.failure.graph import Finding
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
 
@@ -162,9 +164,10 @@ class Announcer:
         self.emit("hang_detected", **facts, text=text)
         return summary(hang)
 
-    def worker_exited(self, exit_: Exit) -> None:
-        more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
-        self.emit("worker_exited", **_end_of(exit_), **more)
+    def worker_exited(self, worker: Worker) -> None:
+        end = _end_of(worker.rank, worker.pid, worker.status, worker.seconds)
+        more = {"peak_rss_bytes": worker.peak_rss_kib * 1024, "stopped": worker.stopped}
+        self.emit("worker_exited", **end, **more)
 
     def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int], last_signal: int) -> None:
         """`last_signal` is the one that asked for a stop; 0 if none did."""
@@ -188,6 +191,8 @@ class Announcer:
         if cause and not stop.signo:  # which is no failure, and no reason to interrupt anybody
             self.say(f"rank {cause.rank} has made room: the other {_in_time(stop, alive)} may too")
             return
+        from torshrun.failure.exits import how
+
         who = f"rank {cause.rank} failed ({how(cause)}): " if cause else ""
         self.say(f"{who}stopping the other {_in_time(stop, alive)}")
 
@@ -239,7 +244,7 @@ class Announcer:
     # ---- failures
 
     def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
-        from torshrun.failure.cause import describe
+        from torshrun.failure.report import describe
 
         sequel, cause = report.sequel, found.cause
         self._sequel = "" if sequel in ("restart", "undecided") else sequel
@@ -249,15 +254,32 @@ class Announcer:
                 f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
                 f"a network file system)."
             )
-        self._say(describe(found.exits, self._outlook(report)))
+        alone = self._config.rendezvous is None
+        self._say(describe(found.explained, self._outlook(report), is_partial=not alone))
         if cause is not None:
+            end = _end_of(cause.rank, cause.pid, cause.status, cause.seconds)
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
-            self.emit("worker_failed", **_end_of(cause), **more, log=cause.log)
+            self.emit("worker_failed", **end, **more, log=cause.log)
             self._tell_above(cause, report)
+        if found.finding and alone:
+            self.found(found.finding)
         if sequel == "restart":
             left = self._config.max_restarts - report.restarts - 1
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
+
+    def found(self, finding: Finding) -> None:
+        """The root cause of the whole job's round."""
+        self.emit(
+            "root_cause",
+            ranks=finding.ranks,
+            nodes=finding.nodes,
+            certainty=finding.certainty,
+            kind=finding.reading.kind,
+            hint=finding.reading.hint,
+            summary=finding.headline,
+            evidence=finding.evidence,
+        )
 
     def _tell_above(self, cause: Exit, report: protocol.ReportFailure) -> None:
         above = self._config.error_file
@@ -284,13 +306,14 @@ class Announcer:
         return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
 
 
-def _end_of(exit_: Exit) -> Mapping[str, object]:
+def _end_of(rank: int, pid: int, status: int, seconds: float) -> Mapping[str, object]:
+    """`status` is as waitpid gives it."""
     return {
-        "rank": exit_.rank,
-        "pid": exit_.pid,
-        "code": exit_.code,
-        "signal": signal_name(exit_.signo) if exit_.signo else "",
-        "seconds": exit_.seconds,
+        "rank": rank,
+        "pid": pid,
+        "code": exit_code(status),
+        "signal": signal_name(status & 0x7F) if status & 0x7F else "",
+        "seconds": seconds,
     }
 
 

@@ -1,0 +1,84 @@
+"""The report about a round that failed, for people: who and why, evidence, what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torshrun.failure.cause import NOTHING, Explanation, blamed, fingerprint
+from torshrun.failure.exits import Exit, how, where
+from torshrun.failure.last_words import Words, last_words
+from torshrun.text import format_ranks
+
+SHOWN_LINES = 40
+"""How many lines of a worker's last words the report shows."""
+LINE_CHARS = 500
+"""How much of each it shows."""
+_GROUPS = 6
+
+
+def describe(explained: Explanation | None, outlook: str, is_partial: bool = False) -> str:
+    """The report. `outlook` says what happens next; `is_partial`: other nodes' ends are not known
+    yet, so nobody is sure who failed first.
+    """
+    exits, cause, finding, _ = explained or NOTHING
+    if cause is None or finding is None:
+        return f"torshrun: {outlook}"
+    said = partial_line(cause) if is_partial else finding.headline
+    lines = [f"torshrun: {said}"]
+    lines += [f"  {finding.reading.why}"] * bool(finding.reading.why)
+    if finding.certainty != "certain" or cause.rank not in finding.ranks:
+        lines += [f"  {line}" for line in finding.evidence]
+    lines += _words(cause, named=cause.rank not in finding.ranks or len(finding.ranks) > 1)
+    others = [exit_ for exit_ in exits if exit_ is not cause and exit_.failed]
+    if others:
+        lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
+    lines += [f"  what to do: {finding.reading.advice}"] * bool(finding.reading.advice)
+    return "\n".join([*lines, f"  {outlook}"])
+
+
+def partial_line(cause: Exit) -> str:
+    """Who failed first here, which may have come of what happened on another node."""
+    return f"rank {cause.rank} failed first on this node: {how(cause)}, {where(cause)}"
+
+
+def _words(cause: Exit, named: bool) -> list[str]:
+    """What it said last. `named`: whose words they are has to be said."""
+    words = last_words(cause)
+    whose = f"rank {cause.rank}: " if named else ""
+    lines = [
+        f"  {whose}{words.heading}:" if words.lines else f"  {whose}it wrote nothing to stderr"
+    ]
+    lines += [f"  | {line[:LINE_CHARS]}".rstrip() for line in _cut(words)]
+    if cause.log:
+        lines.append(f"  its output is kept in {cause.log}")
+    return lines
+
+
+def _cut(words: Words) -> list[str]:
+    """Lines that fit, without those that matter least: the outermost calls."""
+    lines = list(words.lines)
+    missing = len(lines) - SHOWN_LINES
+    if missing <= 0:
+        return lines
+    note = f"  … {missing + 1} lines left out …"
+    if words.innermost_first:
+        return [*lines[: SHOWN_LINES - 1], note]
+    return [lines[0], note, *lines[missing + 2 :]]
+
+
+def _in_brief(exits: Iterable[Exit], cause: str) -> str:
+    """How the others ended, those who ended alike together."""
+    groups: dict[str, list[int]] = {}
+    for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
+        groups.setdefault(_fate(exit_, cause), []).append(exit_.rank)
+    told = [f"{format_ranks(ranks)} {fate}" for fate, ranks in list(groups.items())[:_GROUPS]]
+    rest = sum(len(ranks) for ranks in list(groups.values())[_GROUPS:])
+    return "; ".join([*told, f"{rest} others in other ways"] if rest else told)
+
+
+def _fate(exit_: Exit, cause: str) -> str:
+    if exit_.stopped and not exit_.raised:
+        return "stopped by torshrun"
+    if blamed(exit_):
+        return "lost its peer"
+    return "in the same way" if fingerprint(exit_) == cause else how(exit_)
