@@ -2,7 +2,7 @@
 
 culprit: 1
 kind: crash
-hint: SIGBUS, \bmapped\b|truncat|cut short|/dev/shm
+hint: SIGBUS, mapped file|truncat|cut short|/dev/shm
 """
 
 import os

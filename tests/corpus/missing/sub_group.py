@@ -1,4 +1,4 @@
-"""new_group was called by the members only, as it must not be, and two groups are never made.
+"""new_group was called by some of the ranks only, as it must not be, and is never made.
 
 nproc: 4
 culprit: 2 3
