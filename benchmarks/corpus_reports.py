@@ -31,6 +31,10 @@ KINDS: Mapping[str, str] = {
     "permission denied": "permission",
     "exception": "exception",
     "exit code": "exit_code",
+    "early exit": "early_exit",
+    "file damaged": "file",
+    "node lost": "agent",
+    "shared memory full": "memory",
 }
 """torshrun's words for kinds, and the corpus' for each; a word that is not here is its own."""
 

@@ -75,7 +75,7 @@ class Agent:
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
-        self._diagnosis = Diagnosis(config.output, self.folder)
+        self._diagnosis = Diagnosis(config.output, self.folder, config.rendezvous is not None)
         self._found = Findings()
         self._hangs = HangMonitor(
             config.hang_timeout, self._group, self._post, self.spec.timer_file, self._on_timer
@@ -190,6 +190,7 @@ class Agent:
             self._complained_in = self._tell.round
             program, why = worker.assignment.argv[0], os.strerror(report.errno)
             reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
+            self._diagnosis.no_start = reason
             self._tell.start_failed(reason)
         self._post(protocol.NotStarted(self._tell.round, report.errno))
 
@@ -226,8 +227,9 @@ class Agent:
             signo=found.cause.signo if found.cause else 0,
             startup="" if self.config.retry_same_start else found.startup,
             seconds=seconds,
-            cause=found.summary,
+            cause=found.summary or self._diagnosis.no_start,
             follows=found.kind == "peer lost",
+            testimony=found.testimony,
         )
         self._post(protocol.Diagnosed(report, unkillable))
 
@@ -260,6 +262,7 @@ class Agent:
     async def _start_workers(self, place: base.Place) -> None:
         config = self.config
         self._group.begin()
+        self._tell.found_by_all(place.finding)
         self._tell.begin_round(place)
         self._telemetry.begin_round(place)
         self._diagnosis.begin(place.node_rank)
@@ -278,7 +281,8 @@ class Agent:
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
-            self._tell.start_failed(f"cannot start the workers: {error}")
+            self._diagnosis.no_start = f"cannot start the workers: {error}"
+            self._tell.start_failed(self._diagnosis.no_start)
             self._post(protocol.NotStarted(place.round))
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:

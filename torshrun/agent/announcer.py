@@ -41,7 +41,7 @@ class Announcer:
         self._config = config
         self._say = say
         self._record = record
-        self._node_rank = 0
+        self._node_rank, self._num_nodes = 0, 1
         self._began = time.monotonic()
         self._sequel = ""
         self._lost: set[str] = set()
@@ -102,7 +102,7 @@ class Announcer:
 
     def begin_round(self, place: Place) -> None:
         self.round = place.round
-        self._node_rank = place.node_rank
+        self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
         if self._config.rendezvous is not None:
             self.say(
                 f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
@@ -117,6 +117,7 @@ class Announcer:
         alone = self._config.rendezvous is None
         if isinstance(event, JobOver):
             verdict = event.verdict
+            self.found_by_all(verdict.finding)
             if not alone:
                 self._sequel = verdict.sequel
                 self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
@@ -267,6 +268,19 @@ class Announcer:
             left = self._config.max_restarts - report.restarts - 1
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
+
+    def found_by_all(self, text: str) -> None:
+        """The root cause that the leader found, from what all nodes told; "" is none."""
+        if not text:
+            return
+        from torshrun.failure.report import describe_finding
+        from torshrun.failure.testimony import decode_finding
+
+        finding = decode_finding(text)
+        if finding is not None:
+            whole = self._node_rank == 0 or self._node_rank in finding.nodes or self._num_nodes <= 4
+            self._say(describe_finding(finding, whole))
+            self.found(finding)
 
     def found(self, finding: Finding) -> None:
         """The root cause of the whole job's round."""

@@ -40,9 +40,11 @@ class Findings:
     explained: Explanation | None = None
     """None if no worker failed."""
     kind: Kind | None = None
-    """What sort of failure it was; None likewise."""
+    """What sort of failure that of `cause` was; None likewise."""
     startup: str = ""
     """How it failed, if that was at its start and trying again may not change it."""
+    testimony: str = ""
+    """What other nodes are told; "" is nothing."""
 
     @property
     def cause(self) -> Exit | None:
@@ -81,7 +83,8 @@ class Diagnosis:
     output: OutputConfig
     folder: Folder | None
     """Where output is kept."""
-    node_rank: int = 0
+    tells_others: bool = False
+    """Whether other nodes are to know how the workers here ended, or were stopped."""
 
     def __post_init__(self) -> None:
         self.begin()
@@ -89,6 +92,8 @@ class Diagnosis:
     def begin(self, node_rank: int = 0) -> None:
         """A round begins."""
         self.node_rank = node_rank
+        self.no_start = ""
+        """Why workers could not be started; "" is nothing."""
         self.hung: Mapping[int, str] = {}
         """What was found about ranks whose own timers ran out, in one line each."""
         self.hang = ""
@@ -108,7 +113,9 @@ class Diagnosis:
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
         """What is known of a round with these endings so far; more if it is over."""
-        if not any(ending.status for ending in endings) and not self.hung and not self.hang:
+        told = self.tells_others and any(ending.stopped for ending in endings)
+        failed = any(ending.status for ending in endings)
+        if not (failed or self.hung or self.hang or told):
             return Findings()
         from concurrent.futures import ThreadPoolExecutor
 
@@ -129,14 +136,17 @@ class Diagnosis:
         self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
     ) -> Findings:
         from torshrun.failure.cause import diagnose, explain
+        from torshrun.failure.testimony import encode
 
         exits = [self._exit(ending, oom) for ending in endings]
         explained = explain(exits, self.hang, self.node_rank)
+        testimony = encode(explained.witnesses, self.hang) if self.tells_others else ""
         cause, finding = explained.cause, explained.finding
         if cause is None or finding is None:
-            return Findings()
-        startup = "" if initialised else _startup(cause, diagnose(cause).kind)
-        return Findings(explained, finding.reading.kind, startup)
+            return Findings(testimony=testimony)
+        kind = diagnose(cause).kind
+        startup = "" if initialised else _startup(cause, kind)
+        return Findings(explained, kind, startup, testimony)
 
     def _exit(self, ending: Worker, oom: OomEvidence | None) -> Exit:
         """How a worker ended, and what it left."""

@@ -186,6 +186,12 @@ _GLOO_AND_NCCL = (
         r"Message truncated",
         r"MPI_ERR_TRUNCATE",
     ),
+    _says(
+        "lost",
+        r"(?<=\] )Connection closed by peer(?= \[)",
+        r"Read error (?=\[.*reset by peer)",
+        r"Write error (?=\[)",
+    ),
     _says("late", r"Timed out waiting \d+ms for (?:recv|send) operation"),
     _says("late", r"Application timeout caused pair closure"),
     _says("late", r"ranks? \[(?P<ranks>RANKS)\] are the lagging ranks"),
@@ -210,6 +216,7 @@ _SOCKETS = (
         r"^(?:BrokenPipe|ConnectionReset|ConnectionAborted)Error",
         r"Broken pipe",
         r"Socket (?:is )?closed",
+        weak=True,  # there are other sockets than those between ranks
     ),
     _says(
         "late",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.exits import Exit, OomEvidence, how, where
 from torshrun.failure.graph import Finding, find
-from torshrun.failure.kinds import Kind, Reading, by_words
+from torshrun.failure.kinds import Kind, Reading, by_frame, by_words, of_ranks
 from torshrun.failure.last_words import CRASHES, Words, last_words
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
@@ -187,6 +187,8 @@ def blamed(exit_: Exit) -> Blame | None:
         return from_words(words.lines)
     for error in words.errors:
         blame = from_words([error])
+        if blame and blame.weak and by_words(words.errors, exit_.program):
+            return None
         if blame or not _WITHIN_LIBRARIES.match(error):
             return blame
     return None if words.errors else from_words(reversed(words.lines[-_LAST:]))
@@ -215,12 +217,14 @@ def diagnose(exit_: Exit) -> Reading:
         return Reading(Kind.STOPPED)
     if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):
         return _out_of_memory(exit_, exit_.oom)
-    if blamed(exit_):
-        return _LOST_PEER
+    blame = blamed(exit_)
+    if blame:
+        lost = blame.how != "mismatch"
+        return _LOST_PEER if lost else of_ranks(Kind.MISMATCH, "", blame.text, "")
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
     texts = [*reversed(words.errors), *([] if words.errors else [said])]
-    return by_words(texts, exit_.program) or _by_code(exit_, words)
+    return by_words(texts, exit_.program) or by_frame(words.frame) or _by_code(exit_, words)
 
 
 def _by_signal(exit_: Exit, words: Words) -> Reading:

@@ -418,11 +418,14 @@ def _manner(case: _Case, verdict: _Verdict) -> str:
     if not found:
         return ""
     first = min(found, key=lambda each: each.at if each.end == "failed" else 0.0)
+    where = f"first rank {first.rank}, {first.where}" if len(found) > 1 else first.where
     if first.end == "failed":
-        return f"{first.how}, {first.where}"
-    if case.hang and first.end == "stopped":
-        return f"hung, then {first.how}, {first.where}"
-    return f"{verdict.reading.kind}, {first.where}"
+        manner = first.how
+    elif case.hang and first.end == "stopped":
+        manner = f"hung, then {first.how}"
+    else:
+        manner = str(verdict.reading.kind)
+    return ", ".join(filter(None, (manner, where)))
 
 
 def _told(
@@ -473,7 +476,7 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: _Verdict) -> Iterabl
         yield f"stood {witness.standing}"
     if witness.blame and witness.blame.text:
         yield witness.blame.text
-    elif witness.is_own and (verdict.certainty != "certain" or not is_culprit) and witness.said:
-        yield witness.said
+    elif witness.is_own and (verdict.certainty != "certain" or not is_culprit):
+        yield ": ".join(filter(None, (witness.how, witness.said)))
     if witness.call and verdict.reading.kind is Kind.MISMATCH:
         yield f"its last call was {witness.call}"

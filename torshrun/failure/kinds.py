@@ -60,6 +60,10 @@ class Reading(NamedTuple):
         return " ".join(filter(None, (self.why, self.advice)))
 
 
+NO_READING = Reading(Kind.EXIT_CODE)
+"""What says nothing."""
+
+
 class _Pattern(NamedTuple):
     kind: Kind
     words: str
@@ -72,6 +76,12 @@ _IN_USE = (
     "{name} is taken: another process listens there, or one that ended has left it busy.",
     "`ss -ltnp` names the holder. Leave --master-port out and torshrun picks a free port for each "
     "round; a port of the script's own has to differ from rank to rank (add LOCAL_RANK to it).",
+)
+_DAMAGED = (
+    "A file is damaged or cut short (truncated): it was not written to its end, or not copied "
+    "whole.",
+    "Compare its size and checksum with a good copy, and go back to an earlier checkpoint; write "
+    "to another name first and rename the file once it is whole.",
 )
 _PATTERNS = (
     _Pattern(
@@ -117,8 +127,8 @@ _PATTERNS = (
     _Pattern(
         Kind.IMPORT,
         r"\bNo module named '?(?P<name>[\w.]+)|"
-        r"^ImportError: cannot import name '(?P<part>\w+)'|"
-        r"(?P<library>\S+): cannot open shared object file|^ImportError: ",
+        r"^ImportError: (?:cannot import name '(?P<part>\w+)'|(?P<library>\S+\.so[\w.]*): |)|"
+        r"(?P<object>\S+\.so[\w.]*): cannot open shared object file",
         "{program} cannot import {name}.",
         "Install it for that Python, or start torshrun with the one that has it (its environment "
         "active); a library has to be where the loader looks (LD_LIBRARY_PATH).",
@@ -164,7 +174,7 @@ _PATTERNS = (
     _Pattern(
         Kind.LIMIT,
         r"Argument list too long|\bE2BIG\b|inotify.*(?:limit|No space)|"
-        r"\b(?:limit|quota) (?:of \S+ )?(?:reached|exceeded)|[Ee]xceeded? (?:the|its) \w* ?limit",
+        r"\blimit (?:of \S+ )?(?:reached|exceeded)|[Ee]xceeded? (?:the|its) \w* ?limit",
         "A limit of the system or of the service is reached.",
         "See which limit its words name (`ulimit -a`), and raise it or ask for less.",
     ),
@@ -230,9 +240,7 @@ _PATTERNS = (
         r"buffer is smaller than requested size|unexpected end of (?:file|data)|"
         r"^EOFError: (?!EOF when reading a line)|^(?:\w+\.)*CheckpointError: |Cannot load file|"
         r"failed to interpret file",
-        "A file is damaged or cut short: it was not written to its end, or not copied whole.",
-        "Compare its size and checksum with a good copy, and go back to an earlier checkpoint; "
-        "write to another name first and rename the file once it is whole.",
+        *_DAMAGED,
     ),
     _Pattern(
         Kind.NO_FILE,
@@ -268,7 +276,7 @@ _PATTERNS = (
     ),
 )
 _CHILD = re.compile(
-    r"worker \(pid[^)]*\) (?:is killed by signal: (?P<signal>[A-Z][a-z]+(?: [a-z]+)*)|exited)|"
+    r"worker \(pid.*\d\) (?:is killed by signal: (?P<signal>[A-Z][a-z]+(?: [a-z]+)*)|exited)|"
     r"died with <Signals\.(?P<name>SIG[A-Z]+)|(?P<code>SIG[A-Z]+)\(-\d+\)|"
     r"(?:exit(?:ed)?|returned).*(?:code|status):? (?P<number>-\d+|1[2-9]\d)\b|"
     r"terminated abruptly|worker process.*unexpectedly"
@@ -290,11 +298,22 @@ def by_words(said: Iterable[str], program: str) -> Reading | None:
     """What these texts show, of which the first that shows anything counts; None if none does.
     `program` is the path of what said it.
     """
-    for text in said:
-        reading = _by_pattern(text, program) or _by_child(text)
-        if reading:
-            return reading
-    return None
+    texts = list(said)
+    readings = filter(None, (_by_pattern(text, program) for text in texts))
+    return next(readings, None) or _by_child("\n".join(reversed(texts)))
+
+
+def by_frame(frame: str) -> Reading | None:
+    """What is shown by the innermost call of an exception whose words say nothing."""
+    reads_file = _READERS.search(frame)
+    return Reading(Kind.DAMAGED_FILE, *_DAMAGED) if reads_file else None
+
+
+_READERS = re.compile(
+    r"/numpy/lib/_?(?:format|npyio)\w*\.py:|/torch/serialization\.py:|/safetensors/|"
+    r"/(?:zipfile|gzip|tarfile|lzma|bz2|pickle)(?:/\w+)?\.py:"
+)
+"""Code that reads files which hold arrays, models and archives."""
 
 
 def _by_pattern(said: str, program: str) -> Reading | None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from torshrun.failure.cause import NOTHING, Explanation, blamed, fingerprint
 from torshrun.failure.exits import Exit, how, where
+from torshrun.failure.graph import Finding
+from torshrun.failure.kinds import NO_READING, Reading
 from torshrun.failure.last_words import Words, last_words
 from torshrun.text import format_ranks
 
@@ -17,23 +19,40 @@ _GROUPS = 6
 
 
 def describe(explained: Explanation | None, outlook: str, is_partial: bool = False) -> str:
-    """The report. `outlook` says what happens next; `is_partial`: other nodes' ends are not known
-    yet, so nobody is sure who failed first.
+    """The report. `outlook` says what happens next; `is_partial`: what happened on other nodes is
+    not known yet, so it says no more than what is sure.
     """
     exits, cause, finding, _ = explained or NOTHING
     if cause is None or finding is None:
         return f"torshrun: {outlook}"
+    is_own = finding.certainty == "certain" and cause.rank in finding.ranks
+    reading = finding.reading if is_own or not is_partial else NO_READING
     said = partial_line(cause) if is_partial else finding.headline
-    lines = [f"torshrun: {said}"]
-    lines += [f"  {finding.reading.why}"] * bool(finding.reading.why)
-    if finding.certainty != "certain" or cause.rank not in finding.ranks:
+    lines = [f"torshrun: {said}", *_indented(reading.why)]
+    if not is_own and not is_partial:
         lines += [f"  {line}" for line in finding.evidence]
     lines += _words(cause, named=cause.rank not in finding.ranks or len(finding.ranks) > 1)
     others = [exit_ for exit_ in exits if exit_ is not cause and exit_.failed]
     if others:
         lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
-    lines += [f"  what to do: {finding.reading.advice}"] * bool(finding.reading.advice)
-    return "\n".join([*lines, f"  {outlook}"])
+    return "\n".join([*lines, *_to_do(reading), f"  {outlook}"])
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {text}"] if text else []
+
+
+def _to_do(reading: Reading) -> list[str]:
+    return _indented(f"what to do: {reading.advice}" if reading.advice else "")
+
+
+def describe_finding(finding: Finding, whole: bool) -> str:
+    """The report about all nodes. Without the `whole` of it, it says where that stands."""
+    lines = [f"torshrun: {finding.headline}"]
+    if not whole:
+        return "\n".join([*lines, "  node 0 has the whole report, each node that of its own ranks"])
+    lines += _indented(finding.reading.why) + [f"  {line}" for line in finding.evidence]
+    return "\n".join([*lines, *_to_do(finding.reading)])
 
 
 def partial_line(cause: Exit) -> str:

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torshrun.failure.blame import Blame
-from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.kinds import NO_READING, Kind, Reading
 from torshrun.failure.standing import Standing
 
 End = Literal["failed", "done", "stopped"]
 """failed: badly, by itself, or with an exception before it was asked to stop. done: with code 0, by
 itself. stopped: because it was asked to."""
-
-
-_NO_READING = Reading(Kind.EXIT_CODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +28,7 @@ class Witness:
     """Where that was, and after how long, in a line."""
     at: float = 0.0
     """When it failed or ended, in seconds, by a clock of its node's alone."""
-    reading: Reading = _NO_READING
+    reading: Reading = NO_READING
     """What its end shows, if it failed."""
     said: str = ""
     """Its error, in one line."""
