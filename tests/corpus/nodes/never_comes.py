@@ -3,7 +3,8 @@
 culprit: node 1
 kind: missing
 hint: node, join|came|wait|come|in time|too few
-options: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29533 --rdzv-id alone --rdzv-conf join_timeout=6
+options: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29533
+options: --rdzv-id alone --rdzv-conf join_timeout=6
 seconds: 30
 """
 

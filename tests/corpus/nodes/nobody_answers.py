@@ -3,7 +3,8 @@
 culprit: none
 kind: network | store
 hint: 29534, reach|connect|refused|answer|listen
-options: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29534 --rdzv-id x --rdzv-conf is_host=false,join_timeout=6
+options: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29534
+options: --rdzv-id x --rdzv-conf is_host=false,join_timeout=6
 seconds: 90
 """
 

@@ -22,10 +22,8 @@ import torsh_runtime as tr
 
 def lose_packets() -> None:
     for number in (1, 2):
-        command = (
-            f"ip neigh replace 10.77.0.{number} lladdr 02:00:00:00:00:77 dev plug nud permanent"
-        )
-        subprocess.run(command.split(), check=True)
+        nobody = [f"10.77.0.{number}", "lladdr", "02:00:00:00:00:77", "dev", "plug"]
+        subprocess.run(["ip", "neigh", "replace", *nobody, "nud", "permanent"], check=True)
 
 
 def main() -> None:

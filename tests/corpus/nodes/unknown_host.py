@@ -3,7 +3,8 @@
 culprit: none
 kind: network | usage
 hint: no-such-host, name|resolve|address|known
-options: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint no-such-host.invalid:29400 --rdzv-id x --rdzv-conf join_timeout=6
+options: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint no-such-host.invalid:29400
+options: --rdzv-id x --rdzv-conf join_timeout=6
 seconds: 90
 """
 

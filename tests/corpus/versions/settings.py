@@ -3,8 +3,7 @@
 nproc: 3
 culprit: 2
 kind: mismatch | usage
-hint: TORSH_SEGMENT_BYTES|TORSH_\w+|setting|differ, rank 2
-torchrun: yes
+hint: TORSH_|setting|differ, rank 2
 """
 
 import os
