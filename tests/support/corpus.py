@@ -120,9 +120,9 @@ def _fields(text: str) -> Mapping[str, str]:
     for line in text.splitlines():
         match = _FIELD.fullmatch(_COMMENT.sub("", line.strip()))
         if match and match[1] in (*_DEFAULTS, *_REQUIRED):
-            if match[1] in found:
+            if match[1] in found and match[1] != "options":
                 raise ValueError(f"{match[1]} is there twice")
-            found[match[1]] = match[2].strip()
+            found[match[1]] = f"{found.get(match[1], '')} {match[2]}".strip()
     missing = [name for name in _REQUIRED if not found.get(name)]
     if missing:
         raise ValueError(f"there is no {' and no '.join(missing)}")

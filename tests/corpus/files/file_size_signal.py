@@ -1,4 +1,4 @@
-"""The same in a program that leaves the signal as it is, as programs in C do.
+"""A file grows beyond ulimit -f in a program that dies of it, as programs in C do.
 
 culprit: 1
 kind: limit | signal

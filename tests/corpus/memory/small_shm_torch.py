@@ -1,4 +1,4 @@
-"""The same with torch's DataLoader: its workers hand batches over through /dev/shm.
+"""torch's DataLoader hands batches over through /dev/shm, which is small in containers.
 
 nproc: 2
 culprit: 0 1

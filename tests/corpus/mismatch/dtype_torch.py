@@ -1,4 +1,4 @@
-"""The same under Gloo, which counts bytes only.
+"""Rank 2 is in double precision under Gloo, which counts bytes only.
 
 nproc: 3
 culprit: 2

@@ -1,4 +1,4 @@
-"""The same under Gloo, where rank 2 waits for the wrong peer.
+"""Rank 2 waits for the model of the wrong peer, under Gloo.
 
 nproc: 3
 culprit: 2

@@ -1,4 +1,4 @@
-"""The same, with nothing but torch's default deadline of half an hour.
+"""Rank 1 waits for a batch, and the other for torch's default deadline of half an hour.
 
 nproc: 2
 culprit: 1

@@ -1,4 +1,4 @@
-"""The same under Gloo, with no deadline that anybody would wait for.
+"""Both ranks receive first under Gloo, with a deadline that nobody waits for.
 
 culprit: 0 1
 kind: deadlock

@@ -1,4 +1,4 @@
-"""The same under torch.
+"""A process of a training with torch was stopped (SIGSTOP).
 
 nproc: 2
 culprit: 0

@@ -22,6 +22,7 @@ kind: mismatch
 hint: all_reduce, shape|bytes
 needs: torch root
 options: --max-restarts 1
+options: --role trainer
 torchrun: no
 seconds: 7.5
 """
@@ -49,9 +50,10 @@ def test_every_case_can_be_read_and_runs_something() -> None:
         assert "torch.distributed" not in text or "torch" in each.needs, each.name
 
 
-def test_names_differ_in_whole() -> None:
-    names = [each.path.stem for each in cases()]
-    assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
+def test_names_and_titles_are_unique() -> None:
+    found = cases()
+    for words in ([each.name for each in found], [each.title for each in found]):
+        assert len(words) == len(set(words)), sorted(w for w in words if words.count(w) > 1)
 
 
 def test_ranks_and_nodes_that_are_blamed_are_there() -> None:
@@ -77,7 +79,7 @@ def test_a_head() -> None:
     assert found.kinds == {"mismatch"}
     assert [hint.pattern for hint in found.hints] == ["all_reduce", "shape|bytes"]
     assert found.needs == {"torch", "root"}
-    assert found.options == ("--max-restarts", "1")
+    assert found.options == ("--max-restarts", "1", "--role", "trainer")
     assert not found.torchrun
 
 
