@@ -219,7 +219,9 @@ class Agent:
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
         await self._group.drain()
         seconds = time.monotonic() - self._group.begun
-        found = self._found = await self._diagnosis.findings(self._group.endings, self._round)
+        left = [worker for worker in self._group.workers if worker.alive]
+        endings = [*self._group.endings, *left]
+        found = self._found = await self._diagnosis.findings(endings, self._round)
         report = base.Report(
             round=self._tell.round,
             outcome="failed",

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.agent.round import Round
+from torshrun.agent.sources import with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
 from torshrun.procfs import read_stat, read_text
@@ -72,8 +74,8 @@ class Moment(NamedTuple):
     """When, on the monotonic clock."""
     statuses: Mapping[int, WorkerStatus]
     """What each had noted, by rank."""
-    frozen: frozenset[int]
-    """Ranks whose processes stood still by a signal or a debugger."""
+    states: Mapping[int, str]
+    """The state of each rank's process, as in /proc."""
 
 
 @dataclass
@@ -107,12 +109,14 @@ class Diagnosis:
         """See where the workers stand, which are about to be stopped."""
         pages = a_round.pages.read() if a_round else ()
         ranks = [worker.rank for worker in group.workers]
-        alive = {worker.rank: worker.pid for worker in group.workers if worker.alive}
-        frozen = [rank for rank, pid in alive.items() if _is_frozen(pid)]
-        self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), frozenset(frozen))
+        alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
+        states = {rank: stat.state for rank, stat in alive.items() if stat}
+        self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
-        """What is known of a round with these endings so far; more if it is over."""
+        """What is known of a round with these endings so far; more if it is over. Workers among
+        them that live outlived SIGKILL.
+        """
         told = self.tells_others and any(ending.stopped for ending in endings)
         failed = any(ending.status for ending in endings)
         if not (failed or self.hung or self.hang or told):
@@ -158,17 +162,18 @@ class Diagnosis:
             host=os.uname().nodename,
             pid=ending.pid,
             status=ending.status,
-            seconds=ending.seconds,
+            seconds=ending.seconds or time.monotonic() - ending.started,
             at=ending.started + ending.seconds,
-            stopped=ending.stopped,
+            stopped=ending.stopped or ending.alive,
+            is_left=ending.alive,
             stderr=ending.streams[1].tail or b"",
             log=ending.assignment.folder if self.output.kept(place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,
             hung=self.hung.get(place.rank, ""),
-            stack=self.stacks.get(place.rank, "") or _left_stack(ending),
-            is_frozen=bool(moment and place.rank in moment.frozen and ending.stopped),
+            stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
+            state=moment.states.get(place.rank, "") if moment else "",
         )
         return self._with_account(ending, self._with_standing(exit_))
 
@@ -193,15 +198,14 @@ class Diagnosis:
         return replace(exit_, account=account, raised=bool(before))
 
 
-def _is_frozen(pid: int) -> bool:
-    stat = read_stat(pid)
-    return stat is not None and stat.state in ("T", "t")
-
-
 def _left_stack(ending: Worker) -> str:
     """Where the worker stood when it was asked to stop, as its Python wrote it."""
+    if not ending.stopped:
+        return ""
+    if ending.status & 0x7F == signal.SIGABRT:  # as workers that hang may be ended
+        return (ending.streams[1].tail or b"").decode(errors="replace")
     path = ending.assignment.worker.stack_file
-    return read_text(path, STACK_BYTES) if path and ending.stopped else ""
+    return read_text(path, STACK_BYTES) if path else ""
 
 
 def _keep(path: str, folder: Folder, kept: str) -> None:

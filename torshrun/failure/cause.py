@@ -14,7 +14,7 @@ from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.exits import Exit, OomEvidence, how, where
 from torshrun.failure.graph import Finding, find
 from torshrun.failure.kinds import Kind, Reading, by_frame, by_words, of_ranks
-from torshrun.failure.last_words import CRASHES, Words, last_words
+from torshrun.failure.last_words import CRASHES, Words, find_thread_error, last_words
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
@@ -165,9 +165,17 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         blame=blamed(exit_) if end == "failed" else None,
         call=exit_.account.call,
         standing=_standing(exit_, words, end),
-        is_frozen=exit_.is_frozen,
+        thread=_thread_error(exit_) if end == "stopped" else "",
+        is_frozen=exit_.state in ("T", "t"),
+        is_deaf=exit_.state == "D",
         hung=exit_.hung,
     )
+
+
+def _thread_error(exit_: Exit) -> str:
+    """The error that ended a thread of it; "" if none did."""
+    said = find_thread_error(exit_)
+    return said.split("\n")[0][:_TOLD_CHARS]
 
 
 def _end(exit_: Exit) -> End:
@@ -187,7 +195,7 @@ def blamed(exit_: Exit) -> Blame | None:
         return from_words(words.lines)
     for error in words.errors:
         blame = from_words([error])
-        if blame and blame.weak and by_words(words.errors, exit_.program):
+        if blame and blame.weak and not blame.ranks and by_words(words.errors, exit_.program):
             return None
         if blame or not _WITHIN_LIBRARIES.match(error):
             return blame
@@ -204,7 +212,14 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
     if noted is None or seen is None:
         return noted or seen
     call = noted.call or seen.call
-    return replace(noted, call=call, full=noted.full or call, place=seen.place)
+    return replace(
+        noted,
+        call=call,
+        full=noted.full or call,
+        place=seen.place,
+        line=seen.line,
+        waits_for=seen.waits_for if not call else "",
+    )
 
 
 def diagnose(exit_: Exit) -> Reading:
@@ -218,6 +233,8 @@ def diagnose(exit_: Exit) -> Reading:
     if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):
         return _out_of_memory(exit_, exit_.oom)
     blame = blamed(exit_)
+    if blame and blame.weak:
+        return by_words(words.errors or [said], exit_.program) or _LOST_PEER
     if blame:
         lost = blame.how != "mismatch"
         return _LOST_PEER if lost else of_ranks(Kind.MISMATCH, "", blame.text, "")

@@ -43,8 +43,10 @@ class Exit:
     """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
     stack: str = ""
     """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""
-    is_frozen: bool = False
-    """Whether its process stood still by SIGSTOP or a debugger when it was asked to stop."""
+    state: str = ""
+    """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
+    is_left: bool = False
+    """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False
     """Whether an exception had ended its program before it was asked to stop."""
     log: str = ""
@@ -76,6 +78,8 @@ class Exit:
 
 def how(exit_: Exit) -> str:
     """The manner of its end: its exit code, or the signal that killed it."""
+    if exit_.is_left:
+        return "it does not die of SIGKILL"
     manner = f"killed by {signal_name(exit_.signo)}, " if exit_.signo else ""
     return f"{'hung, then ' if exit_.hung else ''}{manner}exit code {exit_.code}"
 

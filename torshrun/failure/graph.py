@@ -57,7 +57,7 @@ class Finding:
         parts = [format_ranks(self.ranks)] if self.ranks else []
         if self.nodes:
             parts.append(format_ranks(self.nodes).replace("rank", "node", 1))
-        return " and ".join(parts) or "nobody"
+        return " and ".join(parts) or "all ranks alike"
 
     @property
     def _either(self) -> str:
@@ -240,16 +240,16 @@ def _disagreement(case: _Case) -> _Verdict | None:
     for known in (calls, _last_calls(case, calls.keys()), noted):
         odd = _odd_one(known)
         if odd is not None:
-            return _Verdict({odd}, "likely", _told(case, Kind.MISMATCH, {odd}, known))
+            return _Verdict({odd}, "likely", _differ({odd}, known))
     named = set(calls)
     if not calls:
         named = {rank for each in claims if each.blame for rank in each.blame.ranks}
         named |= {each.rank for each in claims if each.blame and each.blame.ranks}
     if len(named) == 1:
-        return _Verdict(named, "likely", _told(case, Kind.MISMATCH, named, calls))
+        return _Verdict(named, "likely", _differ(named, calls))
     everybody = {each.rank for each in case.witnesses}
     said = calls or noted or {each.rank: _call(each) for each in claims}
-    return _Verdict(named or everybody, "undecided", _told(case, Kind.MISMATCH, named, said))
+    return _Verdict(named or everybody, "undecided", _differ(named, said))
 
 
 def _last_calls(case: _Case, ranks: Collection[int]) -> Mapping[int, str]:
@@ -277,7 +277,7 @@ def _pointed_at(case: _Case) -> _Verdict | None:
     done = {rank for rank in ends if _end(case, rank) == "done"}
     if done == ends:
         return _Verdict(ends, "certain", _told(case, Kind.EARLY_EXIT, ends))
-    return _Verdict(ends, "likely", _told(case, Kind.MISSING, ends))
+    return _Verdict(ends, "likely", _why_absent(case, ends))
 
 
 def _ends_of_blame(case: _Case) -> set[int]:
@@ -311,8 +311,31 @@ def _circle(case: _Case) -> _Verdict | None:
     if most > 1 and (not rest or rest[0][1] < most) and first in ranks:
         return _Verdict({first}, "likely", _told(case, Kind.MISSING, {first}))
     calls = {rank: _call(case.by_rank[rank]) for rank in ranks if rank in case.by_rank}
-    kind = Kind.DEADLOCK if len({*calls.values()}) == 1 else Kind.MISMATCH
-    return _Verdict(ranks, "undecided", _told(case, kind, ranks, calls))
+    if len({*calls.values()}) > 1 or not _do_the_same(case, ranks):
+        return _Verdict(ranks, "undecided", _each_in(case, ranks, calls))
+    return _Verdict(ranks, "likely", _each_in(case, ranks, calls))  # all do the same
+
+
+def _do_the_same(case: _Case, ranks: Collection[int]) -> bool:
+    """Whether all stood at one place in the program, having made the same calls before."""
+    entered = [
+        each.standing.entered for each in case.witnesses if each.rank in ranks and each.standing
+    ]
+    return len({*_places(case, ranks)}) == 1 and all(each == entered[0] for each in entered)
+
+
+def _places(case: _Case, ranks: Iterable[int]) -> Iterable[str]:
+    """Where in the program ranks stood, of those of whom it is known."""
+    found = (case.by_rank[rank].standing for rank in ranks if rank in case.by_rank)
+    return (standing.place for standing in found if standing)
+
+
+def _each_in(case: _Case, ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
+    """What is said of ranks that wait for each other."""
+    names = set(calls.values())
+    if len(names) > 1 and not names <= _MESSAGES:
+        return _differ(ranks, calls)
+    return of_ranks(Kind.DEADLOCK, format_ranks(ranks), "", "each other", _listed(calls))
 
 
 def _left(case: _Case) -> _Verdict | None:
@@ -334,7 +357,8 @@ def _silent(case: _Case) -> _Verdict | None:
 def _lost(case: _Case, silent: Sequence[Silent], certainty: Certainty) -> _Verdict:
     names = " and ".join(each.name for each in silent)
     why = "; ".join(filter(None, (each.why for each in silent[:1])))
-    reading = of_ranks(Kind.NODE_LOST, names, why or "nothing more was heard of it", "")
+    why = why or "nothing more was heard of it"
+    reading = of_ranks(Kind.NODE_LOST, names, "", "", why)
     return _Verdict((), certainty, reading, [each.node for each in silent])
 
 
@@ -348,7 +372,21 @@ def _absent(case: _Case) -> _Verdict | None:
     waits = case.waiting or any(each.blame and each.blame.how == "late" for each in case.followers)
     if not away or not waits:
         return None
-    return _Verdict(away, "likely", _told(case, Kind.MISSING, away))
+    return _Verdict(away, "likely", _why_absent(case, away))
+
+
+def _why_absent(case: _Case, ranks: Collection[int]) -> Reading:
+    """What kept ranks from a collective that others waited in."""
+    found = [case.by_rank[rank] for rank in ranks if rank in case.by_rank]
+    threads = next((each.thread for each in found if each.thread), "")
+    if threads:
+        return _told(case, Kind.EXCEPTION, ranks, threads)
+    if any(each.is_deaf for each in found):
+        return _told(case, Kind.HUNG, ranks, "something in the kernel, in state D")
+    awaited = next((each.standing.waits_for for each in found if each.standing), "")
+    if awaited == "a lock":
+        return _told(case, Kind.DEADLOCK, ranks, awaited)
+    return _told(case, Kind.HUNG if awaited else Kind.MISSING, ranks, awaited)
 
 
 def _elsewhere(case: _Case) -> _Verdict | None:
@@ -358,11 +396,13 @@ def _elsewhere(case: _Case) -> _Verdict | None:
         return None
     odd = _odd_one(calls)
     if odd is not None:
-        return _Verdict({odd}, "likely", _told(case, Kind.MISMATCH, {odd}, calls))
+        return _Verdict({odd}, "likely", _differ({odd}, calls))
     if len(set(calls.values())) > 1 and not set(calls.values()) <= _MESSAGES:
-        return _Verdict(calls, "undecided", _told(case, Kind.MISMATCH, calls, calls))
+        return _Verdict(calls, "undecided", _differ(calls, calls))
     if set(calls.values()) <= _MESSAGES:
-        return _Verdict(calls, "undecided", _told(case, Kind.DEADLOCK, calls, calls))
+        alike = _do_the_same(case, calls)
+        certainty: Certainty = "likely" if alike else "undecided"
+        return _Verdict(calls, certainty, _each_in(case, calls, calls))
     return None
 
 
@@ -376,20 +416,30 @@ def _alone(case: _Case) -> _Verdict | None:
     if not suspects or len(suspects) == len(case.witnesses) > 1:
         return None
     certainty: Certainty = "likely" if len(suspects) == 1 else "undecided"
-    return _Verdict([each.rank for each in suspects], certainty, suspects[0].reading)
+    reading = suspects[0].reading
+    if reading.kind is Kind.PEER_LOST and weak:
+        reading = of_ranks(Kind.NETWORK, format_ranks([each.rank for each in weak]), "", "")
+    return _Verdict([each.rank for each in suspects], certainty, reading)
 
 
 def _unexplained(case: _Case) -> _Verdict:
     """Nothing tells more."""
-    ranks = [each.rank for each in case.failed] or [each.rank for each in case.witnesses]
     if case.hang:
-        hung = [each.rank for each in case.witnesses if each.end != "done"]
-        one = len(hung) == 1 or not case.waiting
-        reading = of_ranks(Kind.HUNG, format_ranks(hung), case.hang, "")
-        return _Verdict(hung, "likely" if one else "undecided", reading)
+        return _no_progress(case)
+    ranks = [each.rank for each in case.failed]
     certainty: Certainty = "likely" if len(ranks) == 1 else "undecided"
-    first = min(case.failed, key=lambda each: each.at)
-    return _Verdict(ranks, certainty, first.reading)
+    return _Verdict(ranks, certainty, min(case.failed, key=lambda each: each.at).reading)
+
+
+def _no_progress(case: _Case) -> _Verdict:
+    """Ranks that hang, each by itself: if all do the same it is no rank's fault."""
+    ranks = [each.rank for each in case.witnesses if each.end != "done"]
+    reading = of_ranks(Kind.HUNG, format_ranks(ranks), "", "", f"something unknown ({case.hang})")
+    if len(ranks) == 1:
+        return _Verdict(ranks, "likely", reading)
+    places = [*_places(case, ranks)]
+    alike = len(places) == len(ranks) and len({*places}) == 1 and not case.waiting
+    return _Verdict(() if alike else ranks, "likely" if alike else "undecided", reading)
 
 
 _JUDGES: Sequence[Callable[[_Case], _Verdict | None]] = (
@@ -428,17 +478,18 @@ def _manner(case: _Case, verdict: _Verdict) -> str:
     return ", ".join(filter(None, (manner, where)))
 
 
-def _told(
-    case: _Case, kind: Kind, ranks: Collection[int], calls: Mapping[int, str] | None = None
-) -> Reading:
-    """What is said of ranks to blame by what others did."""
-    if calls:
-        return of_ranks(kind, format_ranks(ranks) if ranks else "", _listed(calls), "")
+def _told(case: _Case, kind: Kind, ranks: Collection[int], what: str = "") -> Reading:
+    """What is said of ranks to blame by what others did; `what` they did themselves."""
     waiting = [each for each in case.waiting if each.rank not in ranks]
     waiting += [each for each in case.followers if each not in waiting and each.rank not in ranks]
     call = next((_full(each) for each in waiting if _call(each)), "a collective")
     who = format_ranks([each.rank for each in waiting]) if waiting else "others"
-    return of_ranks(kind, format_ranks(ranks), call, who)
+    return of_ranks(kind, format_ranks(ranks), call, who, what)
+
+
+def _differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
+    """What is said of ranks that called different things."""
+    return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", _listed(calls), "")
 
 
 def _full(witness: Witness) -> str:

@@ -360,43 +360,49 @@ def _by_child(said: str) -> Reading | None:
 _NUMBERS = {11: "SIGSEGV", 7: "SIGBUS", 6: "SIGABRT", 4: "SIGILL", 8: "SIGFPE", 9: "SIGKILL"}
 
 
-def of_ranks(kind: Kind, who: str, what: str, others: str) -> Reading:
+def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Reading:
     """What is to be said of a kind that shows in what several ranks did: of whose fault it is, in
-    which collective or why, and who else was there.
+    which collective others waited or what was called, who they are, and what is known of the cause.
     """
     why, advice = _OF_RANKS[kind]
-    return Reading(kind, why.format(who=who, what=what, others=others), advice)
+    return Reading(kind, why.format(who=who, call=call, others=others, what=what), advice)
 
 
 _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
     Kind.MISSING: (
-        "{others} waited in {what} for {who}, which did not come.",
+        "{others} waited in {call} for {who}, which did not come.",
         "Every rank must make the same calls of collectives: see where it stood instead, and look "
-        "for a condition on the rank, a skipped or missing batch, an exception in a thread, or "
-        "work that takes longer than the others' timeout.",
+        "for a condition on the rank, a skipped or missing batch, or slow work (a save, an "
+        "evaluation) that takes longer than the others' timeout.",
+    ),
+    Kind.EXCEPTION: (
+        "A thread of {who} had ended by an exception ({what}), and {others} waited in {call}.",
+        "What that thread was to do is done by nobody: have it hand its exception to the main "
+        "thread (a queue, concurrent.futures), so that the rank ends.",
     ),
     Kind.EARLY_EXIT: (
-        "{who} ended too early: with exit code 0, while {others} still needed it ({what}).",
+        "{who} ended too early: with exit code 0, while {others} still needed it ({call}).",
         "Look why its script came to its end before the others': fewer batches (uneven data; "
         "drop_last, or DDP's join()), a return or sys.exit() on a condition, a caught exception. "
         "A barrier before the end keeps ranks together.",
     ),
     Kind.FROZEN: (
         "The process of {who} was stopped (SIGSTOP or a debugger), and {others} waited for it "
-        "({what}).",
+        "({call}).",
         "`kill -CONT PID` lets it go on; look who stopped it: a debugger, a scheduler that "
         "suspends jobs, Ctrl-Z in a shell, a frozen container.",
     ),
     Kind.MISMATCH: (
-        "Ranks disagree about a collective: {what}.",
+        "Ranks disagree about a collective: {call}.",
         "Every rank must make the same calls in the same order, with the same shape and dtype: "
         "compare what they pass, the size of the last batch, and conditions on the rank. "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls.",
     ),
     Kind.DEADLOCK: (
-        "A deadlock: {who} wait for each other, each in {what}.",
-        "Have all ranks use groups and messages in the same order: one sends while the other "
-        "receives (isend, batch_isend_irecv), and locks are taken in one order.",
+        "A deadlock: {who} waited for {others}: {what}.",
+        "Take locks, groups and messages in the same order everywhere: one rank sends while the "
+        "other receives (isend, batch_isend_irecv), and none waits for others while it holds a "
+        "lock that they want.",
     ),
     Kind.NODE_LOST: (
         "{who} was lost: {what}. Its agent or its machine was stopped or killed, or the network "
@@ -404,9 +410,14 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "See whether the machine is up and what its own torshrun wrote last; dmesg and the "
         "scheduler's log tell of kills and reboots, torshctl doctor of the network.",
     ),
+    Kind.NETWORK: (
+        "A connection of {who} broke, and no end of another rank explains it.",
+        "See with whom it spoke (its traceback): a service, a proxy, a host that is gone; "
+        "torshctl doctor examines the network between the nodes.",
+    ),
     Kind.HUNG: (
-        "{who} made no progress: {what}.",
-        "The stacks show where the code stands; look what it waits for there: a lock, a queue, a "
-        "file, a service.",
+        "{who} made no progress: it waited for {what}.",
+        "See where its code stands: who is to give it what it waits for there (a lock, another "
+        "process, a file or its server, a service, a device), and is there a timeout?",
     ),
 }

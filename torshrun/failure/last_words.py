@@ -74,6 +74,14 @@ def last_words(exit_: Exit) -> Words:
     return stack or trace or _accounted(exit_.account.text) or tail
 
 
+def find_thread_error(exit_: Exit) -> str:
+    """The exception that ended a thread of its, the last one; "" if none did."""
+    lines = _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
+    trace = find_trace(lines)
+    in_thread = trace is not None and trace.lines[0].startswith("Exception in thread ")
+    return trace.errors[-1] if trace and in_thread else ""
+
+
 def _lines(text: str) -> list[str]:
     return [_RANK.sub("", line) for line in printable_lines(text)]
 

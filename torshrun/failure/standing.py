@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
 _NONE: Mapping[int, int] = MappingProxyType({})
+WAITS = ("a lock", "another process", "a file", "a connection", "compiled code")
+LINE_CHARS = 120
+"""Characters of a line of source that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,11 @@ class Standing:
     """The same with its arguments and number, as far as they are known."""
     place: str = ""
     """The innermost line of the program's own: "load (train.py:12)"; "" is unknown."""
+    line: str = ""
+    """What stands in that line; "" is unknown."""
+    waits_for: str = ""
+    """What it waited for there outside of any collective, by its code: one of WAITS; "" is nothing
+    that can be told."""
     last: str = ""
     """The collective that it entered last, if it has left that one or not, with its arguments."""
     group: int = -1
@@ -34,17 +42,20 @@ class Standing:
 
     def __str__(self) -> str:
         where = f"in {self.full or self.call}" if self.call else "in no collective"
-        return f"{where}, at {self.place}" if self.place else where
+        line = f": {self.line}" if self.line and not self.call else ""
+        return f"{where}, at {self.place}{line}" if self.place else where
 
 
 class _Frame(NamedTuple):
     path: str
     line: str
     function: str
+    source: str = ""
 
 
 _TRACE = re.compile(r'^[ |]*File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
 _PY_SPY = re.compile(r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)$")
+_SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
 _THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site|dist)-packages/|/lib/python\d|^<|(?:^|/)torsh_runtime/|/torshrun/workers/|"
@@ -71,36 +82,72 @@ _NAMES = {
     "_env_rendezvous_handler": "init_process_group",
     "next": "init_process_group",
 }
+_LOCK = re.compile(r"^with |\.acquire\(|\b(?:flock|lockf|FileLock)\(")
+_AWAITED = (  # by the library that the innermost call is in, or by the program's own line
+    ("a lock", re.compile(r"^$"), _LOCK),
+    (
+        "another process",
+        re.compile(r"/(?:subprocess|multiprocessing/(?:popen_\w+|process|pool))\.py$"),
+        re.compile(r"\bwaitpid\(|\bos\.(?:wait|system)\("),
+    ),
+    (
+        "a connection",
+        re.compile(r"/(?:socket|ssl|http/client|urllib/request|urllib3/.*|requests/.*)\.py$"),
+        re.compile(r"\.(?:recv(?:_into|from|msg)?|accept|connect|sendall)\("),
+    ),
+    (
+        "a file",
+        re.compile(r"/(?:pathlib(?:/\w+)?|shutil|glob|genericpath|posixpath|codecs)\.py$"),
+        re.compile(
+            r"\bopen\(|\.(?:read|write|readline|readlines|flush)\(|"
+            r"\bos\.(?:listdir|stat|scandir|walk|open|read|write|fsync|makedirs|rename|replace)\("
+        ),
+    ),
+    (
+        "compiled code",
+        re.compile(r"/ctypes/"),
+        re.compile(r"\b(?:CDLL|PyDLL|cdll)\b|\.synchronize\("),
+    ),
+)
 
 
 def from_trace(lines: Sequence[str]) -> Standing | None:
     """Of a traceback, outermost call first; None if it has no frames."""
-    return _standing([_Frame(**found.groupdict()) for found in map(_TRACE.match, lines) if found])
+    return _standing(_frames(lines))
 
 
 def from_stack(text: str) -> Standing | None:
     """Of what faulthandler or py-spy shows, innermost call first, of the main thread; None if there
-    is nothing.
+    is nothing. Lines of source may stand below the frames.
     """
     starts = [found.start() for found in _THREAD.finditer(text)]
-    pairs = pairwise([*starts, len(text)])
-    threads = [_frames(text[start:end]) for start, end in pairs] or _spied(text)
+    blocks = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    # Of py-spy: a head for each thread, the main one's first.
+    blocks = blocks or re.split(r"^(?=\S)", text, flags=re.MULTILINE)[::-1]
+    threads = [frames[::-1] for frames in (_frames(each.splitlines()) for each in blocks) if frames]
     if not threads:
         return None
-    whole = [frames for frames in threads if frames and frames[0].function == "<module>"]
-    return _standing((whole or threads)[-1])
+    whole = [frames for frames in threads if frames[0].function == "<module>"]
+    standing = _standing((whole or threads)[-1])
+    if standing and not standing.call and sum(map(_takes_lock, threads)) > 1:
+        return replace(standing, waits_for="a lock")
+    return standing
 
 
-def _spied(text: str) -> list[list[_Frame]]:
-    """Threads of py-spy's: a head each, the main one's first."""
-    blocks = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
-    return [frames for frames in map(_frames, reversed(blocks)) if frames]
+def _takes_lock(frames: Sequence[_Frame]) -> bool:
+    return bool(_LOCK.search(frames[-1].source))
 
 
-def _frames(block: str) -> list[_Frame]:
-    """Outermost first."""
-    matches = (_TRACE.match(line) or _PY_SPY.match(line) for line in block.splitlines())
-    return [_Frame(**found.groupdict()) for found in matches if found][::-1]
+def _frames(lines: Sequence[str]) -> list[_Frame]:
+    """In the order of the lines."""
+    frames = []
+    for line, after in zip_longest(lines, lines[1:], fillvalue=""):
+        found = _TRACE.match(line) or _PY_SPY.match(line)
+        if found:
+            is_source = _SOURCE.match(after) and not _PY_SPY.match(after)
+            source = after.strip()[:LINE_CHARS] if is_source else ""
+            frames.append(_Frame(**found.groupdict(), source=source))
+    return frames
 
 
 def _standing(frames: Sequence[_Frame]) -> Standing | None:
@@ -108,7 +155,23 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
     if not frames:
         return None
     own = [frame for frame in frames if not _LIBRARY.search(frame.path)]
-    return Standing(call=_call(frames), place=_place((own or frames)[-1]))
+    last = (own or frames)[-1]
+    call = _call(frames)
+    return Standing(
+        call=call,
+        place=_place(last),
+        line=last.source,
+        waits_for="" if call else _awaited(frames[-1], last),
+    )
+
+
+def _awaited(innermost: _Frame, own: _Frame) -> str:
+    for what, library, line in _AWAITED:
+        if innermost is own and line.search(own.source):
+            return what
+        if innermost is not own and library.search(innermost.path):
+            return what
+    return ""
 
 
 def _call(frames: Sequence[_Frame]) -> str:

@@ -77,7 +77,9 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "blame": _blame(witness.blame) if witness.blame else None,
         "call": witness.call,
         "standing": _standing(witness.standing) if witness.standing else None,
+        "thread": witness.thread,
         "frozen": witness.is_frozen,
+        "deaf": witness.is_deaf,
         "hung": witness.hung,
     }
     return _kept(facts)
@@ -91,8 +93,9 @@ def _blame(blame: Blame) -> Mapping[str, Any]:
 
 def _standing(at: Standing) -> Mapping[str, Any]:
     entered = {str(group): number for group, number in [*at.entered.items()][:_MOST_GROUPS]}
-    facts = {"call": at.call, "full": at.full, "place": at.place, "last": at.last}
-    return _kept({**facts, "group": at.group, "sequence": at.sequence, "entered": entered})
+    facts = {"call": at.call, "full": at.full, "place": at.place, "line": at.line}
+    more = {"waits_for": at.waits_for, "last": at.last, "group": at.group}
+    return _kept({**facts, **more, "sequence": at.sequence, "entered": entered})
 
 
 def _kept(facts: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -154,7 +157,9 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 blame=None if blame is None else _read_blame(blame),
                 call=_text(facts, "call"),
                 standing=None if standing is None else _read_standing(standing),
+                thread=_text(facts, "thread"),
                 is_frozen=facts.get("frozen") is True,
+                is_deaf=facts.get("deaf") is True,
                 hung=_text(facts, "hung"),
             )
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -189,6 +194,8 @@ def _read_standing(facts: Mapping[str, Any]) -> Standing:
         call=_text(facts, "call"),
         full=_text(facts, "full"),
         place=_text(facts, "place"),
+        line=_text(facts, "line"),
+        waits_for=_text(facts, "waits_for"),
         last=_text(facts, "last"),
         group=_count(facts.get("group", -1)),
         sequence=_count(facts.get("sequence", 0)),

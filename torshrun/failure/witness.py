@@ -40,8 +40,12 @@ class Witness:
     """The last collective of its own, with its arguments, as torch noted it; "" is unknown."""
     standing: Standing | None = None
     """Where it stood; None is unknown."""
+    thread: str = ""
+    """The error that had ended a thread of it before it was asked to stop; "" is none."""
     is_frozen: bool = False
     """Whether its process stood still by a signal or a debugger."""
+    is_deaf: bool = False
+    """Whether its process waited in the kernel, where no signal reaches it (state D)."""
     hung: str = ""
     """The hang, in one line, if it seems to be the rank that others waited for."""
 
