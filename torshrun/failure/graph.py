@@ -57,7 +57,8 @@ class Finding:
         parts = [format_ranks(self.ranks)] if self.ranks else []
         if self.nodes:
             parts.append(format_ranks(self.nodes).replace("rank", "node", 1))
-        return " and ".join(parts) or "all ranks alike"
+        lost = self.reading.kind is Kind.NODE_LOST
+        return " and ".join(parts) or ("a node" if lost else "all ranks alike")
 
     @property
     def _either(self) -> str:
@@ -276,7 +277,10 @@ def _pointed_at(case: _Case) -> _Verdict | None:
         return _lost(case, lost, "likely" if ends - _ranks_of(lost) else "certain")
     done = {rank for rank in ends if _end(case, rank) == "done"}
     if done == ends:
-        return _Verdict(ends, "certain", _told(case, Kind.EARLY_EXIT, ends))
+        all_done = [each for each in case.witnesses if each.end == "done"]
+        is_usual = len(all_done) > len(case.failed)  # then others may have done too much
+        certainty: Certainty = "likely" if is_usual else "certain"
+        return _Verdict(ends, certainty, _told(case, Kind.EARLY_EXIT, ends))
     return _Verdict(ends, "likely", _why_absent(case, ends))
 
 
@@ -295,15 +299,7 @@ def _end(case: _Case, rank: int) -> str:
 
 def _circle(case: _Case) -> _Verdict | None:
     """Ranks that point at each other."""
-    edges = {rank: set(whom) for rank, whom in case.edges.items()}
-    while True:
-        named = set().union(*edges.values())
-        free = edges.keys() - named
-        if not free:
-            break
-        for rank in free:
-            del edges[rank]
-    ranks = {rank for rank in edges if edges[rank] & edges.keys()}
+    ranks = _on_circles(case.edges)
     if not ranks:
         return None
     votes = Counter(rank for whom in case.edges.values() for rank in whom)
@@ -311,31 +307,48 @@ def _circle(case: _Case) -> _Verdict | None:
     if most > 1 and (not rest or rest[0][1] < most) and first in ranks:
         return _Verdict({first}, "likely", _told(case, Kind.MISSING, {first}))
     calls = {rank: _call(case.by_rank[rank]) for rank in ranks if rank in case.by_rank}
-    if len({*calls.values()}) > 1 or not _do_the_same(case, ranks):
-        return _Verdict(ranks, "undecided", _each_in(case, ranks, calls))
-    return _Verdict(ranks, "likely", _each_in(case, ranks, calls))  # all do the same
+    return _mutual(case, ranks, calls)
+
+
+def _on_circles(edges: Mapping[int, set[int]]) -> set[int]:
+    """The ranks that are left when those that nobody points at are left out, again and again, and
+    those that point at nobody.
+    """
+    pointers = Counter(rank for whom in edges.values() for rank in whom)
+    left = set(edges)
+    free = [rank for rank in left if not pointers[rank]]
+    while free:
+        rank = free.pop()
+        left.discard(rank)
+        for other in edges[rank]:
+            pointers[other] -= 1
+            if not pointers[other] and other in left:
+                free.append(other)
+    return {rank for rank in left if edges[rank] & left}
+
+
+def _mutual(case: _Case, ranks: Collection[int], calls: Mapping[int, str]) -> _Verdict:
+    """Of ranks that wait for each other, in these calls."""
+    names = set(calls.values())
+    who, what = format_ranks(ranks), _listed(calls)
+    if len(names) > 1 and not names <= _MESSAGES:
+        return _Verdict(ranks, "undecided", _differ(ranks, calls))
+    alike = _do_the_same(case, ranks)
+    if alike and not names <= _MESSAGES:
+        return _Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
+    deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
+    return _Verdict(ranks, "likely" if alike else "undecided", deadlock)
+
+
+_IN_VAIN = "they were in the same collective, and what they send does not arrive, or too slowly"
 
 
 def _do_the_same(case: _Case, ranks: Collection[int]) -> bool:
     """Whether all stood at one place in the program, having made the same calls before."""
-    entered = [
-        each.standing.entered for each in case.witnesses if each.rank in ranks and each.standing
-    ]
-    return len({*_places(case, ranks)}) == 1 and all(each == entered[0] for each in entered)
-
-
-def _places(case: _Case, ranks: Iterable[int]) -> Iterable[str]:
-    """Where in the program ranks stood, of those of whom it is known."""
-    found = (case.by_rank[rank].standing for rank in ranks if rank in case.by_rank)
-    return (standing.place for standing in found if standing)
-
-
-def _each_in(case: _Case, ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
-    """What is said of ranks that wait for each other."""
-    names = set(calls.values())
-    if len(names) > 1 and not names <= _MESSAGES:
-        return _differ(ranks, calls)
-    return of_ranks(Kind.DEADLOCK, format_ranks(ranks), "", "each other", _listed(calls))
+    found = [case.by_rank[rank].standing for rank in ranks if rank in case.by_rank]
+    entered = [standing.entered for standing in found if standing]
+    places = {standing.place for standing in found if standing}
+    return len(places) == 1 and all(each == entered[0] for each in entered)
 
 
 def _left(case: _Case) -> _Verdict | None:
@@ -359,7 +372,8 @@ def _lost(case: _Case, silent: Sequence[Silent], certainty: Certainty) -> _Verdi
     why = "; ".join(filter(None, (each.why for each in silent[:1])))
     why = why or "nothing more was heard of it"
     reading = of_ranks(Kind.NODE_LOST, names, "", "", why)
-    return _Verdict((), certainty, reading, [each.node for each in silent])
+    nodes = [each.node for each in silent if each.node >= 0]
+    return _Verdict((), certainty, reading, nodes)
 
 
 def _ranks_of(silent: Iterable[Silent]) -> set[int]:
@@ -390,36 +404,40 @@ def _why_absent(case: _Case, ranks: Collection[int]) -> Reading:
 
 
 def _elsewhere(case: _Case) -> _Verdict | None:
-    """Ranks that waited in different collectives, or for each other in messages."""
+    """Ranks that waited in different collectives, or for each other."""
     calls = {each.rank: _call(each) for each in case.waiting}
     if len(calls) < 2:
         return None
     odd = _odd_one(calls)
     if odd is not None:
         return _Verdict({odd}, "likely", _differ({odd}, calls))
-    if len(set(calls.values())) > 1 and not set(calls.values()) <= _MESSAGES:
-        return _Verdict(calls, "undecided", _differ(calls, calls))
-    if set(calls.values()) <= _MESSAGES:
-        alike = _do_the_same(case, calls)
-        certainty: Certainty = "likely" if alike else "undecided"
-        return _Verdict(calls, certainty, _each_in(case, calls, calls))
-    return None
+    late = any(each.blame and each.blame.how == "late" for each in case.followers)
+    return _mutual(case, calls, calls) if late or case.hang or len({*calls.values()}) > 1 else None
 
 
 _MESSAGES = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 
 
-def _alone(case: _Case) -> _Verdict | None:
-    """Whose failure may well be its own, although it speaks of others: nobody else's is seen."""
+def _weak(case: _Case) -> _Verdict | None:
+    """Whose failure may well be its own, although it speaks of others."""
     weak = [each for each in case.followers if each.blame and each.blame.weak]
-    suspects = weak or case.followers
+    return _suspected(case, weak)
+
+
+def _alone(case: _Case) -> _Verdict | None:
+    """Who failed while the others did well."""
+    return _suspected(case, case.followers)
+
+
+def _suspected(case: _Case, suspects: Sequence[Witness]) -> _Verdict | None:
     if not suspects or len(suspects) == len(case.witnesses) > 1:
         return None
     certainty: Certainty = "likely" if len(suspects) == 1 else "undecided"
-    reading = suspects[0].reading
-    if reading.kind is Kind.PEER_LOST and weak:
-        reading = of_ranks(Kind.NETWORK, format_ranks([each.rank for each in weak]), "", "")
-    return _Verdict([each.rank for each in suspects], certainty, reading)
+    reading, ranks = suspects[0].reading, [each.rank for each in suspects]
+    if reading.kind is Kind.PEER_LOST:
+        why = "no end of another rank explains that"
+        reading = of_ranks(Kind.NETWORK, format_ranks(ranks), "", "", why)
+    return _Verdict(ranks, certainty, reading)
 
 
 def _unexplained(case: _Case) -> _Verdict:
@@ -437,8 +455,8 @@ def _no_progress(case: _Case) -> _Verdict:
     reading = of_ranks(Kind.HUNG, format_ranks(ranks), "", "", f"something unknown ({case.hang})")
     if len(ranks) == 1:
         return _Verdict(ranks, "likely", reading)
-    places = [*_places(case, ranks)]
-    alike = len(places) == len(ranks) and len({*places}) == 1 and not case.waiting
+    known = all(each.standing for each in case.witnesses if each.rank in ranks)
+    alike = known and _do_the_same(case, ranks) and not case.waiting
     return _Verdict(() if alike else ranks, "likely" if alike else "undecided", reading)
 
 
@@ -451,6 +469,7 @@ _JUDGES: Sequence[Callable[[_Case], _Verdict | None]] = (
     _silent,
     _circle,
     _absent,
+    _weak,
     _elsewhere,
     _alone,
     _unexplained,

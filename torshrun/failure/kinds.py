@@ -411,9 +411,9 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "scheduler's log tell of kills and reboots, torshctl doctor of the network.",
     ),
     Kind.NETWORK: (
-        "A connection of {who} broke, and no end of another rank explains it.",
-        "See with whom it spoke (its traceback): a service, a proxy, a host that is gone; "
-        "torshctl doctor examines the network between the nodes.",
+        "Connections of {who} broke or did not carry anything: {what}.",
+        "See with whom it spoke (its traceback): another rank, a service, a host that is gone. "
+        "torshctl doctor examines the network between nodes; a slow one needs longer timeouts.",
     ),
     Kind.HUNG: (
         "{who} made no progress: it waited for {what}.",
