@@ -20,6 +20,8 @@ ranks called different things."""
 
 TEXT_CHARS = 200
 """Characters of a text that is kept of a blame."""
+SEARCHED_CHARS = 8192
+"""Characters of each text that are looked at: patterns may take more than linear time."""
 MOST_RANKS = 64
 """Ranks that a blame may name; one that names more names nobody."""
 LARGEST_RANK = 1 << 24
@@ -83,7 +85,7 @@ def from_words(texts: Iterable[str]) -> Blame | None:
     """Whom an error, or lines that a worker wrote, blame; None if nobody."""
     for text in texts:
         for pattern in _PATTERNS:
-            found = pattern.words.search(text)
+            found = pattern.words.search(text[:SEARCHED_CHARS])
             if found:
                 return _blame(pattern, found)
     return None

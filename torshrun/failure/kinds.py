@@ -9,6 +9,10 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 
+SEARCHED_CHARS = 8192
+"""Characters of each text that are looked at: patterns may take more than linear time."""
+
+
 class Kind(StrEnum):
     """What sort of failure it was, as far as that can be told from outside."""
 
@@ -298,7 +302,7 @@ def by_words(said: Iterable[str], program: str) -> Reading | None:
     """What these texts show, of which the first that shows anything counts; None if none does.
     `program` is the path of what said it.
     """
-    texts = list(said)
+    texts = [text[:SEARCHED_CHARS] for text in said]
     readings = filter(None, (_by_pattern(text, program) for text in texts))
     return next(readings, None) or _by_child("\n".join(reversed(texts)))
 
