@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.exits import Exit, OomEvidence, how, where
 from torshrun.failure.graph import Finding, find
-from torshrun.failure.kinds import Kind, Reading, by_frame, by_words, of_ranks
+from torshrun.failure.kinds import USAGE, Kind, Reading, by_frame, by_words, of_ranks
 from torshrun.failure.last_words import CRASHES, Words, find_thread_error, last_words
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
@@ -32,11 +32,6 @@ _LOST_PEER = Reading(
     Kind.PEER_LOST,
     "It lost a peer, or waited for one in vain, and no cause is seen here.",
     "Look at other nodes' reports, and whether the network between the ranks broke.",
-)
-_USAGE = Reading(
-    Kind.USAGE,
-    "It refused its arguments.",
-    "Options for torshrun stand before the script's name, options for the script after it.",
 )
 _SIGNALS: dict[str, tuple[Kind, str, str]] = {
     "SIGSEGV": (
@@ -255,7 +250,7 @@ def _by_signal(exit_: Exit, words: Words) -> Reading:
 
 def _by_code(exit_: Exit, words: Words) -> Reading:
     if exit_.code == 2 and any(line.lower().startswith("usage: ") for line in words.lines):
-        return _USAGE
+        return Reading(Kind.USAGE, *USAGE)
     if words.errors:
         return Reading(Kind.EXCEPTION)
     name = signal_name(exit_.code - 128) if exit_.code > 128 else ""

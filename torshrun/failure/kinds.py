@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import NamedTuple
 
-
 SEARCHED_CHARS = 8192
 """Characters of each text that are looked at: patterns may take more than linear time."""
 
@@ -76,6 +75,11 @@ class _Pattern(NamedTuple):
     """Both may speak of {name}, what the group of that name found, and of the {program}."""
 
 
+USAGE = (
+    "It refused its arguments.",
+    "Options for torshrun stand before the script's name, options for the script after it.",
+)
+"""Why, and what to do."""
 _IN_USE = (
     "{name} is taken: another process listens there, or one that ended has left it busy.",
     "`ss -ltnp` names the holder. Leave --master-port out and torshrun picks a free port for each "
@@ -273,10 +277,15 @@ _PATTERNS = (
     ),
     _Pattern(
         Kind.USAGE,
-        r"\bunrecognized arguments?: |\bthe following arguments are required: |No such option: |"
+        r"\bunrecognized arguments?: |\bthe following arguments are required: |No such option: ",
+        *USAGE,
+    ),
+    _Pattern(
+        Kind.USAGE,
         r"^(?:\w+\.)*ConfigError: ",
-        "It refused its arguments or its environment.",
-        "Options for torshrun stand before the script's name, options for the script after it.",
+        "Its arguments or its environment are not as they must be.",
+        "Its words say which, and what they may be; variables that are set by hand win over what "
+        "torshrun would set.",
     ),
 )
 _CHILD = re.compile(
