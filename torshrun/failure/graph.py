@@ -488,7 +488,7 @@ def _manner(case: _Case, verdict: _Verdict) -> str:
         return ""
     first = min(found, key=lambda each: each.at if each.end == "failed" else 0.0)
     where = f"first rank {first.rank}, {first.where}" if len(found) > 1 else first.where
-    if first.end == "failed":
+    if first.is_own:
         manner = first.how
     elif case.hang and first.end == "stopped":
         manner = f"hung, then {first.how}"
@@ -545,7 +545,8 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: _Verdict) -> Iterabl
     elif witness.standing and (witness.end == "stopped" or witness.blame):
         yield f"stood {witness.standing}"
     if witness.blame and witness.blame.text:
-        yield witness.blame.text
+        if not witness.blame.calls or verdict.reading.kind is not Kind.MISMATCH:
+            yield witness.blame.text
     elif witness.is_own and (verdict.certainty != "certain" or not is_culprit):
         yield ": ".join(filter(None, (witness.how, witness.said)))
     if witness.call and verdict.reading.kind is Kind.MISMATCH:

@@ -16,6 +16,7 @@ SHOWN_LINES = 40
 LINE_CHARS = 500
 """How much of each it shows."""
 _GROUPS = 6
+_FATES = {"lost": "lost its peer", "late": "waited in vain", "mismatch": "disagreed with others"}
 
 
 def describe(explained: Explanation | None, outlook: str, is_partial: bool = False) -> str:
@@ -31,7 +32,7 @@ def describe(explained: Explanation | None, outlook: str, is_partial: bool = Fal
     lines = [f"torshrun: {said}", *_indented(reading.why)]
     if not is_own and not is_partial:
         lines += [f"  {line}" for line in finding.evidence]
-    lines += _words(cause, named=cause.rank not in finding.ranks or len(finding.ranks) > 1)
+    lines += _words(cause, finding)
     others = [exit_ for exit_ in exits if exit_ is not cause and exit_.failed]
     if others:
         lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
@@ -60,14 +61,15 @@ def partial_line(cause: Exit) -> str:
     return f"rank {cause.rank} failed first on this node: {how(cause)}, {where(cause)}"
 
 
-def _words(cause: Exit, named: bool) -> list[str]:
-    """What it said last. `named`: whose words they are has to be said."""
+def _words(cause: Exit, finding: Finding) -> list[str]:
+    """What it said last; of one that only followed no more than its error."""
     words = last_words(cause)
-    whose = f"rank {cause.rank}: " if named else ""
-    lines = [
-        f"  {whose}{words.heading}:" if words.lines else f"  {whose}it wrote nothing to stderr"
-    ]
-    lines += [f"  | {line[:LINE_CHARS]}".rstrip() for line in _cut(words)]
+    follows = cause.rank not in finding.ranks and bool(words.errors)
+    whose = f"rank {cause.rank}: " if follows or finding.ranks != (cause.rank,) else ""
+    heading = "its error" if follows else words.heading or "it wrote nothing to stderr"
+    shown = words.errors[-1].split("\n") if follows else _cut(words)
+    lines = [f"  {whose}{heading}{':' if words.lines else ''}"]
+    lines += [f"  | {line[:LINE_CHARS]}".rstrip() for line in shown]
     if cause.log:
         lines.append(f"  its output is kept in {cause.log}")
     return lines
@@ -98,6 +100,7 @@ def _in_brief(exits: Iterable[Exit], cause: str) -> str:
 def _fate(exit_: Exit, cause: str) -> str:
     if exit_.stopped and not exit_.raised:
         return "stopped by torshrun"
-    if blamed(exit_):
-        return "lost its peer"
+    blame = blamed(exit_)
+    if blame:
+        return _FATES[blame.how]
     return "in the same way" if fingerprint(exit_) == cause else how(exit_)
