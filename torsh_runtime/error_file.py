@@ -111,16 +111,21 @@ def _facts(error: BaseException) -> dict[str, Any]:
     with contextlib.suppress(Exception):
         facts["blame"] = _blame(error)
     with contextlib.suppress(Exception):
-        facts["call"] = _last_call()
+        facts["call"] = _own_call(_origin(error)) or _last_call()
     return facts
 
 
 # ---- whom it blames
 
 
+def _origin(error: BaseException) -> BaseException | None:
+    """The error that the rest came of."""
+    return next((each for each in reversed([*_chain(error)]) if not _is_internal(each)), None)
+
+
 def _blame(error: BaseException) -> dict[str, Any] | None:
     """What the error says of others that the rest came of; None if that one says nothing."""
-    origin = next((each for each in reversed([*_chain(error)]) if not _is_internal(each)), None)
+    origin = _origin(error)
     blame = getattr(origin, "blame", None)
     if origin is None or blame is None or not _is_ours(origin):
         return None
@@ -170,11 +175,37 @@ def _numbering(error: BaseException) -> Callable[[int], int]:
     return lambda rank: -1
 
 
-# ---- what torch has noted
+# ---- what this rank called
+
+
+def _own_call(error: BaseException | None) -> str:
+    """The function of torsh_runtime's collectives that failed, with what it was given; "" if it was
+    none of them.
+    """
+    trace = error.__traceback__ if error is not None else None
+    while trace is not None:
+        frame = trace.tb_frame
+        if str(frame.f_globals.get("__name__", "")).startswith("torsh_runtime.comm."):
+            names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+            given = [_shown(name, frame.f_locals.get(name)) for name in names]
+            return f"{frame.f_code.co_name}({', '.join(filter(None, given))})"
+        trace = trace.tb_next
+    return ""
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in ("src", "dst", "peer") and isinstance(value, int):
+        return f"{name}={value}"
+    if name == "op" and value is not None:
+        return str(getattr(value, "name", ""))
+    if isinstance(value, list | tuple) and value:
+        return f"{len(value)} x {_shown('', value[0])}"
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}" if shape is not None else ""
 
 
 def _last_call() -> str:
-    """The last collective that torch's recorder knows of, with its arguments; "" without one."""
+    """The last collective that torch's own recorder knows of, with its arguments; "" without."""
     torch = sys.modules.get("torch")
     c10d = sys.modules.get("torch._C._distributed_c10d")
     if torch is None or c10d is None or torch.cuda.is_initialized():  # it would ask the device

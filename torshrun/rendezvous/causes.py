@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from torshrun.rendezvous.roster import FAILURES
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.view import View
+from torshrun.text import printable
 
 if TYPE_CHECKING:  # few rounds fail
     from torshrun.failure.graph import Finding
@@ -54,12 +56,32 @@ def _witnesses(view: View) -> Iterator[Witness]:
     from torshrun.failure.witness import Witness
 
     for row in view.roster.reports.values():
-        ranks = _ranks(row)
+        ranks, host = _ranks(row), view.host(row.node)
         if row.outcome == "succeeded":
             for rank in ranks:
                 yield Witness(rank=rank, node=row.node_rank, end="done", how="exit code 0")
-        else:
-            yield from decode(row.testimony, ranks, row.node_rank, view.host(row.node))
+            continue
+        told = decode(row.testimony, ranks, row.node_rank, host)
+        yield from told or _in_brief(row, ranks, host)
+
+
+def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[Witness]:
+    """A failure of which its node tells no more than that it was one of its ranks."""
+    from torshrun.failure.blame import Blame
+    from torshrun.failure.kinds import Kind, Reading
+    from torshrun.failure.witness import Witness
+
+    if row.outcome in FAILURES and ranks:
+        yield Witness(
+            rank=ranks[0],
+            node=row.node_rank,
+            end="failed",
+            how=printable(row.cause) or f"exit code {row.code}",
+            where=f"host {host}",
+            reading=Reading(Kind.EXCEPTION),
+            alike=row.node,
+            blame=Blame(how="lost") if row.follows else None,
+        )
 
 
 def _silent(view: View) -> Iterator[Silent]:

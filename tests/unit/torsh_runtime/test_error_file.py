@@ -245,3 +245,23 @@ dist.destroy_process_group()
     facts = json.loads(error_file.read_text())["torsh"]
     assert facts["call"] == "all_reduce(float32[3, 4]), number 1 of default_pg"
     assert facts["versions"]["torch"]
+
+
+def test_what_this_rank_called_is_told_with_what_it_was_given(error_file: Path) -> None:
+    tr.init_process_group("single", world_size=1, rank=0, init_method="tcp://127.0.0.1:1")
+    try:
+        import numpy as np
+
+        for call, told in (
+            (lambda: tr.all_reduce(np.ones((2, 3), np.float32), op=4), "all_reduce(float32[2, 3])"),
+            (lambda: tr.broadcast(np.ones(3), 7), "broadcast(float64[3], src=7)"),
+            (lambda: tr.gather(np.ones(3), [np.ones(3)], 9), "gather(float64[3], 1 x float64[3]"),
+        ):
+            with pytest.raises(Exception) as raised:  # noqa: PT011
+                call()
+            error_file.unlink(missing_ok=True)
+            leave_account(raised.value)
+            facts = json.loads(error_file.read_text())["torsh"]
+            assert facts["call"].startswith(told)
+    finally:
+        tr.destroy_process_group()
