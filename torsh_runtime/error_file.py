@@ -111,21 +111,16 @@ def _facts(error: BaseException) -> dict[str, Any]:
     with contextlib.suppress(Exception):
         facts["blame"] = _blame(error)
     with contextlib.suppress(Exception):
-        facts["call"] = _own_call(_origin(error)) or _last_call()
+        facts["call"] = next(filter(None, map(_own_call, _chain(error))), "") or _last_call()
     return facts
 
 
 # ---- whom it blames
 
 
-def _origin(error: BaseException) -> BaseException | None:
-    """The error that the rest came of."""
-    return next((each for each in reversed([*_chain(error)]) if not _is_internal(each)), None)
-
-
 def _blame(error: BaseException) -> dict[str, Any] | None:
     """What the error says of others that the rest came of; None if that one says nothing."""
-    origin = _origin(error)
+    origin = next((each for each in reversed([*_chain(error)]) if not _is_internal(each)), None)
     blame = getattr(origin, "blame", None)
     if origin is None or blame is None or not _is_ours(origin):
         return None
@@ -178,11 +173,11 @@ def _numbering(error: BaseException) -> Callable[[int], int]:
 # ---- what this rank called
 
 
-def _own_call(error: BaseException | None) -> str:
+def _own_call(error: BaseException) -> str:
     """The function of torsh_runtime's collectives that failed, with what it was given; "" if it was
     none of them.
     """
-    trace = error.__traceback__ if error is not None else None
+    trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         if str(frame.f_globals.get("__name__", "")).startswith("torsh_runtime.comm."):
