@@ -38,7 +38,8 @@ KINDS: Mapping[str, str] = {
 }
 """torshrun's words for kinds, and the corpus' for each; a word that is not here is its own."""
 
-_OUTCOMES = {"stopped": "signal", "preempted": "signal", "lost": "agent"}
+_BAD_USAGE = 2
+_OUTCOMES = {"failed": "missing", "stopped": "signal", "preempted": "signal", "lost": "agent"}
 _SIGNALS = {
     "crash": ["SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS"],
     "signal": ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"],
@@ -96,10 +97,10 @@ def _torshrun(run: Run) -> Finding:
     failed = _events(run, "worker_failed")
     if failed:
         return _of_worker(text, min(failed, key=lambda event: not KINDS.get(event["kind"], "?")))
+    if any(node.code == _BAD_USAGE for node in run.nodes):
+        return Finding(text, CERTAIN, kinds=frozenset(["usage"]))
     outcome = _outcome(run)
-    if not outcome:
-        return Finding(text)
-    return Finding(text, CERTAIN, kinds=_words(outcome))
+    return Finding(text, LIKELY, kinds=_words(outcome)) if outcome else Finding(text)
 
 
 def own_lines(stderr: str) -> str:
@@ -147,9 +148,7 @@ def _outcome(run: Run) -> str:
     """Why the job ended, where no worker failed."""
     ends = [event["outcome"] for event in _events(run, "job_finished")]
     found = [outcome for outcome in ends if outcome != "succeeded"]
-    if found:
-        return _OUTCOMES.get(found[0], found[0])
-    return "usage" if any(node.code == 2 for node in run.nodes) else ""
+    return _OUTCOMES.get(found[0], "") if found else ""
 
 
 def _words(kind: str) -> frozenset[str]:
@@ -174,7 +173,8 @@ def _torchrun(run: Run) -> Finding:
     fields = dict(_FIELD.findall(block))
     rank, code = (int(fields[name].split()[0]) for name in ("rank", "exitcode"))
     trace = "".join(_TRACE.findall(block))
-    text = f"{said}\n{block.replace(trace, '') if ' received by PID' not in trace else block}"
+    own = block if "received by PID" in trace else block.replace(trace, "")
+    text = f"{said}\nrank {rank}\n{own}"
     return Finding(text, CERTAIN, frozenset([rank]), frozenset(), _kinds_of(code, trace))
 
 

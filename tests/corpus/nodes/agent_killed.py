@@ -4,7 +4,8 @@ nproc: 2
 nnodes: 2
 culprit: node 1
 kind: agent
-hint: node 1|node .*10|lost|sign of life
+hint: 10.77.0.2|node 1, lost|died|killed|sign of life
+needs: netns
 seconds: 30
 """
 

@@ -4,7 +4,8 @@ nproc: 1
 nnodes: 2
 culprit: node 1
 kind: agent | network | stopped
-hint: node 1|lost|sign of life
+hint: 10.77.0.2|node 1, lost|sign of life|stopped|answer
+needs: netns
 seconds: 40
 """
 

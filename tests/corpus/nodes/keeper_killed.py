@@ -2,7 +2,7 @@
 
 nproc: 2
 nnodes: 1
-culprit: node 0 | none
+culprit: none
 kind: agent
 hint: keeper
 torchrun: no

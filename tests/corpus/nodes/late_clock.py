@@ -16,9 +16,13 @@ import numpy as np
 import torsh_runtime as tr
 
 
+class ImmatureSignatureError(Exception):
+    """As libraries of tokens have it."""
+
+
 def check(issued: float) -> None:
     if issued > time.time() + 60:
-        raise PermissionError("token is not yet valid (nbf)")
+        raise ImmatureSignatureError("The token is not yet valid (iat)")
 
 
 def main() -> None:

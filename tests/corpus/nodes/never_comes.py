@@ -1,8 +1,8 @@
 """The job is for two nodes, and the second one was never started.
 
-culprit: node 1
+culprit: none
 kind: missing
-hint: node, join|came|wait|come|in time|too few
+hint: nodes?, 2, 1 came|join|in time|too few|did not come
 options: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29533
 options: --rdzv-id alone --rdzv-conf join_timeout=6
 seconds: 30

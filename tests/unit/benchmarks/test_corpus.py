@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_names_and_titles_are_unique() -> None:
     found = cases()
     for words in ([each.name for each in found], [each.title for each in found]):
         assert len(words) == len(set(words)), sorted(w for w in words if words.count(w) > 1)
+
+
+def test_no_case_is_called_like_a_module_that_others_import() -> None:
+    """Its folder comes first where workers look for modules."""
+    stems = {each.path.stem for each in cases()}
+    assert not stems & {*sys.stdlib_module_names, "numpy", "torch"}
 
 
 def test_ranks_and_nodes_that_are_blamed_are_there() -> None:
