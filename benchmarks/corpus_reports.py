@@ -34,6 +34,7 @@ KINDS: Mapping[str, str] = {
     "early exit": "early_exit",
     "file damaged": "file",
     "node lost": "agent",
+    "node unreachable": "network",
     "shared memory full": "memory",
 }
 """torshrun's words for kinds, and the corpus' for each; a word that is not here is its own."""

@@ -269,5 +269,6 @@ def test_what_cannot_be_started_on_one_node_is_that_nodes_fault(torshrun: Launch
         job.start(str(broken))
         first.end(60)
     (cause,) = events(path)
-    assert (cause["nodes"], cause["kind"]) == ([1], "node lost")
+    assert (cause["nodes"], cause["kind"]) == ([1], "file missing")
+    assert "cannot run workers: " in first.output
     assert "cannot start" in first.output

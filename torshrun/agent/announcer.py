@@ -10,17 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torsh_runtime.events import Event
+from torshrun import exit_codes
 from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
-from torshrun.rendezvous.base import JobOver, Place, RoundClosing
+from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
 from torshrun.workers.group import Worker
 
 if TYPE_CHECKING:
     from torshrun.failure.exits import Exit
-    from torshrun.failure.graph import Finding
+    from torshrun.failure.graph import Certainty, Finding
+    from torshrun.failure.kinds import Kind
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
 
@@ -46,6 +48,8 @@ class Announcer:
         self._sequel = ""
         self._lost: set[str] = set()
         self._complained = -COMPLAINTS
+        self._was_in_round = self._has_found = False
+        self._no_start = ""
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
@@ -101,7 +105,7 @@ class Announcer:
     # ---- the other nodes
 
     def begin_round(self, place: Place) -> None:
-        self.round = place.round
+        self.round, self._was_in_round, self._has_found = place.round, True, False
         self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
         if self._config.rendezvous is not None:
             self.say(
@@ -118,6 +122,7 @@ class Announcer:
         if isinstance(event, JobOver):
             verdict = event.verdict
             self.found_by_all(verdict.finding)
+            self._blame_no_rank(verdict)
             if not alone:
                 self._sequel = verdict.sequel
                 self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
@@ -139,6 +144,7 @@ class Announcer:
         )
 
     def start_failed(self, reason: str) -> None:
+        self._no_start = reason
         self.say(f"error: {reason}")
         self.emit("start_failed", reason=reason)
 
@@ -215,6 +221,10 @@ class Announcer:
             f"overloaded?"
         )
         self.emit("dead_man_fired", timeout_seconds=timeout)
+        if others is None:
+            from torshrun.failure.kinds import Kind
+
+            self.found_of_job("torshrun itself gave no sign of life", Kind.AGENT)
 
     def out_of_descriptors(self, error: OSError) -> None:
         """A connection from elsewhere could not be taken; there may be many more."""
@@ -235,6 +245,9 @@ class Announcer:
             f"what killed it (the kernel's log, if memory ran out)."
         )
         self.emit("keeper_lost", pid=pid)
+        from torshrun.failure.kinds import Kind
+
+        self.found_of_job("the keeper has died", Kind.AGENT)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
         report, left = over.report, list(over.unkillable)
@@ -282,8 +295,35 @@ class Announcer:
             self._say(describe_finding(finding, whole))
             self.found(finding)
 
+    def _blame_no_rank(self, verdict: Verdict) -> None:
+        """Of a job that ended for a reason that is no worker's."""
+        reason = verdict.reason or self._no_start
+        if self._has_found or not reason:
+            return
+        from torshrun.failure.kinds import Kind
+
+        if self._no_start:
+            self.found_of_job(self._no_start, Kind.EXCEPTION)
+        elif verdict.outcome == "lost":
+            self.found_of_job(reason, Kind.STORE)
+        elif verdict.code == exit_codes.RENDEZVOUS:
+            self.found_of_job(reason, Kind.MISSING)
+
+    def found_of_job(self, reason: str, kind: Kind) -> None:
+        """Nobody's failure but that of the job itself, or of what it stands on, is its end."""
+        from torshrun.failure.graph import Finding
+        from torshrun.failure.kinds import of_job
+
+        # What a node that was in a round is cut off from, others may know better.
+        certainty: Certainty = "likely" if self._was_in_round else "certain"
+        finding = Finding(certainty=certainty, reading=of_job(printable(reason), kind))
+        if finding.reading.advice:
+            self.say(f"what to do: {finding.reading.advice}")
+        self.found(finding)
+
     def found(self, finding: Finding) -> None:
         """The root cause of the whole job's round."""
+        self._has_found = True
         self.emit(
             "root_cause",
             ranks=finding.ranks,

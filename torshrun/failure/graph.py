@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.kinds import Kind, Reading, of_job, of_ranks
 from torshrun.failure.witness import Silent, Witness
 from torshrun.text import format_ranks
 
@@ -47,6 +47,8 @@ class Finding:
     def headline(self) -> str:
         """Who is to blame, and how it ended, in one line."""
         how = self.how or str(self.reading.kind)
+        if not self.ranks and not self.nodes:
+            return f"no rank is to blame: {how}"
         if self.certainty == "undecided":
             return f"undecided between {self._either}: {how}"
         surely = "most likely " if self.certainty == "likely" else ""
@@ -57,8 +59,7 @@ class Finding:
         parts = [format_ranks(self.ranks)] if self.ranks else []
         if self.nodes:
             parts.append(format_ranks(self.nodes).replace("rank", "node", 1))
-        lost = self.reading.kind is Kind.NODE_LOST
-        return " and ".join(parts) or ("a node" if lost else "all ranks alike")
+        return " and ".join(parts)
 
     @property
     def _either(self) -> str:
@@ -370,9 +371,14 @@ def _silent(case: _Case) -> _Verdict | None:
 def _lost(case: _Case, silent: Sequence[Silent], certainty: Certainty) -> _Verdict:
     names = " and ".join(each.name for each in silent)
     why = "; ".join(filter(None, (each.why for each in silent[:1])))
-    why = why or "nothing more was heard of it"
-    reading = of_ranks(Kind.NODE_LOST, names, "", "", why)
     nodes = [each.node for each in silent if each.node >= 0]
+    if all(each.is_unable for each in silent):
+        return _Verdict(
+            (), certainty, of_job(f"{names} cannot run workers: {why}", Kind.AGENT), nodes
+        )
+    ends = [each for each in case.followers if each.blame and each.blame.how == "lost"]
+    kind = Kind.NODE_LOST if ends else Kind.UNREACHABLE  # whose connections end has ended
+    reading = of_ranks(kind, names, "", "", why or "nothing more was heard of it")
     return _Verdict((), certainty, reading, nodes)
 
 

@@ -27,6 +27,8 @@ class Kind(StrEnum):
     EARLY_EXIT = "early exit"
     FROZEN = "stopped"
     NODE_LOST = "node lost"
+    UNREACHABLE = "node unreachable"
+    AGENT = "agent"
     GPU_MEMORY = "GPU out of memory"
     ALLOCATION = "allocation refused"
     SHARED_MEMORY = "shared memory full"
@@ -381,6 +383,23 @@ def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Re
     return Reading(kind, why.format(who=who, call=call, others=others, what=what), advice)
 
 
+def of_job(reason: str, kind: Kind) -> Reading:
+    """What is to be said of a job that ended for a reason that is no worker's; its words may tell
+    more of the kind.
+    """
+    known = by_words([reason], "")
+    advice = known.advice if known else _OF_JOBS.get(kind, "")
+    return Reading(known.kind if known else kind, reason, advice)
+
+
+_OF_JOBS = {
+    Kind.MISSING: "See whether torshrun was started on all nodes, with the same --rdzv-endpoint, "
+    "--rdzv-id and --nnodes, and whether they reach that endpoint; torshctl doctor examines it.",
+    Kind.STORE: "See whether what serves the job's store lives (etcd, or the agent whose host the "
+    "endpoint names), and whether it is reached from here; torshctl doctor examines it.",
+    Kind.AGENT: "See who or what stopped or killed it: the kernel's log (dmesg), the scheduler, "
+    "who else is on the machine.",
+}
 _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
     Kind.MISSING: (
         "{others} waited in {call} for {who}, which did not come.",
@@ -422,6 +441,12 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "to it broke.",
         "See whether the machine is up and what its own torshrun wrote last; dmesg and the "
         "scheduler's log tell of kills and reboots, torshctl doctor of the network.",
+    ),
+    Kind.UNREACHABLE: (
+        "{who} was lost: {what}. No connection of its workers was closed, so the network to it "
+        "broke, or the whole machine stopped.",
+        "See whether the machine is up and reached from the others (ping, the switch, a "
+        "firewall); torshctl doctor examines the network between the nodes.",
     ),
     Kind.NETWORK: (
         "Connections of {who} broke or did not carry anything: {what}.",

@@ -77,3 +77,5 @@ class Silent:
     """Of its workers; empty is unknown."""
     why: str = ""
     """What is known of its end: "its lease ended"; "" is nothing."""
+    is_unable: bool = False
+    """Whether it is there, and cannot run workers, for that reason."""

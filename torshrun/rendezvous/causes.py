@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torshrun.rendezvous.roster import FAILURES
 from torshrun.rendezvous.rows import NodeRow
@@ -88,6 +88,7 @@ def _silent(view: View) -> Iterator[Silent]:
     """Nodes that were lost, that lost touch, or that cannot run workers."""
     from torshrun.failure.witness import Silent
 
+    facts: dict[str, Any]
     roster = view.roster
     unable = {node for node, row in roster.reports.items() if row.leaving == "lost"}
     for node in sorted({*roster.apart, *roster.dropped, *unable} - view.wishes.drained):
@@ -95,7 +96,8 @@ def _silent(view: View) -> Iterator[Silent]:
         if row is None or node in roster.succeeded:
             continue
         why = _OUT_OF_TOUCH if node in roster.dropped else row.leaving_reason or _LOST
-        yield Silent(node=row.node_rank, name=view.name(node), ranks=_ranks(row), why=why)
+        facts = {"node": row.node_rank, "name": view.name(node), "ranks": _ranks(row)}
+        yield Silent(**facts, why=printable(why), is_unable=node in unable)
 
 
 def _ranks(row: NodeRow) -> range:

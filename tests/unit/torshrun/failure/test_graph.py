@@ -308,7 +308,7 @@ def test_two_groups_that_wait_for_each_other_are_undecided() -> None:
 def test_a_hang_of_all_at_one_place_is_no_ranks_fault() -> None:
     finding = found(stopped(0, AWAY), stopped(1, AWAY), hang="no progress for 6 s")
     assert verdict(finding) == ((), "likely", Kind.HUNG)
-    assert finding.headline.startswith("all ranks alike most likely failed first")
+    assert finding.headline == "no rank is to blame: hung"
 
 
 def test_a_hang_of_which_nothing_is_known_is_undecided() -> None:
@@ -328,6 +328,19 @@ def test_a_node_that_was_lost_is_the_cause_if_nothing_else_is() -> None:
     assert finding.reading.kind is Kind.NODE_LOST
     assert "node b was lost: its lease has ended" in finding.reading.why
     assert found(silent=(LOST,)).nodes == (1,)
+
+
+def test_a_node_whose_workers_connections_did_not_end_may_be_cut_off() -> None:
+    finding = found(stopped(0, IN_ALL_REDUCE), silent=(LOST,))
+    assert (finding.nodes, finding.reading.kind) == ((1,), Kind.UNREACHABLE)
+
+
+def test_a_node_that_cannot_run_workers_says_why() -> None:
+    why = "rank 2: cannot start x: Permission denied (exec)"
+    unable = Silent(node=1, name="node b", why=why, is_unable=True)
+    finding = found(stopped(0), silent=(unable,))
+    assert (finding.nodes, finding.reading.kind) == ((1,), Kind.PERMISSION)
+    assert why in finding.reading.why
 
 
 def test_its_ranks_are_pointed_at() -> None:
