@@ -21,7 +21,7 @@ from torshrun.workers.group import Worker
 
 if TYPE_CHECKING:
     from torshrun.failure.exits import Exit
-    from torshrun.failure.graph import Certainty, Finding
+    from torshrun.failure.finding import Certainty, Finding
     from torshrun.failure.kinds import Kind
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
@@ -311,8 +311,8 @@ class Announcer:
 
     def found_of_job(self, reason: str, kind: Kind) -> None:
         """Nobody's failure but that of the job itself, or of what it stands on, is its end."""
-        from torshrun.failure.graph import Finding
-        from torshrun.failure.kinds import of_job
+        from torshrun.failure.finding import Finding
+        from torshrun.failure.signs import of_job
 
         # What a node that was in a round is cut off from, others may know better.
         certainty: Certainty = "likely" if self._was_in_round else "certain"

@@ -23,7 +23,7 @@ from torshrun.workers.group import Worker, WorkerGroup
 if TYPE_CHECKING:  # at the start it would take time
     from torshrun.failure.cause import Explanation
     from torshrun.failure.exits import Exit, OomEvidence
-    from torshrun.failure.graph import Finding
+    from torshrun.failure.finding import Finding
     from torshrun.failure.kinds import Kind
 
 STARTUP_SECONDS = 10.0

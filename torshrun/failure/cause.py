@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.exits import Exit, OomEvidence, how, where
-from torshrun.failure.graph import Finding, find
-from torshrun.failure.kinds import USAGE, Kind, Reading, by_frame, by_words, of_ranks
+from torshrun.failure.finding import Finding
+from torshrun.failure.graph import find
+from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.last_words import CRASHES, Words, find_thread_error, last_words
+from torshrun.failure.signs import USAGE, by_frame, by_words
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name

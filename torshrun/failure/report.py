@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torshrun.failure.cause import NOTHING, Explanation, blamed, fingerprint
 from torshrun.failure.exits import Exit, how, where
-from torshrun.failure.graph import Finding
+from torshrun.failure.finding import Finding
 from torshrun.failure.kinds import NO_READING, Reading
 from torshrun.failure.last_words import Words, last_words
 from torshrun.text import format_ranks

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, TypeVar, get_args
 
 from torshrun.failure.blame import Blame, How
-from torshrun.failure.graph import MOST_EVIDENCE, Certainty, Finding
+from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
 from torshrun.failure.witness import End, Witness

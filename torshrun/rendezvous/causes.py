@@ -11,7 +11,7 @@ from torshrun.rendezvous.view import View
 from torshrun.text import printable
 
 if TYPE_CHECKING:  # few rounds fail
-    from torshrun.failure.graph import Finding
+    from torshrun.failure.finding import Finding
     from torshrun.failure.witness import Silent, Witness
 
 _LOST = "its agent and its workers gave no sign of life any more, and its lease has ended"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torshrun.rendezvous.rows import Header, NodeRow
 
 if TYPE_CHECKING:
-    from torshrun.failure.graph import Finding
+    from torshrun.failure.finding import Finding
 
 FAILURES = ("failed", "hung")
 

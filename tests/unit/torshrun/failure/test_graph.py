@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from torshrun.failure.blame import Blame, How
-from torshrun.failure.graph import MOST_EVIDENCE, Finding, find
+from torshrun.failure.finding import MOST_EVIDENCE, Finding
+from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
 from torshrun.failure.witness import Silent, Witness

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torshrun.failure.blame import Blame
-from torshrun.failure.graph import MOST_EVIDENCE, Finding
+from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
 from torshrun.failure.testimony import (

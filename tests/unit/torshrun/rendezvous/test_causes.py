@@ -8,7 +8,7 @@ import pytest
 from support.led_nodes import TTL, act, close, header, inside, node, reported, view
 
 from torshrun.failure.blame import Blame
-from torshrun.failure.graph import Finding
+from torshrun.failure.finding import Finding
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
 from torshrun.failure.testimony import decode_finding, encode
