@@ -67,6 +67,8 @@ class WorkerEnv:
     """The job's secret in hexadecimal; peers prove that they know it. "" is none."""
     error_file: str = ""
     """Where the worker may leave a JSON account of its failure; "" is nowhere."""
+    stack_file: str = ""
+    """Where its Python leaves its stack when it is asked to stop; "" is nowhere."""
     scratch: str = ""
     """A directory that is removed when the job is over, however it ends; "" is none."""
     status_file: str = ""
@@ -134,6 +136,7 @@ class WorkerEnv:
             store_endpoint=environ.get("TORSH_STORE_ENDPOINT", ""),
             secret=secret_text(environ),
             error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
+            stack_file=environ.get("TORSH_STACK_FILE", ""),
             scratch=environ.get("TORSH_SCRATCH", ""),
             status_file=environ.get("TORSH_STATUS_FILE", ""),
             jax_coordinator_port=_jax_port(environ),
@@ -158,6 +161,7 @@ VARIABLES: Mapping[str, str] = {
     "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
     "TORCHELASTIC_RUN_ID": "run_id",
     "TORCHELASTIC_ERROR_FILE": "error_file",
+    "TORSH_STACK_FILE": "stack_file",
     "TORSH_LOCAL_RANK": "local_rank",  # also where --virtual-local-rank makes LOCAL_RANK 0
     "TORSH_ROUND": "round",
     "TORSH_STORE_ENDPOINT": "store_endpoint",

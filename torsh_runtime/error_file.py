@@ -1,15 +1,27 @@
-"""The account that a failing worker leaves of itself in its error file, in torchrun's form."""
+"""The account that a failing worker leaves of itself in its error file: torchrun's form, and under
+"torsh" whom its error blames, for who looks for the root cause.
+
+It is also loaded by its path, by a Python that may lack the rest of torsh_runtime.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_LIBRARIES = ("torsh_runtime", "torch", "numpy", "jax", "cupy")
+_DTYPES = {
+    **{"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
+    **{"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8"},
+    **{"Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128"},
+}
+"""What torch's recorder calls dtypes."""
 
 
 @overload
@@ -24,7 +36,7 @@ def record(
 
     Use it as @record or @record(). As in torch, SystemExit is not an exception to be written, and
     with code 0 it becomes a return of None; KeyboardInterrupt is not written either. torshrun
-    reports tracebacks without this, too; other launchers need it.
+    does this without it, too, for what ends the program; other launchers need it.
     """
     return _recorded if fn is None else _recorded(fn)
 
@@ -40,17 +52,42 @@ def _recorded(fn: Callable[P, R]) -> Callable[P, R | None]:
             raise
         except Exception as error:
             with contextlib.suppress(Exception):  # nothing here may take the failure's place
-                _write(error)
+                leave_account(error)
             raise
 
     return wrapper
 
 
-def _write(error: Exception) -> None:
+def leave_account(error: BaseException) -> None:
+    """Write what has happened to the file that TORCHELASTIC_ERROR_FILE names, if it does; if there
+    is another account already, torch's @record for instance, only what that lacks. Raises what the
+    system does.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
     import json
+
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123  (Path would be one import more)
+            document = json.load(file)
+    except (OSError, ValueError):
+        document = {"message": _message(error)}
+    if not isinstance(document, dict) or "torsh" in document:
+        return
+    document["torsh"] = _facts(error)
+    unfinished = f"{path}.{os.getpid()}"
+    try:
+        # Not through a link that waits there.
+        with open(unfinished, "x", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(document, file)
+        os.replace(unfinished, path)  # noqa: PTH105
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)  # noqa: PTH108
+
+
+def _message(error: BaseException) -> dict[str, Any]:
     import time
     import traceback
 
@@ -58,13 +95,125 @@ def _write(error: Exception) -> None:
         "py_callstack": "".join(traceback.format_exception(error)),
         "timestamp": str(int(time.time())),
     }
-    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
-    unfinished = f"{path}.{os.getpid()}"
-    try:
-        # Not through a link that waits there. Path would be one import more.
-        with open(unfinished, "x", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump({"message": message}, file)
-        os.replace(unfinished, path)  # noqa: PTH105
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)  # noqa: PTH108
+    return {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+
+
+def _facts(error: BaseException) -> dict[str, Any]:
+    import platform
+    import time
+
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            versions[name] = version
+    facts: dict[str, Any] = {"at": time.monotonic(), "versions": versions}
+    with contextlib.suppress(Exception):
+        facts["blame"] = _blame(error)
+    with contextlib.suppress(Exception):
+        facts["call"] = next(filter(None, map(_own_call, _chain(error))), "") or _last_call()
+    return facts
+
+
+# ---- whom it blames
+
+
+def _blame(error: BaseException) -> dict[str, Any] | None:
+    """What the error says of others that the rest came of; None if that one says nothing."""
+    origin = next((each for each in reversed([*_chain(error)]) if not _is_internal(each)), None)
+    blame = getattr(origin, "blame", None)
+    if origin is None or blame is None or not _is_ours(origin):
+        return None
+    number = _numbering(origin)
+    return {
+        "how": blame.how,
+        "ranks": [number(rank) for rank in blame.ranks if number(rank) >= 0],
+        "op": blame.op,
+        "calls": {str(number(r)): call for r, call in blame.calls.items() if number(r) >= 0},
+    }
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        hidden = error.__suppress_context__
+        error = error.__cause__ or (None if hidden else error.__context__)
+
+
+def _is_ours(error: BaseException) -> bool:
+    return type(error).__module__ == "torsh_runtime.errors"
+
+
+def _is_internal(error: BaseException) -> bool:
+    """Whether torsh_runtime has made another error of it, whom that blames."""
+    if _is_ours(error):
+        return not hasattr(error, "blame")
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return str(module).startswith("torsh_runtime.")
+
+
+def _numbering(error: BaseException) -> Callable[[int], int]:
+    """Says which rank of the job a rank of the error's group is; -1 if that is not known."""
+    members = getattr(error, "members", ())
+    if members:
+        return lambda rank: members[rank] if 0 <= rank < len(members) else -1
+    default = sys.modules.get("torsh_runtime.comm.default")
+    has_groups = default is not None and default.has_default_group()
+    if not has_groups or default.default_group().session.count == 0:  # type: ignore[union-attr]
+        return lambda rank: rank  # the default group is all that there was
+    return lambda rank: -1
+
+
+# ---- what this rank called
+
+
+def _own_call(error: BaseException) -> str:
+    """The function of torsh_runtime's collectives that failed, with what it was given; "" if it was
+    none of them.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if str(frame.f_globals.get("__name__", "")).startswith("torsh_runtime.comm."):
+            names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+            given = [_shown(name, frame.f_locals.get(name)) for name in names]
+            return f"{frame.f_code.co_name}({', '.join(filter(None, given))})"
+        trace = trace.tb_next
+    return ""
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in ("src", "dst", "peer") and isinstance(value, int):
+        return f"{name}={value}"
+    if name == "op" and value is not None:
+        return str(getattr(value, "name", ""))
+    if isinstance(value, list | tuple) and value:
+        return f"{len(value)} x {_shown('', value[0])}"
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}" if shape is not None else ""
+
+
+def _last_call() -> str:
+    """The last collective that torch's own recorder knows of, with its arguments; "" without."""
+    torch = sys.modules.get("torch")
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    if torch is None or c10d is None or torch.cuda.is_initialized():  # it would ask the device
+        return ""
+    import json
+
+    entries = json.loads(c10d._dump_fr_trace_json(True, False)).get("entries", ())
+    return _named(entries[-1]) if entries else ""
+
+
+def _named(entry: dict[str, Any]) -> str:
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    pairs = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
+    shapes = [f"{_DTYPES.get(dtype, dtype)}{size}" for dtype, size in pairs]
+    number = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
+    return f"{name}({', '.join(shapes[:4])}), number {number} of {entry['process_group'][1]}"

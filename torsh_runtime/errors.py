@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Blame(NamedTuple):
+    """What an error says of other ranks, for who looks for the root cause."""
+
+    how: str
+    """"lost": they ended. "late": they did not come in time. "mismatch": they did other things."""
+    ranks: tuple[int, ...] = ()
+    """Whom it blames, by the group's own ranks; () if it does not know."""
+    op: str = ""
+    """What this rank was doing."""
+    calls: Mapping[int, str] = {}
+    """Of a mismatch: what ranks called."""
 
 
 class TorshError(Exception):
@@ -63,7 +76,14 @@ class BackendUnavailable(TorshError):
 class CommError(TorshError, RuntimeError):
     """A collective did not complete. The process group it happened in is dead afterwards;
     a new one may be made in the same process.
+
+    Attributes: members (the ranks in the launched job of the group's ranks, in their order, -1 for
+    who is of another job; () if that is not known), blame (what it says of other ranks; None if
+    nothing).
     """
+
+    members: tuple[int, ...] = ()
+    blame: Blame | None = None
 
 
 class PeerLost(CommError):
@@ -84,6 +104,7 @@ class PeerLost(CommError):
         self.op = op
         self.sequence = sequence
         self.detail = detail
+        self.blame = Blame("lost", (rank,), op)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.rank, self.op, self.sequence, self.detail), self.__dict__
@@ -93,12 +114,13 @@ class GradientError(TorshError, RuntimeError):
     """A backward pass did not give the gradients that ranks could average; all ranks raise it, and
     none has changed its parameters.
 
-    Attributes: problems (what was wrong, by rank).
+    Attributes: problems (what was wrong, by rank), blame (as CommError's).
     """
 
     def __init__(self, problems: Mapping[int, str]) -> None:
         super().__init__("; ".join(f"rank {rank}: {text}" for rank, text in problems.items()))
         self.problems = dict(problems)
+        self.blame = Blame("mismatch", tuple(problems), "backward", self.problems)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.problems,), self.__dict__
@@ -130,6 +152,7 @@ class CommTimeout(CommError, TimeoutError):
         self.seconds = seconds
         self.missing = tuple(missing)
         self.detail = detail
+        self.blame = Blame("late", self.missing, op)
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = self.op, self.sequence, self.seconds, self.missing, self.detail
@@ -138,6 +161,8 @@ class CommTimeout(CommError, TimeoutError):
 
 class CommAborted(CommError):
     """The group was aborted on purpose, by this process or by a peer."""
+
+    blame = Blame("lost")
 
 
 class CommMismatch(CommError):
@@ -160,6 +185,8 @@ class CommMismatch(CommError):
         self.call = call
         self.other_rank = other_rank
         self.other_call = other_call
+        calls = {rank: call, other_rank: other_call}
+        self.blame = Blame("mismatch", (other_rank,), call.partition("(")[0], calls)
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = self.sequence, self.rank, self.call, self.other_rank, self.other_call

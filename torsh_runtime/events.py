@@ -299,6 +299,26 @@ SCHEMA: Mapping[str, Kind] = {
             "log": Fact("text", 'Where its output is kept; "" if it is not.'),
         },
     ),
+    "root_cause": Kind(
+        "The round that has ended failed, and all is known of it, on all nodes, that will be.",
+        {
+            "ranks": Fact(
+                "integers",
+                "Ranks to blame, or that may be if it is undecided. Empty if a node is, or nobody.",
+            ),
+            "nodes": Fact("integers", "Ranks of nodes that were lost, likewise."),
+            "certainty": Fact(
+                "text",
+                "certain: the facts allow nothing else; likely: they allow it, but it is less "
+                "likely; undecided: one of those named.",
+                ("certain", "likely", "undecided"),
+            ),
+            "kind": Fact("text", "Which sort of failure it is, in a word or two."),
+            "hint": Fact("text", 'Why it came and what to do, as on stderr; "" if that is open.'),
+            "summary": Fact("text", "Who is to blame and how it ended, in one line."),
+            "evidence": Fact("texts", "What it is concluded from."),
+        },
+    ),
     "restart_scheduled": Kind(
         "The workers will be started again, in the round after this one.",
         {

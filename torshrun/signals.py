@@ -13,6 +13,12 @@ that no thread catches.
 """
 
 
+def exit_code(status: int) -> int:
+    """The exit code as a shell gives it, 128 + n for signal n, of a `status` as of waitpid."""
+    signo = status & 0x7F
+    return 128 + signo if signo else status >> 8 & 0xFF
+
+
 def signal_name(signo: int) -> str:
     try:
         return signal.Signals(signo).name

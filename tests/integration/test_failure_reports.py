@@ -112,7 +112,10 @@ def test_a_script_that_is_not_there_and_one_that_cannot_be_read(
     assert code == 1
     assert report(stderr)[1].startswith(f"  {sys.executable} cannot read this as Python")
     code, stderr = torshrun("open('no/such/file')")
-    assert report(stderr)[1].startswith("  Paths that do not begin with /")
+    assert (
+        report(stderr)[1] == "  A file or directory is not where it is looked for: 'no/such/file'."
+    )
+    assert "\n  what to do: Paths that do not begin with / count from " in stderr
 
 
 def test_a_kill_from_outside_is_told_from_one_for_want_of_memory(torshrun: Run) -> None:

@@ -6,6 +6,7 @@ JAX itself is in test_jax.py; here a package of the test's own has its place.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import venv
@@ -37,6 +38,7 @@ class Slurm(ClusterEnv):
 """
 ASK = """
 import json
+import re
 from jax._src import clusters
 cluster = clusters.ClusterEnv._cluster_types[0]
 answer = [c.name for c in clusters.ClusterEnv._cluster_types]
@@ -182,3 +184,126 @@ def test_the_path_that_a_worker_inherits_comes_after() -> None:
     assert python_path({"PYTHONPATH": ""}) == here
     assert python_path({"PYTHONPATH": "/a:/b"}) == f"{here}:/a:/b"
     assert python_path({"PYTHONPATH": f"{here}:/a:"}) == f"{here}:/a:"
+
+
+def traced(folder: Path, code: str, *, before: str = "") -> tuple[int, dict[str, Any], str]:
+    """A worker's exit status, the account that it left and its stack. It is asked to stop when it
+    has written a line. `before` is a program that starts it.
+    """
+    error_file, stack_file = folder / "error.json", folder / "stack"
+    (folder / "train.py").write_text(code)
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(HOOK),
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+        "TORSH_STACK_FILE": str(stack_file),
+    }
+    argv = [sys.executable, *(["-c", before] if before else []), "train.py"]
+    with subprocess.Popen(argv, cwd=folder, env=environ, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout
+        if worker.stdout.readline():
+            worker.terminate()
+        worker.stdout.read()
+    account = json.loads(error_file.read_text()) if error_file.exists() else {}
+    return worker.returncode, account, stack_file.read_text() if stack_file.exists() else ""
+
+
+SLEEPS = "import time\ndef load():\n    print('up', flush=True)\n    time.sleep(60)\nload()\n"
+
+
+def test_a_worker_that_is_stopped_leaves_its_stack_and_dies_as_without(tmp_path: Path) -> None:
+    code, account, stack = traced(tmp_path, SLEEPS)
+    assert (code, account) == (-15, {})
+    assert re.search(r"line [34] in load", stack)
+    assert "line 5 in <module>" in stack
+
+
+def test_a_handler_of_its_own_is_the_scripts(tmp_path: Path) -> None:
+    own = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+    assert traced(tmp_path, own + SLEEPS) == (9, {}, "")
+    ask = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)"
+    (tmp_path / "stack").unlink()
+    assert traced(tmp_path, f"{ask}\nimport time; time.sleep(60)")[0] == -15
+
+
+def test_an_exception_leaves_an_account_without_a_decorator(tmp_path: Path) -> None:
+    code, account, stack = traced(tmp_path, "def f():\n    raise KeyError('x')\nf()\n")
+    assert (code, stack) == (1, "")
+    message = account["message"]
+    assert message["message"] == "KeyError: 'x'"
+    assert message["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):")
+    assert account["torsh"]["versions"]["python"].startswith("3.")
+    assert account["torsh"]["blame"] is None
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "raise KeyboardInterrupt", "pass"])
+def test_other_ends_leave_none(tmp_path: Path, ending: str) -> None:
+    assert traced(tmp_path, ending)[1:] == ({}, "")
+
+
+def test_the_scripts_own_excepthook_is_called_as_well(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.excepthook = lambda *_: print('theirs', flush=True)"
+    )
+    environ = f"import os; os.environ['PYTHONPATH'] += ':{tmp_path}'; "
+    start = f"{environ}import sys; os.execv(sys.executable, [sys.executable, 'train.py'])"
+    (tmp_path / "train.py").write_text("1 / 0")
+    ended = run(start, [HOOK], TORSH_STACK_FILE=None)
+    assert ended.returncode != 0
+    with_hook = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": f"{HOOK}:{tmp_path}",
+            "TORSH_STACK_FILE": str(tmp_path / "stack"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (with_hook.returncode, with_hook.stdout, with_hook.stderr) == (1, "theirs\n", "")
+
+
+def test_what_a_worker_starts_or_forks_leaves_nothing(tmp_path: Path) -> None:
+    children = f"""
+import os, signal, subprocess, sys, time
+subprocess.run([sys.executable, "-c", "1 / 0"], stderr=subprocess.DEVNULL)
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(write, b"up")
+    time.sleep(60)
+os.read(read, 2)
+os.kill(child, signal.SIGTERM)
+assert os.waitpid(child, 0)[1] == signal.SIGTERM
+child = os.fork()
+if child == 0:
+    sys.stderr = open(os.devnull, "w")
+    1 / 0
+os.waitpid(child, 0)
+assert not os.path.getsize({str(tmp_path / "stack")!r})
+"""
+    assert traced(tmp_path, children) == (0, {}, "")
+
+
+def test_the_first_python_of_a_worker_does_and_its_descriptor_is_out_of_the_way(
+    tmp_path: Path,
+) -> None:
+    # The listing has a descriptor of its own.
+    code = "import json, os; print(json.dumps(sorted(map(int, os.listdir('/proc/self/fd')))))"
+    numbers = answer(code, [HOOK], TORSH_STACK_FILE=str(tmp_path / "stack"))
+    assert numbers[:4] == [0, 1, 2, 3]
+    assert numbers[4] >= 500
+
+
+def test_where_nothing_can_be_written_a_worker_runs_all_the_same(tmp_path: Path) -> None:
+    for path in ("/no/such/place", str(tmp_path), ""):
+        ended = run("print('fine')", [HOOK], TORSH_STACK_FILE=path)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "fine\n", "")
+
+
+def test_it_loads_nothing_that_takes_time(tmp_path: Path) -> None:
+    code = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+    with_hook = answer(code, [HOOK], TORSH_STACK_FILE=str(tmp_path / "stack"))
+    assert set(with_hook) - set(answer(code, [])) <= {"faulthandler", "fcntl"}

@@ -119,6 +119,12 @@ class EtcdServer:
             environ = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environ)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

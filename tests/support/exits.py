@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torshrun.failure.account import Account
 from torshrun.failure.exits import Exit
 
 PEER_LOST = (
@@ -14,7 +15,9 @@ VALUE_ERROR = b'Traceback (most recent call last):\n  File "t.py", line 3\nValue
 
 
 def an_exit(rank: int, status: int, **facts: Any) -> Exit:
-    """An exit with this status, as waitpid gives it, and `facts`."""
+    """An exit with this status, as waitpid gives it, and `facts`; an account may be its text."""
+    if isinstance(facts.get("account"), str):
+        facts["account"] = Account(text=facts["account"])
     values = {"host": "h", "pid": 100 + rank, "seconds": 1.25, "stopped": False, **facts}
     return Exit(rank=rank, status=status, **values)
 

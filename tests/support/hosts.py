@@ -28,7 +28,7 @@ _TOOLS = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 """Debian's packages of them."""
 
 
-def _hindrance() -> str:
+def hindrance() -> str:
     """Why there can be no hosts here; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -39,7 +39,7 @@ def _hindrance() -> str:
     return tried.stderr.strip() and f"no network namespaces here: {tried.stderr.strip()}"
 
 
-_WHY_NOT = _hindrance()
+_WHY_NOT = hindrance()
 needs_hosts = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 
 

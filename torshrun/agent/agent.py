@@ -76,7 +76,7 @@ class Agent:
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
-        self._diagnosis = Diagnosis(config.output, self.folder)
+        self._diagnosis = Diagnosis(config.output, self.folder, config.rendezvous is not None)
         self._found = Findings()
         self._hangs = HangMonitor(
             config.hang_timeout, self._group, self._post, self.spec.timer_file, self._on_timer
@@ -209,11 +209,12 @@ class Agent:
             self._complained_in = self._tell.round
             program, why = worker.assignment.argv[0], os.strerror(report.errno)
             reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
+            self._diagnosis.no_start = reason
             self._tell.start_failed(reason)
         self._post(protocol.NotStarted(self._tell.round, report.errno))
 
     def on_exit(self, worker: Worker) -> None:
-        self._tell.worker_exited(self._diagnosis.exit(worker))
+        self._tell.worker_exited(worker)
         self._post(protocol.WorkerExited(self._tell.round, worker.rank, worker.status))
 
     def on_killed(self) -> None:
@@ -237,7 +238,9 @@ class Agent:
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
         await self._group.drain()
         seconds = time.monotonic() - self._group.begun
-        found = self._found = await self._diagnosis.findings(self._group.endings, self._round)
+        left = [worker for worker in self._group.workers if worker.alive]
+        endings = [*self._group.endings, *left]
+        found = self._found = await self._diagnosis.findings(endings, self._round)
         report = base.Report(
             round=self._tell.round,
             outcome="failed",
@@ -245,8 +248,9 @@ class Agent:
             signo=found.cause.signo if found.cause else 0,
             startup="" if self.config.retry_same_start else found.startup,
             seconds=seconds,
-            cause=found.summary,
+            cause=found.summary or self._diagnosis.no_start,
             follows=found.kind == "peer lost",
+            testimony=found.testimony,
         )
         self._post(protocol.Diagnosed(report, unkillable))
 
@@ -279,9 +283,10 @@ class Agent:
     async def _start_workers(self, place: base.Place) -> None:
         config = self.config
         self._group.begin()
+        self._tell.found_by_all(place.finding)
         self._tell.begin_round(place)
         self._telemetry.begin_round(place)
-        self._diagnosis.hung = {}
+        self._diagnosis.begin(place.node_rank)
         if self._dead_man.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
             return
@@ -297,14 +302,17 @@ class Agent:
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
-            self._tell.start_failed(f"cannot start the workers: {error}")
+            self._diagnosis.no_start = f"cannot start the workers: {error}"
+            self._tell.start_failed(self._diagnosis.no_start)
             self._post(protocol.NotStarted(place.round))
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
         if stop.cause == "hang" and self._hangs.finding:
             hang, stacks = self._hangs.finding
-            self._diagnosis.hung = {hang.suspect: self._tell.hung(hang, stacks)}
+            self._diagnosis.hang = self._tell.hung(hang, stacks)
+            self._diagnosis.stacks = stacks.texts
+        self._diagnosis.look(self._loop.time(), self._group, self._round)
         endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
         self._group.stop(stop.signo, stop.grace)

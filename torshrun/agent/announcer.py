@@ -10,15 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torsh_runtime.events import Event
+from torshrun import exit_codes
 from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
-from torshrun.failure.exits import Exit, how
-from torshrun.rendezvous.base import JobOver, Place, RoundClosing
-from torshrun.signals import signal_name
+from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
+from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
+from torshrun.workers.group import Worker
 
 if TYPE_CHECKING:
+    from torshrun.failure.exits import Exit
+    from torshrun.failure.finding import Certainty, Finding
+    from torshrun.failure.kinds import Kind
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
 
@@ -39,11 +43,13 @@ class Announcer:
         self._config = config
         self._say = say
         self._record = record
-        self._node_rank = 0
+        self._node_rank, self._num_nodes = 0, 1
         self._began = time.monotonic()
         self._sequel = ""
         self._lost: set[str] = set()
         self._complained = -COMPLAINTS
+        self._was_in_round = self._has_found = False
+        self._no_start = ""
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
@@ -99,8 +105,8 @@ class Announcer:
     # ---- the other nodes
 
     def begin_round(self, place: Place) -> None:
-        self.round = place.round
-        self._node_rank = place.node_rank
+        self.round, self._was_in_round, self._has_found = place.round, True, False
+        self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
         if self._config.rendezvous is not None:
             self.say(
                 f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
@@ -115,6 +121,8 @@ class Announcer:
         alone = self._config.rendezvous is None
         if isinstance(event, JobOver):
             verdict = event.verdict
+            self.found_by_all(verdict.finding)
+            self._blame_no_rank(verdict)
             if not alone:
                 self._sequel = verdict.sequel
                 self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
@@ -136,6 +144,7 @@ class Announcer:
         )
 
     def start_failed(self, reason: str) -> None:
+        self._no_start = reason
         self.say(f"error: {reason}")
         self.emit("start_failed", reason=reason)
 
@@ -162,9 +171,10 @@ class Announcer:
         self.emit("hang_detected", **facts, text=text)
         return summary(hang)
 
-    def worker_exited(self, exit_: Exit) -> None:
-        more = {"peak_rss_bytes": exit_.peak_rss_kib * 1024, "stopped": exit_.stopped}
-        self.emit("worker_exited", **_end_of(exit_), **more)
+    def worker_exited(self, worker: Worker) -> None:
+        end = _end_of(worker.rank, worker.pid, worker.status, worker.seconds)
+        more = {"peak_rss_bytes": worker.peak_rss_kib * 1024, "stopped": worker.stopped}
+        self.emit("worker_exited", **end, **more)
 
     def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int], last_signal: int) -> None:
         """`last_signal` is the one that asked for a stop; 0 if none did."""
@@ -188,6 +198,8 @@ class Announcer:
         if cause and not stop.signo:  # which is no failure, and no reason to interrupt anybody
             self.say(f"rank {cause.rank} has made room: the other {_in_time(stop, alive)} may too")
             return
+        from torshrun.failure.exits import how
+
         who = f"rank {cause.rank} failed ({how(cause)}): " if cause else ""
         self.say(f"{who}stopping the other {_in_time(stop, alive)}")
 
@@ -209,6 +221,10 @@ class Announcer:
             f"overloaded?"
         )
         self.emit("dead_man_fired", timeout_seconds=timeout)
+        if others is None:
+            from torshrun.failure.kinds import Kind
+
+            self.found_of_job("torshrun itself gave no sign of life", Kind.AGENT)
 
     def standbys_ready(self, count: int, modules: Sequence[str]) -> None:
         """So many workers are ready for a restart, with these modules."""
@@ -238,6 +254,9 @@ class Announcer:
             f"what killed it (the kernel's log, if memory ran out)."
         )
         self.emit("keeper_lost", pid=pid)
+        from torshrun.failure.kinds import Kind
+
+        self.found_of_job("the keeper has died", Kind.AGENT)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
         report, left = over.report, list(over.unkillable)
@@ -248,7 +267,7 @@ class Announcer:
     # ---- failures
 
     def failed(self, report: protocol.ReportFailure, found: Findings) -> None:
-        from torshrun.failure.cause import describe
+        from torshrun.failure.report import describe
 
         sequel, cause = report.sequel, found.cause
         self._sequel = "" if sequel in ("restart", "undecided") else sequel
@@ -258,15 +277,72 @@ class Announcer:
                 f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
                 f"a network file system)."
             )
-        self._say(describe(found.exits, self._outlook(report)))
+        alone = self._config.rendezvous is None
+        self._say(describe(found.explained, self._outlook(report), is_partial=not alone))
         if cause is not None:
+            end = _end_of(cause.rank, cause.pid, cause.status, cause.seconds)
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
-            self.emit("worker_failed", **_end_of(cause), **more, log=cause.log)
+            self.emit("worker_failed", **end, **more, log=cause.log)
             self._tell_above(cause, report)
+        if found.finding and alone:
+            self.found(found.finding)
         if sequel == "restart":
             left = self._config.max_restarts - report.restarts - 1
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
+
+    def found_by_all(self, text: str) -> None:
+        """The root cause that the leader found, from what all nodes told; "" is none."""
+        if not text:
+            return
+        from torshrun.failure.report import describe_finding
+        from torshrun.failure.testimony import decode_finding
+
+        finding = decode_finding(text)
+        if finding is not None:
+            whole = self._node_rank == 0 or self._node_rank in finding.nodes or self._num_nodes <= 4
+            self._say(describe_finding(finding, whole))
+            self.found(finding)
+
+    def _blame_no_rank(self, verdict: Verdict) -> None:
+        """Of a job that ended for a reason that is no worker's."""
+        reason = verdict.reason or self._no_start
+        if self._has_found or not reason:
+            return
+        from torshrun.failure.kinds import Kind
+
+        if self._no_start:
+            self.found_of_job(self._no_start, Kind.EXCEPTION)
+        elif verdict.outcome == "lost":
+            self.found_of_job(reason, Kind.STORE)
+        elif verdict.code == exit_codes.RENDEZVOUS:
+            self.found_of_job(reason, Kind.MISSING)
+
+    def found_of_job(self, reason: str, kind: Kind) -> None:
+        """Nobody's failure but that of the job itself, or of what it stands on, is its end."""
+        from torshrun.failure.finding import Finding
+        from torshrun.failure.signs import of_job
+
+        # What a node that was in a round is cut off from, others may know better.
+        certainty: Certainty = "likely" if self._was_in_round else "certain"
+        finding = Finding(certainty=certainty, reading=of_job(printable(reason), kind))
+        if finding.reading.advice:
+            self.say(f"what to do: {finding.reading.advice}")
+        self.found(finding)
+
+    def found(self, finding: Finding) -> None:
+        """The root cause of the whole job's round."""
+        self._has_found = True
+        self.emit(
+            "root_cause",
+            ranks=finding.ranks,
+            nodes=finding.nodes,
+            certainty=finding.certainty,
+            kind=finding.reading.kind,
+            hint=finding.reading.hint,
+            summary=finding.headline,
+            evidence=finding.evidence,
+        )
 
     def _tell_above(self, cause: Exit, report: protocol.ReportFailure) -> None:
         above = self._config.error_file
@@ -293,13 +369,14 @@ class Announcer:
         return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
 
 
-def _end_of(exit_: Exit) -> Mapping[str, object]:
+def _end_of(rank: int, pid: int, status: int, seconds: float) -> Mapping[str, object]:
+    """`status` is as waitpid gives it."""
     return {
-        "rank": exit_.rank,
-        "pid": exit_.pid,
-        "code": exit_.code,
-        "signal": signal_name(exit_.signo) if exit_.signo else "",
-        "seconds": exit_.seconds,
+        "rank": rank,
+        "pid": pid,
+        "code": exit_code(status),
+        "signal": signal_name(status & 0x7F) if status & 0x7F else "",
+        "seconds": seconds,
     }
 
 

@@ -6,116 +6,206 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from torshrun.agent.round import Round
+from torshrun.agent.sources import with_sources
 from torshrun.config.job import OutputConfig
-from torshrun.failure.exits import Exit, OomEvidence, how
+from torshrun.health.pages import WorkerStatus
+from torshrun.procfs import read_stat, read_text
 from torshrun.safe_files import Folder
-from torshrun.workers.group import Worker
+from torshrun.workers.group import Worker, WorkerGroup
 
-if TYPE_CHECKING:
-    from torshrun.failure.cause import Kind
+if TYPE_CHECKING:  # at the start it would take time
+    from torshrun.failure.cause import Explanation
+    from torshrun.failure.exits import Exit, OomEvidence
+    from torshrun.failure.finding import Finding
+    from torshrun.failure.kinds import Kind
 
 STARTUP_SECONDS = 10.0
 """A worker that failed so soon, before any process group was initialised, failed at its start."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
+STACK_BYTES = 1 << 16
+"""How much is read of the stack that a worker left when it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Why a round ended as it did."""
 
-    exits: tuple[Exit, ...] = ()
-    """How its workers ended, in the order in which they did."""
-    cause: Exit | None = None
-    """The one that explains the others; None if none failed."""
+    explained: Explanation | None = None
+    """None if no worker failed."""
     kind: Kind | None = None
+    """What sort of failure that of `cause` was; None likewise."""
     startup: str = ""
     """How it failed, if that was at its start and trying again may not change it."""
+    testimony: str = ""
+    """What other nodes are told; "" is nothing."""
+
+    @property
+    def cause(self) -> Exit | None:
+        """The worker whose end counts as the round's; None if none failed."""
+        return self.explained.cause if self.explained else None
+
+    @property
+    def finding(self) -> Finding | None:
+        """Who is to blame."""
+        return self.explained.finding if self.explained else None
 
     @property
     def summary(self) -> str:
         """The cause in one line; "" if there is none."""
+        from torshrun.failure.exits import how
+
         cause = self.cause
         return f"rank {cause.rank}: {how(cause)} ({self.kind})" if cause else ""
 
 
+class Moment(NamedTuple):
+    """What was seen of the workers just before they were asked to stop."""
+
+    at: float
+    """When, on the monotonic clock."""
+    statuses: Mapping[int, WorkerStatus]
+    """What each had noted, by rank."""
+    states: Mapping[int, str]
+    """The state of each rank's process, as in /proc."""
+
+
+@dataclass
 class Diagnosis:
-    """Collects the facts about exits."""
+    """Collects the facts about the workers of a round."""
 
-    def __init__(self, output: OutputConfig, folder: Folder | None) -> None:
-        """`folder` is where output is kept."""
-        self._output = output
-        self._folder = folder
+    output: OutputConfig
+    folder: Folder | None
+    """Where output is kept."""
+    tells_others: bool = False
+    """Whether other nodes are to know how the workers here ended, or were stopped."""
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self, node_rank: int = 0) -> None:
+        """A round begins."""
+        self.node_rank = node_rank
+        self.no_start = ""
+        """Why workers could not be started; "" is nothing."""
         self.hung: Mapping[int, str] = {}
-        """What was found about ranks that hang, in one line each."""
+        """What was found about ranks whose own timers ran out, in one line each."""
+        self.hang = ""
+        """The hang in one line; "" is none."""
+        self.stacks: Mapping[int, str] = {}
+        """Where ranks stood when they hung."""
+        self.moment: Moment | None = None
+        """What was seen before workers were stopped; None if they were not."""
 
-    def exit(self, ending: Worker, oom: OomEvidence | None = None) -> Exit:
-        """How a worker ended, but for what it may have left in its error file."""
-        place = ending.assignment.worker
-        return Exit(
-            rank=place.rank,
-            host=os.uname().nodename,
-            pid=ending.pid,
-            status=ending.status,
-            seconds=ending.seconds,
-            stopped=ending.stopped,
-            stderr=ending.streams[1].tail or b"",
-            log=ending.assignment.folder if self._output.kept(place) else "",
-            program=ending.assignment.argv[0],
-            peak_rss_kib=ending.peak_rss_kib,
-            oom=oom,
-            hung=self.hung.get(place.rank, ""),
-        )
+    def look(self, now: float, group: WorkerGroup, a_round: Round | None) -> None:
+        """See where the workers stand, which are about to be stopped."""
+        pages = a_round.pages.read() if a_round else ()
+        ranks = [worker.rank for worker in group.workers]
+        alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
+        states = {rank: stat.state for rank, stat in alive.items() if stat}
+        self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
-        """What is known of a round with these endings so far; more if it is over."""
-        if not any(ending.status for ending in endings) and not self.hung:
-            return Findings(tuple(map(self.exit, endings)))
+        """What is known of a round with these endings so far; more if it is over. Workers among
+        them that live outlived SIGKILL.
+        """
+        told = self.tells_others and any(ending.stopped for ending in endings)
+        failed = any(ending.status for ending in endings)
+        if not (failed or self.hung or self.hang or told):
+            return Findings()
         from concurrent.futures import ThreadPoolExecutor
 
         oom = a_round.memory.evidence() if a_round else None
         pages = a_round.pages.read() if a_round else ()
-        initialised = any(each.initialised for each in pages)
         # Last words of hundreds of workers take their time, and the keeper and the other nodes want
         # signs of life meanwhile. The loop's own executor needs another thread for its end.
         executor = ThreadPoolExecutor(1)
+        examine = partial(self._examine, endings, oom, any(each.initialised for each in pages))
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(executor, self._examine, endings, oom, initialised)
+            return await asyncio.get_running_loop().run_in_executor(executor, examine)
         except RuntimeError:  # there is no thread to be had
-            return self._examine(endings, oom, initialised)
+            return examine()
         finally:
             executor.shutdown(wait=False)
 
     def _examine(
         self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
     ) -> Findings:
-        from torshrun.failure.cause import diagnose, root_cause  # at the start it would take time
+        from torshrun.failure.cause import diagnose, explain
+        from torshrun.failure.testimony import encode
 
-        exits = tuple(self._account(ending, self.exit(ending, oom)) for ending in endings)
-        cause = root_cause(exits)
-        if cause is None:
-            return Findings(exits)
-        kind, _ = diagnose(cause)
-        return Findings(exits, cause, kind, "" if initialised else _startup(cause, kind))
+        exits = [self._exit(ending, oom) for ending in endings]
+        explained = explain(exits, self.hang, self.node_rank)
+        testimony = encode(explained.witnesses, self.hang) if self.tells_others else ""
+        cause, finding = explained.cause, explained.finding
+        if cause is None or finding is None:
+            return Findings(testimony=testimony)
+        kind = diagnose(cause).kind
+        startup = "" if initialised else _startup(cause, kind)
+        return Findings(explained, kind, startup, testimony)
 
-    def _account(self, ending: Worker, exit_: Exit) -> Exit:
+    def _exit(self, ending: Worker, oom: OomEvidence | None) -> Exit:
+        """How a worker ended, and what it left."""
+        from torshrun.failure.exits import Exit
+
+        place, moment = ending.assignment.worker, self.moment
+        exit_ = Exit(
+            rank=place.rank,
+            host=os.uname().nodename,
+            pid=ending.pid,
+            status=ending.status,
+            seconds=ending.seconds or time.monotonic() - ending.started,
+            at=ending.started + ending.seconds,
+            stopped=ending.stopped or ending.alive,
+            is_left=ending.alive,
+            stderr=ending.streams[1].tail or b"",
+            log=ending.assignment.folder if self.output.kept(place) else "",
+            program=ending.assignment.argv[0],
+            peak_rss_kib=ending.peak_rss_kib,
+            oom=oom,
+            hung=self.hung.get(place.rank, ""),
+            stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
+            state=moment.states.get(place.rank, "") if moment else "",
+        )
+        return self._with_account(ending, self._with_standing(exit_))
+
+    def _with_standing(self, exit_: Exit) -> Exit:
+        from torshrun.agent.standing import standing
+
+        status = self.moment.statuses.get(exit_.rank) if self.moment else None
+        return replace(exit_, standing=standing(status)) if status else exit_
+
+    def _with_account(self, ending: Worker, exit_: Exit) -> Exit:
         """With what the worker left in its error file, which is kept beside its output."""
         from torshrun.failure.error_file import load_account
 
         path = ending.assignment.worker.error_file
         if not ending.status or not os.path.lexists(path):
             return exit_
-        if self._folder:
+        if self.folder:
             with contextlib.suppress(OSError):
-                _keep(path, self._folder, f"{ending.assignment.folder}/error.json")
-        return replace(exit_, account=load_account(path))
+                _keep(path, self.folder, f"{ending.assignment.folder}/error.json")
+        account = load_account(path)
+        before = exit_.stopped and self.moment and 0 < account.at <= self.moment.at
+        return replace(exit_, account=account, raised=bool(before))
+
+
+def _left_stack(ending: Worker) -> str:
+    """Where the worker stood when it was asked to stop, as its Python wrote it."""
+    if not ending.stopped:
+        return ""
+    if ending.status & 0x7F == signal.SIGABRT:  # as workers that hang may be ended
+        return (ending.streams[1].tail or b"").decode(errors="replace")
+    path = ending.assignment.worker.stack_file
+    return read_text(path, STACK_BYTES) if path else ""
 
 
 def _keep(path: str, folder: Folder, kept: str) -> None:
@@ -126,7 +216,8 @@ def _keep(path: str, folder: Folder, kept: str) -> None:
 
 
 def _startup(cause: Exit, kind: Kind) -> str:
-    from torshrun.failure.cause import Kind, fingerprint
+    from torshrun.failure.cause import fingerprint
+    from torshrun.failure.kinds import Kind
 
     if cause.hung or cause.seconds > STARTUP_SECONDS or cause.signo in _FROM_OUTSIDE:
         return ""

@@ -327,7 +327,7 @@ def _report(config: LaunchConfig, state: Stopping, event: protocol.Diagnosed) ->
     outcome, code = _what_became(config, state, found)
     if event.unkillable:
         outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
-    cause = found.cause if outcome in ("failed", "hung") else ""
+    cause = found.cause if outcome in ("failed", "hung", "lost") else ""
     follows = found.follows and outcome == "failed"
     return replace(found, outcome=outcome, code=code, cause=cause, follows=follows)
 

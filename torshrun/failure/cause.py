@@ -1,131 +1,103 @@
-"""Which worker's end explains the others, of what kind it was, and the report about it. Pure."""
+"""From the ends of a node's workers to what is known of each, and to the root cause. Pure."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import signal
-from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath
+from typing import NamedTuple
 
-from torshrun.failure.exits import Exit, OomEvidence, how
-from torshrun.failure.last_words import CRASHES, Words, last_words
+from torshrun.failure.blame import Blame, from_words
+from torshrun.failure.exits import Exit, OomEvidence, how, where
+from torshrun.failure.finding import Finding
+from torshrun.failure.graph import find
+from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.last_words import CRASHES, Words, find_thread_error, last_words
+from torshrun.failure.signs import USAGE, by_frame, by_words
+from torshrun.failure.standing import Standing, from_stack, from_trace
+from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
-from torshrun.text import format_ranks, size
+from torshrun.text import size
 
-
-class Kind(StrEnum):
-    """What sort of failure it was, as far as that can be told from outside."""
-
-    HUNG = "hung"
-    STOPPED = "stopped by torshrun"
-    OUT_OF_MEMORY = "out of memory"
-    CRASHED = "crashed"
-    KILLED = "killed by a signal"
-    PEER_LOST = "peer lost"
-    GPU_MEMORY = "GPU out of memory"
-    ALLOCATION = "allocation refused"
-    IMPORT = "import failed"
-    SYNTAX = "syntax error"
-    NO_FILE = "file missing"
-    USAGE = "wrong arguments"
-    ADDRESS_IN_USE = "address in use"
-    DISK_FULL = "disk full"
-    PERMISSION = "permission denied"
-    EXCEPTION = "exception"
-    EXIT_CODE = "exit code"
-
-
-SHOWN_LINES = 40
-"""How many lines of a worker's last words the report shows."""
-LINE_CHARS = 500
-"""How much of each it shows."""
-_GROUPS = 6
 _LAST = 5  # lines of stderr that count where there is no traceback
-_SURELY_FOLLOWS = re.compile(r"^torsh_runtime\.errors\.(?:PeerLost|CommAborted|CommTimeout)\b")
-_MAY_FOLLOW = re.compile(  # what Gloo, NCCL and sockets say
-    r"[Cc]onnection (?:was )?(?:closed|reset) by peer|Broken pipe|"
-    r"remote process exited or there was a network error|failed to recv, got 0 bytes"
-)
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
-
-_PATTERNS = (
-    (
-        Kind.GPU_MEMORY,
-        r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
-        r"cupy\S*\.OutOfMemoryError|HIP out of memory",
-        "The GPU's memory is used up: smaller batches, sharding or offloading need less; "
-        "nvidia-smi shows who else uses it.",
-    ),
-    (
-        Kind.ALLOCATION,
-        r"^(?:\w+\.)*_?(?:Array)?MemoryError\b|Cannot allocate memory|std::bad_alloc",
-        "The system refused it memory: look at the size asked for and at `ulimit -v`.",
-    ),
-    (
-        Kind.IMPORT,
-        r"\bNo module named '?(?P<name>[\w.]+)|"
-        r"^ImportError: cannot import name '(?P<part>\w+)'|^ImportError: ",
-        "{program} cannot import {name}: install it for that Python, or start torshrun with the "
-        "one that has it.",
-    ),
-    (
-        Kind.SYNTAX,
-        r"^(?:SyntaxError|IndentationError|TabError): ",
-        "{program} cannot read this as Python: a slip in the file, or it was written for another "
-        "version.",
-    ),
-    (
-        Kind.DISK_FULL,
-        r"No space left on device|Disk quota exceeded",
-        "A disk, or its quota, is full; df -h shows which.",
-    ),
-    (
-        Kind.ADDRESS_IN_USE,
-        r"Address already in use|EADDRINUSE",
-        "Another process has the port: leave --master-port out, and torshrun picks a free one for "
-        "each round; ss -ltnp names the holder.",
-    ),
-    (
-        Kind.NO_FILE,
-        r"can't open file |^FileNotFoundError: |: No such file or directory$",
-        "Paths that do not begin with / count from the directory in which torshrun was started.",
-    ),
-    (
-        Kind.PERMISSION,
-        r"^PermissionError: |Permission denied$",
-        "The user who started torshrun may not do that; look at the owner and mode of what it "
-        "names.",
-    ),
+_WITHIN_LIBRARIES = re.compile(
+    r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
 )
-_LOST_PEER = "It lost a peer, but no worker here failed before it: look at other nodes' reports."
-_USAGE = (
-    "It refused its arguments. Options for torshrun stand before the script's name, options for "
-    "the script after it."
+"""Errors that libraries raise theirs from."""
+_LOST_PEER = Reading(
+    Kind.PEER_LOST,
+    "It lost a peer, or waited for one in vain, and no cause is seen here.",
+    "Look at other nodes' reports, and whether the network between the ranks broke.",
 )
-_SIGNALS = {
-    "SIGSEGV": "It touched memory that is not its own: a fault in compiled code, of a library or "
-    "an extension module.",
-    "SIGBUS": "The memory behind a mapped file was not there: often /dev/shm is full (df -h "
-    "/dev/shm), or the file was cut short.",
-    "SIGFPE": "Compiled code divided an integer by zero.",
-    "SIGILL": "The processor does not know an instruction: a library was built for another kind.",
-    "SIGABRT": "Compiled code gave up by itself; it usually says why just before.",
-    "SIGKILL": "Nobody but the kernel or another process sends it, and no kill for want of memory "
-    "was seen: ask the scheduler, the container's runtime or an administrator.",
-    "SIGTERM": "Another process asked it to end, and not torshrun: ask the scheduler or whoever "
-    "shares the machine.",
-    "SIGINT": "Another process interrupted it, and not torshrun.",
-    "SIGHUP": "Another process hung it up, and not torshrun.",
-    "SIGXCPU": "It used up its processor time (`ulimit -t`).",
-    "SIGXFSZ": "It wrote a file larger than allowed (`ulimit -f`).",
-    "SIGSYS": "It made a system call that is forbidden here: a seccomp filter, of a container for "
-    "instance.",
+_SIGNALS: dict[str, tuple[Kind, str, str]] = {
+    "SIGSEGV": (
+        Kind.CRASHED,
+        "It touched memory that is not its own: a fault in compiled code, of a library or an "
+        "extension module.",
+        "See which call its stack ends in, and update or rebuild that library; a very deep "
+        "recursion overflows the stack (`ulimit -s`).",
+    ),
+    "SIGBUS": (
+        Kind.CRASHED,
+        "The memory behind a mapped file was not there: often /dev/shm is full, or the file was "
+        "cut short.",
+        "`df -h /dev/shm` shows whether it is (--shm-size gives a container more); a mapped file "
+        "must not be truncated or rewritten meanwhile.",
+    ),
+    "SIGFPE": (
+        Kind.CRASHED,
+        "Compiled code divided an integer by zero.",
+        "See which call its stack ends in.",
+    ),
+    "SIGILL": (
+        Kind.CRASHED,
+        "The processor does not know an instruction: a library was built for another kind.",
+        "Install or build that library for this processor (`lscpu` tells which it is).",
+    ),
+    "SIGABRT": (
+        Kind.CRASHED,
+        "Compiled code gave up by itself; it usually says why just before.",
+        "See which library its words and its stack name: a failed check, or damaged memory.",
+    ),
+    "SIGSYS": (
+        Kind.CRASHED,
+        "It made a system call that is forbidden here: a seccomp filter, of a container for "
+        "instance.",
+        "Run it without that filter, or with one that permits the call (dmesg names it).",
+    ),
+    "SIGKILL": (
+        Kind.KILLED,
+        "Nobody but the kernel or another process sends it, and no kill for want of memory was "
+        "seen.",
+        "Ask the scheduler, the container's runtime or an administrator who killed it (dmesg).",
+    ),
+    "SIGTERM": (
+        Kind.KILLED,
+        "Another process asked it to end, and not torshrun.",
+        "Ask the scheduler or whoever shares the machine.",
+    ),
+    "SIGXCPU": (
+        Kind.LIMIT,
+        "It used up its processor time.",
+        "Raise the limit (`ulimit -t`), or run it where there is none: login nodes often have one.",
+    ),
+    "SIGXFSZ": (
+        Kind.LIMIT,
+        "It wrote a file larger than allowed.",
+        "Raise the limit of the file size (`ulimit -f`), or write smaller files.",
+    ),
+    "SIGINT": (Kind.KILLED, "Another process interrupted it, and not torshrun.", ""),
+    "SIGHUP": (Kind.KILLED, "Another process hung it up, and not torshrun.", ""),
 }
 _UNSURE = " in all likelihood (it counts such kills for the whole machine only)"
 _SAID_CHARS = 1000
+_TOLD_CHARS = 200
 _MASKS = (
     (re.compile(r"(?:/var)?/tmp/[^\s'\"]*"), "<path>"),
     (re.compile(r"0x[0-9a-fA-F]+"), "<n>"),
@@ -134,68 +106,161 @@ _MASKS = (
 )
 
 
-def root_cause(exits: Sequence[Exit]) -> Exit | None:
-    """The exit that explains the others; None if nothing failed. One that hung comes first, then
-    those that had not been asked to stop; among them those that did not just lose a peer, in the
-    order in which they ended, of which the times in error files, whole seconds, cannot tell more.
-    """
+class Explanation(NamedTuple):
+    """Why a node's workers failed."""
+
+    exits: tuple[Exit, ...]
+    """How they ended, in the order in which they did; who hung is marked so."""
+    cause: Exit | None
+    """The one whose end counts as the round's; None if none failed."""
+    finding: Finding | None
+    """Who is to blame, as far as that is seen here; None if none failed."""
+    witnesses: tuple[Witness, ...]
+
+
+NOTHING = Explanation((), None, None, ())
+
+
+def explain(exits: Sequence[Exit], hang: str = "", node: int = 0) -> Explanation:
+    """`exits` are in the order in which they came. `hang`: in a line, if they made no progress."""
+    witnesses = tuple(witness(exit_, node) for exit_ in exits)
+    finding = find(witnesses, hang=hang)
+    if finding is None:
+        return Explanation(tuple(exits), None, None, witnesses)
+    if hang:
+        exits = [_mark(exit_, finding, hang) for exit_ in exits]
+    return Explanation(tuple(exits), counting(exits, finding), finding, witnesses)
+
+
+def _mark(exit_: Exit, finding: Finding, hang: str) -> Exit:
+    return replace(exit_, hung=hang) if exit_.rank in finding.ranks else exit_
+
+
+def counting(exits: Sequence[Exit], finding: Finding) -> Exit | None:
+    """Whose end counts as the round's: the first of those to blame, else of those that failed."""
     failed = [exit_ for exit_ in exits if exit_.failed]
-    hung = [exit_ for exit_ in failed if exit_.hung]
-    unasked = [exit_ for exit_ in failed if not exit_.stopped]
-    return min(hung or unasked or failed, key=followed, default=None)
+    unasked = [exit_ for exit_ in failed if not exit_.stopped or exit_.raised or exit_.hung]
+    blamed = [exit_ for exit_ in unasked if exit_.rank in finding.ranks]
+    return next(iter(blamed or unasked or failed), None)
 
 
-def followed(exit_: Exit) -> int:
-    """Whether it failed only because another one had, by its own words: 1 is likely, 2 surely."""
-    if exit_.signo and exit_.signo != signal.SIGABRT:
-        return 0
+def witness(exit_: Exit, node: int = 0) -> Witness:
+    """What is known of a worker's end."""
+    end = _end(exit_)
     words = last_words(exit_)
-    errors = words.lines if exit_.signo else words.errors  # before it aborts, a library says why
-    if any(map(_SURELY_FOLLOWS.match, errors)):
-        return 2
-    return int(any(map(_MAY_FOLLOW.search, errors)))
+    said = (words.errors or [line for line in words.lines if line.strip()] or ("",))[-1]
+    return Witness(
+        rank=exit_.rank,
+        node=node,
+        end=end,
+        how=how(exit_),
+        where=where(exit_),
+        at=(exit_.account.at if exit_.raised else 0.0) or exit_.at,
+        reading=diagnose(exit_),
+        said=said.strip().split("\n")[0][:_TOLD_CHARS],
+        alike=_likeness(exit_, words),
+        blame=blamed(exit_) if end == "failed" else None,
+        call=exit_.account.call,
+        standing=_standing(exit_, words, end),
+        thread=_thread_error(exit_) if end == "stopped" else "",
+        is_frozen=exit_.state in ("T", "t"),
+        is_deaf=exit_.state == "D",
+        hung=exit_.hung,
+    )
 
 
-def diagnose(exit_: Exit) -> tuple[Kind, str]:
-    """What sort of failure it was, and what may help; "" if its own words say all there is."""
+def _thread_error(exit_: Exit) -> str:
+    """The error that ended a thread of it; "" if none did."""
+    said = find_thread_error(exit_)
+    return said.split("\n")[0][:_TOLD_CHARS]
+
+
+def _end(exit_: Exit) -> End:
+    if exit_.raised or exit_.hung or (exit_.failed and not exit_.stopped):
+        return "failed"
+    return "stopped" if exit_.stopped else "done"
+
+
+def blamed(exit_: Exit) -> Blame | None:
+    """Whom it blames, if its first error does, or a library's that was raised from others."""
+    if exit_.hung or (exit_.signo and exit_.signo != signal.SIGABRT and not exit_.raised):
+        return None
+    if exit_.account.blame and (exit_.raised or not exit_.signo):
+        return exit_.account.blame
+    words = last_words(exit_)
+    if exit_.signo and not exit_.raised:  # before it aborts, a library says why
+        return from_words(words.lines)
+    for error in words.errors:
+        blame = from_words([error])
+        if blame and blame.weak and not blame.ranks and by_words(words.errors, exit_.program):
+            return None
+        if blame or not _WITHIN_LIBRARIES.match(error):
+            return blame
+    return None if words.errors else from_words(reversed(words.lines[-_LAST:]))
+
+
+def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
+    noted = exit_.standing
+    if end == "failed":
+        seen = from_trace(words.lines) if not words.innermost_first else None
+        seen = seen or from_stack("\n".join(words.lines))
+    else:
+        seen = from_stack(exit_.stack) or from_stack("\n".join(words.lines))
+    if noted is None or seen is None:
+        return noted or seen
+    call = noted.call or seen.call
+    return replace(
+        noted,
+        call=call,
+        full=noted.full or call,
+        place=seen.place,
+        line=seen.line,
+        waits_for=seen.waits_for if not call else "",
+    )
+
+
+def diagnose(exit_: Exit) -> Reading:
+    """What a worker's end shows."""
     if exit_.hung:
-        return Kind.HUNG, exit_.hung
+        return Reading(Kind.HUNG, exit_.hung)
     words = last_words(exit_)
     said = "\n".join(words.errors[-1:] or words.lines[-_LAST:])
-    if exit_.stopped:
-        return Kind.STOPPED, ""
+    if exit_.stopped and not exit_.raised:
+        return Reading(Kind.STOPPED)
     if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):
-        return Kind.OUT_OF_MEMORY, _out_of_memory(exit_, exit_.oom)
-    if followed(exit_):
-        return Kind.PEER_LOST, _LOST_PEER
-    if exit_.signo:
-        crashed = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
-        return crashed, _SIGNALS.get(signal_name(exit_.signo), "")
-    return _by_pattern(exit_, said) or _by_code(exit_, words)
+        return _out_of_memory(exit_, exit_.oom)
+    blame = blamed(exit_)
+    if blame and blame.weak:
+        return by_words(words.errors or [said], exit_.program) or _LOST_PEER
+    if blame:
+        lost = blame.how != "mismatch"
+        return _LOST_PEER if lost else of_ranks(Kind.MISMATCH, "", blame.text, "")
+    if exit_.signo and not exit_.raised:
+        return _by_signal(exit_, words)
+    texts = [*reversed(words.errors), *([] if words.errors else [said])]
+    return by_words(texts, exit_.program) or by_frame(words.frame) or _by_code(exit_, words)
 
 
-def _by_pattern(exit_: Exit, said: str) -> tuple[Kind, str] | None:
-    for kind, pattern, hint in _PATTERNS:
-        found = re.search(pattern, said, re.MULTILINE)
-        if found:
-            names = [f"'{name}'" for name in found.groupdict().values() if name]
-            is_python = PurePath(exit_.program).name.startswith(("python", "pypy"))
-            program = exit_.program if is_python else "The Python it ran in"
-            return kind, hint.format(program=program, name="".join(names) or "what it needs")
-    return None
+def _by_signal(exit_: Exit, words: Words) -> Reading:
+    if exit_.signo == signal.SIGABRT:
+        said = by_words(["\n".join(words.lines)], exit_.program)
+        if said and said.kind in (Kind.ALLOCATION, Kind.GPU_MEMORY, Kind.SHARED_MEMORY):
+            return said
+    kind = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
+    return Reading(*_SIGNALS.get(signal_name(exit_.signo), (kind,)))
 
 
-def _by_code(exit_: Exit, words: Words) -> tuple[Kind, str]:
+def _by_code(exit_: Exit, words: Words) -> Reading:
     if exit_.code == 2 and any(line.lower().startswith("usage: ") for line in words.lines):
-        return Kind.USAGE, _USAGE
+        return Reading(Kind.USAGE, *USAGE)
     if words.errors:
-        return Kind.EXCEPTION, ""
+        return Reading(Kind.EXCEPTION)
     name = signal_name(exit_.code - 128) if exit_.code > 128 else ""
     told = f"A shell gives that code when {name} killed what it ran." if name[:3] == "SIG" else ""
-    return Kind.EXIT_CODE, told
+    return Reading(Kind.EXIT_CODE, told)
 
 
-def _out_of_memory(exit_: Exit, oom: OomEvidence) -> str:
+def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Reading:
     limit, where = "the whole machine's", ""
     if oom.cgroup:
         limit = f"cgroup limit {size(oom.limit)}" if oom.limit else "a cgroup's limit"
@@ -203,7 +268,12 @@ def _out_of_memory(exit_: Exit, oom: OomEvidence) -> str:
     peak = f", its peak was {size(exit_.peak_rss_kib << 10)}" if exit_.peak_rss_kib else ""
     who = "it" if exit_.signo else "one of its processes"
     surely = "" if oom.ours else _UNSURE
-    return f"The kernel killed {who}{surely}: out of memory ({limit}{where}{peak})."
+    return Reading(
+        Kind.OUT_OF_MEMORY,
+        f"The kernel killed {who}{surely}: out of memory ({limit}{where}{peak}).",
+        "Give the job more memory or a higher limit, or need less: smaller batches, fewer "
+        "DataLoader workers, nothing kept from step to step.",
+    )
 
 
 def fingerprint(exit_: Exit) -> str:
@@ -215,59 +285,22 @@ def fingerprint(exit_: Exit) -> str:
     said = said[:_SAID_CHARS]  # the masks take more than linear time
     for pattern, mask in _MASKS:
         said = pattern.sub(mask, said)
-    path, _, line = words.frame.rpartition(":")
-    return f"{manner}|{said}|{PurePath(path).name}:{line}"
+    return f"{manner}|{said}|{_line(words.frame)}"
 
 
-# ---- the report
+def _line(frame: str) -> str:
+    path, _, line = frame.rpartition(":")
+    return f"{PurePath(path).name}:{line}"
 
 
-def describe(exits: Sequence[Exit], outlook: str) -> str:
-    """The report: root cause, its last words, the others in one line, and what happens next."""
-    cause = root_cause(exits)
-    if cause is None:
-        return f"torshrun: {outlook}"
-    where = f"host {cause.host}, pid {cause.pid}, after {cause.seconds:.1f} s"
-    lines = [f"torshrun: rank {cause.rank} failed first: {how(cause)}, {where}"]
-    _, explanation = diagnose(cause)
-    if explanation:
-        lines.append(f"  {explanation}")
-    words = last_words(cause)
-    lines.append(f"  {words.heading}:" if words.lines else "  it wrote nothing to stderr")
-    lines += [f"  | {line[:LINE_CHARS]}".rstrip() for line in _cut(words)]
-    if cause.log:
-        lines.append(f"  its output is kept in {cause.log}")
-    others = [exit_ for exit_ in exits if exit_ is not cause and exit_.failed]
-    if others:
-        lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
-    return "\n".join([*lines, f"  {outlook}"])
-
-
-def _cut(words: Words) -> list[str]:
-    """Lines that fit, without those that matter least: the outermost calls."""
-    lines = list(words.lines)
-    missing = len(lines) - SHOWN_LINES
-    if missing <= 0:
-        return lines
-    note = f"  … {missing + 1} lines left out …"
-    if words.innermost_first:
-        return [*lines[: SHOWN_LINES - 1], note]
-    return [lines[0], note, *lines[missing + 2 :]]
-
-
-def _in_brief(exits: Iterable[Exit], cause: str) -> str:
-    """How the others ended, those who ended alike together."""
-    groups: dict[str, list[int]] = {}
-    for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
-        groups.setdefault(_fate(exit_, cause), []).append(exit_.rank)
-    told = [f"{format_ranks(ranks)} {fate}" for fate, ranks in list(groups.items())[:_GROUPS]]
-    rest = sum(len(ranks) for ranks in list(groups.values())[_GROUPS:])
-    return "; ".join([*told, f"{rest} others in other ways"] if rest else told)
-
-
-def _fate(exit_: Exit, cause: str) -> str:
-    if exit_.stopped:
-        return "stopped by torshrun"
-    if followed(exit_):
-        return "lost its peer"
-    return "in the same way" if fingerprint(exit_) == cause else how(exit_)
+def _likeness(exit_: Exit, words: Words) -> str:
+    """Equal for ranks that failed alike: with the same exception at the same place, or in the same
+    manner with the same words.
+    """
+    if words.errors and words.frame and not exit_.signo:
+        like = f"{words.errors[-1].partition(':')[0][:_SAID_CHARS]}|{_line(words.frame)}"
+    else:
+        like = fingerprint(exit_)
+    if exit_.oom and exit_.signo == signal.SIGKILL:
+        like = "out of memory"
+    return hashlib.blake2b(like.encode(errors="replace"), digest_size=8).hexdigest()

@@ -5,30 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from torshrun.failure.account import ACCOUNT_BYTES, Account, parse
 from torshrun.failure.exits import Exit, how
 from torshrun.failure.last_words import last_words
 from torshrun.procfs import read_text
 
-ACCOUNT_BYTES = 1 << 20
-"""How much of a worker's error file is read."""
 
-
-def load_account(path: str) -> str:
-    """What a worker left in its error file; "" if it is not in torchrun's form."""
-    import json
-
-    try:
-        document = json.loads(read_text(path, ACCOUNT_BYTES) or "null")
-    except (ValueError, RecursionError):
-        return ""
-    message = document.get("message") if isinstance(document, dict) else None
-    if isinstance(message, str):
-        return message
-    if not isinstance(message, dict):
-        return ""
-    extra = message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(stack or message.get("message") or "")
+def load_account(path: str) -> Account:
+    """What a worker left in its error file."""
+    return parse(read_text(path, ACCOUNT_BYTES))
 
 
 def write_account(path: str, cause: Exit, now: float) -> None:

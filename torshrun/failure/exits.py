@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torshrun.signals import signal_name
+from torshrun.failure.account import NO_ACCOUNT, Account
+from torshrun.failure.standing import Standing
+from torshrun.signals import exit_code, signal_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,24 @@ class Exit:
     status: int
     """As waitpid gives it."""
     seconds: float
+    """How long it ran."""
+    at: float = 0.0
+    """When it ended, on the node's monotonic clock, in seconds; 0 is unknown."""
     stopped: bool
     """Whether it had been asked to stop before it ended."""
     stderr: bytes = b""
-    account: str = ""
-    """What it wrote to its error file, as text; "" is nothing."""
+    account: Account = NO_ACCOUNT
+    """What it left in its error file."""
+    standing: Standing | None = None
+    """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
+    stack: str = ""
+    """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""
+    state: str = ""
+    """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
+    is_left: bool = False
+    """Whether it has not ended, even of SIGKILL; then status says nothing."""
+    raised: bool = False
+    """Whether an exception had ended its program before it was asked to stop."""
     log: str = ""
     """Where its output was kept; "" is nowhere."""
     program: str = ""
@@ -43,7 +58,7 @@ class Exit:
     oom: OomEvidence | None = None
     """What the kernel's counters say for the time it ran; None is nothing."""
     hung: str = ""
-    """The hang in one line, for the worker that the others waited for; "" for all others."""
+    """The hang in one line, for the worker that seems to be its cause; "" for all others."""
 
     @property
     def signo(self) -> int:
@@ -58,11 +73,17 @@ class Exit:
     @property
     def code(self) -> int:
         """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0."""
-        code = 128 + self.signo if self.signo else self.status >> 8 & 0xFF
-        return code or int(self.failed)
+        return exit_code(self.status) or int(self.failed)
 
 
 def how(exit_: Exit) -> str:
     """The manner of its end: its exit code, or the signal that killed it."""
+    if exit_.is_left:
+        return "it does not die of SIGKILL"
     manner = f"killed by {signal_name(exit_.signo)}, " if exit_.signo else ""
     return f"{'hung, then ' if exit_.hung else ''}{manner}exit code {exit_.code}"
+
+
+def where(exit_: Exit) -> str:
+    """Where it ended, and after how long."""
+    return f"host {exit_.host}, pid {exit_.pid}, after {exit_.seconds:.1f} s"

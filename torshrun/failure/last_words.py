@@ -66,12 +66,20 @@ def last_words(exit_: Exit) -> Words:
     lines = _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
     crashed = exit_.signo in CRASHES
     stack = find_stack(lines, _BEFORE_FATAL * (exit_.signo == signal.SIGABRT)) if crashed else None
-    trace = find_trace(lines) if crashed or not exit_.signo else None
+    trace = find_trace(lines) if crashed or not exit_.signo or exit_.raised else None
     if stack and trace and not stack.frame:  # it crashed while it was ending
         stack = None
     heading = "the last lines of its stderr" if lines else ""
     tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
-    return stack or trace or _accounted(exit_.account) or tail
+    return stack or trace or _accounted(exit_.account.text) or tail
+
+
+def find_thread_error(exit_: Exit) -> str:
+    """The exception that ended a thread of its, the last one; "" if none did."""
+    lines = _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
+    trace = find_trace(lines)
+    in_thread = trace is not None and trace.lines[0].startswith("Exception in thread ")
+    return trace.errors[-1] if trace and in_thread else ""
 
 
 def _lines(text: str) -> list[str]:

@@ -7,10 +7,13 @@ version 1. Where neither can be read, /proc/vmstat counts them for the whole mac
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torshrun.cgroups import Cgroup, field, find, memory_limit
-from torshrun.failure.exits import OomEvidence
 from torshrun.procfs import ROOT, read_text
+
+if TYPE_CHECKING:
+    from torshrun.failure.exits import OomEvidence
 
 
 class MemoryWatch:
@@ -27,6 +30,8 @@ class MemoryWatch:
         """What happened since; None if nothing did. May be asked any number of times."""
         if self._count() <= self._kills:
             return None
+        from torshrun.failure.exits import OomEvidence
+
         pairs = zip(self._cgroups, self._times_full, strict=True)
         hit = (each for each, before in pairs if memory_limit(each) and _times_full(each) > before)
         full = next(hit, None)  # the innermost with a limit that could not be kept since

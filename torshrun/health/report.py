@@ -28,7 +28,7 @@ def summary(hang: Hang) -> str:
     if waited is None:
         return text + "no output and no CPU use of any worker"
     waiting = _ranks_in(hang, waited)
-    text += f"{format_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {_numbered(waited)}"
+    text += f"{format_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {numbered(waited)}"
     if hang.suspect not in waiting:
         return f"{text} for rank {hang.suspect}"
     elsewhere = len(waiting) == len(hang.ranks) < waited.ranks
@@ -65,14 +65,14 @@ def _line(does: str, details: str, states: Sequence[RankState]) -> str:
 def _situation(state: RankState, waited: Collective | None) -> str:
     status = state.sample.status
     if state.waits_in is not None:
-        return f"in {_numbered(state.waits_in)}"
+        return f"in {numbered(state.waits_in)}"
     before = "ended" if not state.sample.alive else "in no collective" if waited is None else ""
     last = status.collective if waited is None else find(status, waited.group)
     if last is None:
         return before or ("in another group" if status.initialised else "not initialised")
     if waited is not None and last.sequence >= waited.sequence:
-        return before or f"past it, after {_numbered(last)}"
-    return f"{before or 'not in it yet'}, last in {_numbered(last)}"
+        return before or f"past it, after {numbered(last)}"
+    return f"{before or 'not in it yet'}, last in {numbered(last)}"
 
 
 def _particulars(state: RankState) -> str:
@@ -99,7 +99,7 @@ def _stack_lines(hang: Hang, stacks: Mapping[int, str]) -> list[str]:
     return [*lines, f"  {left} other stacks are not shown"] if left > 0 else lines
 
 
-def _numbered(collective: Collective) -> str:
+def numbered(collective: Collective) -> str:
     if not collective.sequence:
         return str(collective)
     return f"{collective} (operation {collective.sequence})"

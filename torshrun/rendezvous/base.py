@@ -41,6 +41,8 @@ class Place:
     """The id of node rank 0; "" in a job of one node."""
     store_endpoint: str = ""
     """Where its agent serves the round's store to other agents, "tcp:host:port"; "" likewise."""
+    finding: str = ""
+    """The root cause of the failure of the round before, as in Verdict; "" if that is not known."""
 
 
 ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lost"]
@@ -67,6 +69,8 @@ class Report:
     """The root cause in one line, for people on other nodes; "" if there is none."""
     follows: bool = False
     """Whether the workers failed because they lost one of another node, whose failure it is."""
+    testimony: str = ""
+    """What is known of how ranks here ended, in failure/testimony.py's form; "" is nothing."""
 
     @property
     def ending(self) -> Outcome:
@@ -95,6 +99,8 @@ class Verdict:
     """One line for a person; names the node and worker of the root cause if there is one."""
     sequel: Literal[Sequel, ""] = ""
     """Why there was no restart, if a failure ended the job."""
+    finding: str = ""
+    """The root cause of the last round's failure, as failure/testimony.py writes it; "" is none."""
 
 
 # ---- events for the agent

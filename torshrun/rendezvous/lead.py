@@ -226,6 +226,7 @@ class Lead:
             restarts=form.history.restarts,
             streak=form.history.streak,
             startup=form.history.startup,
+            finding=form.finding,
         )
         return self._own(header)
 

@@ -23,11 +23,15 @@ _LOST_EPOCH = "what the store held of this job is gone, so its nodes meet anew"
 _OF_ITSELF = ("node", "host", "address", "endpoint", "nproc", "role", "fixed_rank")
 _RANKS = ("node_rank", "first_rank")
 _OF_ITS_ROUND = ("round", "token", "round_size", "round_leader", "restarts", *_RANKS)
-_OF_ITS_REPORT = ("outcome", "code", "signo", "startup", "seconds", "cause", "follows")
+_OF_ITS_REPORT = (
+    *("outcome", "code", "signo", "startup", "seconds", "cause", "follows"),
+    "testimony",
+)
 """What a row has from its node's facts, of the round that it was in, and from its report."""
 # What a place has from the round's header: of node rank 0, and of the round.
 _OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
 _FOR_WORKERS = ("restarts", "world_size", *_OF_NODE_0)
+_FOR_PEOPLE = ("finding",)
 
 
 def _fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:
@@ -216,7 +220,7 @@ class Member:
         place = base.Place(
             round=header.number,
             num_nodes=header.size,
-            **_fields(header, _FOR_WORKERS),
+            **_fields(header, (*_FOR_WORKERS, *_FOR_PEOPLE)),
             **_fields(told, (*_RANKS, "role_first_rank", "role_world_size")),
         )
         return (base.RoundFormed(place), *self._follow_header())

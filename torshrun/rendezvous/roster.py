@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torshrun.rendezvous.rows import Header, NodeRow
+
+if TYPE_CHECKING:
+    from torshrun.failure.finding import Finding
 
 FAILURES = ("failed", "hung")
 
@@ -34,6 +38,8 @@ class Roster:
     """Nodes that wait and are not in the round."""
     strays: set[str] = field(default_factory=set)
     """Nodes inside a round that is not the header's, and that they will stop."""
+    finding: tuple[Finding | None] | None = None
+    """The root cause of the round's failure, if there is one, once it was looked for."""
 
 
 def derive(

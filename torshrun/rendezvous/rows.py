@@ -136,6 +136,7 @@ class NodeRow:
     seconds: float = 0.0
     cause: str = ""
     follows: bool = False
+    testimony: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +190,8 @@ class Header:
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()
     """Nodes that were asked to go."""
+    finding: str = ""
+    """The root cause of the failure of the round before, as in a verdict."""
     missed: tuple[NodeId, ...] = ()
     """Nodes that did not enter a round which they had places in. Each has one again once it has
     shown that it can read: it looks for its place, and changes its own row."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 from torshrun import exit_codes
+from torshrun.rendezvous import causes
 from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow, VerdictRow
@@ -43,6 +44,8 @@ class Form:
     number: int
     seating: Seating
     history: History
+    finding: str = ""
+    """The root cause of the failure of the round before, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,8 @@ def _form(view: View, now: float, history: History) -> Decision:
     seating = seat(view, now)
     if len(seating.nodes) < view.limits[0]:
         return _too_few(view, now, seating)
-    return Decision(Form(view.claimed + 1, seating, history))
+    finding = causes.told(view) if view.header else ""
+    return Decision(Form(view.claimed + 1, seating, history, finding))
 
 
 def _too_few(view: View, now: float, seating: Seating) -> Decision:
@@ -170,15 +174,21 @@ def _too_few(view: View, now: float, seating: Seating) -> Decision:
         f"waited {timeout:g} s for at least {least} nodes, and {count} came. Look which are "
         f"missing, ask for fewer (--nnodes MIN:MAX) or a longer --rdzv-conf join_timeout."
     )
-    return _conclude("failed", exit_codes.RENDEZVOUS, reason + whys)
+    finding = causes.told(view) if view.header else ""
+    return _conclude("failed", exit_codes.RENDEZVOUS, reason + whys, finding=finding)
 
 
 def _conclude(
-    outcome: Outcome, code: int, reason: str, sequel: Sequel | Literal[""] = ""
+    outcome: Outcome,
+    code: int,
+    reason: str,
+    sequel: Sequel | Literal[""] = "",
+    finding: str = "",
 ) -> Decision:
     if outcome != "succeeded" and not 1 <= code <= 255:  # somebody's row says odd things
         code = 1
-    return Decision(Conclude(VerdictRow(outcome=outcome, code=code, reason=reason, sequel=sequel)))
+    verdict = VerdictRow(outcome=outcome, code=code, reason=reason, sequel=sequel, finding=finding)
+    return Decision(Conclude(verdict))
 
 
 # ---- a round is open
@@ -295,7 +305,7 @@ def _after_departures(view: View, now: float) -> Decision:
 
 
 def _after_failure(view: View, header: Header, now: float) -> Decision:
-    cause = _root_cause(view)
+    cause = _cause_on_all_nodes(view)
     sequel = judge(header.max_restarts, view.history, cause.startup)
     if sequel != "restart":
         return _failed(view, cause, sequel)
@@ -309,7 +319,19 @@ def _failed(view: View, cause: NodeRow, sequel: Sequel) -> Decision:
     code = exit_codes.HUNG if cause.outcome == "hung" else cause.code
     if sequel == "budget spent":
         code = exit_codes.BUDGET_SPENT
-    return _conclude(cast(Outcome, cause.outcome), code, _describe(view, cause), sequel)
+    reason, finding = _describe(view, cause), causes.told(view)
+    return _conclude(cast(Outcome, cause.outcome), code, reason, sequel, finding)
+
+
+def _cause_on_all_nodes(view: View) -> NodeRow:
+    """The report of the node where the root cause is, if one of its workers failed by itself."""
+    finding = causes.found(view)
+    blamed = finding.ranks[:1] if finding and finding.certainty != "undecided" else ()
+    for node in view.roster.failures:
+        row = view.roster.reports[node]
+        if any(rank - row.first_rank in range(row.nproc) for rank in blamed) and not row.follows:
+            return row
+    return _root_cause(view)
 
 
 def _root_cause(view: View) -> NodeRow:

@@ -205,6 +205,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         role_rank=first.role_rank + local_rank,
         local_rank=local_rank,
         error_file=f"{first.scratch}/error_{first.round}_{local_rank}.json",
+        stack_file=f"{first.scratch}/stack_{first.round}_{local_rank}",
     )
     own = {**place.to_environ(), **_slurms(place, spec.environ), **spec.own_environ[local_rank]}
     encoded_environment(own)

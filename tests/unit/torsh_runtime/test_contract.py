@@ -26,6 +26,7 @@ PLACE = WorkerEnv(
     store_endpoint="unix:@store",
     secret="00ff",
     error_file="/tmp/error.json",
+    stack_file="/tmp/stack",
     scratch="/tmp/scratch",
     status_file="/tmp/status",
     jax_coordinator_port=4001,

@@ -69,7 +69,7 @@ def native_group(
         record=record,
         number=number,
         stage=stage_native,
-        failure=partial(comm_error, {}),
+        failure=partial(comm_error, {}, ()),
         complete=COMPLETED,
         begun=partial(NativeWork, callbacks=Callbacks()),
     )

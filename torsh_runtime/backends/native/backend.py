@@ -108,7 +108,8 @@ class NativeBackend(Backend):
             except BaseException as error:
                 abandon(store, meeting, local, error)
                 raise
-        node = Node(local, meeting.pids, meeting.neighbours, pool, range(len(local)))
+        places = range(len(local))
+        node = Node(local, meeting.pids, meeting.neighbours, pool, places, meeting.numbers)
         made = cls(group, callbacks, rank, world_size, node, settings, own)
         return made._met(store, deadline)
 
@@ -128,8 +129,9 @@ class NativeBackend(Backend):
             return None
         try:
             pids = [self._node.pids[each] for each in found]
-            node = Node(range(len(ranks)), pids, self._node.neighbours, pool, places)
-            met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, file=-1)
+            numbers = [self._node.numbers[each] for each in ranks]
+            node = Node(range(len(ranks)), pids, self._node.neighbours, pool, places, numbers)
+            met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, -1, numbers)
             callbacks = Callbacks()
             group = group_of(met, memory, len(ranks), self._settings, name, callbacks)
             made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)

@@ -48,6 +48,7 @@ _REFUSALS = {
 
 def comm_error(
     processes: Mapping[int, int],
+    numbers: Sequence[int],
     kind: int,
     rank: int,
     reporter: int,
@@ -58,7 +59,27 @@ def comm_error(
     own: tuple[Any, ...],
     other: tuple[Any, ...],
 ) -> CommError:
-    """The error for a Failure. `processes`: pids of the ranks of this node, by rank."""
+    """The error for a Failure. `processes`: pids of the ranks of this node, by rank. `numbers`: the
+    ranks in the launched job of the group's ranks.
+    """
+    facts = kind, rank, reporter, operation, sequence, seconds, missing, own, other
+    error = _error(processes, *facts)
+    error.members = tuple(numbers)
+    return error
+
+
+def _error(
+    processes: Mapping[int, int],
+    kind: int,
+    rank: int,
+    reporter: int,
+    operation: int,
+    sequence: int,
+    seconds: float,
+    missing: Sequence[int],
+    own: tuple[Any, ...],
+    other: tuple[Any, ...],
+) -> CommError:
     op = OPERATIONS[operation]
     if op == "barrier" and not sequence:  # the ranks' first meeting; messages have no sequence
         op = "init_process_group"

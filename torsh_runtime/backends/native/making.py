@@ -36,6 +36,8 @@ class Node(NamedTuple):
     """Where they make further groups."""
     places: Sequence[int]
     """Their numbers there."""
+    numbers: Sequence[int]
+    """The ranks in the launched job of all ranks of the group; -1 for who is of another."""
 
 
 def settings_of(store: MeetingStore, rank: int) -> Settings:
@@ -112,7 +114,9 @@ def group_of(
             record=page.next_record(number) if page is not None else None,
             number=number,
             stage=stage_native,
-            failure=partial(comm_error, dict(zip(local, meeting.pids, strict=True))),
+            failure=partial(
+                comm_error, dict(zip(local, meeting.pids, strict=True)), meeting.numbers
+            ),
             complete=COMPLETED,
             begun=partial(NativeWork, callbacks=callbacks),
         )

@@ -20,7 +20,7 @@ from torsh_runtime.backends.board import Board, give_up
 from torsh_runtime.backends.native import links, segment
 from torsh_runtime.backends.native.links import Contact, Doors, Keys
 from torsh_runtime.backends.native.network import Network, is_loopback
-from torsh_runtime.backends.native.place import Place, Terms, check_terms, layout
+from torsh_runtime.backends.native.place import Place, Terms, check_terms, layout, numbers
 from torsh_runtime.errors import (
     CommError,
     CommTimeout,
@@ -41,6 +41,8 @@ class Meeting:
     """How many ranks run on this machine, which is more than a node where it holds several."""
     file: int
     """Descriptor of the node's memory."""
+    numbers: Sequence[int] = ()
+    """The ranks in the launched job of the group's ranks; -1 for who is of another."""
     links: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """For each rank of another node non-blocking sockets: one for control, then those for data."""
 
@@ -108,7 +110,8 @@ def meet(
         raise
     pids = [place.pid for place in local.values()]
     machines = [place.machine for place in places.values()]
-    return Meeting(rank, nodes, pids, machines.count(own.machine), memory, linked)
+    neighbours = machines.count(own.machine)
+    return Meeting(rank, nodes, pids, neighbours, memory, numbers(own, places), linked)
 
 
 def _share(

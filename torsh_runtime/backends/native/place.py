@@ -63,11 +63,15 @@ class Place:
     token: bytes
     """What has to be known there; TOKEN_BYTES of them."""
     terms: Terms
+    job: str = ""
+    """The launched job that it is a rank of, "" if it is none's."""
+    number: int = -1
+    """Its rank in that job, which groups may count otherwise; -1 if it is none's."""
 
     @classmethod
     def here(cls, offer: str, token: bytes, terms: Terms) -> Place:
         """This process's."""
-        here = node_here()
+        here, (job, number) = node_here(), launched()
         return cls(
             pid=os.getpid(),
             machine=here.machine,
@@ -77,6 +81,8 @@ class Place:
             offer=offer,
             token=token,
             terms=terms,
+            job=job,
+            number=number,
         )
 
     @property
@@ -104,10 +110,12 @@ class Place:
 
     def _check(self) -> None:
         """TypeError or ValueError unless each field is what it is declared to be."""
-        texts = (self.machine, self.pid_namespace, self.network, self.host, self.offer)
+        texts = (self.machine, self.pid_namespace, self.network, self.host, self.offer, self.job)
         if not all(isinstance(text, str) for text in texts) or "\0" in self.offer:
             raise TypeError
         if type(self.pid) is not int or not 0 < self.pid < 1 << 31:
+            raise ValueError
+        if type(self.number) is not int or not -1 <= self.number < 1 << 31:
             raise ValueError
         if not isinstance(self.token, bytes) or len(self.token) != TOKEN_BYTES:
             raise ValueError
@@ -123,6 +131,21 @@ def node_here() -> Node:
     """This process's node."""
     network, processes = (Path(f"/proc/self/ns/{kind}") for kind in ("net", "pid"))
     return Node(_boot_id(), str(processes.readlink()), str(network.readlink()))
+
+
+def launched() -> tuple[str, int]:
+    """The job that this process was launched in, and its rank there."""
+    run, rank = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("RANK", "")
+    number = int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 9 else -1
+    return (f"{run}/{os.environ.get('TORSH_ROUND', '')}", number) if number >= 0 else ("", -1)
+
+
+def numbers(own: Place, places: Mapping[int, Place]) -> list[int]:
+    """The ranks in this rank's job of a group's ranks, in their order; -1 for who is of another."""
+    return [
+        place.number if place.job == own.job else -1
+        for _, place in sorted(places.items(), key=itemgetter(0))
+    ]
 
 
 def layout(places: Mapping[int, Place]) -> list[list[int]]:

@@ -1,13 +1,14 @@
-"""Run by each Python of a worker before its script: lets JAX find its place in the job. With
---preload standbys wait in here, and workers note what they import.
+"""Run by each Python of a worker before its script: lets JAX find its place in the job, and has a
+worker that fails, or is stopped, leave for its agent why and where. With --preload standbys wait in
+here, and workers note what they import.
 
-Nothing is imported before JAX is, unless for standbys; another sitecustomize has its turn as if
+Nothing that takes time is imported before it is needed, another sitecustomize has its turn as if
 this one were not there, and whatever fails in here stays silent. It must parse in any Python 3 that
 a worker may start. docs/decisions/0004-worker-start-hook.md says why there is such a file.
 """
 
-# ruff: noqa: PTH118, PTH120
-# pathlib would have to be imported.
+# ruff: noqa: PTH118, PTH120, SIM105
+# pathlib and contextlib would have to be imported.
 
 import os
 import sys
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import ModuleType, TracebackType
 
 HERE = os.path.dirname(__file__)
 WATCHED = "jax._src.clusters"
+SIGTERM = 15  # the module signal takes time to load
+FAR = 500  # a descriptor's least number
 
 
 class JaxWatch:
@@ -66,16 +69,53 @@ def register_now() -> None:
 
 
 def register() -> None:
-    """Register by torsh_runtime's file: the worker's Python may be one without torshrun."""
+    load("torsh_runtime.integrations.jax").register()
+
+
+def load(name: str) -> "ModuleType":
+    """A module of torsh_runtime, by its file: the worker's Python may be one without torshrun."""
+    if name in sys.modules:
+        return sys.modules[name]
     from importlib.util import module_from_spec, spec_from_file_location
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-    door = os.path.join(root, "torsh_runtime", "integrations", "jax.py")
-    spec = spec_from_file_location("torsh_runtime.integrations.jax", door)
-    if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.register()
+    path = os.path.join(root, *name.split(".")) + ".py"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def leave_traces(stack_file: str) -> None:
+    """Have this process leave an account of an exception that ends it, and of where it stands when
+    it is asked to stop. Only the first Python of a worker does: those that it starts find the file.
+    """
+    import faulthandler
+    from fcntl import F_DUPFD_CLOEXEC, fcntl
+
+    opened = os.open(stack_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    try:
+        # Far from where programs that close or count theirs look.
+        descriptor = fcntl(opened, F_DUPFD_CLOEXEC, FAR)
+    finally:
+        os.close(opened)
+    faulthandler.register(SIGTERM, descriptor, True, True)
+    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(SIGTERM))
+    before, own = sys.excepthook, os.getpid()
+
+    def excepthook(
+        kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None"
+    ) -> None:
+        try:
+            if os.getpid() == own and isinstance(error, Exception):
+                load("torsh_runtime.error_file").leave_account(error)
+        except Exception:
+            pass
+        before(kind, error, trace)
+
+    sys.excepthook = excepthook
 
 
 class ImportNotes:
@@ -135,6 +175,11 @@ if __name__ == "sitecustomize":
         wait_as_standby()
     else:
         make_way()
+if "TORSH_STACK_FILE" in os.environ:
+    try:
+        leave_traces(os.environ["TORSH_STACK_FILE"])
+    except Exception:
+        pass
 if "TORSH_IMPORTS" in os.environ:
     sys.meta_path.insert(0, ImportNotes(os.environ.pop("TORSH_IMPORTS")))
 if "JAX_COORDINATOR_ADDRESS" in os.environ:

@@ -73,14 +73,14 @@ def test_the_loop_goes_on_while_hundreds_of_last_words_are_read() -> None:
     turns, found = asyncio.run(turns_of_the_loop_during(diagnosis.findings(endings)))
     assert turns > 5
     announcer.failed(ReportFailure(0, "no budget"), found)  # they have been read by now
-    assert found.cause is found.exits[0]
-    assert found.kind == "peer lost"
-    assert "rank 0 failed first" in said[0]
+    assert found.cause
+    assert (found.cause.rank, found.kind) == (0, "peer lost")
+    assert said[0].startswith("torshrun: undecided between rank 0, rank 1, ")
 
 
 def test_nothing_is_looked_for_where_nothing_failed() -> None:
     found = asyncio.run(Diagnosis(OutputConfig(), None).findings([ending(0, 0), ending(1, 0)]))
-    assert (found.cause, found.summary, len(found.exits)) == (None, "", 2)
+    assert (found.cause, found.finding, found.summary) == (None, None, "")
 
 
 def test_without_threads_it_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,8 @@ def test_an_error_file_is_read_and_kept_once(tmp_path: Path) -> None:
     diagnosis = Diagnosis(OutputConfig(), folder)
     for _ in range(2):
         found = asyncio.run(diagnosis.findings([failed]))
-        assert found.exits[0].account == "OutOfLuck: x"
+        assert found.cause
+        assert found.cause.account.text == "OutOfLuck: x"
     kept = tmp_path / "run" / "attempt_0" / "3" / "error.json"
     assert kept.read_text() == left.read_text()
     folder.close()

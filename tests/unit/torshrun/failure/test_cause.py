@@ -5,61 +5,82 @@ from __future__ import annotations
 import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.cause import Kind, diagnose, fingerprint, followed, root_cause
+from torshrun.failure.cause import blamed, diagnose, explain, fingerprint
 from torshrun.failure.exits import Exit, OomEvidence
+from torshrun.failure.kinds import Kind
 
 OOM = OomEvidence(ours=True, cgroup="/job", limit=64 << 20)
 
 
+def cause(*exits: Exit) -> Exit | None:
+    """Whose end counts as the round's."""
+    return explain(exits).cause
+
+
+def certainty(*exits: Exit) -> str:
+    finding = explain(exits).finding
+    return finding.certainty if finding else ""
+
+
 def test_success_has_no_cause() -> None:
-    assert root_cause([an_exit(0, 0), an_exit(1, 0)]) is None
-    assert root_cause([]) is None
+    assert cause(an_exit(0, 0), an_exit(1, 0)) is None
+    assert explain([]).finding is None
 
 
-def test_the_first_failure_is_the_cause() -> None:
+def test_of_two_failures_that_have_nothing_to_do_with_each_other_neither_is_named() -> None:
     first, second = an_exit(1, 3 << 8), an_exit(0, 4 << 8)
-    assert root_cause([an_exit(2, 0), first, second]) is first
+    assert cause(an_exit(2, 0), first, second) is first
+    assert certainty(an_exit(2, 0), first, second) == "undecided"
 
 
 def test_one_that_lost_a_peer_is_not_the_cause_even_if_it_ended_first() -> None:
     killed = an_exit(1, 9)
-    assert root_cause([an_exit(0, 1 << 8, stderr=PEER_LOST), killed]) is killed
+    assert cause(an_exit(0, 1 << 8, stderr=PEER_LOST), killed) is killed
+    assert certainty(an_exit(0, 1 << 8, stderr=PEER_LOST), killed) == "certain"
 
 
-def test_a_torn_connection_is_a_cause_only_if_there_is_no_better_one() -> None:
+def test_a_torn_connection_is_never_surely_the_cause() -> None:
     torn = an_exit(0, 1 << 8, stderr=raised("RuntimeError: Connection closed by peer [::1]:9"))
-    lost = an_exit(1, 1 << 8, stderr=PEER_LOST)
-    assert root_cause([lost, torn]) is torn
+    assert certainty(torn, an_exit(1, 15, stopped=True)) == "likely"
     better = an_exit(2, 1 << 8, stderr=VALUE_ERROR)
-    assert root_cause([lost, torn, better]) is better
+    assert cause(torn, better) is better
+    assert certainty(torn, better) == "certain"
 
 
 def test_one_that_was_stopped_is_not_the_cause() -> None:
     lost = an_exit(0, 1 << 8, stderr=PEER_LOST)
-    assert root_cause([lost, an_exit(1, 15, stopped=True)]) is lost
+    assert cause(lost, an_exit(1, 15, stopped=True)) is lost
 
 
-def test_if_all_were_stopped_the_first_of_them_is() -> None:
+def test_if_all_were_stopped_nothing_failed_by_itself() -> None:
     stopped = an_exit(1, 15, stopped=True)
-    assert root_cause([stopped, an_exit(0, 9, stopped=True)]) is stopped
+    assert cause(stopped, an_exit(0, 9, stopped=True)) is None
 
 
-def test_one_that_hung_is_even_if_others_ended_before_it() -> None:
-    hung = an_exit(1, 0, stopped=True, hung="it has not entered all_reduce 7")
-    others = [an_exit(0, 15, stopped=True), an_exit(2, 6)]
-    assert root_cause([*others, hung]) is hung
+def test_one_whose_timer_ran_out_is_even_if_others_ended_before_it() -> None:
+    hung = an_exit(1, 0, stopped=True, hung="its timer step ran out")
+    others = [an_exit(0, 15, stopped=True)]
+    assert cause(*others, hung) is hung
 
 
-def test_followers_are_known_by_their_last_traceback_and_what_it_came_from() -> None:
-    def follows(stderr: bytes, status: int = 1 << 8, account: str = "") -> int:
-        return followed(an_exit(0, status, stderr=stderr, account=account))
+def test_an_exception_before_the_stop_counts_although_the_process_was_stopped() -> None:
+    late = an_exit(1, 15, stopped=True, raised=True, stderr=VALUE_ERROR, account="ValueError: bad")
+    lost = an_exit(0, 1 << 8, stderr=PEER_LOST)
+    assert cause(lost, late) is late
+    assert certainty(lost, late) == "certain"
+
+
+def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
+    def follows(stderr: bytes, status: int = 1 << 8, account: str = "") -> bool:
+        return blamed(an_exit(0, status, stderr=stderr, account=account)) is not None
 
     assert follows(PEER_LOST)
     assert follows(raised("torsh_runtime.errors.CommAborted: x", "RuntimeError: no more steps"))
+    assert follows(raised("torsh_runtime.errors.StoreTimeout: x", "torsh_runtime.errors.PeerLost"))
+    assert not follows(raised("ValueError: bad", "torsh_runtime.errors.PeerLost: in `finally`"))
     assert follows(b"warn\n", account=PEER_LOST.decode())
     assert not follows(PEER_LOST + VALUE_ERROR)
     assert not follows(PEER_LOST, 9)
-    assert not follows(b"I like torsh_runtime PeerLost and a Connection reset by peer\n")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +88,12 @@ def test_followers_are_known_by_their_last_traceback_and_what_it_came_from() -> 
     [
         ("ModuleNotFoundError: No module named 'a.b'", Kind.IMPORT, "/bin/python3 cannot import"),
         ("ImportError: cannot import name 'x' from 'y' (z.py)", Kind.IMPORT, "import 'x'"),
-        ("ImportError: libfoo.so.1: cannot open shared object file", Kind.IMPORT, "what it needs"),
+        (
+            "ImportError: libfoo.so.1: cannot open shared object file",
+            Kind.IMPORT,
+            "import 'libfoo.so.1'",
+        ),
+        ("ImportError: dynamic module does not define it", Kind.IMPORT, "what it needs"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried", Kind.GPU_MEMORY, "nvidia-smi"),
         ("numpy._core._exceptions._ArrayMemoryError: Unable", Kind.ALLOCATION, "ulimit -v"),
         ("MemoryError", Kind.ALLOCATION, "ulimit -v"),
@@ -82,10 +108,10 @@ def test_followers_are_known_by_their_last_traceback_and_what_it_came_from() -> 
 )
 def test_kinds_of_exceptions(error: str, kind: Kind, hint: str) -> None:
     exit_ = an_exit(0, 1 << 8, stderr=raised(error), program="/bin/python3")
-    found, told = diagnose(exit_)
-    assert found is kind
-    assert hint in told
-    assert bool(told) == (kind is not Kind.EXCEPTION)
+    found = diagnose(exit_)
+    assert found.kind is kind
+    assert hint in found.hint
+    assert bool(found.hint) == (kind is not Kind.EXCEPTION)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +129,13 @@ def test_kinds_of_exceptions(error: str, kind: Kind, hint: str) -> None:
     ],
 )
 def test_kinds_of_those_without_a_traceback(stderr: bytes, code: int, kind: Kind) -> None:
-    assert diagnose(an_exit(0, code << 8, stderr=stderr))[0] is kind
+    assert diagnose(an_exit(0, code << 8, stderr=stderr)).kind is kind
 
 
 def test_an_exit_code_of_a_shell_is_told_as_such() -> None:
-    assert "SIGSEGV" in diagnose(an_exit(0, 139 << 8))[1]
-    assert diagnose(an_exit(0, 255 << 8))[1] == ""
-    assert diagnose(an_exit(0, 7 << 8))[1] == ""
+    assert "SIGSEGV" in diagnose(an_exit(0, 139 << 8)).why
+    assert diagnose(an_exit(0, 255 << 8)).hint == ""
+    assert diagnose(an_exit(0, 7 << 8)).hint == ""
 
 
 @pytest.mark.parametrize(
@@ -125,14 +151,14 @@ def test_an_exit_code_of_a_shell_is_told_as_such() -> None:
 )
 def test_kinds_of_signals(signo: int, kind: Kind, hint: str) -> None:
     exit_ = an_exit(0, signo)
-    found, told = diagnose(exit_)
-    assert found is kind
-    assert hint in told
+    found = diagnose(exit_)
+    assert found.kind is kind
+    assert hint in found.hint
 
 
 def test_torshruns_own_kill_is_not_blamed_on_others() -> None:
     stopped = an_exit(0, 9, stopped=True, oom=OOM)
-    assert diagnose(stopped) == (Kind.STOPPED, "")
+    assert diagnose(stopped) == (Kind.STOPPED, "", "")
 
 
 @pytest.mark.parametrize(
@@ -170,18 +196,18 @@ def test_torshruns_own_kill_is_not_blamed_on_others() -> None:
     ],
 )
 def test_out_of_memory(exit_: Exit, told: str) -> None:
-    assert diagnose(exit_) == (Kind.OUT_OF_MEMORY, told)
+    assert diagnose(exit_)[:2] == (Kind.OUT_OF_MEMORY, told)
 
 
 def test_a_kill_elsewhere_does_not_explain_another_failure() -> None:
-    assert diagnose(an_exit(0, 1 << 8, oom=OOM, stderr=VALUE_ERROR))[0] is Kind.EXCEPTION
-    assert diagnose(an_exit(0, 11, oom=OOM))[0] is Kind.CRASHED
+    assert diagnose(an_exit(0, 1 << 8, oom=OOM, stderr=VALUE_ERROR)).kind is Kind.EXCEPTION
+    assert diagnose(an_exit(0, 11, oom=OOM)).kind is Kind.CRASHED
 
 
 def test_a_hang_is_explained_by_where_it_hung() -> None:
     hung = an_exit(0, 9, hung="It has not entered all_reduce 7.", stopped=True)
-    assert diagnose(hung)[0] is Kind.HUNG
-    assert diagnose(hung)[1] == "It has not entered all_reduce 7."
+    assert diagnose(hung).kind is Kind.HUNG
+    assert diagnose(hung).why == "It has not entered all_reduce 7."
 
 
 def prints(status: int, stderr: bytes) -> str:
@@ -213,8 +239,8 @@ def test_a_rank_that_aborts_because_it_lost_a_peer_only_followed() -> None:
     said += b"Fatal Python error: Aborted\n\n"
     aborted = an_exit(0, 6, stderr=said)
     raised_later = an_exit(1, 1 << 8, stderr=VALUE_ERROR)
-    assert root_cause([aborted, raised_later]) is raised_later
-    assert diagnose(aborted)[0] is Kind.PEER_LOST
+    assert cause(aborted, raised_later) is raised_later
+    assert diagnose(aborted).kind is Kind.PEER_LOST
     own = an_exit(2, 6, stderr=b"assertion failed\nFatal Python error: Aborted\n\n")
-    assert root_cause([own, raised_later]) is own
-    assert diagnose(own)[0] is Kind.CRASHED
+    assert cause(own, raised_later) is own
+    assert diagnose(own).kind is Kind.CRASHED

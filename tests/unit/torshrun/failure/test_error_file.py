@@ -27,7 +27,7 @@ from torshrun.failure.error_file import ACCOUNT_BYTES, load_account, write_accou
 def test_what_a_document_says(document: object, text: str, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps(document))
-    assert load_account(str(path)) == text
+    assert load_account(str(path)).text == text
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_what_a_document_says(document: object, text: str, tmp_path: Path) -> No
 def test_nonsense_is_no_account(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_bytes(content)
-    assert load_account(str(path)) == ""
+    assert load_account(str(path)).text == ""
 
 
 def test_what_is_no_file_is_no_account(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", tmp_path / "none", "/dev/zero", "a\0b"):
-        assert load_account(str(path)) == ""
+        assert load_account(str(path)).text == ""
 
 
 def test_the_root_cause_is_left_for_a_launcher_above(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_root_cause_is_left_for_a_launcher_above(tmp_path: Path) -> None:
 def test_a_silent_death_is_left_too(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     write_account(str(path), an_exit(3, 9), 0)
-    assert load_account(str(path)) == "rank 3: killed by SIGKILL, exit code 137"
+    assert load_account(str(path)).text == "rank 3: killed by SIGKILL, exit code 137"
 
 
 def test_where_it_cannot_be_left_is_an_error(tmp_path: Path) -> None:

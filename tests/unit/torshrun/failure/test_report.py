@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.cause import LINE_CHARS, SHOWN_LINES, describe
+from torshrun.failure import report
+from torshrun.failure.cause import explain
+from torshrun.failure.exits import Exit
+from torshrun.failure.report import LINE_CHARS, SHOWN_LINES
+
+
+def describe(exits: Sequence[Exit], outlook: str, is_partial: bool = False) -> str:
+    return report.describe(explain(exits), outlook, is_partial)
 
 
 def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
@@ -13,9 +22,8 @@ def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
         an_exit(0, 1 << 8, stderr=PEER_LOST),
         an_exit(1, 1 << 8, stderr=b"step 1\n" + VALUE_ERROR, log="/logs/1"),
         an_exit(3, 15, stopped=True),
-        an_exit(2, 7 << 8),
+        an_exit(2, 1 << 8, stderr=PEER_LOST.replace(b"rank 1", b"rank 0")),
         an_exit(5, 0),
-        an_exit(4, 1 << 8, stderr=b"step 2\n" + VALUE_ERROR),
     ]
     assert describe(exits, "restarting").split("\n") == [
         "torshrun: rank 1 failed first: exit code 1, host h, pid 101, after 1.2 s",
@@ -24,17 +32,43 @@ def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
         '  |   File "t.py", line 3',
         "  | ValueError: bad",
         "  its output is kept in /logs/1",
-        "  after it: rank 0 lost its peer; rank 2 exit code 7; rank 3 stopped by torshrun; "
-        "rank 4 in the same way",
+        "  after it: ranks 0, 2 lost its peer; rank 3 stopped by torshrun",
         "  restarting",
     ]
+
+
+def test_ranks_that_failed_alike_are_named_together() -> None:
+    said = b"step\n" + VALUE_ERROR
+    exits = [an_exit(rank, 1 << 8, stderr=said, at=float(at)) for at, rank in enumerate((2, 0, 1))]
+    lines = describe(exits, "x").split("\n")
+    assert lines[0] == (
+        "torshrun: ranks 0-2 failed first: exit code 1, first rank 2, host h, pid 102, after 1.2 s"
+    )
+    assert "  rank 2: its traceback:" in lines
+    assert "  after it: ranks 0-1 in the same way" in lines
+
+
+def test_where_nobody_can_tell_all_candidates_are_named_with_what_they_said() -> None:
+    lines = describe([an_exit(3, 7 << 8, stderr=b"oops\n"), an_exit(1, 4 << 8)], "x").split("\n")
+    assert lines[:3] == [
+        "torshrun: undecided between rank 1 and rank 3: exit code",
+        "  rank 1: exit code 4",
+        "  rank 3: exit code 7: oops",
+    ]
+
+
+def test_as_long_as_other_nodes_have_not_told_nobody_is_accused() -> None:
+    told = describe([an_exit(0, 1 << 8, stderr=VALUE_ERROR)], "x", is_partial=True)
+    assert told.startswith("torshrun: rank 0 failed first on this node: exit code 1, host h,")
 
 
 def test_what_is_known_about_the_cause_comes_before_its_words() -> None:
     lines = describe([an_exit(0, 11, stderr=b"working\n")], "x").split("\n")
     assert lines[0].startswith("torshrun: rank 0 failed first: killed by SIGSEGV, exit code 139,")
     assert lines[1].startswith("  It touched memory that is not its own")
-    assert lines[2:] == ["  the last lines of its stderr:", "  | working", "  x"]
+    assert lines[2:4] == ["  the last lines of its stderr:", "  | working"]
+    assert lines[4].startswith("  what to do: See which call")
+    assert lines[5:] == ["  x"]
 
 
 def test_nothing_failed() -> None:

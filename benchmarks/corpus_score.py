@@ -1,0 +1,136 @@
+"""Judges what launchers say against what the corpus knows, and adds it up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from support.corpus import Case
+
+from benchmarks import table
+from benchmarks.bars import Check
+from benchmarks.corpus_reports import CERTAIN, UNDECIDED, Finding
+
+CULPRIT_BAR, KIND_BAR, HINT_BAR = 95.0, 90.0, 90.0
+"""Percent of the cases, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one launcher did in one case."""
+
+    case: Case
+    hung: bool
+    """Whether the launcher had not ended in time."""
+    finding: Finding
+
+    @property
+    def culprit(self) -> bool:
+        """Whether it named whose fault it is, and nobody else."""
+        truth, found = self.case.culprit, self.finding
+        if not found.certainty:
+            return False
+        if truth.undecided:
+            named = (found.ranks, found.nodes) == (truth.ranks, truth.nodes)
+            return found.certainty == UNDECIDED and named
+        if found.certainty == UNDECIDED:
+            return False
+        if not truth.ranks | truth.nodes:
+            return not found.ranks | found.nodes
+        return bool(found.ranks | found.nodes) and (
+            found.ranks <= self._ranks and found.nodes <= truth.nodes
+        )
+
+    @property
+    def _ranks(self) -> frozenset[int]:
+        """Those at fault; of a node all."""
+        nproc, truth = self.case.nproc, self.case.culprit
+        of_nodes = (range(node * nproc, (node + 1) * nproc) for node in truth.nodes)
+        return truth.ranks.union(*of_nodes)
+
+    @property
+    def kind(self) -> bool:
+        """Whether it named the kind, and no other."""
+        return bool(self.finding.kinds) and self.finding.kinds <= self.case.kinds
+
+    @property
+    def hint(self) -> bool:
+        """Whether all key words are in what it says itself."""
+        return not self.missing
+
+    @property
+    def missing(self) -> list[str]:
+        """The key words that are not there."""
+        hints = self.case.hints
+        return [hint.pattern for hint in hints if not hint.search(self.finding.text)]
+
+    @property
+    def certain_and_wrong(self) -> bool:
+        """Whether it blamed somebody else without a doubt."""
+        return self.finding.certainty == CERTAIN and not self.culprit
+
+    @property
+    def right(self) -> bool:
+        return self.culprit and self.kind and self.hint
+
+
+def percent(verdicts: Sequence[Verdict], is_right: Callable[[Verdict], bool]) -> float | None:
+    """Of how many percent that is true; None of none."""
+    return 100 * sum(map(is_right, verdicts)) / len(verdicts) if verdicts else None
+
+
+def by_area(verdicts: Sequence[Verdict]) -> str:
+    """A table with a line for each area, and one for all."""
+    areas = sorted({verdict.case.area for verdict in verdicts})
+    lines = [
+        (area, [verdict for verdict in verdicts if verdict.case.area == area]) for area in areas
+    ]
+    header = ["area", "cases", "culprit %", "kind %", "hint %", "certain, wrong", "hung"]
+    return table.render(header, [_line(*line) for line in [*lines, ("all", verdicts)]])
+
+
+def _line(name: str, verdicts: Sequence[Verdict]) -> list[str]:
+    figures = [
+        percent(verdicts, lambda each: each.culprit),
+        percent(verdicts, lambda each: each.kind),
+        percent(verdicts, lambda each: each.hint),
+    ]
+    counts = [
+        sum(each.certain_and_wrong for each in verdicts),
+        sum(each.hung for each in verdicts),
+    ]
+    shown = [f"{figure:.0f}" if figure is not None else "-" for figure in figures]
+    return [name, str(len(verdicts)), *shown, *map(str, counts)]
+
+
+def misses(verdicts: Iterable[Verdict]) -> str:
+    """What was wrong in each case that is not all right, and what was said."""
+    return "\n".join(_miss(verdict) for verdict in verdicts if not verdict.right)
+
+
+def _miss(verdict: Verdict) -> str:
+    wrong = [name for name in ("culprit", "kind") if not getattr(verdict, name)]
+    wrong += [f"hint ({', '.join(verdict.missing)})"] if verdict.missing else []
+    sure = f", {verdict.finding.certainty}" if verdict.finding.certainty else ""
+    said = "hung" if verdict.hung else f"{verdict.finding}{sure}"
+    return f"  {verdict.case.name}: {', '.join(wrong)}; is {truth(verdict.case)}; said {said}"
+
+
+def truth(case: Case) -> str:
+    """Whose fault it is, and of what kind, as in its head."""
+    culprit = case.culprit
+    who = [f"rank {rank}" for rank in sorted(culprit.ranks)]
+    who += [f"node {node}" for node in sorted(culprit.nodes)]
+    link = " or " if culprit.undecided else ", "
+    return f"{link.join(who) or 'nobody'}: {'/'.join(sorted(case.kinds))}"
+
+
+def checks(verdicts: Sequence[Verdict]) -> list[Check]:
+    """The bars."""
+    wrong = sum(each.certain_and_wrong for each in verdicts)
+    return [
+        Check("culprit %", percent(verdicts, lambda each: each.culprit), CULPRIT_BAR),
+        Check("kind %", percent(verdicts, lambda each: each.kind), KIND_BAR),
+        Check("hint %", percent(verdicts, lambda each: each.hint), HINT_BAR),
+        Check("certain and wrong", wrong, 0, at_most=True),
+    ]

@@ -1,0 +1,407 @@
+"""Who is to blame, from witnesses made up for the purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torshrun.failure.blame import Blame, How
+from torshrun.failure.finding import MOST_EVIDENCE, Finding
+from torshrun.failure.graph import find
+from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.standing import Standing
+from torshrun.failure.witness import Silent, Witness
+
+IN_ALL_REDUCE = Standing(call="all_reduce", place="train.py:9")
+AWAY = Standing(place="load (train.py:5)", line="time.sleep(60)")
+
+
+def raised(rank: int, kind: Kind = Kind.EXCEPTION, **facts: Any) -> Witness:
+    """A rank that failed by itself."""
+    facts = {"how": "exit code 1", "alike": f"{rank}", "said": "KeyError: 1", **facts}
+    return Witness(rank=rank, end="failed", reading=Reading(kind), **facts)
+
+
+def blames(rank: int, *ranks: int, how: How = "lost", op: str = "", **facts: Any) -> Witness:
+    """A rank that failed because of these, or of somebody."""
+    blame = Blame(how=how, ranks=ranks, op=op, **facts.pop("blame", {}))
+    return raised(rank, Kind.PEER_LOST, blame=blame, **facts)
+
+
+def waits(rank: int, *ranks: int, **facts: Any) -> Witness:
+    return blames(rank, *ranks, how="late", op="all_reduce", **facts)
+
+
+def differs(rank: int, calls: dict[int, str], **facts: Any) -> Witness:
+    others = [other for other in calls if other != rank]
+    return blames(rank, *others, how="mismatch", blame={"calls": calls}, **facts)
+
+
+def stopped(rank: int, standing: Standing | None = None, **facts: Any) -> Witness:
+    return Witness(rank=rank, end="stopped", how="stopped", standing=standing, **facts)
+
+
+def done(rank: int, **facts: Any) -> Witness:
+    return Witness(rank=rank, end="done", how="exit code 0", **facts)
+
+
+def found(*witnesses: Witness, silent: tuple[Silent, ...] = (), hang: str = "") -> Finding:
+    finding = find(witnesses, silent, hang)
+    assert finding is not None
+    return finding
+
+
+def verdict(finding: Finding) -> tuple[tuple[int, ...], str, Kind]:
+    return finding.ranks, finding.certainty, finding.reading.kind
+
+
+def test_nothing_failed() -> None:
+    assert find([]) is None
+    assert find([done(0), stopped(1)]) is None
+
+
+# ---- own failures
+
+
+def test_who_fails_and_blames_nobody_is_the_cause() -> None:
+    finding = found(raised(1), blames(0, 1), blames(2), stopped(3))
+    assert verdict(finding) == ((1,), "certain", Kind.EXCEPTION)
+    assert finding.headline == "rank 1 failed first: exit code 1"
+
+
+def test_of_two_that_fail_alone_nobody_can_tell() -> None:
+    finding = found(raised(1, at=1.0), raised(0, at=1.1), stopped(2))
+    assert verdict(finding) == ((0, 1), "undecided", Kind.EXCEPTION)
+    assert finding.headline == "undecided between rank 0 and rank 1: exception"
+
+
+def test_but_if_a_third_points_at_one_of_them_that_one_is_likely() -> None:
+    assert verdict(found(raised(1), raised(0), blames(2, 0))) == ((0,), "likely", Kind.EXCEPTION)
+
+
+def test_those_who_fail_alike_are_named_together() -> None:
+    finding = found(*(raised(rank, alike="x", at=3.0 - rank) for rank in range(3)))
+    assert verdict(finding) == ((0, 1, 2), "certain", Kind.EXCEPTION)
+    assert finding.headline.startswith("ranks 0-2 failed first: exit code 1, first rank 2")
+
+
+@pytest.mark.parametrize("kind", [Kind.CRASHED, Kind.KILLED, Kind.OUT_OF_MEMORY])
+def test_a_crash_explains_an_exception_after_it_and_not_one_before(kind: Kind) -> None:
+    crashed = raised(1, kind, at=2.0)
+    assert verdict(found(crashed, raised(0, at=2.1))) == ((1,), "likely", kind)
+    assert found(crashed, raised(0, at=1.9)).certainty == "undecided"
+
+
+def test_moments_of_different_nodes_are_not_compared() -> None:
+    crashed = raised(1, Kind.CRASHED, at=2000.0, node=1)
+    assert verdict(found(crashed, raised(0, at=5.0, node=0)))[:2] == ((1,), "likely")
+
+
+def test_an_exit_without_a_word_does_not_stand_against_an_exception() -> None:
+    silent = raised(0, Kind.EXIT_CODE, at=2.0)
+    assert verdict(found(raised(1, at=1.0), silent)) == ((1,), "likely", Kind.EXCEPTION)
+    assert found(raised(1, at=3.0), silent).certainty == "undecided"
+
+
+def test_nobody_is_certain_while_others_are_pointed_at() -> None:
+    assert found(raised(1), waits(0, 2), stopped(2)).certainty == "likely"
+    assert found(raised(1), silent=(Silent(node=1, name="n1"),)).certainty == "likely"
+
+
+# ---- chains of blame
+
+
+def test_blame_is_followed_to_its_end() -> None:
+    chain = [blames(0, 1), blames(1, 2), blames(2, 3), done(3)]
+    assert verdict(found(*chain)) == ((3,), "certain", Kind.EARLY_EXIT)
+    assert verdict(found(*chain[:3], raised(3))) == ((3,), "certain", Kind.EXCEPTION)
+
+
+def test_a_rank_that_lost_somebody_itself_is_not_the_end_of_a_chain() -> None:
+    finding = found(blames(0, 1), waits(1), stopped(2, AWAY))
+    assert finding.ranks == (2,)
+
+
+def test_who_does_not_come_is_named_with_what_the_others_waited_in() -> None:
+    finding = found(waits(0, 2), waits(1, 2), stopped(2, AWAY))
+    assert verdict(finding) == ((2,), "likely", Kind.MISSING)
+    assert finding.reading.why == ("ranks 0-1 waited in all_reduce for rank 2, which did not come.")
+    assert (
+        "rank 2: stood in no collective, at load (train.py:5): time.sleep(60)" in finding.evidence
+    )
+
+
+def test_two_that_wait_for_each_other_are_a_circle() -> None:
+    assert verdict(found(waits(0, 1), waits(1, 0))) == ((0, 1), "undecided", Kind.DEADLOCK)
+    one = waits(0, 1, standing=Standing(call="all_reduce", place="a.py:1"))
+    other = waits(1, 0, standing=Standing(call="all_reduce", place="a.py:2"))
+    assert verdict(found(one, other)) == ((0, 1), "undecided", Kind.DEADLOCK)
+
+
+def test_if_both_do_the_same_both_are_at_fault() -> None:
+    at = Standing(call="recv", place="a.py:1")
+    finding = found(waits(0, 1, standing=at), waits(1, 0, standing=at))
+    assert verdict(finding) == ((0, 1), "likely", Kind.DEADLOCK)
+
+
+def test_in_a_circle_who_is_pointed_at_by_more_is_likely() -> None:
+    finding = found(waits(0, 2), waits(1, 2), waits(2, 0))
+    assert (finding.ranks, finding.certainty) == ((2,), "likely")
+
+
+def test_a_long_circle_is_undecided() -> None:
+    finding = found(*(blames(rank, (rank + 1) % 5, how="late", op="recv") for rank in range(5)))
+    assert finding.ranks == (0, 1, 2, 3, 4)
+    assert finding.certainty != "certain"
+
+
+def test_different_calls_in_a_circle_are_a_mismatch() -> None:
+    finding = found(waits(0, 1), blames(1, 0, how="late", op="barrier"))
+    assert verdict(finding) == ((0, 1), "undecided", Kind.MISMATCH)
+    assert "rank 0 called all_reduce, rank 1 called barrier" in finding.reading.why
+
+
+# ---- early ends
+
+
+def test_who_ends_well_while_others_need_it_is_the_cause() -> None:
+    named = found(done(1), blames(0, 1), stopped(2, IN_ALL_REDUCE))
+    assert verdict(named) == ((1,), "certain", Kind.EARLY_EXIT)
+    assert verdict(found(done(1), blames(0))) == ((1,), "likely", Kind.EARLY_EXIT)
+
+
+def test_who_ends_well_is_no_cause_where_another_fails_by_itself() -> None:
+    assert verdict(found(done(1), raised(0), blames(2)))[0] == (0,)
+
+
+def test_if_more_have_ended_than_need_them_nobody_is_certain() -> None:
+    assert found(done(1), done(2), done(3), blames(0, 1, 2, 3)).certainty == "likely"
+
+
+# ---- disagreements
+
+
+def test_two_that_disagree_are_named_with_both_calls() -> None:
+    calls = {0: "all_reduce(float32[2])", 1: "all_reduce(float32[3])"}
+    finding = found(differs(0, calls), differs(1, calls))
+    assert verdict(finding) == ((0, 1), "undecided", Kind.MISMATCH)
+    assert all(call in finding.reading.why for call in calls.values())
+    assert "rank 0 called all_reduce(float32[2])" in finding.reading.why
+
+
+def test_of_three_the_one_that_differs_is_likely() -> None:
+    one, other = {0: "a()", 2: "b()"}, {1: "a()", 2: "b()"}
+    finding = found(differs(0, one), differs(1, other), differs(2, one))
+    assert verdict(finding) == ((2,), "likely", Kind.MISMATCH)
+
+
+def test_of_three_of_whom_two_are_known_nobody_is() -> None:
+    calls = {0: "a()", 2: "b()"}
+    finding = found(differs(0, calls), differs(1, calls), differs(2, calls))
+    assert verdict(finding) == ((0, 2), "undecided", Kind.MISMATCH)
+
+
+def test_what_ranks_noted_themselves_decides_too() -> None:
+    def noted(last: str) -> Standing:
+        return Standing(last=last, group=0, sequence=7)
+
+    calls = {0: "a()", 2: "b()"}
+    finding = found(
+        differs(0, calls, standing=noted("a(4)")),
+        differs(1, calls, standing=noted("a(4)")),
+        differs(2, calls, standing=noted("b(4)")),
+    )
+    assert verdict(finding) == ((2,), "likely", Kind.MISMATCH)
+
+
+def test_all_different_is_undecided() -> None:
+    calls = {0: "a()", 1: "b()", 2: "c()"}
+    assert verdict(found(differs(0, calls)))[:2] == ((0, 1, 2), "undecided")
+
+
+def test_an_unnamed_mismatch_may_be_anybodys() -> None:
+    finding = found(blames(0, how="mismatch"), blames(1), stopped(2))
+    assert verdict(finding) == ((0, 1, 2), "undecided", Kind.MISMATCH)
+
+
+def test_what_torch_noted_names_the_one_that_differs() -> None:
+    ranks = [blames(rank, how="mismatch", call=f"f({rank // 2})") for rank in range(3)]
+    assert verdict(found(*ranks)) == ((2,), "likely", Kind.MISMATCH)
+
+
+def test_a_single_rank_that_is_named_is_likely() -> None:
+    finding = found(blames(0, 1, how="mismatch", blame={"calls": {1: "no gradient"}}))
+    assert verdict(finding)[:2] == ((1,), "likely")
+
+
+# ---- where ranks stood
+
+
+def test_who_stands_outside_of_what_others_wait_in_did_not_come() -> None:
+    finding = found(blames(0, how="late"), stopped(1, IN_ALL_REDUCE), stopped(2, AWAY))
+    assert verdict(finding) == ((2,), "likely", Kind.MISSING)
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "kind"),
+    [("a lock", Kind.DEADLOCK), ("a file", Kind.HUNG), ("", Kind.MISSING)],
+)
+def test_what_it_waits_for_there_is_its_kind(waits_for: str, kind: Kind) -> None:
+    finding = found(waits(0, 1), stopped(1, Standing(place="x", waits_for=waits_for)))
+    assert verdict(finding) == ((1,), "likely", kind)
+    assert waits_for in finding.reading.why
+
+
+def test_a_thread_that_died_is_why_a_rank_did_not_come() -> None:
+    finding = found(waits(0, 1), stopped(1, AWAY, thread="ValueError: no pixels"))
+    assert verdict(finding) == ((1,), "likely", Kind.EXCEPTION)
+    assert "ValueError: no pixels" in finding.reading.why
+
+
+def test_a_process_in_the_kernel_is_stuck() -> None:
+    finding = found(waits(0, 1), stopped(1, AWAY, is_deaf=True))
+    assert verdict(finding) == ((1,), "likely", Kind.HUNG)
+    assert "state D" in finding.reading.why
+
+
+def test_a_frozen_process_is_certain_if_the_others_wait() -> None:
+    frozen = stopped(1, AWAY, is_frozen=True)
+    assert verdict(found(waits(0), frozen)) == ((1,), "certain", Kind.FROZEN)
+    assert verdict(found(waits(0), frozen, stopped(2, AWAY))) == ((1,), "likely", Kind.FROZEN)
+    assert found(raised(0), frozen).ranks == (0,)
+
+
+def test_ranks_in_different_collectives_disagree() -> None:
+    barrier = Standing(call="barrier", place="train.py:7")
+    two = found(blames(0, how="late", standing=IN_ALL_REDUCE), stopped(1, barrier))
+    assert verdict(two) == ((0, 1), "undecided", Kind.MISMATCH)
+    three = found(
+        blames(0, how="late", standing=IN_ALL_REDUCE),
+        stopped(1, barrier),
+        stopped(2, IN_ALL_REDUCE),
+    )
+    assert verdict(three) == ((1,), "likely", Kind.MISMATCH)
+
+
+def test_pages_tell_who_is_behind_in_a_group() -> None:
+    def at(number: int, active: bool) -> Standing:
+        full = f"all_reduce (operation {number})" if active else ""
+        call = "all_reduce" if active else ""
+        return Standing(call=call, full=full, group=3, sequence=number, entered={3: number})
+
+    finding = found(stopped(0, at(5, True)), stopped(1, at(4, False)), hang="no progress for 6 s")
+    assert (finding.ranks, finding.certainty) == ((1,), "likely")
+    assert finding.headline == "rank 1 most likely failed first: hung, then stopped"
+
+
+def test_two_groups_that_wait_for_each_other_are_undecided() -> None:
+    one = Standing(
+        call="all_reduce", full="x", group=1, sequence=3, entered={1: 3, 2: 2}, place="t.py:1"
+    )
+    two = Standing(
+        call="all_reduce", full="y", group=2, sequence=3, entered={1: 2, 2: 3}, place="t.py:1"
+    )
+    finding = found(stopped(0, one), stopped(1, two), hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.DEADLOCK)
+
+
+def test_a_hang_of_all_at_one_place_is_no_ranks_fault() -> None:
+    finding = found(stopped(0, AWAY), stopped(1, AWAY), hang="no progress for 6 s")
+    assert verdict(finding) == ((), "likely", Kind.HUNG)
+    assert finding.headline == "no rank is to blame: hung"
+
+
+def test_a_hang_of_which_nothing_is_known_is_undecided() -> None:
+    assert verdict(found(stopped(0), stopped(1), hang="no progress"))[:2] == ((0, 1), "undecided")
+    assert verdict(found(stopped(0), hang="no progress"))[:2] == ((0,), "likely")
+
+
+# ---- nodes
+
+
+LOST = Silent(node=1, name="node b", ranks=range(2, 4), why="its lease has ended")
+
+
+def test_a_node_that_was_lost_is_the_cause_if_nothing_else_is() -> None:
+    finding = found(blames(0), blames(1), silent=(LOST,))
+    assert (finding.ranks, finding.nodes, finding.certainty) == ((), (1,), "certain")
+    assert finding.reading.kind is Kind.NODE_LOST
+    assert "node b was lost: its lease has ended" in finding.reading.why
+    assert found(silent=(LOST,)).nodes == (1,)
+
+
+def test_a_node_whose_workers_connections_did_not_end_may_be_cut_off() -> None:
+    finding = found(stopped(0, IN_ALL_REDUCE), silent=(LOST,))
+    assert (finding.nodes, finding.reading.kind) == ((1,), Kind.UNREACHABLE)
+
+
+def test_a_node_that_cannot_run_workers_says_why() -> None:
+    why = "rank 2: cannot start x: Permission denied (exec)"
+    unable = Silent(node=1, name="node b", why=why, is_unable=True)
+    finding = found(stopped(0), silent=(unable,))
+    assert (finding.nodes, finding.reading.kind) == ((1,), Kind.PERMISSION)
+    assert why in finding.reading.why
+
+
+def test_its_ranks_are_pointed_at() -> None:
+    assert found(blames(0, 3), stopped(1), silent=(LOST,)).nodes == (1,)
+
+
+def test_but_not_if_a_rank_failed_by_itself() -> None:
+    finding = found(raised(0), blames(1, 0), silent=(LOST,))
+    assert (finding.ranks, finding.nodes, finding.certainty) == ((0,), (), "likely")
+
+
+def test_of_two_lost_nodes_nobody_is_certain() -> None:
+    other = Silent(node=2, name="node c", ranks=range(4, 6))
+    finding = found(blames(0), silent=(LOST, other))
+    assert (finding.nodes, finding.certainty) == ((1, 2), "likely")
+
+
+def test_a_node_without_a_rank_is_named_all_the_same() -> None:
+    finding = found(silent=(Silent(node=-1, name="node b"),))
+    assert finding.nodes == ()
+    assert "node b was lost" in finding.reading.why
+
+
+# ---- followers alone
+
+
+def test_a_broken_connection_of_one_rank_alone_may_be_its_own() -> None:
+    weak = blames(1, blame={"weak": True})
+    finding = found(weak, stopped(0, IN_ALL_REDUCE), stopped(2, IN_ALL_REDUCE))
+    assert verdict(finding) == ((1,), "likely", Kind.NETWORK)
+
+
+def test_who_cannot_reach_rank_0_may_be_right_or_not() -> None:
+    def cannot_connect(rank: int) -> Witness:
+        facts: dict[str, Any] = {"blame": {"weak": True}, "how": "late"}
+        return blames(rank, 0, op="init_process_group", **facts)
+
+    waiting = blames(0, how="late", op="init_process_group")
+    assert found(waiting, cannot_connect(2)).ranks == (2,)
+    assert found(stopped(0, AWAY), cannot_connect(1), cannot_connect(2)).ranks == (0,)
+    assert found(raised(0), cannot_connect(1), cannot_connect(2)).ranks == (0,)
+
+
+def test_followers_of_nobody_are_undecided() -> None:
+    finding = found(blames(0), blames(1))
+    assert (finding.ranks, finding.certainty) == ((0, 1), "undecided")
+
+
+# ---- size
+
+
+def test_thousands_of_ranks_take_few_lines() -> None:
+    ranks = [blames(rank, 4000, at=float(rank)) for rank in range(4000)]
+    finding = found(*ranks, raised(4000))
+    assert verdict(finding)[:2] == ((4000,), "certain")
+    assert len(finding.evidence) <= MOST_EVIDENCE
+    assert all(len(line) < 500 for line in finding.evidence)
+
+
+def test_of_many_candidates_some_are_named() -> None:
+    headline = found(*map(raised, range(100))).headline
+    assert headline.startswith("undecided between rank 0, rank 1, ")
+    assert headline.endswith("rank 7 and 92 others: exception")

@@ -1,0 +1,147 @@
+"""Where ranks stood, by tracebacks and stacks as Python and py-spy write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torshrun.failure.standing import Standing, from_stack, from_trace
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+IN_GLOO = f"""Thread 0x00007f0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f1 (most recent call first):
+  File "{TORCH}/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "{TORCH}/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/torch/train.py", line 33 in step
+    dist.all_reduce(x)
+  File "/home/me/torch/train.py", line 40 in <module>
+    step()
+"""
+SPIED = """MainThread (idle)
+  NativeBackend.all_reduce (torsh_runtime/backends/native/backend.py:92)
+  ProcessGroup.all_reduce (torsh_runtime/comm/group.py:46)
+  all_reduce (torsh_runtime/comm/functional.py:39)
+  <module> (train.py:11)
+a thread without a name (idle)
+  wait (threading.py:320)
+"""
+
+
+def stack(*frames: tuple[str, int, str, str]) -> str:
+    """Innermost first: file, line, function and source."""
+    lines = ["Current thread 0x01 (most recent call first):"]
+    for path, line, function, source in frames:
+        lines.append(f'  File "{path}", line {line} in {function}')
+        lines += [f"    {source}"] if source else []
+    return "\n".join(lines)
+
+
+def test_a_collective_is_known_by_its_library() -> None:
+    standing = from_stack(IN_GLOO)
+    assert standing is not None
+    assert (standing.call, standing.place) == ("all_reduce", "step (train.py:33)")
+    assert str(standing) == "in all_reduce, at step (train.py:33)"
+    spied = from_stack(SPIED)
+    assert spied is not None
+    assert (spied.call, spied.place) == ("all_reduce", "train.py:11")
+
+
+def test_a_traceback_has_it_the_other_way_round() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 7, in <module>',
+        "    tr.barrier()",
+        '  File "/src/torsh_runtime/comm/functional.py", line 200, in barrier',
+        "    work = group.barrier()",
+        "           ^^^^^^^^^^^^^^^",
+        "torsh_runtime.errors.PeerLost: rank 1",
+    ]
+    standing = from_trace(lines)
+    assert standing is not None
+    assert (standing.call, standing.place, standing.line) == (
+        "barrier",
+        "train.py:7",
+        "tr.barrier()",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "function", "call"),
+    [
+        (f"{TORCH}/_tensor.py", "backward", "backward"),
+        (f"{TORCH}/nn/parallel/distributed.py", "__init__", "DistributedDataParallel"),
+        (f"{TORCH}/distributed/distributed_c10d.py", "init_process_group", "init_process_group"),
+        (f"{TORCH}/distributed/rendezvous.py", "_create_c10d_store", "init_process_group"),
+        ("/src/torsh_runtime/bootstrap.py", "init_process_group", "init_process_group"),
+        (f"{TORCH}/nn/functional.py", "linear", ""),
+        ("/src/torsh_runtime/nn/layers.py", "forward", ""),
+    ],
+)
+def test_names_of_calls(path: str, function: str, call: str) -> None:
+    standing = from_stack(stack((path, 1, function, ""), ("train.py", 5, "main", "f()")))
+    assert standing is not None
+    assert (standing.call, standing.place) == (call, "main (train.py:5)")
+
+
+@pytest.mark.parametrize(
+    ("innermost", "source", "waits_for"),
+    [
+        ("train.py", "with LOCK:", "a lock"),
+        ("train.py", "lock.acquire()", "a lock"),
+        ("train.py", "fcntl.flock(file, fcntl.LOCK_EX)", "a lock"),
+        ("train.py", "os.waitpid(child, 0)", "another process"),
+        ("/usr/lib/python3.11/subprocess.py", "done = run(job)", "another process"),
+        ("train.py", "data = connection.recv(1000)", "a connection"),
+        ("/usr/lib/python3.11/ssl.py", "data = ask()", "a connection"),
+        ("train.py", "text = open(path).read()", "a file"),
+        ("/usr/lib/python3.11/pathlib.py", "text = path.read_text()", "a file"),
+        ("train.py", "ctypes.PyDLL(None).sleep(9)", "compiled code"),
+        ("train.py", "time.sleep(60)", ""),
+        ("/usr/lib/python3.11/queue.py", "batches.get()", ""),
+        ("/usr/lib/python3.11/threading.py", "event.wait()", ""),
+        ("train.py", "loss += f(x)", ""),
+        ("train.py", "", ""),
+    ],
+)
+def test_what_a_rank_waits_for(innermost: str, source: str, waits_for: str) -> None:
+    own = ("train.py", 5, "main", source)
+    frames = [own] if innermost == "train.py" else [(innermost, 1, "wait", "x()"), own]
+    standing = from_stack(stack(*frames))
+    assert standing is not None
+    assert (standing.waits_for, standing.line) == (waits_for, source)
+
+
+def test_two_threads_at_locks_are_a_rank_that_waits_for_a_lock() -> None:
+    taking = stack(("train.py", 5, "refresh", "with CACHE:"))
+    joins = stack(
+        ("/usr/lib/python3.11/threading.py", 1, "join", "x"),
+        ("train.py", 9, "<module>", "thread.join()"),
+    )
+    one = from_stack(f"{taking}\n{joins}")
+    two = from_stack(f"{taking}\n{taking}\n{joins}")
+    assert one is not None
+    assert two is not None
+    assert (one.waits_for, two.waits_for) == ("", "a lock")
+
+
+def test_the_main_thread_counts_and_not_the_one_that_got_the_signal() -> None:
+    other = stack(("/usr/lib/python3.11/threading.py", 1, "run", ""))
+    main = 'Thread 0x02 (most recent call first):\n  File "t.py", line 3 in <module>'
+    standing = from_stack(f"{other}\n{main}\n{other}")
+    assert standing is not None
+    assert standing.place == "t.py:3"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "Thread 0x1 (most recent call first):\n", "no stack"])
+def test_what_is_no_stack_says_nothing(text: str) -> None:
+    assert from_stack(text) is None
+    assert from_trace(text.splitlines()) is None
+
+
+@given(st.text() | st.lists(st.sampled_from(IN_GLOO.splitlines())).map("\n".join))
+def test_no_text_is_an_error(text: str) -> None:
+    assert from_stack(text) is None or isinstance(from_stack(text), Standing)
+    from_trace(text.splitlines())

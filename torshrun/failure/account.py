@@ -1,0 +1,86 @@
+"""What a worker left in its error file: torchrun's account, and fields of our own. Pure.
+
+{"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}, "torsh": {"blame", "call",
+"at", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what they like, so
+everything is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from torshrun.failure.blame import Blame, from_account
+from torshrun.text import printable
+
+ACCOUNT_BYTES = 1 << 20
+"""How much of a worker's error file is read."""
+_CALL_CHARS = 200
+_MOST_VERSIONS = 16
+_VERSION_CHARS = 40
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A worker's own account of its failure."""
+
+    text: str = ""
+    """Its traceback, or else its message; "" is none."""
+    blame: Blame | None = None
+    """Whom its error blames, if that is an error of torsh_runtime."""
+    call: str = ""
+    """The last collective that torch noted, with its arguments; "" is unknown."""
+    at: float = 0.0
+    """When it was written, on the node's monotonic clock, in seconds; 0 is unknown."""
+    versions: Mapping[str, str] = field(default_factory=lambda: _NONE, hash=False)
+    """Of Python and of libraries that it had loaded."""
+
+
+NO_ACCOUNT = Account()
+
+
+def parse(content: str) -> Account:
+    """The account of an error file with this content; NO_ACCOUNT if it is not in that form."""
+    try:
+        document = json.loads(content or "null")
+    except (ValueError, RecursionError):
+        return NO_ACCOUNT
+    if not isinstance(document, dict):
+        return NO_ACCOUNT
+    own = document.get("torsh")
+    own = own if isinstance(own, dict) else {}
+    call = own.get("call")
+    return Account(
+        text=_text(document.get("message")),
+        blame=from_account(own.get("blame")),
+        call=printable(call[:_CALL_CHARS]) if isinstance(call, str) else "",
+        at=_moment(own.get("at")),
+        versions=_versions(own.get("versions")),
+    )
+
+
+def _moment(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e12 else 0.0
+
+
+def _text(message: object) -> str:
+    if isinstance(message, str):
+        return message
+    if not isinstance(message, dict):
+        return ""
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(stack or message.get("message") or "")
+
+
+def _versions(value: object) -> Mapping[str, str]:
+    if not isinstance(value, dict) or len(value) > _MOST_VERSIONS:
+        return _NONE
+    return {
+        printable(str(name)[:_VERSION_CHARS]): printable(version[:_VERSION_CHARS])
+        for name, version in value.items()
+        if isinstance(version, str)
+    }

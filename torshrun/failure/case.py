@@ -1,0 +1,136 @@
+"""What is to be judged of a round that failed, and what follows at once from it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torshrun.failure.witness import Silent, Witness
+
+MOST_OPERATIONS = 64
+"""Operations of groups, the furthest ones, for which it is looked who has not entered them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be judged, and what follows at once from it."""
+
+    witnesses: tuple[Witness, ...]
+    silent: tuple[Silent, ...]
+    hang: str
+
+    @cached_property
+    def by_rank(self) -> Mapping[int, Witness]:
+        return {each.rank: each for each in self.witnesses}
+
+    @cached_property
+    def failed(self) -> list[Witness]:
+        return [each for each in self.witnesses if each.end == "failed"]
+
+    @cached_property
+    def own(self) -> list[Witness]:
+        """Those whose failures are their own."""
+        return [each for each in self.witnesses if each.is_own]
+
+    @cached_property
+    def followers(self) -> list[Witness]:
+        """Those that failed and blame somebody."""
+        return [each for each in self.failed if each.blame]
+
+    @cached_property
+    def waiting(self) -> list[Witness]:
+        """Those that stood in a collective, or in vain had."""
+        return [each for each in self.witnesses if each.end != "done" and call_of(each)]
+
+    @cached_property
+    def away(self) -> list[Witness]:
+        """Those that ran and stood outside of any collective."""
+        return [
+            each
+            for each in self.witnesses
+            if each.end == "stopped" and each.standing and not each.standing.call
+        ]
+
+    @cached_property
+    def edges(self) -> Mapping[int, set[int]]:
+        """Whom each rank points at."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for each in self.followers:
+            if each.blame and not each.blame.weak:
+                found[each.rank] |= {*each.blame.ranks} - {each.rank}
+        for rank, behind in _pointed_at_by_collectives(self.witnesses):
+            found[rank] |= behind
+        return {rank: whom for rank, whom in found.items() if whom}
+
+    @cached_property
+    def ends(self) -> set[int]:
+        """Where the chains of blame end: not at ranks that were lost themselves by whom they do not
+        say.
+        """
+        return self.named - self.edges.keys() - {each.rank for each in self.followers}
+
+    @cached_property
+    def circles(self) -> set[int]:
+        """Ranks that point at each other, over others or not."""
+        return _on_circles(self.edges)
+
+    @cached_property
+    def named(self) -> set[int]:
+        """Ranks that somebody points at."""
+        return set().union(*self.edges.values())
+
+    def of(self, ranks: Collection[int]) -> list[Witness]:
+        """What is known of these ranks."""
+        return [self.by_rank[rank] for rank in sorted(ranks) if rank in self.by_rank]
+
+    def do_the_same(self, ranks: Collection[int]) -> bool:
+        """Whether all stood at one place in the program, having made the same calls before."""
+        found = [each.standing for each in self.of(ranks)]
+        entered = [standing.entered for standing in found if standing]
+        places = {standing.place for standing in found if standing}
+        return len(places) == 1 and all(each == entered[0] for each in entered)
+
+    def claims(self, how: str) -> list[Witness]:
+        """Those that blame others so."""
+        return [each for each in self.followers if each.blame and each.blame.how == how]
+
+
+def call_of(witness: Witness) -> str:
+    """The collective that it waited in, by its name."""
+    if witness.standing and witness.standing.call:
+        return witness.standing.call
+    return witness.blame.op if witness.blame else ""
+
+
+def _pointed_at_by_collectives(witnesses: Sequence[Witness]) -> Iterable[tuple[int, set[int]]]:
+    """Who is in an operation of a group points at those of it that have not entered it."""
+    stands = [(each.rank, each.standing) for each in witnesses if each.standing]
+    inside = [(rank, at) for rank, at in stands if at.full and at.group >= 0 and at.sequence]
+    furthest = sorted({(at.sequence, at.group) for _, at in inside})[-MOST_OPERATIONS:]
+    behind = {
+        (sequence, group): {
+            rank for rank, at in stands if at.entered.get(group, sequence) < sequence
+        }
+        for sequence, group in furthest
+    }
+    for rank, at in inside:
+        yield rank, behind.get((at.sequence, at.group), set())
+
+
+def _on_circles(edges: Mapping[int, set[int]]) -> set[int]:
+    """The ranks that are left when those that nobody points at are left out, again and again, and
+    those that point at nobody.
+    """
+    pointers = Counter(rank for whom in edges.values() for rank in whom)
+    left = set(edges)
+    free = [rank for rank in left if not pointers[rank]]
+    while free:
+        rank = free.pop()
+        left.discard(rank)
+        for other in edges[rank]:
+            pointers[other] -= 1
+            if not pointers[other] and other in left:
+                free.append(other)
+    return {rank for rank in left if edges[rank] & left}

@@ -1,0 +1,133 @@
+"""The sorts of failure, and what is said of those that show in what several ranks did. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What sort of failure it was, as far as that can be told from outside."""
+
+    HUNG = "hung"
+    STOPPED = "stopped by torshrun"
+    OUT_OF_MEMORY = "out of memory"
+    CRASHED = "crashed"
+    KILLED = "killed by a signal"
+    PEER_LOST = "peer lost"
+    MISMATCH = "mismatch"
+    MISSING = "missing"
+    DEADLOCK = "deadlock"
+    EARLY_EXIT = "early exit"
+    FROZEN = "stopped"
+    NODE_LOST = "node lost"
+    UNREACHABLE = "node unreachable"
+    AGENT = "agent"
+    GPU_MEMORY = "GPU out of memory"
+    ALLOCATION = "allocation refused"
+    SHARED_MEMORY = "shared memory full"
+    IMPORT = "import failed"
+    SYNTAX = "syntax error"
+    ENCODING = "encoding"
+    NO_FILE = "file missing"
+    DAMAGED_FILE = "file damaged"
+    USAGE = "wrong arguments"
+    ADDRESS_IN_USE = "address in use"
+    NETWORK = "network"
+    STORE = "store"
+    CLOCK = "clock"
+    VERSION = "version"
+    DISK_FULL = "disk full"
+    LIMIT = "limit"
+    PERMISSION = "permission denied"
+    NAN = "nan"
+    EXCEPTION = "exception"
+    EXIT_CODE = "exit code"
+
+
+class Reading(NamedTuple):
+    """What the end of a worker shows."""
+
+    kind: Kind
+    why: str = ""
+    """Why it came, in whole sentences; "" if its own words say all there is."""
+    advice: str = ""
+    """What to do about it; "" if that depends on its own words alone."""
+
+    @property
+    def hint(self) -> str:
+        return " ".join(filter(None, (self.why, self.advice)))
+
+
+NO_READING = Reading(Kind.EXIT_CODE)
+"""What says nothing."""
+
+
+def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Reading:
+    """What is to be said of a kind that shows in what several ranks did: of whose fault it is, in
+    which collective others waited or what was called, who they are, and what is known of the cause.
+    """
+    why, advice = _OF_RANKS[kind]
+    return Reading(kind, why.format(who=who, call=call, others=others, what=what), advice)
+
+
+_OF_RANKS: Mapping[Kind, tuple[str, str]] = {
+    Kind.MISSING: (
+        "{others} waited in {call} for {who}, which did not come.",
+        "Every rank must make the same calls of collectives: see where it stood instead, and look "
+        "for a condition on the rank, a skipped or missing batch, or slow work (a save, an "
+        "evaluation) that takes longer than the others' timeout.",
+    ),
+    Kind.EXCEPTION: (
+        "A thread of {who} had ended by an exception ({what}), and {others} waited in {call}.",
+        "What that thread was to do is done by nobody: have it hand its exception to the main "
+        "thread (a queue, concurrent.futures), so that the rank ends.",
+    ),
+    Kind.EARLY_EXIT: (
+        "{who} ended too early: with exit code 0, while {others} still needed it ({call}).",
+        "Look why its script came to its end before the others': fewer batches (uneven data; "
+        "drop_last, or DDP's join()), a return or sys.exit() on a condition, a caught exception. "
+        "A barrier before the end keeps ranks together.",
+    ),
+    Kind.FROZEN: (
+        "The process of {who} was stopped (SIGSTOP or a debugger), and {others} waited for it "
+        "({call}).",
+        "`kill -CONT PID` lets it go on; look who stopped it: a debugger, a scheduler that "
+        "suspends jobs, Ctrl-Z in a shell, a frozen container.",
+    ),
+    Kind.MISMATCH: (
+        "Ranks disagree about a collective: {call}.",
+        "Every rank must make the same calls in the same order, with the same shape and dtype: "
+        "compare what they pass, the size of the last batch, and conditions on the rank. "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls.",
+    ),
+    Kind.DEADLOCK: (
+        "A deadlock: {who} waited for {others}: {what}.",
+        "Take locks, groups and messages in the same order everywhere: one rank sends while the "
+        "other receives (isend, batch_isend_irecv), and none waits for others while it holds a "
+        "lock that they want.",
+    ),
+    Kind.NODE_LOST: (
+        "{who} was lost: {what}. Its agent or its machine was stopped or killed, or the network "
+        "to it broke.",
+        "See whether the machine is up and what its own torshrun wrote last; dmesg and the "
+        "scheduler's log tell of kills and reboots, torshctl doctor of the network.",
+    ),
+    Kind.UNREACHABLE: (
+        "{who} was lost: {what}. No connection of its workers was closed, so the network to it "
+        "broke, or the whole machine stopped.",
+        "See whether the machine is up and reached from the others (ping, the switch, a "
+        "firewall); torshctl doctor examines the network between the nodes.",
+    ),
+    Kind.NETWORK: (
+        "Connections of {who} broke or did not carry anything: {what}.",
+        "See with whom it spoke (its traceback): another rank, a service, a host that is gone. "
+        "torshctl doctor examines the network between nodes; a slow one needs longer timeouts.",
+    ),
+    Kind.HUNG: (
+        "{who} made no progress: it waited for {what}.",
+        "See where its code stands: who is to give it what it waits for there (a lock, another "
+        "process, a file or its server, a service, a device), and is there a timeout?",
+    ),
+}

@@ -1,0 +1,106 @@
+"""The report about a round that failed, for people: who and why, evidence, what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torshrun.failure.cause import NOTHING, Explanation, blamed, fingerprint
+from torshrun.failure.exits import Exit, how, where
+from torshrun.failure.finding import Finding
+from torshrun.failure.kinds import NO_READING, Reading
+from torshrun.failure.last_words import Words, last_words
+from torshrun.text import format_ranks
+
+SHOWN_LINES = 40
+"""How many lines of a worker's last words the report shows."""
+LINE_CHARS = 500
+"""How much of each it shows."""
+_GROUPS = 6
+_FATES = {"lost": "lost its peer", "late": "waited in vain", "mismatch": "disagreed with others"}
+
+
+def describe(explained: Explanation | None, outlook: str, is_partial: bool = False) -> str:
+    """The report. `outlook` says what happens next; `is_partial`: what happened on other nodes is
+    not known yet, so it says no more than what is sure.
+    """
+    exits, cause, finding, _ = explained or NOTHING
+    if cause is None or finding is None:
+        return f"torshrun: {outlook}"
+    is_own = finding.certainty == "certain" and cause.rank in finding.ranks
+    reading = finding.reading if is_own or not is_partial else NO_READING
+    said = partial_line(cause) if is_partial else finding.headline
+    lines = [f"torshrun: {said}", *_indented(reading.why)]
+    if not is_own and not is_partial:
+        lines += [f"  {line}" for line in finding.evidence]
+    lines += _words(cause, finding)
+    others = [exit_ for exit_ in exits if exit_ is not cause and exit_.failed]
+    if others:
+        lines.append(f"  after it: {_in_brief(others, fingerprint(cause))}")
+    return "\n".join([*lines, *_to_do(reading), f"  {outlook}"])
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {text}"] if text else []
+
+
+def _to_do(reading: Reading) -> list[str]:
+    return _indented(f"what to do: {reading.advice}" if reading.advice else "")
+
+
+def describe_finding(finding: Finding, whole: bool) -> str:
+    """The report about all nodes. Without the `whole` of it, it says where that stands."""
+    lines = [f"torshrun: {finding.headline}"]
+    if not whole:
+        return "\n".join([*lines, "  node 0 has the whole report, each node that of its own ranks"])
+    lines += _indented(finding.reading.why) + [f"  {line}" for line in finding.evidence]
+    return "\n".join([*lines, *_to_do(finding.reading)])
+
+
+def partial_line(cause: Exit) -> str:
+    """Who failed first here, which may have come of what happened on another node."""
+    return f"rank {cause.rank} failed first on this node: {how(cause)}, {where(cause)}"
+
+
+def _words(cause: Exit, finding: Finding) -> list[str]:
+    """What it said last; of one that only followed no more than its error."""
+    words = last_words(cause)
+    follows = cause.rank not in finding.ranks and bool(words.errors)
+    whose = f"rank {cause.rank}: " if follows or finding.ranks != (cause.rank,) else ""
+    heading = "its error" if follows else words.heading or "it wrote nothing to stderr"
+    shown = words.errors[-1].split("\n") if follows else _cut(words)
+    lines = [f"  {whose}{heading}{':' if words.lines else ''}"]
+    lines += [f"  | {line[:LINE_CHARS]}".rstrip() for line in shown]
+    if cause.log:
+        lines.append(f"  its output is kept in {cause.log}")
+    return lines
+
+
+def _cut(words: Words) -> list[str]:
+    """Lines that fit, without those that matter least: the outermost calls."""
+    lines = list(words.lines)
+    missing = len(lines) - SHOWN_LINES
+    if missing <= 0:
+        return lines
+    note = f"  … {missing + 1} lines left out …"
+    if words.innermost_first:
+        return [*lines[: SHOWN_LINES - 1], note]
+    return [lines[0], note, *lines[missing + 2 :]]
+
+
+def _in_brief(exits: Iterable[Exit], cause: str) -> str:
+    """How the others ended, those who ended alike together."""
+    groups: dict[str, list[int]] = {}
+    for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
+        groups.setdefault(_fate(exit_, cause), []).append(exit_.rank)
+    told = [f"{format_ranks(ranks)} {fate}" for fate, ranks in list(groups.items())[:_GROUPS]]
+    rest = sum(len(ranks) for ranks in list(groups.values())[_GROUPS:])
+    return "; ".join([*told, f"{rest} others in other ways"] if rest else told)
+
+
+def _fate(exit_: Exit, cause: str) -> str:
+    if exit_.stopped and not exit_.raised:
+        return "stopped by torshrun"
+    blame = blamed(exit_)
+    if blame:
+        return _FATES[blame.how]
+    return "in the same way" if fingerprint(exit_) == cause else how(exit_)

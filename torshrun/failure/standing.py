@@ -1,0 +1,190 @@
+"""Where a worker stood in its program: from a traceback, a stack, or its status page. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import NamedTuple
+
+_NONE: Mapping[int, int] = MappingProxyType({})
+WAITS = ("a lock", "another process", "a file", "a connection", "compiled code")
+LINE_CHARS = 120
+"""Characters of a line of source that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a worker was when it ended, or was asked to."""
+
+    call: str = ""
+    """The collective that it was in, by its name; "" is none."""
+    full: str = ""
+    """The same with its arguments and number, as far as they are known."""
+    place: str = ""
+    """The innermost line of the program's own: "load (train.py:12)"; "" is unknown."""
+    line: str = ""
+    """What stands in that line; "" is unknown."""
+    waits_for: str = ""
+    """What it waited for there outside of any collective, by its code: one of WAITS; "" is nothing
+    that can be told."""
+    last: str = ""
+    """The collective that it entered last, if it has left that one or not, with its arguments."""
+    group: int = -1
+    """The number of that one's group; -1 is unknown."""
+    sequence: int = 0
+    """Its number in that group."""
+    entered: Mapping[int, int] = field(default_factory=lambda: _NONE, hash=False)
+    """For each group of its own, the number of the last operation that it entered."""
+
+    def __str__(self) -> str:
+        where = f"in {self.full or self.call}" if self.call else "in no collective"
+        line = f": {self.line}" if self.line and not self.call else ""
+        return f"{where}, at {self.place}{line}" if self.place else where
+
+
+class _Frame(NamedTuple):
+    path: str
+    line: str
+    function: str
+    source: str = ""
+
+
+_TRACE = re.compile(r'^[ |]*File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
+_PY_SPY = re.compile(r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)$")
+_SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
+_THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site|dist)-packages/|/lib/python\d|^<|(?:^|/)torsh_runtime/|/torshrun/workers/|"
+    r"^torch/|^(?:threading|queue|subprocess|selectors|socket|ssl|asyncio|concurrent|"
+    r"multiprocessing|runpy|importlib)(?:/|\.py)"
+)
+_COLLECTIVE = re.compile(
+    r"(?:^|/)torch/(?:distributed/(?:distributed_c10d|rendezvous|_functional_collectives|"
+    r"nn/functional)|nn/parallel/distributed)\.py$|"
+    r"(?:^|/)torsh_runtime/(?:comm/\w+|bootstrap)\.py$"
+)
+_GRADIENTS = re.compile(r"(?:^|/)torch/(?:_tensor|autograd/(?:__init__|graph))\.py$")
+_WRAPPERS = ("wrapper", "call", "<module>", "<lambda>")
+_NAMES = {
+    "_verify_param_shape_across_processes": "DistributedDataParallel",
+    "__init__": "DistributedDataParallel",
+    "_pre_forward": "DistributedDataParallel",
+    "forward": "DistributedDataParallel",
+    "_all_gather_base": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "_store_based_barrier": "init_process_group",
+    "_new_process_group_helper": "init_process_group",
+    "_create_c10d_store": "init_process_group",
+    "_env_rendezvous_handler": "init_process_group",
+    "next": "init_process_group",
+}
+_LOCK = re.compile(r"^with |\.acquire\(|\b(?:flock|lockf|FileLock)\(")
+_AWAITED = (  # by the library that the innermost call is in, or by the program's own line
+    ("a lock", re.compile(r"^$"), _LOCK),
+    (
+        "another process",
+        re.compile(r"/(?:subprocess|multiprocessing/(?:popen_\w+|process|pool))\.py$"),
+        re.compile(r"\bwaitpid\(|\bos\.(?:wait|system)\("),
+    ),
+    (
+        "a connection",
+        re.compile(r"/(?:socket|ssl|http/client|urllib/request|urllib3/.*|requests/.*)\.py$"),
+        re.compile(r"\.(?:recv(?:_into|from|msg)?|accept|connect|sendall)\("),
+    ),
+    (
+        "a file",
+        re.compile(r"/(?:pathlib(?:/\w+)?|shutil|glob|genericpath|posixpath|codecs)\.py$"),
+        re.compile(
+            r"\bopen\(|\.(?:read|write|readline|readlines|flush)\(|"
+            r"\bos\.(?:listdir|stat|scandir|walk|open|read|write|fsync|makedirs|rename|replace)\("
+        ),
+    ),
+    (
+        "compiled code",
+        re.compile(r"/ctypes/"),
+        re.compile(r"\b(?:CDLL|PyDLL|cdll)\b|\.synchronize\("),
+    ),
+)
+
+
+def from_trace(lines: Sequence[str]) -> Standing | None:
+    """Of a traceback, outermost call first; None if it has no frames."""
+    return _standing(_frames(lines))
+
+
+def from_stack(text: str) -> Standing | None:
+    """Of what faulthandler or py-spy shows, innermost call first, of the main thread; None if there
+    is nothing. Lines of source may stand below the frames.
+    """
+    starts = [found.start() for found in _THREAD.finditer(text)]
+    blocks = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    # Of py-spy: a head for each thread, the main one's first.
+    blocks = blocks or re.split(r"^(?=\S)", text, flags=re.MULTILINE)[::-1]
+    threads = [frames[::-1] for frames in (_frames(each.splitlines()) for each in blocks) if frames]
+    if not threads:
+        return None
+    whole = [frames for frames in threads if frames[0].function == "<module>"]
+    standing = _standing((whole or threads)[-1])
+    if standing and not standing.call and sum(map(_takes_lock, threads)) > 1:
+        return replace(standing, waits_for="a lock")
+    return standing
+
+
+def _takes_lock(frames: Sequence[_Frame]) -> bool:
+    return bool(_LOCK.search(frames[-1].source))
+
+
+def _frames(lines: Sequence[str]) -> list[_Frame]:
+    """In the order of the lines."""
+    frames = []
+    for line, after in zip_longest(lines, lines[1:], fillvalue=""):
+        found = _TRACE.match(line) or _PY_SPY.match(line)
+        if found:
+            is_source = _SOURCE.match(after) and not _PY_SPY.match(after)
+            source = after.strip()[:LINE_CHARS] if is_source else ""
+            frames.append(_Frame(**found.groupdict(), source=source))
+    return frames
+
+
+def _standing(frames: Sequence[_Frame]) -> Standing | None:
+    """`frames` are outermost first."""
+    if not frames:
+        return None
+    own = [frame for frame in frames if not _LIBRARY.search(frame.path)]
+    last = (own or frames)[-1]
+    call = _call(frames)
+    return Standing(
+        call=call,
+        place=_place(last),
+        line=last.source,
+        waits_for="" if call else _awaited(frames[-1], last),
+    )
+
+
+def _awaited(innermost: _Frame, own: _Frame) -> str:
+    for what, library, line in _AWAITED:
+        if innermost is own and line.search(own.source):
+            return what
+        if innermost is not own and library.search(innermost.path):
+            return what
+    return ""
+
+
+def _call(frames: Sequence[_Frame]) -> str:
+    """What the program called of a library of collectives, by the name that it has there."""
+    for frame in frames:
+        if _COLLECTIVE.search(frame.path) and frame.function not in _WRAPPERS:
+            name = frame.function.rpartition(".")[2]
+            return _NAMES.get(name, name)
+    gradients = any(_GRADIENTS.search(frame.path) for frame in frames[-3:])
+    return "backward" if gradients else ""
+
+
+def _place(frame: _Frame) -> str:
+    name = frame.function.rpartition(".")[2]
+    place = f"{PurePath(frame.path).name}:{frame.line}"
+    return place if name == "<module>" else f"{name} ({place})"

@@ -1,0 +1,285 @@
+"""What a node tells the others of its ranks' ends, as text, and what is concluded from it. Pure.
+
+A testimony is JSON of at most TESTIMONY_CHARS characters: ranks that are alike stand together, and
+what matters most comes first, so that what does not fit matters least. It comes from another
+machine, so that whatever does not fit its form, or speaks of ranks that are not the node's, counts
+as not said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar, get_args
+
+from torshrun.failure.blame import Blame, How
+from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
+from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.standing import Standing
+from torshrun.failure.witness import End, Witness
+from torshrun.text import printable, ranges
+
+TESTIMONY_CHARS = 8000
+"""Characters of a testimony or a finding: less than a field of a row may have."""
+MOST_RANKS = 1 << 20
+"""Ranks of a job."""
+_TEXT_CHARS = 400
+_MOST_CALLS = 16
+_MOST_GROUPS = 8
+_LARGEST = 1 << 53
+T = TypeVar("T")
+
+
+# ---- of a node's ranks
+
+
+def encode(witnesses: Sequence[Witness], hang: str = "") -> str:
+    """The testimony of a node; "" if there is nothing to tell. `hang`: in a line, if it hung."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for each in sorted(witnesses, key=_importance):
+        groups[_dumped(_plain(each))].append(each.rank)
+    told = [_dumped({"hang": _cut(hang)})] if hang else []
+    left = TESTIMONY_CHARS - 2 - sum(map(len, told))
+    for text, ranks in groups.items():
+        entry = f'{{"ranks":"{",".join(ranges(frozenset(ranks)))}",{text[1:]}'
+        left -= len(entry) + 1
+        if left < 0:
+            break
+        told.append(entry)
+    return f"[{','.join(told)}]" if told else ""
+
+
+def _importance(witness: Witness) -> tuple[int, float, int]:
+    first = not (witness.is_own or witness.is_frozen)
+    return first + (witness.end != "failed"), witness.at, witness.rank
+
+
+def _plain(witness: Witness) -> Mapping[str, Any]:
+    """What is not as it mostly is. Moments and places of ranks that only followed would keep them
+    from being told of together.
+    """
+    own = witness.is_own
+    reading = witness.reading
+    facts = {
+        "end": witness.end,
+        "how": witness.how,
+        "where": witness.where if own else "",
+        "at": round(witness.at, 3) if own else 0.0,
+        "kind": reading.kind,
+        "why": reading.why if own else "",
+        "advice": reading.advice if own else "",
+        "said": witness.said if own else "",
+        "alike": witness.alike if own else "",
+        "blame": _blame(witness.blame) if witness.blame else None,
+        "call": witness.call,
+        "standing": _standing(witness.standing) if witness.standing else None,
+        "thread": witness.thread,
+        "frozen": witness.is_frozen,
+        "deaf": witness.is_deaf,
+        "hung": witness.hung,
+    }
+    return _kept(facts)
+
+
+def _blame(blame: Blame) -> Mapping[str, Any]:
+    calls = {str(rank): call for rank, call in [*blame.calls.items()][:_MOST_CALLS]}
+    facts = {"how": blame.how, "ranks": list(blame.ranks), "op": blame.op, "calls": calls}
+    return _kept({**facts, "text": blame.text, "weak": blame.weak})
+
+
+def _standing(at: Standing) -> Mapping[str, Any]:
+    entered = {str(group): number for group, number in [*at.entered.items()][:_MOST_GROUPS]}
+    facts = {"call": at.call, "full": at.full, "place": at.place, "line": at.line}
+    more = {"waits_for": at.waits_for, "last": at.last, "group": at.group}
+    return _kept({**facts, **more, "sequence": at.sequence, "entered": entered})
+
+
+def _kept(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    cut = {name: _cut(value) for name, value in facts.items()}
+    return {name: value for name, value in cut.items() if value or (value == 0 and name == "group")}
+
+
+def _cut(value: Any) -> Any:
+    return value[:_TEXT_CHARS] if isinstance(value, str) else value
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def decode(text: str, ranks: range, node: int, host: str = "") -> tuple[Witness, ...]:
+    """What was told of these ranks, which are those of that node; () if it makes no sense."""
+    groups = _loaded(text)
+    found: dict[int, Witness] = {}
+    for facts in groups if isinstance(groups, list) else ():
+        for witness in _witnesses(facts, ranks, node):
+            where = witness.where or (f"host {host}" if host else "")
+            found.setdefault(witness.rank, replace(witness, where=where))
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def decode_hang(text: str) -> str:
+    """The hang that a testimony tells of, in a line; "" is none."""
+    groups = _loaded(text)
+    first = groups[0] if isinstance(groups, list) and groups else None
+    return _attempt(lambda: _text(first, "hang")) or "" if isinstance(first, dict) else ""
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text) if 0 < len(text) <= 2 * TESTIMONY_CHARS else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
+    if not isinstance(facts, dict):
+        return
+    try:
+        named = _among(_text(facts, "ranks"), ranks)
+        end, kind = _one_of(End, facts["end"]), Kind(facts["kind"])
+        blame, standing = facts.get("blame"), facts.get("standing")
+        for rank in named:
+            yield Witness(
+                rank=rank,
+                node=node,
+                end=end,
+                how=_text(facts, "how"),
+                where=_text(facts, "where"),
+                at=_number(facts.get("at", 0.0)),
+                reading=Reading(kind, _text(facts, "why"), _text(facts, "advice")),
+                said=_text(facts, "said"),
+                alike=_text(facts, "alike"),
+                blame=None if blame is None else _read_blame(blame),
+                call=_text(facts, "call"),
+                standing=None if standing is None else _read_standing(standing),
+                thread=_text(facts, "thread"),
+                is_frozen=facts.get("frozen") is True,
+                is_deaf=facts.get("deaf") is True,
+                hung=_text(facts, "hung"),
+            )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return
+
+
+def _among(text: str, allowed: range) -> Iterable[int]:
+    """The numbers of runs like "0-3,5" that are allowed, without making the others."""
+    for part in text.split(",") if text else ():
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        if found is None:
+            raise ValueError
+        first, last = int(found[1]), int(found[2] or found[1])
+        yield from range(max(first, allowed.start), min(last + 1, allowed.stop))
+
+
+def _read_blame(facts: Mapping[str, Any]) -> Blame:
+    calls = [*facts.get("calls", {}).items()][:_MOST_CALLS]
+    return Blame(
+        how=_one_of(How, facts["how"]),
+        ranks=tuple(_rank(rank) for rank in facts.get("ranks", ())),
+        op=_text(facts, "op"),
+        calls={_rank(int(rank)): printable(str(call)[:_TEXT_CHARS]) for rank, call in calls},
+        text=_text(facts, "text"),
+        weak=facts.get("weak") is True,
+    )
+
+
+def _read_standing(facts: Mapping[str, Any]) -> Standing:
+    entered = [*facts.get("entered", {}).items()][:_MOST_GROUPS]
+    return Standing(
+        call=_text(facts, "call"),
+        full=_text(facts, "full"),
+        place=_text(facts, "place"),
+        line=_text(facts, "line"),
+        waits_for=_text(facts, "waits_for"),
+        last=_text(facts, "last"),
+        group=_count(facts.get("group", -1)),
+        sequence=_count(facts.get("sequence", 0)),
+        entered={_count(int(group)): _count(number) for group, number in entered},
+    )
+
+
+def _text(facts: Mapping[str, Any], name: str) -> str:
+    value = facts.get(name, "")
+    if not isinstance(value, str):
+        raise TypeError
+    return printable(value[: 4 * _TEXT_CHARS if name == "ranks" else _TEXT_CHARS])
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        raise TypeError
+    return float(value)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not -1 <= value < _LARGEST:
+        raise TypeError
+    return value
+
+
+def _rank(value: object) -> int:
+    if type(value) is not int or not 0 <= value < MOST_RANKS:
+        raise TypeError
+    return value
+
+
+def _one_of(choices: Any, value: object) -> Any:
+    if value not in get_args(choices):
+        raise ValueError
+    return value
+
+
+# ---- findings
+
+
+def encode_finding(finding: Finding) -> str:
+    """A finding as text, for all nodes; "" if there is no room for whom it names."""
+    facts: dict[str, Any] = {
+        "ranks": ",".join(ranges(frozenset(finding.ranks))),
+        "nodes": ",".join(ranges(frozenset(finding.nodes))),
+        "certainty": finding.certainty,
+        "kind": finding.reading.kind,
+        "why": finding.reading.why,
+        "advice": finding.reading.advice,
+        "how": finding.how,
+        "evidence": list(finding.evidence),
+    }
+    while len(text := _dumped(facts)) > TESTIMONY_CHARS and facts["evidence"]:
+        facts["evidence"].pop()
+    return text if len(text) <= TESTIMONY_CHARS else ""
+
+
+def decode_finding(text: str) -> Finding | None:
+    """The finding; None if it is none."""
+    return _attempt(lambda: _read_finding(_loaded(text)))
+
+
+def _read_finding(facts: object) -> Finding | None:
+    if not isinstance(facts, dict) or not isinstance(facts["evidence"], list):
+        return None
+    evidence = facts["evidence"][:MOST_EVIDENCE]
+    return Finding(
+        ranks=_listed(facts, "ranks"),
+        nodes=_listed(facts, "nodes"),
+        certainty=_one_of(Certainty, facts["certainty"]),
+        reading=Reading(Kind(facts["kind"]), _text(facts, "why"), _text(facts, "advice")),
+        how=_text(facts, "how"),
+        evidence=tuple(printable(line[:_TEXT_CHARS]) for line in evidence),
+    )
+
+
+def _listed(facts: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    found = set(islice(_among(_text(facts, name), range(MOST_RANKS)), MOST_RANKS))
+    return tuple(sorted(found))
+
+
+def _attempt(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,81 @@
+"""What is known of one rank's end: what a root cause is found from, on one node or many. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torshrun.failure.blame import Blame
+from torshrun.failure.kinds import NO_READING, Kind, Reading
+from torshrun.failure.standing import Standing
+
+End = Literal["failed", "done", "stopped"]
+"""failed: badly, by itself, or with an exception before it was asked to stop. done: with code 0, by
+itself. stopped: because it was asked to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """One rank of a round that is over."""
+
+    rank: int
+    end: End
+    node: int = 0
+    """Its node's rank."""
+    how: str = ""
+    """The manner of its end: "exit code 1"."""
+    where: str = ""
+    """Where that was, and after how long, in a line."""
+    at: float = 0.0
+    """When it failed or ended, in seconds, by a clock of its node's alone."""
+    reading: Reading = NO_READING
+    """What its end shows, if it failed."""
+    said: str = ""
+    """Its error, in one line."""
+    alike: str = ""
+    """Equal for failures that are alike."""
+    blame: Blame | None = None
+    """Whom it blames; None: nobody, so its failure is its own."""
+    call: str = ""
+    """The last collective of its own, with its arguments, as torch noted it; "" is unknown."""
+    standing: Standing | None = None
+    """Where it stood; None is unknown."""
+    thread: str = ""
+    """The error that had ended a thread of it before it was asked to stop; "" is none."""
+    is_frozen: bool = False
+    """Whether its process stood still by a signal or a debugger."""
+    is_deaf: bool = False
+    """Whether its process waited in the kernel, where no signal reaches it (state D)."""
+    hung: str = ""
+    """The hang, in one line, if it seems to be the rank that others waited for."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it failed, and blames nobody."""
+        return self.end == "failed" and self.blame is None
+
+    @property
+    def strength(self) -> int:
+        """How much its failure looks like one that no other led to."""
+        if self.reading.kind in _FIRST:
+            return 3
+        return 1 if self.reading.kind is Kind.EXIT_CODE else 2
+
+
+_FIRST = (Kind.OUT_OF_MEMORY, Kind.CRASHED, Kind.KILLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silent:
+    """A node of the round that was lost, with its ranks."""
+
+    node: int
+    """Its rank."""
+    name: str
+    """As people know it."""
+    ranks: range = range(0)
+    """Of its workers; empty is unknown."""
+    why: str = ""
+    """What is known of its end: "its lease ended"; "" is nothing."""
+    is_unable: bool = False
+    """Whether it is there, and cannot run workers, for that reason."""

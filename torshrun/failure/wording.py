@@ -1,0 +1,96 @@
+"""The words in which a verdict is told, and what it is concluded from. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from torshrun.failure.case import Case, call_of
+from torshrun.failure.finding import MOST_EVIDENCE, Certainty
+from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.witness import Witness
+from torshrun.text import format_ranks
+
+
+class Verdict(NamedTuple):
+    """Who is to blame, or may be, and why."""
+
+    ranks: Collection[int]
+    certainty: Certainty
+    reading: Reading
+    nodes: Collection[int] = ()
+
+
+def manner_of(case: Case, verdict: Verdict) -> str:
+    """How who is to blame ended: of several the first."""
+    if verdict.certainty == "undecided":
+        return str(verdict.reading.kind)
+    found = case.of(verdict.ranks)
+    if not found:
+        return ""
+    first = min(found, key=lambda each: each.at if each.end == "failed" else 0.0)
+    where = f"first rank {first.rank}, {first.where}" if len(found) > 1 else first.where
+    if first.is_own:
+        ended = first.how
+    elif case.hang and first.end == "stopped":
+        ended = f"hung, then {first.how}"
+    else:
+        ended = str(verdict.reading.kind)
+    return ", ".join(filter(None, (ended, where)))
+
+
+def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Reading:
+    """What is said of ranks to blame by what others did; `what` they did themselves."""
+    others = {each.rank: each for each in [*case.followers, *case.waiting]}
+    waiting = [each for rank, each in sorted(others.items()) if rank not in ranks]
+    call = next((_full(each) for each in waiting if call_of(each)), "a collective")
+    who = format_ranks([each.rank for each in waiting]) if waiting else "others"
+    return of_ranks(kind, format_ranks(ranks), call, who, what)
+
+
+def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
+    """What is said of ranks that called different things."""
+    return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", listed(calls), "")
+
+
+def _full(witness: Witness) -> str:
+    standing = witness.standing
+    return (standing.full if standing else "") or call_of(witness)
+
+
+def listed(calls: Mapping[int, str]) -> str:
+    """ "rank 0 called f(), ranks 1-2 called g()"."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank in sorted(calls):
+        groups[calls[rank]].append(rank)
+    called = [f"{format_ranks(ranks)} called {call}" for call, ranks in list(groups.items())[:4]]
+    return ", ".join(called)
+
+
+def evidence(case: Case, verdict: Verdict) -> tuple[str, ...]:
+    """What others said, and where everybody stood; who is alike together, culprits first."""
+    lines: dict[str, list[int]] = defaultdict(list)
+    order = sorted(case.witnesses, key=lambda each: (each.rank not in verdict.ranks, each.rank))
+    for each in order:
+        for text in _testimony(each, each.rank in verdict.ranks, verdict):
+            lines[text].append(each.rank)
+    found = [f"{format_ranks(ranks)}: {text}" for text, ranks in lines.items()]
+    found += [f"{each.name} was lost: {each.why}" for each in case.silent if each.why]
+    return tuple(found[:MOST_EVIDENCE])
+
+
+def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:
+    if witness.is_frozen:
+        yield "its process was stopped (state T)"
+    elif witness.end == "done":
+        yield f"ended by itself with {witness.how}"
+    elif witness.standing and (witness.end == "stopped" or witness.blame):
+        yield f"stood {witness.standing}"
+    if witness.blame and witness.blame.text:
+        if not witness.blame.calls or verdict.reading.kind is not Kind.MISMATCH:
+            yield witness.blame.text
+    elif witness.is_own and (verdict.certainty != "certain" or not is_culprit):
+        yield ": ".join(filter(None, (witness.how, witness.said)))
+    if witness.call and verdict.reading.kind is Kind.MISMATCH:
+        yield f"its last call was {witness.call}"

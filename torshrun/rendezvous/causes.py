@@ -1,0 +1,104 @@
+"""What all nodes' reports say of the round that ends: its root cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torshrun.rendezvous.roster import FAILURES
+from torshrun.rendezvous.rows import NodeRow
+from torshrun.rendezvous.view import View
+from torshrun.text import printable
+
+if TYPE_CHECKING:  # few rounds fail
+    from torshrun.failure.finding import Finding
+    from torshrun.failure.witness import Silent, Witness
+
+_LOST = "its agent and its workers gave no sign of life any more, and its lease has ended"
+_OUT_OF_TOUCH = "it reached neither the store nor the job's leader for too long"
+
+
+def found(view: View) -> Finding | None:
+    """The root cause of the round's failure, from what is known now; None if nothing failed. It is
+    the same until a row changes, and found once for each change.
+    """
+    roster = view.roster
+    if roster.finding is None:
+        roster.finding = (_found(view),)
+    return roster.finding[0]
+
+
+def told(view: View) -> str:
+    """The same as text, for all nodes; "" is none."""
+    finding = found(view)
+    if finding is None:
+        return ""
+    from torshrun.failure.testimony import encode_finding
+
+    return encode_finding(finding)
+
+
+def _found(view: View) -> Finding | None:
+    roster = view.roster
+    silent = [*_silent(view)]
+    if not roster.failures and not silent:
+        return None
+    from torshrun.failure.graph import find
+    from torshrun.failure.testimony import decode_hang
+
+    rows = roster.reports.values()
+    hangs = (decode_hang(row.testimony) for row in rows if row.outcome == "hung")
+    return find([*_witnesses(view)], silent, next(filter(None, hangs), ""))
+
+
+def _witnesses(view: View) -> Iterator[Witness]:
+    from torshrun.failure.testimony import decode
+    from torshrun.failure.witness import Witness
+
+    for row in view.roster.reports.values():
+        ranks, host = _ranks(row), view.host(row.node)
+        if row.outcome == "succeeded":
+            for rank in ranks:
+                yield Witness(rank=rank, node=row.node_rank, end="done", how="exit code 0")
+            continue
+        told = decode(row.testimony, ranks, row.node_rank, host)
+        yield from told or _in_brief(row, ranks, host)
+
+
+def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[Witness]:
+    """A failure of which its node tells no more than that it was one of its ranks."""
+    from torshrun.failure.blame import Blame
+    from torshrun.failure.kinds import Kind, Reading
+    from torshrun.failure.witness import Witness
+
+    if row.outcome in FAILURES and ranks:
+        yield Witness(
+            rank=ranks[0],
+            node=row.node_rank,
+            end="failed",
+            how=printable(row.cause) or f"exit code {row.code}",
+            where=f"host {host}",
+            reading=Reading(Kind.EXCEPTION),
+            alike=row.node,
+            blame=Blame(how="lost") if row.follows else None,
+        )
+
+
+def _silent(view: View) -> Iterator[Silent]:
+    """Nodes that were lost, that lost touch, or that cannot run workers."""
+    from torshrun.failure.witness import Silent
+
+    facts: dict[str, Any]
+    roster = view.roster
+    unable = {node for node, row in roster.reports.items() if row.leaving == "lost"}
+    for node in sorted({*roster.apart, *roster.dropped, *unable} - view.wishes.drained):
+        row = view.told.get(node) or view.latest.get(node)
+        if row is None or node in roster.succeeded:
+            continue
+        why = _OUT_OF_TOUCH if node in roster.dropped else row.leaving_reason or _LOST
+        facts = {"node": row.node_rank, "name": view.name(node), "ranks": _ranks(row)}
+        yield Silent(**facts, why=printable(why), is_unable=node in unable)
+
+
+def _ranks(row: NodeRow) -> range:
+    return range(row.first_rank, row.first_rank + row.nproc) if row.first_rank >= 0 else range(0)
