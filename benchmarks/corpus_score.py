@@ -39,7 +39,8 @@ class Verdict:
 
     def _nobody(self, ranks: frozenset[int], nodes: frozenset[int]) -> bool:
         """Whether nobody in particular is blamed: who blames all ranks blames the job."""
-        return not nodes and len(ranks) in (0, self.case.nproc * self.case.nnodes)
+        everyone = 1 < len(ranks) == self.case.nproc * self.case.nnodes
+        return not nodes and (not ranks or everyone)
 
     @property
     def _ranks(self) -> frozenset[int]:
