@@ -10,6 +10,7 @@ seconds: 45
 
 import ctypes
 import resource
+import time
 from datetime import timedelta
 
 import torch
@@ -25,6 +26,7 @@ class Images(Dataset):
 
     def __getitem__(self, index):
         if index == BROKEN_IMAGE:
+            time.sleep(1)  # so large that all batches before are taken by then
             ctypes.string_at(0)  # the decoder follows an offset of the file's header
         return torch.full((3, 8, 8), float(index))
 
