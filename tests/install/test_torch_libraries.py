@@ -45,7 +45,8 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 )
 def test_a_library_trains_alike(tmp_path: Path, python: str, script: str, losses: int) -> None:
     environ = {"PYTHON_EXEC": python, "HF_HUB_OFFLINE": "1"}
-    told = alike(Bench(tmp_path), 2, str(SCRIPTS / script), **environ)
+    bench = Bench(tmp_path)
+    told = alike(bench, 2, str(SCRIPTS / script), **environ)
     assert len(told) == losses
-    again = alike(Bench(tmp_path), 2, str(SCRIPTS / script), **environ, TORSH_PRELOAD="auto")
+    again = alike(bench, 2, str(SCRIPTS / script), **environ, TORSH_PRELOAD="auto")
     assert again == told
