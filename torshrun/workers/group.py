@@ -149,8 +149,10 @@ class WorkerGroup:
         descendants; at once if grace is 0. Calling it again moves the deadline forward.
         """
         self._stopping = True
-        while self._pending:
-            _close_all(self._pending.pop()[1])
+        for worker, ends in self._pending:
+            worker.alive = False  # it never was
+            _close_all(ends)
+        self._pending = []
         if not self._alive or grace <= 0:
             self._sweep()
         elif not self._sweeping and self._kill_timer is None:
