@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -126,10 +126,14 @@ class Agent:
             self._tell.no_standbys(why)
             return
         try:
-            make = partial(Standbys, self.config, self.spec, self._tell.standbys_ready)
+            make = partial(Standbys, self.config, self.spec, self._on_standbys_ready)
             self._group.prepare(make, self._tell.no_standbys)
         except OSError as error:
             self._tell.no_standbys(f"there are no standbys: {error.strerror}")
+
+    def _on_standbys_ready(self, count: int, modules: Sequence[str]) -> None:
+        self._tell.standbys_ready(count, modules)
+        self._diagnosis.prepare()
 
     # ---- events
 

@@ -91,6 +91,11 @@ class Diagnosis:
     def __post_init__(self) -> None:
         self.begin()
 
+    def prepare(self) -> None:
+        """Load what a diagnosis takes, which would hold up a restart for a tenth of a second."""
+        import torshrun.failure.cause
+        import torshrun.failure.testimony  # noqa: F401
+
     def begin(self, node_rank: int = 0) -> None:
         """A round begins."""
         self.node_rank = node_rank
