@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from torshrun.failure.case import Case, call_of
+from torshrun.failure.case import Case, call_of, comparable
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.signs import by_words, of_job
+from torshrun.failure.sizes import what_it_called
 from torshrun.failure.witness import Silent, Witness
 from torshrun.failure.wording import Verdict, differ, evidence, listed, manner_of, told
 from torshrun.text import format_ranks
@@ -116,7 +117,7 @@ def _disagreement(case: Case) -> Verdict | None:
     if not claims:
         return None
     calls = {rank: call for each in claims if each.blame for rank, call in each.blame.calls.items()}
-    noted = {each.rank: each.call for each in case.witnesses if each.call}
+    noted = _noted(case, claims)
     for known in (calls, _last_calls(case, calls.keys()), _numbered_calls(case, calls), noted):
         odd = _odd_one(known)
         if odd is not None:
@@ -128,6 +129,17 @@ def _disagreement(case: Case) -> Verdict | None:
     everybody = {each.rank for each in case.witnesses}
     said = calls or noted or {each.rank: call_of(each) for each in claims}
     return Verdict(named or everybody, certainty, differ(named, said))
+
+
+def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:
+    """What each rank called by its own account; of one that could not say, if it was what another
+    one did.
+    """
+    calls = {each.rank: comparable(each.call) for each in case.witnesses if each.call}
+    for each in claims:
+        if each.blame and each.blame.came and each.rank not in calls and len(calls) > 1:
+            calls[each.rank] = what_it_called(each.blame.came, each.blame.room, calls)
+    return {rank: call for rank, call in calls.items() if call}
 
 
 def _fault(calls: Mapping[int, str]) -> Reading:
@@ -211,6 +223,9 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
     """Of ranks that wait for each other, in these calls."""
     names = set(calls.values())
     who, what = format_ranks(ranks), listed(calls)
+    told_calls = {each.rank: comparable(each.call) for each in case.of(ranks)}
+    if all(told_calls.values()) and len({*told_calls.values()}) > 1:
+        return Verdict(ranks, "undecided", differ(ranks, told_calls))
     if len(names) > 1 and not names <= _MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
     alike = case.do_the_same(ranks)
@@ -283,11 +298,13 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
 
 def _elsewhere(case: Case) -> Verdict | None:
     """Ranks that waited in different collectives, or for each other."""
-    calls = {each.rank: call_of(each) for each in case.waiting}
+    # Who is ahead of others is not the one who keeps them waiting.
+    behind = [each for each in case.waiting if each.rank not in case.edges] or case.waiting
+    calls = {each.rank: call_of(each) for each in behind}
     if len(calls) < 2:
         return None
     odd = _odd_one(calls)
-    if odd is not None and odd not in case.edges:  # it is not the one that is ahead
+    if odd is not None:
         return Verdict({odd}, "likely", differ({odd}, calls))
     waits = case.claims("late") or case.hang or len({*calls.values()}) > 1
     return _mutual(case, calls, calls) if waits else None

@@ -91,7 +91,8 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
 def _blame(blame: Blame) -> Mapping[str, Any]:
     calls = {str(rank): call for rank, call in [*blame.calls.items()][:_MOST_CALLS]}
     facts = {"how": blame.how, "ranks": list(blame.ranks), "op": blame.op, "calls": calls}
-    return _kept({**facts, "text": blame.text, "weak": blame.weak})
+    sizes = {"came": blame.came, "room": blame.room}
+    return _kept({**facts, "text": blame.text, "weak": blame.weak, **sizes})
 
 
 def _standing(at: Standing) -> Mapping[str, Any]:
@@ -191,6 +192,8 @@ def _read_blame(facts: Mapping[str, Any]) -> Blame:
         calls={_rank(int(rank)): printable(str(call)[:_TEXT_CHARS]) for rank, call in calls},
         text=_text(facts, "text"),
         weak=facts.get("weak") is True,
+        came=_count(facts.get("came", 0)),
+        room=_count(facts.get("room", 0)),
     )
 
 
