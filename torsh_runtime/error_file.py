@@ -111,7 +111,9 @@ def _facts(error: BaseException) -> dict[str, Any]:
     with contextlib.suppress(Exception):
         facts["blame"] = _blame(error)
     with contextlib.suppress(Exception):
-        facts["call"] = next(filter(None, map(_own_call, _chain(error))), "") or _last_call()
+        facts |= {"call": next(filter(None, map(_own_call, _chain(error))), "")}
+    with contextlib.suppress(Exception):
+        facts |= {"recorded": _last_call()}
     return facts
 
 
@@ -150,7 +152,7 @@ def _is_ours(error: BaseException) -> bool:
 def _is_internal(error: BaseException) -> bool:
     """Whether torsh_runtime has made another error of it, whom that blames."""
     if _is_ours(error):
-        return not hasattr(error, "blame")
+        return getattr(error, "blame", None) is None
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -173,14 +175,17 @@ def _numbering(error: BaseException) -> Callable[[int], int]:
 # ---- what this rank called
 
 
+_COLLECTIVES = ("torsh_runtime.comm.", "torch.distributed.distributed_c10d")
+
+
 def _own_call(error: BaseException) -> str:
-    """The function of torsh_runtime's collectives that failed, with what it was given; "" if it was
+    """The collective of torsh_runtime or torch that failed, with what it was given; "" if it was
     none of them.
     """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        if str(frame.f_globals.get("__name__", "")).startswith("torsh_runtime.comm."):
+        if str(frame.f_globals.get("__name__", "")).startswith(_COLLECTIVES):
             names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
             given = [_shown(name, frame.f_locals.get(name)) for name in names]
             return f"{frame.f_code.co_name}({', '.join(filter(None, given))})"
@@ -199,21 +204,23 @@ def _shown(name: str, value: Any) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}" if shape is not None else ""
 
 
-def _last_call() -> str:
-    """The last collective that torch's own recorder knows of, with its arguments; "" without."""
+def _last_call() -> dict[str, Any] | None:
+    """The last collective that torch's own recorder knows of; None without one."""
     torch = sys.modules.get("torch")
     c10d = sys.modules.get("torch._C._distributed_c10d")
     if torch is None or c10d is None or torch.cuda.is_initialized():  # it would ask the device
-        return ""
+        return None
     import json
 
     entries = json.loads(c10d._dump_fr_trace_json(True, False)).get("entries", ())
-    return _named(entries[-1]) if entries else ""
-
-
-def _named(entry: dict[str, Any]) -> str:
+    if not entries or entries[-1]["is_p2p"]:
+        return None
+    entry = entries[-1]
     name = str(entry["profiling_name"]).rpartition(":")[2]
     pairs = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
     shapes = [f"{_DTYPES.get(dtype, dtype)}{size}" for dtype, size in pairs]
-    number = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
-    return f"{name}({', '.join(shapes[:4])}), number {number} of {entry['process_group'][1]}"
+    return {
+        "call": f"{name}({', '.join(shapes[:4])})",
+        "group": str(entry["process_group"][0]),
+        "number": entry["collective_seq_id"],
+    }

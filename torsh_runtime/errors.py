@@ -23,11 +23,25 @@ class TorshError(Exception):
     """Root of everything that torshrun and torsh_runtime raise on purpose.
 
     All of them can be pickled and copied, as what comes out of other processes must be.
+
+    Attributes: blame (what it says of other ranks; None if nothing), members (the ranks in the
+    launched job of the group's ranks, in their order, -1 for who is of another job; () if that is
+    not known).
     """
+
+    blame: Blame | None = None
+    members: tuple[int, ...] = ()
 
 
 class ConfigError(TorshError, ValueError):
     """The caller's options, environment or arguments are wrong; nothing was started."""
+
+
+def disagreement(text: str, accounts: Mapping[int, str]) -> ConfigError:
+    """What is raised where ranks were given different things; `accounts` says what, by rank."""
+    error = ConfigError(text)
+    error.blame = Blame("mismatch", tuple(accounts), "", accounts)
+    return error
 
 
 class StoreError(TorshError):
@@ -76,14 +90,7 @@ class BackendUnavailable(TorshError):
 class CommError(TorshError, RuntimeError):
     """A collective did not complete. The process group it happened in is dead afterwards;
     a new one may be made in the same process.
-
-    Attributes: members (the ranks in the launched job of the group's ranks, in their order, -1 for
-    who is of another job; () if that is not known), blame (what it says of other ranks; None if
-    nothing).
     """
-
-    members: tuple[int, ...] = ()
-    blame: Blame | None = None
 
 
 class PeerLost(CommError):
@@ -114,7 +121,7 @@ class GradientError(TorshError, RuntimeError):
     """A backward pass did not give the gradients that ranks could average; all ranks raise it, and
     none has changed its parameters.
 
-    Attributes: problems (what was wrong, by rank), blame (as CommError's).
+    Attributes: problems (what was wrong, by rank).
     """
 
     def __init__(self, problems: Mapping[int, str]) -> None:

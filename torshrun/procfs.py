@@ -68,6 +68,20 @@ def handles(pid: int, signo: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (signo - 1) & 1)
 
 
+def ended_badly(pid: int) -> list[tuple[str, int]]:
+    """Programs that the process had started and that have ended with another status than 0, of
+    which it has taken no notice: their names, and the status as of waitpid. Only who may trace
+    them knows of any.
+    """
+    found = []
+    for child in children(pid):
+        name, _, rest = read_text(f"/proc/{child}/stat").partition("(")[2].rpartition(")")
+        fields = rest.split()
+        if len(fields) >= 50 and fields[0] == "Z" and fields[49] != "0":
+            found.append((name, int(fields[49])))
+    return found
+
+
 def children(pid: int) -> list[int]:
     """Children of all its threads; a kernel without CONFIG_PROC_CHILDREN tells of none."""
     try:

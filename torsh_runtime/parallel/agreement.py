@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.errors import disagreement
 from torsh_runtime.modules.base import ModuleAdapter
 
 
@@ -39,18 +39,20 @@ def check_agreed(
     own = [f"{name}={value!r}" for name, value in options.items()]
     text = "\n".join([*own, *(() if adapter is None else _lines(adapter, sends, without))])
     everyone = [each.splitlines() for each in texts_of_all(group, text)]
-    found = []
+    found, accounts = [], dict[int, str]()
     for number in range(max(map(len, everyone))):
         here = [_line(lines, number) for lines in everyone]
         if len({*here}) == 1:
             continue
         found.append(_by_rank(here))
+        accounts = accounts or dict(enumerate(here))
         if number >= len(own):
             break
     if found:
-        raise ConfigError(
+        raise disagreement(
             f"models are not wrapped alike on all ranks: {'; '.join(found)}. Build the same model "
-            f"on every rank, and give it the same options"
+            f"on every rank, and give it the same options",
+            accounts,
         )
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,6 +42,8 @@ READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
 ONE_REQUEST = 0.1
 """Seconds in which stop signals count as one request."""
+CULPRIT_SECONDS = 0.8
+"""How much longer it is waited for others that fail, where nobody has failed by itself yet."""
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
@@ -84,6 +86,7 @@ class Agent:
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
         self._last_signal, self._signalled = 0, 0.0
         self._complained_in = -1
 
@@ -225,9 +228,13 @@ class Agent:
         self._tell.emit("workers_killed", ranks=list(self._group.alive()))
 
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
-        self._diagnosing = self._loop.create_task(self._diagnose(unkillable))
+        self._diagnosing = self._start(self._diagnose(unkillable))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
         # What goes wrong there is an internal error of a callback, and not forgotten.
-        self._diagnosing.add_done_callback(lambda task: task.cancelled() or task.result())
+        task.add_done_callback(lambda task: task.cancelled() or task.result())
+        return task
 
     def on_dead_man(self) -> None:
         self._post(protocol.DeadManFired(self._tell.round))
@@ -238,6 +245,17 @@ class Agent:
     def _on_timer(self, rank: int, finding: str) -> None:
         self._diagnosis.hung = {**self._diagnosis.hung, rank: finding}
         self._tell.say(f"rank {rank} is killed: {finding}")
+
+    async def _settle(self, settle: protocol.Settle) -> None:
+        """Wait for others that fail, longer as long as all blame somebody who has not failed."""
+        follows = self._start_looking()
+        await asyncio.sleep(settle.seconds)
+        if await follows and await self._start_looking():
+            await asyncio.sleep(CULPRIT_SECONDS)
+        self._post(protocol.SettleOver(settle.round))
+
+    def _start_looking(self) -> asyncio.Task[bool]:
+        return self._loop.create_task(self._diagnosis.only_follow(list(self._group.endings)))
 
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
         await self._group.drain()
@@ -264,8 +282,7 @@ class Agent:
         if isinstance(instruction, protocol.StartWorkers):
             await self._start_workers(instruction.place)
         elif isinstance(instruction, protocol.Settle):
-            over = protocol.SettleOver(instruction.round)
-            self._loop.call_later(instruction.seconds, self._post, over)
+            self._settling = self._start(self._settle(instruction))
         elif isinstance(instruction, protocol.PassOn):
             self._group.notify(instruction.signo, handled_only=instruction.handled_only)
         elif isinstance(instruction, protocol.StopWorkers):
@@ -340,6 +357,8 @@ class Agent:
 
     async def _close(self, state: machine.Finished) -> None:
         self._hangs.close()
+        if self._settling:
+            self._settling.cancel()
         self._time_limit.stop()
         await self._close_round()
         self._dead_man.stop()

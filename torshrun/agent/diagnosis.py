@@ -7,17 +7,19 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from torshrun.agent.round import Round
 from torshrun.agent.sources import with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
-from torshrun.procfs import read_stat, read_text
+from torshrun.procfs import ended_badly, read_stat, read_text
 from torshrun.safe_files import Folder
+from torshrun.signals import exit_code, signal_name
+from torshrun.text import printable
 from torshrun.workers.group import Worker, WorkerGroup
 
 if TYPE_CHECKING:  # at the start it would take time
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # at the start it would take time
     from torshrun.failure.finding import Finding
     from torshrun.failure.kinds import Kind
 
+Result = TypeVar("Result")
 STARTUP_SECONDS = 10.0
 """A worker that failed so soon, before any process group was initialised, failed at its start."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -76,6 +79,8 @@ class Moment(NamedTuple):
     """What each had noted, by rank."""
     states: Mapping[int, str]
     """The state of each rank's process, as in /proc."""
+    children: Mapping[int, str]
+    """How a process that a rank had started ended badly, if it has taken no notice."""
 
 
 @dataclass
@@ -116,7 +121,8 @@ class Diagnosis:
         ranks = [worker.rank for worker in group.workers]
         alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
         states = {rank: stat.state for rank, stat in alive.items() if stat}
-        self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states)
+        children = {each.rank: _ended_child(each.pid) for each in group.workers if each.alive}
+        self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states, children)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
         """What is known of a round with these endings so far; more if it is over. Workers among
@@ -126,20 +132,20 @@ class Diagnosis:
         failed = any(ending.status for ending in endings)
         if not (failed or self.hung or self.hang or told):
             return Findings()
-        from concurrent.futures import ThreadPoolExecutor
-
         oom = a_round.memory.evidence() if a_round else None
         pages = a_round.pages.read() if a_round else ()
-        # Last words of hundreds of workers take their time, and the keeper and the other nodes want
-        # signs of life meanwhile. The loop's own executor needs another thread for its end.
-        executor = ThreadPoolExecutor(1)
-        examine = partial(self._examine, endings, oom, any(each.initialised for each in pages))
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, examine)
-        except RuntimeError:  # there is no thread to be had
-            return examine()
-        finally:
-            executor.shutdown(wait=False)
+        initialised = any(each.initialised for each in pages)
+        return await _in_thread(partial(self._examine, endings, oom, initialised))
+
+    async def only_follow(self, endings: Sequence[Worker]) -> bool:
+        """Whether all workers that have failed blame others, so that one more may be about to."""
+        failed = [ending for ending in endings if ending.status]
+        return bool(failed) and await _in_thread(partial(self._all_blame, failed))
+
+    def _all_blame(self, failed: Sequence[Worker]) -> bool:
+        from torshrun.failure.cause import blamed
+
+        return all(blamed(self._exit(ending, None)) for ending in failed)
 
     def _examine(
         self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
@@ -178,6 +184,7 @@ class Diagnosis:
             oom=oom,
             hung=self.hung.get(place.rank, ""),
             stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
+            child=moment.children.get(place.rank, "") if moment else "",
             state=moment.states.get(place.rank, "") if moment else "",
         )
         return self._with_account(ending, self._with_standing(exit_))
@@ -201,6 +208,29 @@ class Diagnosis:
         account = load_account(path)
         before = exit_.stopped and self.moment and 0 < account.at <= self.moment.at
         return replace(exit_, account=account, raised=bool(before))
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    """Last words of hundreds of workers take their time, and the keeper and the other nodes want
+    signs of life meanwhile. The loop's own executor needs another thread for its end.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    executor = ThreadPoolExecutor(1)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+    except RuntimeError:  # there is no thread to be had
+        return work()
+    finally:
+        executor.shutdown(wait=False)
+
+
+def _ended_child(pid: int) -> str:
+    for name, status in ended_badly(pid):
+        signo = status & 0x7F
+        how = f"was killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"
+        return f"a process that it had started ({printable(name)}) has ended: {how}"
+    return ""
 
 
 def _left_stack(ending: Worker) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
-from torshrun.workers.group import WorkerGroup
+from torshrun.workers.group import Worker, WorkerGroup
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang, Sample
@@ -119,8 +120,10 @@ class HangMonitor:
             return
         texts = {pids[pid]: text for pid, text in stacks.texts.items()}
         self.finding = hang, Stacks(texts, stacks.hint)
-        # SIGABRT makes faulthandler write the stacks that could not be had.
-        signo = signal.SIGTERM if any(texts.values()) else signal.SIGABRT
+        # Workers leave their stacks by themselves where the start hook could see to it; else
+        # SIGABRT makes faulthandler write those that could not be had.
+        told = any(texts.values()) or all(map(_leaves_stack, self.group.workers))
+        signo = signal.SIGTERM if told else signal.SIGABRT
         self.post(protocol.Hung(a_round.number, signo))
 
     def _ranks(self) -> dict[int, int]:
@@ -130,3 +133,7 @@ class HangMonitor:
     def _progress(self, a_round: Round) -> object:
         seen = [(worker.output, worker.alive) for worker in self.group.workers]
         return a_round.pages.read(), seen
+
+
+def _leaves_stack(worker: Worker) -> bool:
+    return not worker.alive or os.path.lexists(worker.assignment.worker.stack_file)

@@ -1,18 +1,20 @@
 """What a worker left in its error file: torchrun's account, and fields of our own. Pure.
 
 {"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}, "torsh": {"blame", "call",
-"at", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what they like, so
-everything is checked here.
+"recorded", "at", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what they like,
+so everything is checked here.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from torshrun.failure.blame import Blame, from_account
+from torshrun.failure.standing import Standing
 from torshrun.text import printable
 
 ACCOUNT_BYTES = 1 << 20
@@ -32,7 +34,9 @@ class Account:
     blame: Blame | None = None
     """Whom its error blames, if that is an error of torsh_runtime."""
     call: str = ""
-    """The last collective that torch noted, with its arguments; "" is unknown."""
+    """The collective that failed, with its arguments; "" is unknown."""
+    recorded: Standing | None = None
+    """The last one that torch's recorder knows of; None is unknown."""
     at: float = 0.0
     """When it was written, on the node's monotonic clock, in seconds; 0 is unknown."""
     versions: Mapping[str, str] = field(default_factory=lambda: _NONE, hash=False)
@@ -52,11 +56,11 @@ def parse(content: str) -> Account:
         return NO_ACCOUNT
     own = document.get("torsh")
     own = own if isinstance(own, dict) else {}
-    call = own.get("call")
     return Account(
         text=_text(document.get("message")),
         blame=from_account(own.get("blame")),
-        call=printable(call[:_CALL_CHARS]) if isinstance(call, str) else "",
+        call=_short(own.get("call")),
+        recorded=_recorded(own.get("recorded")),
         at=_moment(own.get("at")),
         versions=_versions(own.get("versions")),
     )
@@ -74,6 +78,20 @@ def _text(message: object) -> str:
     extra = message.get("extraInfo")
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
     return str(stack or message.get("message") or "")
+
+
+def _short(value: object) -> str:
+    return printable(value[:_CALL_CHARS]) if isinstance(value, str) else ""
+
+
+def _recorded(value: object) -> Standing | None:
+    if not isinstance(value, dict):
+        return None
+    number, group, call = value.get("number"), value.get("group"), _short(value.get("call"))
+    if type(number) is not int or not 0 < number < 1 << 53 or not isinstance(group, str):
+        return None
+    name = zlib.crc32(group[:_CALL_CHARS].encode(errors="replace"))
+    return Standing(last=call, group=name, sequence=number, entered={name: number})
 
 
 def _versions(value: object) -> Mapping[str, str]:

@@ -43,6 +43,10 @@ class Blame:
     """How it says so, for people."""
     weak: bool = False
     """Whether it may well be its own failure that it speaks of."""
+    came: int = 0
+    """Of a mismatch that names nobody: how many bytes came, 0 is unknown, ..."""
+    room: int = 0
+    """... and for how many there was room."""
 
 
 def from_account(document: object) -> Blame | None:
@@ -102,6 +106,8 @@ def _blame(pattern: _Pattern, found: re.Match[str]) -> Blame:
         calls=_calls(facts),
         text=_short(found[0]),
         weak=pattern.weak,
+        came=int(facts.get("came") or 0),
+        room=int(facts.get("room") or 0),
     )
 
 
@@ -183,8 +189,8 @@ _TORCH = (
 _GLOO_AND_NCCL = (
     _says(
         "mismatch",
+        r"op\.preamble\.length <= op\.nbytes\. (?P<came>[0-9]{1,15}) vs (?P<room>[0-9]{1,15})\b",
         r"Received data size doesn't match expected size",
-        r"op\.preamble\.length <= op\.nbytes",
         r"Message truncated",
         r"MPI_ERR_TRUNCATE",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,13 @@ def call_of(witness: Witness) -> str:
     if witness.standing and witness.standing.call:
         return witness.standing.call
     return witness.blame.op if witness.blame else ""
+
+
+def comparable(call: str) -> str:
+    """What all ranks give to a collective alike; "" if that is nothing."""
+    if call.startswith(("all_to_all", "send", "recv", "isend", "irecv", "batch_isend")):
+        return ""
+    return re.sub(r"\d+ x [\w.]+(?:\[[^\]]*\])?(?:, )?", "", call)
 
 
 def _pointed_at_by_collectives(witnesses: Sequence[Witness]) -> Iterable[tuple[int, set[int]]]:

@@ -26,6 +26,7 @@ _LAST = 5  # lines of stderr that count where there is no traceback
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
+_NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
 _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
 )
@@ -34,6 +35,12 @@ _LOST_PEER = Reading(
     Kind.PEER_LOST,
     "It lost a peer, or waited for one in vain, and no cause is seen here.",
     "Look at other nodes' reports, and whether the network between the ranks broke.",
+)
+_NOTICE = (
+    "Somebody sent it this signal, which is a notice (of a scheduler, before its time is over), "
+    "and it does not handle it.",
+    "Handle it (signal.signal), and save there what is to be kept; or have the scheduler send it "
+    "to torshrun, and not to the workers.",
 )
 _SIGNALS: dict[str, tuple[Kind, str, str]] = {
     "SIGSEGV": (
@@ -91,6 +98,18 @@ _SIGNALS: dict[str, tuple[Kind, str, str]] = {
         Kind.LIMIT,
         "It wrote a file larger than allowed.",
         "Raise the limit of the file size (`ulimit -f`), or write smaller files.",
+    ),
+    "SIGUSR1": (Kind.KILLED, *_NOTICE),
+    "SIGUSR2": (Kind.KILLED, *_NOTICE),
+    "SIGPIPE": (
+        Kind.KILLED,
+        "It wrote into a pipe or a connection that nobody reads any more.",
+        "See which program it wrote to, and why that has ended.",
+    ),
+    "SIGALRM": (
+        Kind.KILLED,
+        "A timer of its own ran out (alarm(), setitimer()), and nothing handled the signal.",
+        "See who sets it: a watchdog of a library, `timeout -s ALRM`.",
     ),
     "SIGINT": (Kind.KILLED, "Another process interrupted it, and not torshrun.", ""),
     "SIGHUP": (Kind.KILLED, "Another process hung it up, and not torshrun.", ""),
@@ -163,6 +182,9 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         call=exit_.account.call,
         standing=_standing(exit_, words, end),
         thread=_thread_error(exit_) if end == "stopped" else "",
+        warning=_warning(exit_) if end == "failed" else "",
+        child=exit_.child,
+        mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
         hung=exit_.hung,
@@ -173,6 +195,18 @@ def _thread_error(exit_: Exit) -> str:
     """The error that ended a thread of it; "" if none did."""
     said = find_thread_error(exit_)
     return said.split("\n")[0][:_TOLD_CHARS]
+
+
+def _warning(exit_: Exit) -> str:
+    """A warning of numbers that are none, as numpy gives them; "" without."""
+    found = _NUMBERS.search(exit_.stderr)
+    return found[0].decode(errors="replace")[:_TOLD_CHARS] if found else ""
+
+
+def _muttered(exit_: Exit) -> Blame | None:
+    """Whom one that was stopped had complained about in vain, as torch's store does."""
+    blame = from_words(reversed(last_words(exit_).lines))
+    return blame if blame and blame.weak and blame.ranks else None
 
 
 def _end(exit_: Exit) -> End:
@@ -200,7 +234,7 @@ def blamed(exit_: Exit) -> Blame | None:
 
 
 def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
-    noted = exit_.standing
+    noted = exit_.standing or exit_.account.recorded
     if end == "failed":
         seen = from_trace(words.lines) if not words.innermost_first else None
         seen = seen or from_stack("\n".join(words.lines))

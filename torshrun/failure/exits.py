@@ -45,6 +45,8 @@ class Exit:
     """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""
     state: str = ""
     """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
+    child: str = ""
+    """How a process that it had started ended badly, if it has taken no notice; "" is none."""
     is_left: bool = False
     """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False

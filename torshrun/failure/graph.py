@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from torshrun.failure.case import Case, call_of
+from torshrun.failure.case import Case, call_of, comparable
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, Reading, of_ranks
-from torshrun.failure.signs import of_job
+from torshrun.failure.signs import by_words, of_job
+from torshrun.failure.sizes import what_it_called
 from torshrun.failure.witness import Silent, Witness
 from torshrun.failure.wording import Verdict, differ, evidence, listed, manner_of, told
 from torshrun.text import format_ranks
@@ -48,6 +49,8 @@ def _own_failure(case: Case) -> Verdict | None:
     if not case.own:
         return None
     classes = _alike(case.own)
+    if len(classes) == 1 and classes[0][0].reading.kind is Kind.NAN:
+        return _spread(classes[0])
     chosen = _outstanding(case, classes)
     if chosen is None:
         ranks = [each.rank for found in classes for each in found]
@@ -55,6 +58,15 @@ def _own_failure(case: Case) -> Verdict | None:
     doubts = len(classes) > 1 or case.silent or _others_are_pointed_at(case)
     ranks = [each.rank for each in chosen]
     return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+
+
+def _spread(alike: Sequence[Witness]) -> Verdict:
+    """Of ranks that all have numbers which are none: a sum brings them from one to all."""
+    warned = [each.rank for each in alike if each.warning]
+    if len(alike) == 1 or len(warned) == 1:
+        first = warned or [alike[0].rank]
+        return Verdict(first, "likely" if len(alike) > 1 else "certain", alike[0].reading)
+    return Verdict([each.rank for each in alike], "undecided", alike[0].reading)
 
 
 def _alike(witnesses: Iterable[Witness]) -> list[list[Witness]]:
@@ -105,20 +117,51 @@ def _disagreement(case: Case) -> Verdict | None:
     if not claims:
         return None
     calls = {rank: call for each in claims if each.blame for rank, call in each.blame.calls.items()}
-    noted = {each.rank: each.call for each in case.witnesses if each.call}
-    for known in (calls, _last_calls(case, calls.keys()), noted):
+    noted = _noted(case, claims)
+    for known in (calls, _last_calls(case, calls.keys()), _numbered_calls(case, calls), noted):
         odd = _odd_one(known)
         if odd is not None:
             return Verdict({odd}, "likely", differ({odd}, known))
-    named = set(calls)
-    if not calls:
-        named = {rank for each in claims if each.blame for rank in each.blame.ranks}
-        named |= {each.rank for each in claims if each.blame and each.blame.ranks}
-    if len(named) == 1:
-        return Verdict(named, "likely", differ(named, calls))
+    if len(calls) == 1:
+        return Verdict(calls, "likely", _fault(calls))
+    named = set(calls) or _apart_from_reference(case, claims)
+    certainty: Certainty = "likely" if len(named) == 1 else "undecided"
     everybody = {each.rank for each in case.witnesses}
     said = calls or noted or {each.rank: call_of(each) for each in claims}
-    return Verdict(named or everybody, "undecided", differ(named, said))
+    return Verdict(named or everybody, certainty, differ(named, said))
+
+
+def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:
+    """What each rank called by its own account; of one that could not say, if it was what another
+    one did.
+    """
+    calls = {each.rank: comparable(each.call) for each in case.witnesses if each.call}
+    for each in claims:
+        if each.blame and each.blame.came and each.rank not in calls and len(calls) > 1:
+            calls[each.rank] = what_it_called(each.blame.came, each.blame.room, calls)
+    return {rank: call for rank, call in calls.items() if call}
+
+
+def _fault(calls: Mapping[int, str]) -> Reading:
+    """What is said of the only rank that all say did something wrong."""
+    ((rank, what),) = calls.items()
+    known = by_words([what], "")
+    kind, advice = (known.kind, known.advice) if known else (Kind.MISMATCH, "")
+    return Reading(kind, f"rank {rank}: {what}.", advice)
+
+
+def _apart_from_reference(case: Case, claims: Sequence[Witness]) -> set[int]:
+    """Of ranks that compare themselves with one: those that found a difference, or that one if all
+    others did; both if nobody else is known to be the same. Empty if they do not say with whom.
+    """
+    reference = {rank for each in claims if each.blame for rank in each.blame.ranks}
+    differing = {each.rank for each in claims if each.blame and each.blame.ranks} - reference
+    same = {each.rank for each in case.witnesses} - differing - reference
+    if len(differing) == 1 and same:
+        return differing
+    if len(reference) == 1 and len(differing) > 1 and not same:
+        return reference
+    return reference | differing
 
 
 def _last_calls(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
@@ -126,6 +169,17 @@ def _last_calls(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
     stands = {each.rank: each.standing for each in case.witnesses if each.standing}
     places = {(at.group, at.sequence) for rank, at in stands.items() if rank in ranks and at.last}
     return {rank: at.last for rank, at in stands.items() if (at.group, at.sequence) in places}
+
+
+def _numbered_calls(case: Case, calls: Mapping[int, str]) -> Mapping[int, str]:
+    """The same with their numbers, where ranks that disagree called the same, but not before."""
+    if len(calls) < 2 or len({*calls.values()}) > 1:
+        return {}
+    stands = [(each.rank, each.standing) for each in case.witnesses if each.standing]
+    groups = {at.group for rank, at in stands if rank in calls}
+    return {
+        rank: f"{at.last} as operation {at.sequence}" for rank, at in stands if at.group in groups
+    }
 
 
 def _odd_one(calls: Mapping[int, str]) -> int | None:
@@ -169,6 +223,9 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
     """Of ranks that wait for each other, in these calls."""
     names = set(calls.values())
     who, what = format_ranks(ranks), listed(calls)
+    told_calls = {each.rank: comparable(each.call) for each in case.of(ranks)}
+    if all(told_calls.values()) and len({*told_calls.values()}) > 1:
+        return Verdict(ranks, "undecided", differ(ranks, told_calls))
     if len(names) > 1 and not names <= _MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
     alike = case.do_the_same(ranks)
@@ -225,20 +282,25 @@ def _absent(case: Case) -> Verdict | None:
 def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     """What kept ranks from a collective that others waited in."""
     found = case.of(ranks)
-    threads = next((each.thread for each in found if each.thread), "")
-    if threads:
-        return told(case, Kind.EXCEPTION, ranks, threads)
+    thread = next((each.thread for each in found if each.thread), "")
+    if thread:
+        return told(case, Kind.EXCEPTION, ranks, thread)
     if any(each.is_deaf for each in found):
         return told(case, Kind.HUNG, ranks, "something in the kernel, in state D")
     awaited = next((each.standing.waits_for for each in found if each.standing), "")
     if awaited == "a lock":
         return told(case, Kind.DEADLOCK, ranks, awaited)
+    child = next((each.child for each in found if each.child), "")
+    if child:
+        return told(case, Kind.HUNG, ranks, f"{awaited or 'something'}; {child}")
     return told(case, Kind.HUNG if awaited else Kind.MISSING, ranks, awaited)
 
 
 def _elsewhere(case: Case) -> Verdict | None:
     """Ranks that waited in different collectives, or for each other."""
-    calls = {each.rank: call_of(each) for each in case.waiting}
+    # Who is ahead of others is not the one who keeps them waiting.
+    behind = [each for each in case.waiting if each.rank not in case.edges] or case.waiting
+    calls = {each.rank: call_of(each) for each in behind}
     if len(calls) < 2:
         return None
     odd = _odd_one(calls)
@@ -254,7 +316,8 @@ _MESSAGES = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 def _weak(case: Case) -> Verdict | None:
     """Whose failure may well be its own, although it speaks of others."""
     weak = [each for each in case.followers if each.blame and each.blame.weak]
-    return _suspected(case, weak)
+    muttering = [each for each in case.witnesses if each.end == "stopped" and each.mutters]
+    return _suspected(case, weak or muttering)
 
 
 def _alone(case: Case) -> Verdict | None:
@@ -267,10 +330,14 @@ def _suspected(case: Case, suspects: Sequence[Witness]) -> Verdict | None:
         return None
     certainty: Certainty = "likely" if len(suspects) == 1 else "undecided"
     reading, ranks = suspects[0].reading, [each.rank for each in suspects]
-    if reading.kind is Kind.PEER_LOST:
-        why = "no end of another rank explains that"
+    if reading.kind in (Kind.PEER_LOST, Kind.STOPPED):
+        meets = call_of(suspects[0]) == "init_process_group"
+        why = _NOT_MET if meets else "no end of another rank explains that"
         reading = of_ranks(Kind.NETWORK, format_ranks(ranks), "", "", why)
     return Verdict(ranks, certainty, reading)
+
+
+_NOT_MET = "they do not reach the store at the port that MASTER_ADDR and MASTER_PORT name there"
 
 
 def _unexplained(case: Case) -> Verdict:

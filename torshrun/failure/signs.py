@@ -306,7 +306,7 @@ def _by_child(said: str) -> Reading | None:
     if number in _NUMBERS:
         name = _NUMBERS[number]
     who = "A process that it had started (a worker process of a DataLoader or of a pool)"
-    how = f"was ended by {name}" if name else "died"
+    how = f"was ended by {name}" if name else "died: a signal killed it, or it ended by itself"
     kind = Kind.CRASHED if name in _CRASHES else Kind.KILLED if name else Kind.EXCEPTION
     more = " in compiled code" if name in _CRASHES else ""
     return Reading(

@@ -161,15 +161,17 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
         call=call,
         place=_place(last),
         line=last.source,
-        waits_for="" if call else _awaited(frames[-1], last),
+        waits_for="" if call else _awaited(frames, last),
     )
 
 
-def _awaited(innermost: _Frame, own: _Frame) -> str:
+def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
+    """By the library that the program had called there, the innermost first, or by its own line."""
+    within = frames[::-1][: frames[::-1].index(own)]
     for what, library, line in _AWAITED:
-        if innermost is own and line.search(own.source):
+        if any(library.search(frame.path) for frame in within):
             return what
-        if innermost is not own and library.search(innermost.path):
+        if not within and line.search(own.source):
             return what
     return ""
 

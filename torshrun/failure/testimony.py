@@ -78,6 +78,9 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "call": witness.call,
         "standing": _standing(witness.standing) if witness.standing else None,
         "thread": witness.thread,
+        "warning": witness.warning if own else "",
+        "child": witness.child,
+        "mutters": _blame(witness.mutters) if witness.mutters else None,
         "frozen": witness.is_frozen,
         "deaf": witness.is_deaf,
         "hung": witness.hung,
@@ -88,7 +91,8 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
 def _blame(blame: Blame) -> Mapping[str, Any]:
     calls = {str(rank): call for rank, call in [*blame.calls.items()][:_MOST_CALLS]}
     facts = {"how": blame.how, "ranks": list(blame.ranks), "op": blame.op, "calls": calls}
-    return _kept({**facts, "text": blame.text, "weak": blame.weak})
+    sizes = {"came": blame.came, "room": blame.room}
+    return _kept({**facts, "text": blame.text, "weak": blame.weak, **sizes})
 
 
 def _standing(at: Standing) -> Mapping[str, Any]:
@@ -142,7 +146,7 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
     try:
         named = _among(_text(facts, "ranks"), ranks)
         end, kind = _one_of(End, facts["end"]), Kind(facts["kind"])
-        blame, standing = facts.get("blame"), facts.get("standing")
+        blame, standing, mutters = map(facts.get, ("blame", "standing", "mutters"))
         for rank in named:
             yield Witness(
                 rank=rank,
@@ -158,6 +162,9 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 call=_text(facts, "call"),
                 standing=None if standing is None else _read_standing(standing),
                 thread=_text(facts, "thread"),
+                warning=_text(facts, "warning"),
+                child=_text(facts, "child"),
+                mutters=None if mutters is None else _read_blame(mutters),
                 is_frozen=facts.get("frozen") is True,
                 is_deaf=facts.get("deaf") is True,
                 hung=_text(facts, "hung"),
@@ -185,6 +192,8 @@ def _read_blame(facts: Mapping[str, Any]) -> Blame:
         calls={_rank(int(rank)): printable(str(call)[:_TEXT_CHARS]) for rank, call in calls},
         text=_text(facts, "text"),
         weak=facts.get("weak") is True,
+        came=_count(facts.get("came", 0)),
+        room=_count(facts.get("room", 0)),
     )
 
 

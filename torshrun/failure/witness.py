@@ -42,6 +42,12 @@ class Witness:
     """Where it stood; None is unknown."""
     thread: str = ""
     """The error that had ended a thread of it before it was asked to stop; "" is none."""
+    warning: str = ""
+    """A warning of numbers that are none, which it had written; "" is none."""
+    child: str = ""
+    """How a process that it had started ended badly, if it has taken no notice; "" is none."""
+    mutters: Blame | None = None
+    """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False
     """Whether its process stood still by a signal or a debugger."""
     is_deaf: bool = False

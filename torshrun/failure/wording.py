@@ -81,16 +81,23 @@ def evidence(case: Case, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:
+    yield from _place(witness)
+    yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
+    is_mismatch = verdict.reading.kind is Kind.MISMATCH
+    if witness.blame and witness.blame.text:
+        if not witness.blame.calls or not is_mismatch:
+            yield witness.blame.text
+    elif witness.is_own and (verdict.certainty != "certain" or not is_culprit):
+        yield ": ".join(filter(None, (witness.how, witness.said)))
+        yield from filter(None, (witness.warning,))
+    if witness.call and is_mismatch:
+        yield f"its last call was {witness.call}"
+
+
+def _place(witness: Witness) -> Iterable[str]:
     if witness.is_frozen:
         yield "its process was stopped (state T)"
     elif witness.end == "done":
         yield f"ended by itself with {witness.how}"
     elif witness.standing and (witness.end == "stopped" or witness.blame):
         yield f"stood {witness.standing}"
-    if witness.blame and witness.blame.text:
-        if not witness.blame.calls or verdict.reading.kind is not Kind.MISMATCH:
-            yield witness.blame.text
-    elif witness.is_own and (verdict.certainty != "certain" or not is_culprit):
-        yield ": ".join(filter(None, (witness.how, witness.said)))
-    if witness.call and verdict.reading.kind is Kind.MISMATCH:
-        yield f"its last call was {witness.call}"

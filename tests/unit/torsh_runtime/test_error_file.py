@@ -243,7 +243,7 @@ dist.destroy_process_group()
 """
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=120, cwd=tmp_path)
     facts = json.loads(error_file.read_text())["torsh"]
-    assert facts["call"] == "all_reduce(float32[3, 4]), number 1 of default_pg"
+    assert facts["recorded"] == {"call": "all_reduce(float32[3, 4])", "group": "0", "number": 1}
     assert facts["versions"]["torch"]
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from torsh_runtime.errors import CommError, ConfigError
+from torsh_runtime.errors import CommError, disagreement
 
 TOKEN_BYTES = 32
 
@@ -161,13 +161,14 @@ def check_terms(places: Mapping[int, Place]) -> None:
     firsts: dict[Node, int] = {}
     for rank, place in sorted(places.items(), key=itemgetter(0)):
         first, of_node = min(places), firsts.setdefault(place.node, rank)
-        _compare(first, places[first].terms.everywhere, rank, place.terms.everywhere)
-        _compare(of_node, places[of_node].terms.in_node, rank, place.terms.in_node)
+        everywhere = {each: places[each].terms.everywhere for each in places}
+        _compare(first, rank, everywhere)
+        in_node = {each: it.terms.in_node for each, it in places.items() if it.node == place.node}
+        _compare(of_node, rank, in_node)
 
 
-def _compare(
-    first: int, ones: Mapping[str, int | str], second: int, others: Mapping[str, int | str]
-) -> None:
+def _compare(first: int, second: int, terms: Mapping[int, Mapping[str, int | str]]) -> None:
+    ones, others = terms[first], terms[second]
     differing = [name for name in {**ones, **others} if ones.get(name) != others.get(name)]
     if not differing:
         return
@@ -176,7 +177,11 @@ def _compare(
         f"{others.get(name, 'not given')} on rank {second}"
         for name in differing
     )
-    raise ConfigError(
+    raise disagreement(
         f"ranks {first} and {second} have different settings: {accounts}. Give all ranks the same "
-        f"environment and the same tuning file."
+        f"environment and the same tuning file.",
+        {
+            rank: ", ".join(f"{name}={own.get(name, 'not given')}" for name in differing)
+            for rank, own in terms.items()
+        },
     )

@@ -1,0 +1,42 @@
+"""Who called something of another size, where Gloo only tells how many bytes came. Pure.
+
+A rank that gets more bytes than it has room for aborts. The pieces of a collective are the same part
+of the whole on all ranks, so what came and the room for it are to each other as what two ranks
+called.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+_CALL = re.compile(r"^(\w+)\((\w+?)(\d+)\[([\d, ]*)\]")
+_NEAR = 0.02
+OTHER = "something of another size"
+
+
+def what_it_called(came: int, room: int, calls: Mapping[int, str]) -> str:
+    """Which of these calls one made that had room for so many bytes, or OTHER if none of them; ""
+    where sizes are not known.
+    """
+    sizes = {call: _bytes(call) for call in calls.values()}
+    if not came or not all(sizes.values()):
+        return ""
+    for call, size in sizes.items():
+        if any(_fits(came, room, other, size) for other in sizes.values()):
+            return call
+    return OTHER
+
+
+def _fits(came: int, room: int, theirs: int, own: int) -> bool:
+    return theirs != own and math.isclose(theirs * room / came, own, rel_tol=_NEAR)
+
+
+def _bytes(call: str) -> int:
+    """Of the array in a call like "all_reduce(float32[3, 4], SUM)"; 0 is unknown."""
+    found = _CALL.match(call)
+    if not found:
+        return 0
+    shape = [int(number) for number in found[4].split(",") if number.strip()]
+    return math.prod(shape) * int(found[3]) // 8
