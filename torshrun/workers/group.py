@@ -149,6 +149,8 @@ class WorkerGroup:
         descendants; at once if grace is 0. Calling it again moves the deadline forward.
         """
         self._stopping = True
+        if self.standbys:
+            self.standbys.pause()
         while self._pending:
             _close_all(self._pending.pop()[1])
         if not self._alive or grace <= 0:
@@ -229,7 +231,7 @@ class WorkerGroup:
     def _settle(self) -> None:
         """Begin those that were waiting for a standby and need not any more."""
         self._pending = [each for each in self._pending if not self._begin(*each)]
-        if self.standbys and not self._closed:
+        if self.standbys and not self._closed and not self._stopping:
             self.standbys.want([worker.assignment for worker, _ in self._pending])
         self._flush()
         self._tell_started()
