@@ -141,6 +141,8 @@ def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
         ("import os; os.environ.get('RANK')", "told reads RANK when it is imported"),
         ("import os; os._exit(3)", "has ended (exit code 3)"),
         ("import os; os.kill(os.getpid(), 11)", "has ended (signal 11)"),
+        ("import sys; sys.excepthook = None; sys.path = None", "has ended (exit code 1)"),
+        ("import os; os.chdir('/')", "a module has changed the working directory"),
         ("raise OSError('no such device')", "told cannot be imported ahead: OSError: no such dev"),
         ("import sys; sys.exit(0)", "told cannot be imported ahead: SystemExit: 0"),
         ("import nowhere", "told cannot be imported ahead: ModuleNotFoundError: No module named"),
@@ -372,3 +374,28 @@ def test_what_cannot_be_imported_since_spoils_nothing(
     assert process.returncode == 0, err
     assert out == "[0] forked\n[0] forked\n"
     assert said in err
+
+
+def test_ignored_children_are_no_obstacle(torshrun: Launcher) -> None:
+    module(torshrun, "deaf", "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
+    script = write(
+        torshrun,
+        "import deaf, os, threading\n" + FORKED + "print(threading.main_thread().native_id - "
+        "os.getpid())\n",
+    )
+    code, out, err = torshrun.run("--preload", "deaf", script)
+    assert (code, out, err) == (0, "[0] forked\n[0] 0\n", "")
+
+
+def test_a_standby_that_was_stopped_goes_on_as_a_worker(torshrun: Launcher) -> None:
+    script = write(torshrun, LATER.replace("later.more", "numpy").replace("later", "numpy"))
+    process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--events", "ev", script)
+    torshrun.wait_for("up0", "ev")
+    assert soon(lambda: "standbys_ready" in (torshrun.folder / "ev").read_text(), 20)
+    worker = int((torshrun.folder / "up0").read_text())
+    parked = [pid for pid in torshrun.left_behind() if is_parked(pid) and pid != worker]
+    for pid in parked:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "[0] forked\n[0] forked\n"), err

@@ -120,6 +120,8 @@ class Importer:
             if parked.send({"do": "take", "environ": own, "cpus": cpus}, ends):
                 self._deaths = 0
                 self.around.keeper.take(parked.worker_id)
+                # One that somebody has stopped would be waited for by all other workers.
+                self.around.keeper.signal(parked.worker_id, signal.SIGCONT, alone=True)
                 self._forget(parked)
                 return parked
             self._kill(parked)

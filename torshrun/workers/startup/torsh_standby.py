@@ -10,6 +10,9 @@ the first byte. Requests are {"do": "fork"} with the new standby's socket, {"do"
 "recorded": PATH} and {"do": "take", "environ": {..}} with the descriptors 0, 1, 2, ..
 """
 
+# ruff: noqa: PTH109
+# pathlib would have to be imported.
+
 import array
 import ctypes
 import gc
@@ -21,6 +24,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 
 import torsh_preload
@@ -61,6 +65,7 @@ def park() -> None:
 
 
 def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> None:
+    here = os.getcwd()
     preload.run_hook("sitecustomize")
     first = torsh_preload.search_path(told["kind"], told["target"])
     if first is not None:  # what lies beside the script comes first there, too
@@ -69,8 +74,10 @@ def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> N
         preload.run(torsh_preload.leading_imports(told["kind"], told["target"]))
     else:
         preload.run([(name, ()) for name in told["modules"]])
-    if first is not None:
+    if first in sys.path:
         sys.path.remove(first)
+    if os.getcwd() != here:  # Python looks only now where the script is
+        raise RuntimeError("a module has changed the working directory")
 
 
 def serve(
@@ -145,7 +152,7 @@ def fork_orphan() -> bool:
         sys.stderr.write("no standby can be forked: %s\n" % error)  # noqa: UP031
         return False
     if child:
-        os.waitpid(child, 0)
+        reap(child)
         return False
     try:
         if os.fork() == 0:
@@ -153,6 +160,13 @@ def fork_orphan() -> bool:
     except OSError as error:
         sys.stderr.write("no standby can be forked: %s\n" % error)  # noqa: UP031
     os._exit(0)
+
+
+def reap(child: int) -> None:
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:  # a module ignores SIGCHLD, or has waited for all
+        return
 
 
 def wait_for_parent(keeper: int) -> None:
@@ -181,6 +195,7 @@ def become(
     changed = preload.changed  # which modules would do in the worker, too
     os.environ.update(told["environ"])
     os.environ.update(changed)
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     reseed()
     importlib.invalidate_caches()
 
