@@ -141,6 +141,8 @@ def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
         ("import os; os.environ.get('RANK')", "told reads RANK when it is imported"),
         ("import os; os._exit(3)", "has ended (exit code 3)"),
         ("import os; os.kill(os.getpid(), 11)", "has ended (signal 11)"),
+        ("import sys; sys.excepthook = None; sys.path = None", "has ended (exit code 1)"),
+        ("import os; os.chdir('/')", "a module has changed the working directory"),
         ("raise OSError('no such device')", "told cannot be imported ahead: OSError: no such dev"),
         ("import sys; sys.exit(0)", "told cannot be imported ahead: SystemExit: 0"),
         ("import nowhere", "told cannot be imported ahead: ModuleNotFoundError: No module named"),
@@ -280,3 +282,120 @@ def test_torshctl_shows_them(torshrun: Launcher) -> None:
     assert soon(lambda: "; 1 on standby" in status(), 30), status()
     process.terminate()
     process.communicate(timeout=30)
+
+
+def test_few_descriptors_are_no_success(torshrun: Launcher) -> None:
+    script = write(torshrun, "import json\n" + FORKED)
+    process = torshrun.start("--preload", "auto", script, within=limited("-Sn 20"))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "[0] forked\n"), err
+
+
+def limited(limit: str) -> list[str]:
+    """A command that runs another within this limit."""
+    return ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh"]
+
+
+def test_an_environment_larger_than_a_socket_can_hold(torshrun: Launcher) -> None:
+    torshrun.environ |= {f"BIG{number}": "\udcff" * 60_000 for number in range(20)}
+    script = write(torshrun, "import os\nprint(len(os.environ['BIG7']))\n" + FORKED)
+    code, out, err = torshrun.run("--preload", "auto", script)
+    assert (code, out) == (0, "[0] 60000\n[0] forked\n"), err
+
+
+def test_variables_are_as_modules_leave_them(torshrun: Launcher) -> None:
+    module(torshrun, "tidy", "import os\ndel os.environ['UNWANTED']\nos.environ['RANK'] = '7'\n")
+    torshrun.environ["UNWANTED"] = "x"
+    script = write(
+        torshrun, "import tidy, os\nprint('UNWANTED' in os.environ, os.environ['RANK'])\n" + FORKED
+    )
+    code, out, err = torshrun.run("--preload", "tidy", script)
+    assert (code, out) == (0, "[0] False 7\n[0] forked\n"), err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import multiprocessing\nlock = multiprocessing.Lock()\n", "opened /dev/shm/sem."),
+        ("import os\nends = os.pipe()\n", "opened pipe:"),
+        ("import tempfile\nfile = tempfile.TemporaryFile()\n", "opened /"),
+        (
+            "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n",
+            "started the process",
+        ),
+    ],
+)
+def test_what_each_worker_must_have_for_itself_is_not_shared(
+    torshrun: Launcher, text: str, said: str
+) -> None:
+    module(torshrun, "owner", text)
+    script = write(torshrun, "import owner\nprint('runs')\n")
+    code, out, err = torshrun.run("--nproc-per-node", "2", "--preload", "owner", script)
+    assert code == 0, err
+    assert f"since a module has {said}" in err
+    assert sorted(out.splitlines()) == ["[0] runs", "[1] runs"]
+
+
+LATER = (
+    "import later\nimport os, time\n" + FORKED + "if os.environ['TORCHELASTIC_RESTART_COUNT']"
+    " == '0':\n    import later.more\n"
+    "    open('up' + os.environ['RANK'], 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
+)
+"""Imports more of a package than its head says; runs until it is killed."""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
+            "started the thread",
+        ),
+        ("import os\nos.environ.get('LOCAL_RANK')\n", "later.more reads LOCAL_RANK"),
+        ("import os\n'RANK' in os.environ or os._exit(9)\n", "has ended (exit code 9)"),
+    ],
+)
+def test_what_cannot_be_imported_since_spoils_nothing(
+    torshrun: Launcher, text: str, said: str
+) -> None:
+    folder = torshrun.folder / "site-packages" / "later"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "more.py").write_text(text)
+    torshrun.environ["PYTHONPATH"] = str(folder.parent)
+    script = write(torshrun, LATER)
+    process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--events", "ev", script)
+    torshrun.wait_for("up0", "ev")
+    told = torshrun.folder / "ev"
+    assert soon(lambda: "is not imported ahead" in told.read_text(), 20), told.read_text()
+    os.kill(int((torshrun.folder / "up0").read_text()), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out == "[0] forked\n[0] forked\n"
+    assert said in err
+
+
+def test_ignored_children_are_no_obstacle(torshrun: Launcher) -> None:
+    module(torshrun, "deaf", "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
+    script = write(
+        torshrun,
+        "import deaf, os, threading\n" + FORKED + "print(threading.main_thread().native_id - "
+        "os.getpid())\n",
+    )
+    code, out, err = torshrun.run("--preload", "deaf", script)
+    assert (code, out, err) == (0, "[0] forked\n[0] 0\n", "")
+
+
+def test_a_standby_that_was_stopped_goes_on_as_a_worker(torshrun: Launcher) -> None:
+    script = write(torshrun, LATER.replace("later.more", "numpy").replace("later", "numpy"))
+    process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--events", "ev", script)
+    torshrun.wait_for("up0", "ev")
+    assert soon(lambda: "standbys_ready" in (torshrun.folder / "ev").read_text(), 20)
+    worker = int((torshrun.folder / "up0").read_text())
+    parked = [pid for pid in torshrun.left_behind() if is_parked(pid) and pid != worker]
+    for pid in parked:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "[0] forked\n[0] forked\n"), err

@@ -149,6 +149,8 @@ class WorkerGroup:
         descendants; at once if grace is 0. Calling it again moves the deadline forward.
         """
         self._stopping = True
+        if self.standbys:
+            self.standbys.pause()
         for worker, ends in self._pending:
             worker.alive = False  # it never was
             _close_all(ends)
@@ -231,7 +233,7 @@ class WorkerGroup:
     def _settle(self) -> None:
         """Begin those that were waiting for a standby and need not any more."""
         self._pending = [each for each in self._pending if not self._begin(*each)]
-        if self.standbys and not self._closed:
+        if self.standbys and not self._closed and not self._stopping:
             self.standbys.want([worker.assignment for worker, _ in self._pending])
         self._flush()
         self._tell_started()

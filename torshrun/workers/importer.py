@@ -26,15 +26,14 @@ MOST_DEATHS = 3
 """Standbys that may die, none being taken meanwhile, before there are to be no more."""
 MOST_REVIVALS = 3
 """How often one that has imported is started anew after something has killed it."""
-ROOM = 64 << 20
-"""Bytes of memory that must be left for each standby: what it will not share with others."""
 VARIABLE = "TORSH_PARK"
 """Tells a process that it is to wait, and how: startup/torsh_standby.py."""
 PREFIX = "[preload] "
 """Stands before what modules write while they are imported."""
 
-State = Literal["importing", "forks", "separate", "gone"]
-"""separate: it cannot be forked, and so is a standby itself."""
+State = Literal["importing", "forks", "catching up", "separate", "gone"]
+"""catching up: it imports what workers have since, and forks again afterwards; separate: it cannot
+be forked, and so is a standby itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,33 +64,41 @@ class Importer:
     around: Surroundings
     wanted: int = 0
     """How many standbys there are to be."""
-    state: State = "importing"
+    room: int = 0
+    """Bytes of memory that must be left for each that is forked."""
+    state: State = "gone"
     modules: tuple[str, ...] = ()
     """What it has imported of what it was told."""
     standbys: list[Parked] = field(default_factory=list)
     """Those that can be taken, the newest last."""
 
     def __post_init__(self) -> None:
-        self._forking: dict[Parked, asyncio.TimerHandle] = {}
+        self._forking: list[Parked] = []
         self._outdated = 0  # of the standbys, the oldest: they lack imports
         self._deaths = self._revivals = 0
+        self._may_catch_up, self._is_short = True, False
+        self._process: Parked | None = None
+        self._bound: asyncio.TimerHandle | None = None  # of what it is doing now
 
     def start(self) -> None:
-        """Raises OSError."""
+        """Without one, after an OSError, workers import for themselves."""
+        self.state = "gone"
+        self._process = self._new(self._on_announcement, lambda _: None)
+        self._spawn(self._process)
         self.state = "importing"
-        self._bound = self._deadline(IMPORT_BOUND, "imports take")
-        self._process = self._new(self._on_announcement)
+        self._expect_within(IMPORT_BOUND, "imports take")
+
+    def _spawn(self, process: Parked) -> None:
         around, told = self.around, {**self.told, "socket": 3 + len(self.around.inherited)}
         environ = {**self.environ, VARIABLE: json.dumps(told)}
         streams = around.pump.open_shown(PREFIX)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         ends = [nothing, *(stream.source.end for stream in streams)]
-        fds = (*ends, *around.inherited, self._process.end.fileno())
+        fds = (*ends, *around.inherited, process.end.fileno())
         try:
-            worker_id = self._process.worker_id
-            around.keeper.spawn(worker_id, self.argv, environ, "", fds, parked=True)
+            around.keeper.spawn(process.worker_id, self.argv, environ, "", fds, parked=True)
         finally:
-            self._process.end.close()
+            process.end.close()
             for end in ends:
                 os.close(end)
 
@@ -100,16 +107,21 @@ class Importer:
         """Whether there is a standby, or one is to come."""
         return bool(self.standbys) or self.state in ("importing", "forks")
 
-    def take(self, facts: Mapping[str, Any], ends: Sequence[int]) -> Parked | None:
-        """Make a standby the worker that `facts` describe, with these descriptors 0, 1, 2, ..;
-        None if there is none that would be.
+    def take(
+        self, environ: Mapping[str, str], cpus: Sequence[int], ends: Sequence[int]
+    ) -> Parked | None:
+        """Make a standby the worker with this environment, these processors if there are any, and
+        these descriptors 0, 1, 2, ..; None if there is none that would be.
         """
+        own = {name: text for name, text in environ.items() if self.environ.get(name) != text}
         while self.standbys:
             parked = self.standbys.pop()  # the newest have imported most
             self._outdated = min(self._outdated, len(self.standbys))
-            if parked.send({"do": "take", **facts}, ends):
+            if parked.send({"do": "take", "environ": own, "cpus": cpus}, ends):
                 self._deaths = 0
                 self.around.keeper.take(parked.worker_id)
+                # One that somebody has stopped would be waited for by all other workers.
+                self.around.keeper.signal(parked.worker_id, signal.SIGCONT, alone=True)
                 self._forget(parked)
                 return parked
             self._kill(parked)
@@ -120,21 +132,29 @@ class Importer:
         missing = self.wanted - len(self.standbys) + self._outdated - len(self._forking)
         if self.state != "forks" or missing <= 0:
             return
-        if available_memory() < missing * ROOM:
+        was_short, self._is_short = self._is_short, available_memory() < missing * self.room
+        if self._is_short:
             self.wanted = len(self.standbys)
-            self._complain(f"there is no memory left for {missing} more standbys")
+            if not was_short:
+                self._complain(f"there is no memory left for {missing} more standbys")
             return
-        for _ in range(missing):
-            self._fork()
+        while self.state == "forks" and self._process and missing > 0:
+            self._fork(self._process)
+            missing -= 1
 
-    def catch_up(self, recorded: str) -> None:
-        """Import what a worker has since; the file names it."""
-        if self.state == "forks":
-            self._process.send({"do": "import", "recorded": recorded})
+    def catch_up(self, recorded: str) -> bool:
+        """Import what a worker has since; the file names it. Whether not to ask again."""
+        if self._process is None or not self._may_catch_up or self.state in ("separate", "gone"):
+            return True
+        if self.state != "forks" or self._forking:
+            return False
+        self.state = "catching up"
+        self._expect_within(IMPORT_BOUND, "imports take")
+        return self._process.send({"do": "import", "recorded": recorded})
 
     def on_report(self, report: reports.Report) -> bool:
         """Whether it is about one of its processes."""
-        known = {each.worker_id: each for each in (self._process, *self._forking, *self.standbys)}
+        known = {each.worker_id: each for each in self._all()}
         parked = known.get(getattr(report, "worker_id", -1))
         if parked is None:
             return False
@@ -149,40 +169,46 @@ class Importer:
 
     def close(self) -> None:
         """Let go of all; those that are not workers end."""
-        self._bound.cancel()
+        self._expect_nothing()
         self.state = "gone"
-        for parked in (self._process, *self._forking, *self.standbys):
+        for parked in self._all():
             self._forget(parked)
         self.standbys.clear()
 
+    def _all(self) -> list[Parked]:
+        process = [self._process] if self._process else []
+        return [*process, *self._forking, *self.standbys]
+
     # ---- the importer itself
 
-    def _on_announcement(self, _: Parked, facts: Mapping[str, Any]) -> None:
-        if self.state not in ("importing", "forks"):
+    def _on_announcement(self, process: Parked, facts: Mapping[str, Any]) -> None:
+        if self.state not in ("importing", "catching up"):
             return
-        self._bound.cancel()
+        self._expect_nothing()
         modules, reads = _names(facts.get("modules")), _texts(facts.get("reads"))
         for name, why in _texts(facts.get("failed")).items():
             self._complain(f"{name} cannot be imported ahead: {why}")
+        why_not = str(facts.get("why_not_fork", ""))
         if reads:
             name, variable = next(iter(reads.items()))
             self._fail(f"{name} reads {variable} when it is imported")
-            return
-        if self.state == "forks" and len(modules) > len(self.modules):
-            self._outdated = len(self.standbys)
-        self.modules = modules
-        why_not = facts.get("why_not_fork")
-        if why_not:
-            self._be_separate(str(why_not))
+        elif why_not and self.state == "importing":
+            self._be_separate(process, why_not)
+        elif why_not:
+            self._fail(why_not)
         else:
-            self.state = "forks"
-            self.fill()
+            self._be_forked(modules)
 
-    def _be_separate(self, why: str) -> None:
+    def _be_forked(self, modules: tuple[str, ...]) -> None:
+        if self.state == "catching up" and len(modules) > len(self.modules):
+            self._outdated = len(self.standbys)
+        self.modules, self.state = modules, "forks"
+        self.fill()
+
+    def _be_separate(self, process: Parked, why: str) -> None:
         self._complain(f"no process can be forked from the one that imports ahead, since {why}")
-        if self.state == "importing":
-            self.state = "separate"
-            self.standbys.append(self._process)
+        self.state = "separate"
+        self.standbys.append(process)
         self.around.on_change()
 
     def _on_end(self, report: reports.Report) -> None:
@@ -190,53 +216,73 @@ class Importer:
             self.standbys.remove(self._process)
         if self.state == "forks" and self._revivals < MOST_REVIVALS:
             self._revivals += 1
-            self._revive()
-        elif self.state != "gone":
+            self._replace()
+        else:
             status = getattr(report, "status", 0)
             how = f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
             self._fail(f"the process that does has ended ({how})")
 
-    def _revive(self) -> None:
-        for parked in [*self._forking]:
-            self._forget(parked)
+    def _replace(self) -> None:
+        """Begin anew with another process; standbys that are there stay."""
+        self._let_go()
         try:
             self.start()
         except OSError as error:
-            self._fail(f"the process that does cannot be started again: {error.strerror}")
+            self._complain(f"workers import for themselves: {error.strerror}")
+            self.around.on_change()
 
     def _fail(self, why: str) -> None:
+        """Something went wrong with what it is doing."""
         if self.state == "gone":
+            return
+        if self.state == "catching up":  # what it was told at first can be had still
+            self._complain(f"what workers have imported since is not imported ahead: {why}")
+            self._may_catch_up = False
+            self._replace()
             return
         self._complain(f"workers import for themselves: {why}")
         self.state = "gone"
-        self._kill(self._process)
-        for parked in [*self._forking]:
-            self._kill(parked)
+        self._let_go()
         self.around.on_change()
+
+    def _let_go(self) -> None:
+        """Of the importer, and those that it has not quite forked."""
+        self._expect_nothing()
+        for parked in self._all():
+            if parked not in self.standbys:
+                self._kill(parked)
 
     # ---- its standbys
 
-    def _fork(self) -> None:
+    def _fork(self, process: Parked) -> None:
         try:
-            parked = self._new(self._on_hello)
+            parked = self._new(self._on_hello, self._on_silence)
         except OSError as error:
-            self._complain(f"no more standbys: {error.strerror}")
-            self.wanted = 0
+            self._fail(f"{error.strerror}")
             return
-        self._forking[parked] = self._deadline(FORK_BOUND, "a fork takes")
-        if not self._process.send({"do": "fork"}, [parked.end.fileno()]):
+        self._forking.append(parked)
+        self._expect_within(FORK_BOUND, "a fork takes")
+        if not process.send({"do": "fork"}, [parked.end.fileno()]):
             self._fail("the process that does hears nothing any more")
         parked.end.close()
 
     def _on_hello(self, parked: Parked, facts: Mapping[str, Any]) -> None:
         pid = facts.get("pid")
-        if parked in self._forking and isinstance(pid, int) and 0 < pid < 1 << 31:
+        if parked not in self._forking or parked.is_claimed:
+            return
+        if isinstance(pid, int) and 0 < pid < 1 << 31:
+            parked.is_claimed = True
             self.around.keeper.own(parked.worker_id, pid, parked.pid)
+
+    def _on_silence(self, parked: Parked) -> None:
+        if not parked.is_claimed:  # else the keeper tells of its end
+            self._on_death(parked)
 
     def _on_owned(self, parked: Parked) -> None:
         if parked not in self._forking:
             return
-        self._forking.pop(parked).cancel()
+        self._forking.remove(parked)
+        self._expect_forks()
         self.standbys.append(parked)
         if self._outdated:
             self._outdated -= 1
@@ -244,33 +290,50 @@ class Importer:
         self.around.on_change()
 
     def _on_death(self, parked: Parked) -> None:
-        if parked in self.standbys:
+        was_there = parked in self.standbys
+        if was_there:
             self._outdated -= int(self.standbys.index(parked) < self._outdated)
             self.standbys.remove(parked)
         self._forget(parked)
+        self._expect_forks()
         self._deaths += 1
         if self._deaths >= MOST_DEATHS + self.wanted:
             self._fail("standbys die as soon as they are forked")
-        else:
+        elif was_there:
             self.fill()
+        else:  # a sweep may have met it on its way to the keeper, and would the next
+            self.around.on_change()
 
     # ---- both
 
-    def _new(self, hear: Callable[[Parked, Mapping[str, Any]], None]) -> Parked:
-        return Parked(self.around.new_id(), self.around.loop, hear)
+    def _new(
+        self, hear: Callable[[Parked, Mapping[str, Any]], None], lose: Callable[[Parked], None]
+    ) -> Parked:
+        return Parked(self.around.new_id(), self.around.loop, hear, lose)
 
-    def _deadline(self, seconds: float, what: str) -> asyncio.TimerHandle:
-        return self.around.loop.call_later(
-            seconds, self._fail, f"{what} longer than {seconds:.0f} s"
-        )
+    def _expect_within(self, seconds: float, what: str) -> None:
+        self._expect_nothing()
+        why = f"{what} longer than {seconds:.0f} s"
+        self._bound = self.around.loop.call_later(seconds, self._fail, why)
+
+    def _expect_forks(self) -> None:
+        """The next one, if any, has its own time."""
+        if self._forking:
+            self._expect_within(FORK_BOUND, "a fork takes")
+        elif self.state == "forks":
+            self._expect_nothing()
+
+    def _expect_nothing(self) -> None:
+        if self._bound:
+            self._bound.cancel()
 
     def _kill(self, parked: Parked) -> None:
         self.around.keeper.signal(parked.worker_id, signal.SIGKILL, alone=True)
         self._forget(parked)
 
     def _forget(self, parked: Parked) -> None:
-        if timer := self._forking.pop(parked, None):
-            timer.cancel()
+        if parked in self._forking:
+            self._forking.remove(parked)
         parked.close()
 
     def _complain(self, why: str) -> None:

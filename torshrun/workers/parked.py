@@ -29,15 +29,18 @@ class Parked:
         worker_id: int,
         loop: asyncio.AbstractEventLoop,
         hear: Callable[[Parked, Mapping[str, Any]], None],
+        lose: Callable[[Parked], None],
     ) -> None:
-        """`hear` gets what it says. Raises OSError when there is no descriptor left."""
+        """`hear` gets what it says; `lose` is called when it can say nothing any more. Raises
+        OSError when there is no descriptor left.
+        """
         self.worker_id = worker_id
         """What the keeper knows it by."""
         self.pid = 0
         """0 until it has said something."""
-        self.is_owned = False
-        """Whether the keeper has it as parked."""
-        self._loop, self._hear = loop, hear
+        self.is_claimed = False
+        """Whether the keeper has been told of it, and so tells of its end."""
+        self._loop, self._hear, self._lose = loop, hear, lose
         self._incoming = bytearray()
         self._mine, self.end = socket.socketpair()
         """`end` is for the process."""
@@ -84,8 +87,9 @@ class Parked:
         except BlockingIOError:
             return None
         except (OSError, EOFError, ValueError, RecursionError):
-            if self._mine.fileno() >= 0:  # that it ended is the keeper's to tell
+            if self._mine.fileno() >= 0:
                 self._loop.remove_reader(self._mine)
+                self._lose(self)
             return None
         return message if isinstance(message, dict) else {}
 

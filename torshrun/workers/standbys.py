@@ -18,6 +18,8 @@ from torshrun.workers.spec import SLURM_PLACE, Assignment, WorkerSpec
 AHEAD = 1.0
 """Seconds after a start before standbys for the next one are made: workers that start need the
 processors."""
+ROOM = 64 << 20
+"""Bytes of memory that must be left for each standby: what it will not share with others."""
 IMPORTS = "TORSH_IMPORTS"
 """Tells a worker in which file to note what it imports."""
 
@@ -83,8 +85,8 @@ class Standbys:
         self, assignment: Assignment, environ: Mapping[str, str], ends: Sequence[int]
     ) -> Parked | None:
         """Make one this worker, with the descriptors 0, 1, 2, ..; None if there is none now."""
-        facts = {"environ": dict(environ), "cpus": sorted(assignment.cpus)}
-        parked = self._importers[assignment.worker.local_rank].take(facts, ends)
+        importer = self._importers[assignment.worker.local_rank]
+        parked = importer.take(environ, sorted(assignment.cpus), ends)
         if parked:
             self._ids.discard(parked.worker_id)
             self._is_prepared = self._is_told = False
@@ -95,19 +97,23 @@ class Standbys:
         if pending:
             self._stop_timer()
             self._is_prepared = False
-            self._fill(Counter(self._importers[each.worker.local_rank] for each in pending))
+            self._fill(Counter(self._importers[each.worker.local_rank] for each in pending), 0)
         elif self._is_prepared:
-            self._tell_ready()
+            self._prepare()
         elif self._timer is None:
             self._timer = self._loop.call_later(AHEAD, self._prepare)
+
+    def pause(self) -> None:
+        """Fork nobody until the next want(): a sweep would kill those on their way."""
+        self._stop_timer()
+        self._is_prepared = False
 
     def tick(self) -> None:
         """Import what workers have imported by now. To be called every second or so."""
         size = _size(self._recorded)
         if size != self._imported and size == self._size:  # no more for the moment
-            self._imported = size
-            for importer in set(self._importers):
-                importer.catch_up(self._recorded)
+            told = [each.catch_up(self._recorded) for each in set(self._importers)]
+            self._imported = size if all(told) else self._imported
         self._size = size
 
     def on_report(self, report: Report) -> bool:
@@ -127,12 +133,13 @@ class Standbys:
 
     def _prepare(self) -> None:
         self._timer, self._is_prepared = None, True
-        self._fill(self._ahead)
+        self._fill(self._ahead, ROOM)
         self._tell_ready()
 
-    def _fill(self, wanted: Counter[Importer]) -> None:
+    def _fill(self, wanted: Counter[Importer], room: int) -> None:
+        """`room` is asked for those ahead only: a worker that is not forked takes more memory."""
         for importer in set(self._importers):
-            importer.wanted = wanted[importer]
+            importer.wanted, importer.room = wanted[importer], room
             importer.fill()
 
     def _tell_ready(self) -> None:

@@ -159,8 +159,10 @@ def wait_as_standby() -> None:
         for name in ("torsh_standby", "torsh_preload"):
             sys.modules.pop(name, None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
+        try:
+            sys.excepthook(*sys.exc_info())
+        finally:  # a module may have set a hook that fails; the script must not run for nobody
+            os._exit(1)
 
 
 def make_way() -> None:

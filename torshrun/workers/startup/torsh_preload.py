@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Directories of installed packages, also of other interpreters, as PYTHONPATH may name them."""
+HARMLESS = frozenset(("", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"))
+"""What may be open in several processes at once."""
 
 
 class Preload:
@@ -42,11 +44,19 @@ class Preload:
         """What was asked for and is there."""
         self._variables = frozenset(place_variables)
         self._before = dict(os.environ)
+        self._shared = _shared()
 
     @property
     def changed(self) -> "dict[str, str]":
         """Variables that modules have set."""
         return {key: value for key, value in os.environ.items() if self._before.get(key) != value}
+
+    def why_not_fork(self) -> str:
+        """What keeps this process from being forked; "" is nothing."""
+        opened = sorted(_shared() - self._shared)
+        if opened:
+            return "a module has opened %s" % opened[0]  # noqa: UP031
+        return _why_no_threads() or _why_no_children()
 
     def run(self, statements: "Sequence[Statement]") -> None:
         """Import all, in this order; those that fail are noted."""
@@ -216,8 +226,17 @@ def _is_installed(name: str, homes: "tuple[str, ...]") -> bool:
 # ---- whether a process that has imported it may fork
 
 
-def why_not_fork() -> str:
-    """What keeps this process from being forked; "" is nothing."""
+def _shared() -> "set[str]":
+    """What workers would have in common that each must have for itself: open files, pipes, sockets
+    and devices, and memory behind locks and queues.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        maps = [line.split(None, 5) for line in file]
+    found = {each[-1].strip() for each in maps if each[1].startswith("rw") and each[1][3] == "s"}
+    return found.union(map(_link, os.listdir("/proc/self/fd"))).difference(HARMLESS)
+
+
+def _why_no_threads() -> str:
     import threading
 
     python = threading.active_count() - 1
@@ -229,12 +248,16 @@ def why_not_fork() -> str:
     native = len(os.listdir("/proc/self/task")) - 1
     if native > _blas_threads():
         return "a module has started %d native threads" % native  # noqa: UP031
-    devices = sorted(filter(_is_gpu, map(_link, os.listdir("/proc/self/fd"))))
-    return "a module has opened %s" % devices[0] if devices else ""  # noqa: UP031
+    return ""
 
 
-def _is_gpu(path: str) -> bool:
-    return path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/"))
+def _why_no_children() -> str:
+    try:
+        with open("/proc/thread-self/children", encoding="ascii") as file:  # noqa: PTH123
+            pids = file.read().split()
+    except OSError:  # a kernel that does not tell
+        return ""
+    return "a module has started the process %s" % pids[0] if pids else ""  # noqa: UP031
 
 
 def _link(fd: str) -> str:

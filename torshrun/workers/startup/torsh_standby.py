@@ -2,12 +2,16 @@
 
 The agent starts an importer with a worker's own command line. In here, before its script, it
 imports and then forks standbys, children of the keeper, that wait likewise. One that is taken gets
-its environment and its standard streams, and goes on to the script as if it had just been started.
+its own variables and its standard streams, and goes on to the script as if it had just been
+started.
 
 Messages are a length of 4 bytes, in the machine's order, and so much JSON; descriptors come with
 the first byte. Requests are {"do": "fork"} with the new standby's socket, {"do": "import",
 "recorded": PATH} and {"do": "take", "environ": {..}} with the descriptors 0, 1, 2, ..
 """
+
+# ruff: noqa: PTH109
+# pathlib would have to be imported.
 
 import array
 import ctypes
@@ -20,6 +24,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 
 import torsh_preload
@@ -33,12 +38,17 @@ VARIABLE = "TORSH_PARK"
 """Tells a process that it is to wait, and how, as JSON: the descriptor of its socket, the keeper's
 pid, what to import and for whom."""
 LENGTH = struct.Struct("=I")
-LONGEST = 64 << 20
 MOST_DESCRIPTORS = 8
 ADOPTION = 10.0
 """Seconds in which the keeper must have become the parent."""
 PR_SET_PDEATHSIG = 1
 CAP_SYS_NICE = 23
+ALL_USERS = ["0", "0", str(2**32 - 1)]
+"""What uid_map holds outside of user namespaces."""
+
+
+class Gone(Exception):
+    """The agent hears and says nothing any more."""
 
 
 def park() -> None:
@@ -46,14 +56,16 @@ def park() -> None:
     told = json.loads(os.environ.pop(VARIABLE))
     agent = socket.socket(fileno=told["socket"])
     preload = torsh_preload.Preload(told["place_variables"])
+    do_imports(preload, told)
     try:
-        do_imports(preload, told)
-        serve(agent, preload, told["keeper"])
-    except OSError:  # the agent is gone
+        request, descriptors = serve(agent, preload, told["keeper"])
+    except Gone:
         os._exit(0)
+    become(request, descriptors, preload)
 
 
 def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> None:
+    here = os.getcwd()
     preload.run_hook("sitecustomize")
     first = torsh_preload.search_path(told["kind"], told["target"])
     if first is not None:  # what lies beside the script comes first there, too
@@ -62,12 +74,16 @@ def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> N
         preload.run(torsh_preload.leading_imports(told["kind"], told["target"]))
     else:
         preload.run([(name, ()) for name in told["modules"]])
-    if first is not None:
+    if first in sys.path:
         sys.path.remove(first)
+    if os.getcwd() != here:  # Python looks only now where the script is
+        raise RuntimeError("a module has changed the working directory")
 
 
-def serve(agent: socket.socket, preload: "torsh_preload.Preload", keeper: int) -> None:
-    """As the importer, until this is a process that has been taken."""
+def serve(
+    agent: socket.socket, preload: "torsh_preload.Preload", keeper: int
+) -> "tuple[Mapping[str, Any], Sequence[int]]":
+    """As the importer, until this is a process that has been taken: by what, with descriptors."""
     announce(agent, preload)
     while True:
         request, descriptors = receive(agent)
@@ -84,8 +100,7 @@ def serve(agent: socket.socket, preload: "torsh_preload.Preload", keeper: int) -
             announce(agent, preload)
         else:
             agent.close()
-            become(request, descriptors, preload)
-            return
+            return request, descriptors
 
 
 def run_quietly(preload: "torsh_preload.Preload", recorded: str) -> None:
@@ -105,6 +120,9 @@ def may_raise_priority(nice: int) -> bool:
     limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
     if limit == resource.RLIM_INFINITY or 20 - limit <= nice:
         return True
+    with open("/proc/self/uid_map", encoding="ascii") as file:  # noqa: PTH123
+        if file.read().split() != ALL_USERS:
+            return False  # the privilege is one of a user namespace's, and does not count
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
         lines = dict(line.partition(":")[::2] for line in file)
     return bool(int(lines.get("CapEff", "0"), 16) >> CAP_SYS_NICE & 1)
@@ -118,7 +136,7 @@ def announce(agent: socket.socket, preload: "torsh_preload.Preload") -> None:
         "modules": preload.modules,
         "failed": preload.failed,
         "reads": preload.reads,
-        "why_not_fork": torsh_preload.why_not_fork(),
+        "why_not_fork": preload.why_not_fork(),
     }
     send(agent, facts)
 
@@ -128,13 +146,27 @@ def announce(agent: socket.socket, preload: "torsh_preload.Preload") -> None:
 
 def fork_orphan() -> bool:
     """Fork a process that soon is the keeper's child; whether this is it."""
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
+    try:
+        child = os.fork()
+    except OSError as error:  # the agent sees that the socket is closed
+        sys.stderr.write("no standby can be forked: %s\n" % error)  # noqa: UP031
         return False
-    if os.fork():
-        os._exit(0)
-    return True
+    if child:
+        reap(child)
+        return False
+    try:
+        if os.fork() == 0:
+            return True
+    except OSError as error:
+        sys.stderr.write("no standby can be forked: %s\n" % error)  # noqa: UP031
+    os._exit(0)
+
+
+def reap(child: int) -> None:
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:  # a module ignores SIGCHLD, or has waited for all
+        return
 
 
 def wait_for_parent(keeper: int) -> None:
@@ -160,11 +192,10 @@ def become(
     place_descriptors(descriptors)
     if told["cpus"]:
         os.sched_setaffinity(0, told["cpus"])
-    environ, changed = told["environ"], preload.changed
-    for name in set(os.environ).difference(environ, changed):
-        del os.environ[name]
-    os.environ.update(environ)
+    changed = preload.changed  # which modules would do in the worker, too
+    os.environ.update(told["environ"])
     os.environ.update(changed)
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     reseed()
     importlib.invalidate_caches()
 
@@ -172,7 +203,8 @@ def become(
 def place_descriptors(descriptors: "Sequence[int]") -> None:
     import fcntl
 
-    above = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 64) for each in descriptors]
+    count = len(descriptors)
+    above = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, count) for each in descriptors]
     for each in descriptors:
         os.close(each)
     for number, each in enumerate(above):
@@ -199,29 +231,38 @@ def reseed() -> None:
 
 def send(peer: socket.socket, facts: "Mapping[str, Any]") -> None:
     data = json.dumps(facts).encode()
-    peer.sendall(LENGTH.pack(len(data)) + data)
+    try:
+        peer.sendall(LENGTH.pack(len(data)) + data)
+    except OSError:
+        raise Gone from None
 
 
 def receive(peer: socket.socket) -> "tuple[dict[str, Any], list[int]]":
-    """A message and its descriptors. Raises OSError at the end."""
+    """A message and its descriptors. Raises Gone at the end."""
     descriptors = array.array("i")
     room = socket.CMSG_SPACE(MOST_DESCRIPTORS * descriptors.itemsize)
-    data, ancillary, _, _ = peer.recvmsg(LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
+    try:
+        data, ancillary, flags, _ = peer.recvmsg(LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        raise Gone from None
+    if flags & socket.MSG_CTRUNC:
+        raise RuntimeError("no room for the descriptors of a worker: raise ulimit -n")
     for level, kind, carried in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(carried[: len(carried) - len(carried) % descriptors.itemsize])
     head = data + read(peer, LENGTH.size - len(data))
     (size,) = LENGTH.unpack(head)
-    if size > LONGEST:
-        raise OSError("a message of %d bytes" % size)  # noqa: UP031
     return json.loads(read(peer, size).decode()), list(descriptors)
 
 
 def read(peer: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        piece = peer.recv(size - len(data))
+        try:
+            piece = peer.recv(size - len(data))
+        except OSError:
+            raise Gone from None
         if not piece:
-            raise OSError("the agent is gone")
+            raise Gone
         data += piece
     return data
