@@ -24,6 +24,7 @@
 #include "transport/tcp/socket_stream.hpp"
 #include "lines.hpp"
 #include "pool.hpp"
+#include "vitals.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
@@ -354,6 +355,7 @@ const std::vector<Scene>& scenes() {
         {"a stream that expects much", a_stream_that_expects_much},
     };
     for (const Scene& each : pool_scenes()) made.push_back(each);
+    for (const Scene& each : vitals_scenes()) made.push_back(each);
     return made;
   }();
   return all;

@@ -181,6 +181,12 @@ def test_faults() -> None:
     assert all("1 times, 0 wrong accounts" in row for row in rows)
 
 
+def test_death_notice(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    assert "the agent stops the others" in run("death_notice.py", "--json", str(record))
+    assert set(json.loads(record.read_text())["times"]) == {"all_reduce", "recv", "no group"}
+
+
 @pytest.mark.netns
 @pytest.mark.etcd
 @pytest.mark.slow

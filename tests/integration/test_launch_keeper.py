@@ -15,12 +15,15 @@ from pathlib import Path
 
 import pytest
 from support.keeper_talk import Conversation
+from support.much_memory import HOLD
 from support.processes import marked, soon
 
 from torsh_runtime.errors import ConfigError
 from torshrun.workers import keeper as k
 
 SLEEP = ["/bin/sleep", "600"]
+DIES_SLOWLY = f"{HOLD}\nheld = hold()\nprint(flush=True)\nimport time\ntime.sleep(600)"
+ATTEMPTS = 5
 LEAVES_A_DAEMON = "import os, time\nif os.fork() == 0:\n os.setsid()\n os.fork()\n time.sleep(600)"
 
 
@@ -431,3 +434,43 @@ def test_an_agent_that_is_stopped_in_a_frame_does_not_block_it(
     talk.arm(0.1)
     talk.keeper._socket.send(b"\xff\x00\x00")  # and then nothing
     assert soon(lambda: not marked(mark))
+
+
+def spawn_slow(talk: Conversation, worker_id: int) -> None:
+    """One that takes long to end. Returns when it would."""
+    reader, writer = os.pipe()
+    talk.keeper.spawn(worker_id, [sys.executable, "-c", DIES_SLOWLY], {}, "", (0, writer, 2))
+    os.close(writer)
+    talk.keeper.flush()
+    assert os.read(reader, 1)
+    os.close(reader)
+
+
+def test_an_ending_is_reported_before_the_exit(talk: Conversation) -> None:
+    talk.spawn(1, SLEEP)
+    for _ in range(ATTEMPTS):
+        talk.reports.clear()
+        spawn_slow(talk, 0)
+        talk.keeper.signal(0, signal.SIGKILL)
+        talk.until(k.Exited)
+        ends = [each for each in talk.reports if isinstance(each, k.Ending | k.Exited)]
+        assert {each.status for each in ends} == {signal.SIGKILL}
+        if [type(each) for each in ends] == [k.Ending, k.Exited]:
+            return
+        assert len(ends) == 1
+    pytest.fail("no ending was reported early")
+
+
+def test_nobody_looks_for_the_ending_of_a_single_worker(talk: Conversation) -> None:
+    spawn_slow(talk, 0)
+    talk.keeper.signal(0, signal.SIGKILL)
+    talk.until(k.Exited)
+    assert not talk.of(k.Ending)
+
+
+def test_nobody_is_told_early_that_all_went_well(talk: Conversation) -> None:
+    talk.spawn(1, SLEEP)
+    talk.spawn(0, [sys.executable, "-c", f"{HOLD}\nheld = hold()"])
+    (exited,) = talk.until(k.Exited)
+    assert exited == k.Exited(0, 0, exited.peak_rss_kib)
+    assert not talk.of(k.Ending)

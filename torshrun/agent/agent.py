@@ -220,9 +220,11 @@ class Agent:
             self._tell.start_failed(reason)
         self._post(protocol.NotStarted(self._tell.round, report.errno))
 
+    def on_end(self, worker: Worker) -> None:
+        self._post(protocol.WorkerEnded(self._tell.round, worker.rank, worker.status))
+
     def on_exit(self, worker: Worker) -> None:
         self._tell.worker_exited(worker)
-        self._post(protocol.WorkerExited(self._tell.round, worker.rank, worker.status))
 
     def on_killed(self) -> None:
         self._tell.emit("workers_killed", ranks=list(self._group.alive()))

@@ -195,7 +195,7 @@ def _tell_failure(
 
 
 def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
-    if isinstance(event, protocol.WorkerExited):
+    if isinstance(event, protocol.WorkerEnded):
         return _on_exit(config, state, event)
     if isinstance(event, protocol.SettleOver) and state.failing:
         return _stop(config, state, "failure")
@@ -224,7 +224,7 @@ def _code_of_no_start(number: int) -> int:
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
-def _on_exit(config: LaunchConfig, state: Running, event: protocol.WorkerExited) -> Step:
+def _on_exit(config: LaunchConfig, state: Running, event: protocol.WorkerEnded) -> Step:
     failed = state.failing or event.status != 0
     alive = state.alive - {event.rank}
     if not alive:

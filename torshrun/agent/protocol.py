@@ -13,8 +13,8 @@ Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "cl
 # ---- events; those that name a round change nothing once it is over
 
 
-class WorkerExited(NamedTuple):
-    """A worker's process has ended."""
+class WorkerEnded(NamedTuple):
+    """A worker runs no more. Its process may take a while to end after that."""
 
     round: int
     rank: int
@@ -85,7 +85,7 @@ class InternalError(NamedTuple):
     """An event was lost through a mistake of the agent's own."""
 
 
-OfRound = WorkerExited | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
+OfRound = WorkerEnded | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
 Decided = base.RoundFormed | base.RoundClosing | base.JobOver
 Event = OfRound | StopRequested | Noticed | Decided | KeeperLost | InternalError
 

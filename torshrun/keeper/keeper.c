@@ -29,6 +29,8 @@
  *   report   'n' inside   i32 pid, i32 errno, u8 stage     first of all, in a namespace; see there
  *            'p' spawned  u32 id, i32 pid
  *            'f' failed   u32 id, i32 errno, u8 stage      for the stages see start.h
+ *            'x' ending   u32 id, i32 wait status          runs nothing more; sent where two or more
+ *                         workers are, unless it ends before or its status is 0 or unknown
  *            'e' exited   u32 id, i32 wait status, u64 peak RSS in KiB
  *            'w' swept    u32 tag, u32 n, n x i32 pid of those that will not die
  *            'd' dead man
@@ -53,6 +55,7 @@
 #include "channel.h"
 #include "children.h"
 #include "deadman.h"
+#include "endings.h"
 #include "namespace.h"
 #include "scratch.h"
 #include "spawn_request.h"
@@ -70,6 +73,7 @@ struct worker {
   pid_t outer_pid; /* the same outside the namespace */
   int exec_fd;     /* EOF here means that exec succeeded; -1 once that is known */
   bool parked;     /* waits to become a worker; sweeps and signals for all leave it alone */
+  int memory_fd;   /* see endings.h; -1 when there is nothing to look for */
 };
 
 struct sweep {
@@ -92,6 +96,9 @@ struct keeper {
   size_t worker_count, worker_capacity;
   struct pollfd *polled;
   struct sweep sweep;
+  size_t looked_at; /* the worker before which the next look for endings begins */
+  int64_t next_look_ns;
+  int looks_soon; /* that many more at all of them */
 };
 
 /* ---- workers ---- */
@@ -120,6 +127,43 @@ static void settle_exec(struct keeper *k, struct worker *w) {
   }
   uint32_t body[2] = {w->id, (uint32_t)w->outer_pid};
   report(&k->channel, 'p', body, sizeof body);
+  w->memory_fd = open_memory(k->proc, w->outer_pid);
+}
+
+static void stop_looking(struct worker *w) {
+  if (w->memory_fd >= 0) close(w->memory_fd);
+  w->memory_fd = -1;
+}
+
+/* Report it if the worker is ending with a status that tells more than that. */
+static void look_at(struct keeper *k, struct worker *w) {
+  struct { uint32_t id; int32_t status; } body = {w->id, 0};
+  if (!has_let_go(w->memory_fd) || !is_ending(k->proc, w->outer_pid, &body.status)) return;
+  stop_looking(w);
+  if (body.status) report(&k->channel, 'x', &body, sizeof body);
+}
+
+static int ms_until_look(const struct keeper *k) {
+  size_t workers = 0;
+  for (size_t i = 0; i < k->worker_count; i++) workers += !k->workers[i].parked;
+  if (workers < 2) return -1; /* there is nobody to be told early */
+  int64_t left_ns = k->next_look_ns - now_ns();
+  return left_ns > 0 ? (int)((left_ns + 999999) / 1000000) : 0;
+}
+
+static void look_soon(struct keeper *k) {
+  k->looks_soon = SOON_LOOKS;
+  k->next_look_ns = 0;
+}
+
+static void look_for_endings(struct keeper *k) {
+  if (ms_until_look(k) != 0) return;
+  bool soon = k->looks_soon > 0 && k->looks_soon--;
+  k->next_look_ns = now_ns() + (soon ? SOON_MS : LOOK_MS) * 1000000ll;
+  for (size_t n = 0; (soon || n < LOOKED_AT) && n < k->worker_count; n++) {
+    struct worker *w = &k->workers[k->looked_at++ % k->worker_count];
+    if (w->memory_fd >= 0 && !w->parked) look_at(k, w);
+  }
 }
 
 static void report_exit(struct keeper *k, struct worker *w, int status, const struct rusage *use) {
@@ -146,6 +190,7 @@ static bool reap(struct keeper *k) {
     for (size_t i = 0; i < k->worker_count; i++) {
       if (k->workers[i].pid != pid) continue;
       report_exit(k, &k->workers[i], status, &use);
+      stop_looking(&k->workers[i]);
       k->workers[i] = k->workers[--k->worker_count];
       break;
     }
@@ -179,7 +224,7 @@ static void launch(struct keeper *k, uint32_t id, const struct start *start, boo
   if (pid < 0) {
     close(ends[0]);
     report_failed(k, id, error, 'k');
-  } else if (!add_worker(k, (struct worker){id, pid, pid, ends[0], parked})) {
+  } else if (!add_worker(k, (struct worker){id, pid, pid, ends[0], parked, -1})) {
     k->channel.lost = true; /* out of memory: end everything, the new process too */
   }
 }
@@ -212,7 +257,8 @@ static bool handle_own(struct keeper *k, const char *body) {
   memcpy(pids, body + sizeof id, sizeof pids);
   if (id == ALL) return false;
   int error = refuse_own(k, pids[0]);
-  if (!error && !add_worker(k, (struct worker){id, pids[0], pids[1], -1, true})) return false;
+  int memory = error ? -1 : open_memory(k->proc, pids[1]);
+  if (!error && !add_worker(k, (struct worker){id, pids[0], pids[1], -1, true, memory})) return false;
   uint32_t owned[2] = {id, (uint32_t)pids[1]};
   if (error) report_failed(k, id, error, 'o');
   else report(&k->channel, 'p', owned, sizeof owned);
@@ -367,7 +413,8 @@ static struct pollfd readable(int fd) {
   return (struct pollfd){.fd = fd, .events = POLLIN};
 }
 
-static void wait_for_something(struct keeper *k, size_t workers) {
+/* Whether there is anything but a look for endings, or another moment of a sweep. */
+static bool wait_for_something(struct keeper *k, size_t workers) {
   struct pollfd *p = k->polled;
   p[SOCKET] = readable(k->channel.socket);
   if (k->channel.out.begin < k->channel.out.end) p[SOCKET].events |= POLLOUT;
@@ -376,24 +423,33 @@ static void wait_for_something(struct keeper *k, size_t workers) {
   p[TIMER] = readable(k->dead_man.timers[0]);
   p[BOOT_TIMER] = readable(k->dead_man.timers[1]);
   for (size_t i = 0; i < workers; i++) p[WATCHED + i] = readable(k->workers[i].exec_fd);
-  if (poll(p, WATCHED + workers, k->sweep.active ? KILL_INTERVAL_MS : -1) < 0)
+  int ms = ms_until_look(k);
+  if (k->sweep.active && (ms < 0 || ms > KILL_INTERVAL_MS)) ms = KILL_INTERVAL_MS;
+  int ready = poll(p, WATCHED + workers, ms);
+  if (ready < 0)
     for (size_t i = 0; i < WATCHED + workers; i++) p[i].revents = 0;
+  return ready != 0;
+}
+
+static void handle_all(struct keeper *k, size_t workers) {
+  bool timer = k->polled[TIMER].revents || k->polled[BOOT_TIMER].revents;
+  bool asked = k->polled[SOCKET].revents & ~POLLOUT;
+  if (k->polled[AGENT].revents) k->channel.lost = true;
+  for (size_t i = 0; i < workers; i++)
+    if (k->polled[WATCHED + i].revents) settle_exec(k, &k->workers[i]);
+  if (asked || timer) receive(k); /* before the timer, which may have been armed again */
+  if (timer) check_dead_man(k);
+  if (k->polled[CHILDREN].revents) look_soon(k);
+  drain_signals(k);
+  bool any_left = reap(k);
+  if (k->sweep.active) continue_sweep(k, any_left);
 }
 
 static void serve(struct keeper *k) {
   while (!k->channel.lost) {
     size_t workers = k->worker_count;
-    wait_for_something(k, workers);
-    bool timer = k->polled[TIMER].revents || k->polled[BOOT_TIMER].revents;
-    bool asked = k->polled[SOCKET].revents & ~POLLOUT;
-    if (k->polled[AGENT].revents) k->channel.lost = true;
-    for (size_t i = 0; i < workers; i++)
-      if (k->polled[WATCHED + i].revents) settle_exec(k, &k->workers[i]);
-    if (asked || timer) receive(k); /* before the timer, which may have been armed again */
-    if (timer) check_dead_man(k);
-    drain_signals(k);
-    bool any_left = reap(k);
-    if (k->sweep.active) continue_sweep(k, any_left);
+    if (wait_for_something(k, workers) || k->sweep.active) handle_all(k, workers);
+    look_for_endings(k);
     flush_reports(&k->channel);
   }
 }

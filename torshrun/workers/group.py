@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
+ENDING_BOUND = 60.0
+"""Seconds that it may take to free the memory of one that is dead already."""
 DRAIN_STALL = 1.0
 """Seconds without progress after which a round's end no longer waits for its output."""
 
@@ -40,6 +42,7 @@ class Worker:
     pid: int = 0
     """0 while it is being started."""
     alive: bool = True
+    """Whether it runs its program, or is being started."""
     status: int = 0
     """How it ended, as waitpid gives it."""
     seconds: float = 0.0
@@ -66,8 +69,11 @@ class Listener(Protocol):
     def on_not_started(self, worker: Worker, report: reports.SpawnFailed) -> None:
         """A worker's program could not be started, and trying again will not help."""
 
+    def on_end(self, worker: Worker) -> None:
+        """A worker runs no more. Its process may take a while to end after that."""
+
     def on_exit(self, worker: Worker) -> None:
-        """A worker's process has ended."""
+        """A worker's process has ended, and all facts about it are known."""
 
     def on_killed(self) -> None:
         """The grace is over: workers that still run are killed."""
@@ -99,7 +105,7 @@ class WorkerGroup:
 
     def __post_init__(self) -> None:
         self._ids = itertools.count()
-        self._alive: dict[int, Worker] = {}
+        self._present: dict[int, Worker] = {}
         self._pending: list[tuple[Worker, list[int]]] = []  # wait for a standby; and their streams
         self.standbys: Standbys | None = None
         self._num_starting = 0
@@ -115,7 +121,7 @@ class WorkerGroup:
         self.workers: list[Worker] = []
         """All of the round, by local rank."""
         self.endings: list[Worker] = []
-        """Those that have ended, in the order in which they did."""
+        """Those that run no more, in the order in which they ended."""
         self._stopping = self._sweeping = self._told = False
 
     def start(self, assignments: Sequence[Assignment]) -> None:
@@ -155,7 +161,7 @@ class WorkerGroup:
             worker.alive = False  # it never was
             _close_all(ends)
         self._pending = []
-        if not self._alive or grace <= 0:
+        if not self._present or grace <= 0:
             self._sweep()
         elif not self._sweeping and self._kill_timer is None:
             self.keeper.signal(reports.ALL, signo)
@@ -175,7 +181,7 @@ class WorkerGroup:
         """
         if self._closed:
             return
-        able = [number for number, each in self._alive.items() if handles(each.pid, signo)]
+        able = [number for number, each in self._present.items() if handles(each.pid, signo)]
         for worker_id in able if handled_only else [reports.ALL]:
             self.keeper.signal(worker_id, signo, alone=True)
         self._flush()
@@ -188,7 +194,8 @@ class WorkerGroup:
     def alive(self) -> tuple[int, ...]:
         """Ranks of the workers that have not ended."""
         pending = (worker for worker, _ in self._pending)
-        return tuple(worker.rank for worker in (*self._alive.values(), *pending))
+        started = (worker for worker in self._present.values() if worker.alive)
+        return tuple(worker.rank for worker in (*started, *pending))
 
     def close(self) -> None:
         """Stop listening to the keeper, and sending to it."""
@@ -214,7 +221,7 @@ class WorkerGroup:
         if self.standbys:
             environ = {**environ, **self.standbys.variables(assignment.worker)}
             if parked := self.standbys.take(assignment, environ, fds):
-                self._alive[parked.worker_id], worker.pid = worker, parked.pid
+                self._present[parked.worker_id], worker.pid = worker, parked.pid
                 worker.started = time.monotonic()
                 self._num_starting -= 1
                 _close_all(ends)
@@ -226,7 +233,7 @@ class WorkerGroup:
             self.keeper.spawn(worker_id, assignment.argv, environ, "", fds, assignment.cpus)
         finally:
             _close_all(ends)
-        self._alive[worker_id] = worker
+        self._present[worker_id] = worker
         worker.started = time.monotonic()
         return True
 
@@ -254,11 +261,13 @@ class WorkerGroup:
             if self.standbys and self.standbys.on_report(report):
                 self._flush()
             elif isinstance(report, reports.Spawned):
-                self._alive[report.worker_id].pid = report.pid
+                self._present[report.worker_id].pid = report.pid
                 self._num_starting -= 1
                 self._tell_started()
+            elif isinstance(report, reports.Ending):
+                self._end(self._present[report.worker_id], report.status)
             elif isinstance(report, reports.SpawnFailed | reports.Exited):
-                self._on_end(report)
+                self._on_gone(report)
             elif isinstance(report, reports.Swept):
                 self._cancel_timer()
                 self.listener.on_stopped(report.unkillable)
@@ -268,30 +277,39 @@ class WorkerGroup:
                 self.close()
                 self.listener.on_keeper_lost()
 
-    def _on_end(self, report: reports.SpawnFailed | reports.Exited) -> None:
-        worker = self._alive.pop(report.worker_id)
-        worker.alive = False
+    def _on_gone(self, report: reports.SpawnFailed | reports.Exited) -> None:
+        worker = self._present.pop(report.worker_id)
         if isinstance(report, reports.SpawnFailed):
+            worker.alive = False
             self.listener.on_not_started(worker, report)
         else:
+            if worker.alive:
+                self._end(worker, report.status)
             worker.status, worker.peak_rss_kib = report.status, report.peak_rss_kib
-            worker.seconds = time.monotonic() - worker.started
-            worker.stopped = self._stopping
-            self.endings.append(worker)
             self.listener.on_exit(worker)
-        if self._stopping and not self._alive:
+        if self._stopping and not self._present:
             self._sweep()
+
+    def _end(self, worker: Worker, status: int) -> None:
+        worker.alive = False
+        worker.status = status
+        worker.seconds = time.monotonic() - worker.started
+        worker.stopped = self._stopping
+        self.endings.append(worker)
+        self.listener.on_end(worker)
 
     def _sweep(self) -> None:
         self._cancel_timer()
         if not self._sweeping:
             self._sweeping = True
-            if self._alive:
+            if self.alive():
                 self.listener.on_killed()
-            self.keeper.sweep(0, SWEEP_BOUND)
+            are_ending = any(not worker.alive for worker in self._present.values())
+            bound = ENDING_BOUND if are_ending else SWEEP_BOUND
+            self.keeper.sweep(0, bound)
             self._flush()
             # One that does not answer was stopped: without it the agent can go on to the end.
-            self._kill_timer = self.loop.call_later(SWEEP_BOUND + 2, kill, self.keeper.pid)
+            self._kill_timer = self.loop.call_later(bound + 2, kill, self.keeper.pid)
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:

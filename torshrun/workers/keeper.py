@@ -57,6 +57,16 @@ class SpawnFailed(NamedTuple):
     """What failed, of _STAGES; a "request" did not make sense to the keeper."""
 
 
+class Ending(NamedTuple):
+    """The worker runs nothing more. Exited follows, once its memory is freed and it lets go of
+    devices and files.
+    """
+
+    worker_id: int
+    status: int
+    """As waitpid will give it; never 0."""
+
+
 class Exited(NamedTuple):
     """The worker's process has ended."""
 
@@ -82,7 +92,7 @@ class Lost(NamedTuple):
     """The keeper is gone. Nothing more will be reported."""
 
 
-Report = Spawned | SpawnFailed | Exited | Swept | DeadManFired | Lost
+Report = Spawned | SpawnFailed | Ending | Exited | Swept | DeadManFired | Lost
 
 
 def find_keeper() -> str:
@@ -283,6 +293,8 @@ def _decode(frame: bytes) -> Report:
     if kind == b"f":
         worker_id, error, stage = struct.unpack("=IiB", body)
         return SpawnFailed(worker_id, error, _STAGES[chr(stage)])
+    if kind == b"x":
+        return Ending(*struct.unpack("=Ii", body))
     if kind == b"e":
         return Exited(*struct.unpack("=IiQ", body))
     if kind == b"d":

@@ -28,7 +28,9 @@ Group::Group(GroupSetup setup)
       control_(control(setup)),
       channel_(setup.node, hooks()),
       messages_(messenger(setup)),
-      team_{layout_, channel_, *messages_, setup.strategy, setup.limits, {}, 0, 0, scratch_} {}
+      team_{layout_, channel_, *messages_, setup.strategy, setup.limits, {}, 0, 0, scratch_} {
+  watch_neighbours();
+}
 
 std::unique_ptr<tcp::Control> Group::control(GroupSetup& setup) {
   std::vector<std::pair<int, Descriptor>> sockets;
@@ -208,6 +210,15 @@ void Group::let_end(const JobPtr& job) {
   }
 }
 
+void Group::watch_neighbours() {
+  std::vector<shm::Watched> others = channel_.watched();
+  if (others.empty()) return;
+  vitals_.emplace(channel_.segment().area(channel_.rank()).life, std::move(others), [this] {
+    channel_.alarm();
+    messages_->alarm();
+  });
+}
+
 void Group::take_news() {
   if (const std::optional<Failure> told = control_->poll()) channel_.adopt(*told);
 }
@@ -293,6 +304,7 @@ void Group::close() {
   if (control_) take_leave();  // before the sockets end, so that the peers know why
   messages_->close();
   channel_.close();
+  vitals_.reset();
 }
 
 }  // namespace torsh

@@ -142,6 +142,7 @@ class Group {
   void let_end(const JobPtr& job);
   void take_news();
   void take_leave();
+  void watch_neighbours();
   void check();
   void check_neighbours();
   Standing standing(int peer);
@@ -161,6 +162,7 @@ class Group {
   std::uint64_t regions_ = 0;  // ever added
   std::atomic<unsigned> vain_{0}, impatient_{0};  // waits in a row for who did not come; calls to wait in no more
   Queue queue_;
+  std::optional<shm::Vitals::Membership> vitals_;  // while there are processes to be watched
 };
 
 }  // namespace torsh

@@ -124,7 +124,7 @@ bool Engine::advance(Link& link) {
   if (link.end() != nullptr) return false;
   bool moved = link.push();
   moved |= link.pull(box_, eager_);
-  alarmed_ |= link.end() != nullptr;
+  if (link.end() != nullptr) alarmed_ = true;
   note(link);
   return moved;
 }

@@ -57,7 +57,7 @@ TransferPtr Engine::send(int peer, const Label& label, std::span<const std::byte
   Link& link = link_to(peer);
   link.send(transfer);
   link.push();
-  alarmed_ |= link.end() != nullptr;
+  if (link.end() != nullptr) alarmed_ = true;
   note(link);
   settle();
   return transfer;
@@ -83,7 +83,7 @@ TransferPtr Engine::probe_now(int peer, const Label& label) {
   post(lock, transfer);
   while (!transfer->over() && poll()) settle();
   // Who probes again and again is told of what it waits for.
-  if (!transfer->over() && now() >= looked_ + nap) look_around(lock);
+  if (!transfer->over() && (alarmed_ || now() >= looked_ + nap)) look_around(lock);
   demand_alive(lock);
   if (transfer->over()) return transfer;
   box_.withdraw(transfer);
@@ -250,6 +250,14 @@ std::optional<Label> Engine::awaits(int peer) {
   const Link& link = link_to(peer);
   const Transfer* pending = link.pending() != nullptr ? link.pending() : box_.waiting_for(peer);
   return pending != nullptr ? std::optional(pending->label()) : std::nullopt;
+}
+
+// Who has the lock will look. A caller who holds it for something else while others sleep keeps this from waking
+// them: alarms are repeated.
+void Engine::alarm() {
+  alarmed_ = true;
+  const Lock lock(mutex_, std::try_to_lock);
+  if (lock) settle();
 }
 
 void Engine::fail(const Failure& failure) {

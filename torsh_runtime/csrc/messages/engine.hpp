@@ -35,6 +35,7 @@ class Engine {
   void progress_in_background(Transfers transfers, double deadline, double timeout);
   std::vector<int> awaited(bool by_name);
   std::optional<Label> awaits(int peer);
+  void alarm();
   void fail(const Failure& failure);
   void close();
 
@@ -105,7 +106,7 @@ class Engine {
   std::vector<bool> listed_;  // there, by rank
   std::optional<Failure> failure_;
   bool untold_ = false;
-  bool alarmed_ = false;  // somebody should look around at once
+  std::atomic<bool> alarmed_{false};  // somebody should look around at once
   bool eager_ = false;    // nothing has come for long: take in what nobody has asked for
   std::vector<double> ended_;  // since when, by rank; 0 is not
   bool driving_ = false;

@@ -46,6 +46,8 @@ std::vector<int> Messenger::awaited(bool by_name) { return engine_->awaited(by_n
 
 std::optional<Label> Messenger::awaits(int peer) { return engine_->awaits(peer); }
 
+void Messenger::alarm() { engine_->alarm(); }
+
 void Messenger::fail(const Failure& failure) { engine_->fail(failure); }
 
 void Messenger::close() { engine_->close(); }

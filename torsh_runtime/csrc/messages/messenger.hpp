@@ -86,6 +86,8 @@ class Messenger {
   // What one of the unfinished transfers that wait for the peer is part of.
   std::optional<Label> awaits(int peer);
 
+  // Whoever waits looks around at once. Any thread; does not block.
+  void alarm();
   // Ends everything that is pending, on this rank.
   void fail(const Failure& failure);
   // Lets go of the streams, after threads that are inside have left with FailureKind::closed.

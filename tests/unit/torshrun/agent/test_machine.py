@@ -117,7 +117,7 @@ def test_it_begins_with_all_workers() -> None:
 
 
 def test_success_of_all_sweeps_and_finishes_with_0() -> None:
-    events = [m.WorkerExited(0, 0, 0), m.WorkerExited(0, 1, 0)]
+    events = [m.WorkerEnded(0, 0, 0), m.WorkerEnded(0, 1, 0)]
     state, instructions = play(events)
     assert isinstance(state, machine.Stopping)
     assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "done")
@@ -125,38 +125,38 @@ def test_success_of_all_sweeps_and_finishes_with_0() -> None:
 
 
 def test_a_failure_settles_before_the_others_are_stopped() -> None:
-    state, instructions = play([m.WorkerExited(0, 1, FAIL)])
+    state, instructions = play([m.WorkerEnded(0, 1, FAIL)])
     assert isinstance(state, machine.Running)
     assert state.failing
     assert instructions[-1] == m.Settle(0, machine.SETTLE_SECONDS)
-    state, instructions = play([m.WorkerExited(0, 1, FAIL), m.SettleOver(0)])
+    state, instructions = play([m.WorkerEnded(0, 1, FAIL), m.SettleOver(0)])
     assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
 def test_settling_ends_at_once_when_nobody_is_left() -> None:
-    _, instructions = play([m.WorkerExited(0, 1, FAIL), m.WorkerExited(0, 0, FAIL)])
+    _, instructions = play([m.WorkerEnded(0, 1, FAIL), m.WorkerEnded(0, 0, FAIL)])
     assert isinstance(instructions[-1], m.StopWorkers)
 
 
 def test_a_success_while_settling_does_not_hide_the_failure() -> None:
-    _, instructions = play([m.WorkerExited(0, 1, FAIL), m.WorkerExited(0, 0, 0)])
+    _, instructions = play([m.WorkerEnded(0, 1, FAIL), m.WorkerEnded(0, 0, 0)])
     assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
-FAILED = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
+FAILED = [m.WorkerEnded(0, 1, FAIL), m.SettleOver(0), diagnosed(0, 3)]
 
 
 def test_a_failure_restarts_in_a_new_round_while_the_budget_lasts() -> None:
     state, instructions = play(FAILED)
     assert instructions[-2:] == [m.ReportFailure(0, "restart"), m.StartWorkers(place(1, 1))]
     assert isinstance(state, machine.Running)
-    again = [m.WorkerExited(1, 0, FAIL), m.SettleOver(1), diagnosed(1, 9)]
+    again = [m.WorkerEnded(1, 0, FAIL), m.SettleOver(1), diagnosed(1, 9)]
     assert finish_code([*FAILED, *again]) == exit_codes.BUDGET_SPENT
 
 
 def test_events_of_an_earlier_round_change_nothing() -> None:
     before, _ = play(FAILED)
-    after, instructions = play([*FAILED, m.WorkerExited(0, 0, FAIL), m.SettleOver(0)])
+    after, instructions = play([*FAILED, m.WorkerEnded(0, 0, FAIL), m.SettleOver(0)])
     assert after == before
     assert instructions[-1] == m.StartWorkers(place(1, 1))
 
@@ -183,7 +183,7 @@ def test_a_round_that_cannot_be_prepared_ends_the_job() -> None:
         (signal.SIGHUP, signal.SIGTERM, 129),
     ],
 )
-@pytest.mark.parametrize("before", [[], [m.WorkerExited(0, 1, FAIL)]])
+@pytest.mark.parametrize("before", [[], [m.WorkerEnded(0, 1, FAIL)]])
 def test_a_stop_request_stops(signo: int, passed_on: int, code: int, before: list[m.Event]) -> None:
     events = [*before, m.StopRequested(signo)]
     assert play(events)[1][-1] == m.StopWorkers(passed_on, 30.0, "signal")
@@ -216,7 +216,7 @@ def test_a_stop_request_after_a_failure_prevents_the_restart() -> None:
 
 
 def test_a_lost_keeper_ends_the_job_in_every_state() -> None:
-    for before in ([], [m.WorkerExited(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
+    for before in ([], [m.WorkerEnded(0, 1, FAIL)], [m.StopRequested(15)], FAILED):
         state, _ = play(before)
         state, instructions = machine.handle(ALONE, state, m.KeeperLost())
         assert not instructions
@@ -237,7 +237,7 @@ def test_nothing_happens_after_the_end() -> None:
 def any_event(number: int) -> st.SearchStrategy[m.Event]:
     ranks = st.integers(0, 2)
     return st.one_of(
-        st.builds(m.WorkerExited, st.just(number), ranks, st.sampled_from([0, 9, 256])),
+        st.builds(m.WorkerEnded, st.just(number), ranks, st.sampled_from([0, 9, 256])),
         st.builds(m.NotStarted, st.just(number), st.sampled_from([0, 2, 13])),
         st.builds(m.SettleOver, st.just(number)),
         st.builds(m.StopRequested, st.sampled_from([1, 2, 15])),
@@ -281,7 +281,7 @@ def assert_ends(node: Play, budget: int) -> None:
     for _ in range(4 * (budget + 1)):
         number = node.state.attempt.round
         for rank in range(3):
-            node.feed(m.WorkerExited(number, rank, FAIL))
+            node.feed(m.WorkerEnded(number, rank, FAIL))
         node.feed(diagnosed(number, 1))
     assert isinstance(node.state, machine.Finished)
 
@@ -307,7 +307,7 @@ def test_a_lost_keeper_counts_whatever_round_it_was_lost_in() -> None:
 
 
 def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_reported() -> None:
-    failed = [m.WorkerExited(0, 1, FAIL), m.SettleOver(0)]
+    failed = [m.WorkerEnded(0, 1, FAIL), m.SettleOver(0)]
     ended, instructions = play([*failed, m.StopRequested(15), diagnosed(0, 4)], budget=3)
     assert instructions[-2:] == [
         m.StopWorkers(15, 30.0, "signal"),
@@ -317,19 +317,19 @@ def test_a_stop_request_after_a_failure_is_announced_and_the_failure_still_repor
 
 
 def test_a_worker_that_was_killed_needs_no_settling() -> None:
-    _, instructions = play([m.WorkerExited(0, 1, signal.SIGKILL)])
+    _, instructions = play([m.WorkerEnded(0, 1, signal.SIGKILL)])
     assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "failure")
 
 
 def test_one_that_got_sigterm_may_have_got_it_with_the_agent() -> None:
-    events = [m.WorkerExited(0, 1, signal.SIGTERM), m.StopRequested(signal.SIGTERM)]
+    events = [m.WorkerEnded(0, 1, signal.SIGTERM), m.StopRequested(signal.SIGTERM)]
     assert finish_code([*events, diagnosed(0, 143, signal.SIGTERM)]) == exit_codes.PREEMPTED
 
 
 def test_a_notice_is_passed_on_and_who_dies_of_it_was_preempted() -> None:
     events: list[m.Event] = [m.Noticed(signal.SIGUSR1)]
     assert play(events)[1][-1] == m.PassOn(signal.SIGUSR1)
-    died = [m.WorkerExited(0, 0, signal.SIGUSR1), m.SettleOver(0)]
+    died = [m.WorkerEnded(0, 0, signal.SIGUSR1), m.SettleOver(0)]
     code = 128 + signal.SIGUSR1
     assert finish_code([*events, *died, diagnosed(0, code, signal.SIGUSR1)]) == exit_codes.PREEMPTED
     state, _ = play([*died, diagnosed(0, code, signal.SIGUSR1)])
@@ -345,7 +345,7 @@ def test_a_hang_is_stopped_soon_and_restarted() -> None:
 
 
 def test_a_notice_and_then_a_request_are_one_preemption() -> None:
-    died = m.WorkerExited(0, 0, signal.SIGUSR1)
+    died = m.WorkerEnded(0, 0, signal.SIGUSR1)
     events = [m.Noticed(signal.SIGUSR1), died, m.StopRequested(signal.SIGTERM)]
     over = diagnosed(0, 128 + signal.SIGUSR1, signal.SIGUSR1)
     assert finish_code([*events, over]) == exit_codes.PREEMPTED
@@ -355,23 +355,23 @@ MADE_ROOM = exit_codes.PREEMPTED << 8
 
 
 def test_who_makes_room_after_a_notice_has_not_failed_and_interrupts_nobody() -> None:
-    events = [m.Noticed(signal.SIGUSR1), m.WorkerExited(0, 0, MADE_ROOM)]
+    events = [m.Noticed(signal.SIGUSR1), m.WorkerEnded(0, 0, MADE_ROOM)]
     _, said = play(events)
     assert said[-1] == m.StopWorkers(0, ALONE.shutdown_timeout, "failure")
-    over = [*events, m.WorkerExited(0, 1, MADE_ROOM), diagnosed(0, exit_codes.PREEMPTED)]
+    over = [*events, m.WorkerEnded(0, 1, MADE_ROOM), diagnosed(0, exit_codes.PREEMPTED)]
     assert finish_code(over) == exit_codes.PREEMPTED
     assert not any(isinstance(each, m.ReportFailure) for each in play(over)[1])
 
 
 def test_the_same_code_without_a_notice_is_a_failure() -> None:
-    events = [m.WorkerExited(0, 0, MADE_ROOM), m.SettleOver(0)]
+    events = [m.WorkerEnded(0, 0, MADE_ROOM), m.SettleOver(0)]
     assert play(events)[1][-1] == m.StopWorkers(signal.SIGTERM, ALONE.shutdown_timeout, "failure")
     state, _ = play([*events, diagnosed(0, exit_codes.PREEMPTED)])
     assert isinstance(state, machine.Running)
 
 
 def test_a_notice_that_comes_after_workers_died_of_it_counts() -> None:
-    died = [m.WorkerExited(0, rank, signal.SIGUSR1) for rank in range(2)]
+    died = [m.WorkerEnded(0, rank, signal.SIGUSR1) for rank in range(2)]
     over = diagnosed(0, 128 + signal.SIGUSR1, signal.SIGUSR1)
     assert finish_code([*died, m.Noticed(signal.SIGUSR1), over]) == exit_codes.PREEMPTED
 
@@ -415,7 +415,7 @@ def test_what_came_before_a_request_to_make_room_gives_the_code(
 
 
 def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
-    events = [m.WorkerExited(0, 0, 0), m.WorkerExited(0, 1, 0), m.KeeperLost()]
+    events = [m.WorkerEnded(0, 0, 0), m.WorkerEnded(0, 1, 0), m.KeeperLost()]
     state, _ = play(events)
     assert state == machine.Finished(attempt=machine.Attempt(), code=0, outcome="succeeded")
 
@@ -423,7 +423,7 @@ def test_a_keeper_that_dies_when_all_is_done_does_no_harm() -> None:
 def test_the_outcome_does_not_follow_from_a_workers_code() -> None:
     code = exit_codes.PREEMPTED
     single = replace(ALONE, nproc_per_node=1)
-    state, _ = play([m.WorkerExited(0, 0, code << 8), diagnosed(0, code)], single, budget=0)
+    state, _ = play([m.WorkerEnded(0, 0, code << 8), diagnosed(0, code)], single, budget=0)
     assert state == machine.Finished(attempt=machine.Attempt(), code=code, outcome="failed")
 
 
@@ -450,7 +450,7 @@ def told(instructions: Sequence[m.Instruction]) -> list[tuple[str, int]]:
 
 
 def test_success_here_waits_for_the_others() -> None:
-    done = [m.WorkerExited(0, 4, 0), m.WorkerExited(0, 5, 0), diagnosed(0, 0)]
+    done = [m.WorkerEnded(0, 4, 0), m.WorkerEnded(0, 5, 0), diagnosed(0, 0)]
     state, instructions = among(done)
     assert told(instructions) == [("succeeded", 0)]
     assert isinstance(state, machine.Waiting)
@@ -476,11 +476,11 @@ def test_a_round_that_closes_stops_the_workers_and_reports() -> None:
 
 def test_a_failure_of_ones_own_stays_one_when_the_round_closes() -> None:
     closing = replace(CLOSING, failed=True, restarts=1)
-    failed = [m.WorkerExited(0, 4, FAIL), closing, diagnosed(0, 3)]
+    failed = [m.WorkerEnded(0, 4, FAIL), closing, diagnosed(0, 3)]
     _, instructions = among(failed)
     assert told(instructions) == [("failed", 3)]
     assert instructions[-1] == m.ReportFailure(0, "undecided")
-    _, early = among([m.WorkerExited(0, 4, FAIL), m.SettleOver(0), diagnosed(0, 3), closing])
+    _, early = among([m.WorkerEnded(0, 4, FAIL), m.SettleOver(0), diagnosed(0, 3), closing])
     assert early[-1] == m.ReportFailure(0, "undecided")
 
 
@@ -511,7 +511,7 @@ def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> Non
 
 
 def test_a_node_that_is_done_may_still_leave() -> None:
-    done = [m.WorkerExited(0, 4, 0), m.WorkerExited(0, 5, 0), m.StopRequested(15), diagnosed(0, 0)]
+    done = [m.WorkerEnded(0, 4, 0), m.WorkerEnded(0, 5, 0), m.StopRequested(15), diagnosed(0, 0)]
     leave = m.Leave(exit_codes.PREEMPTED, "preempted", signal.SIGTERM)
     assert among(done)[1][-1] == leave
 

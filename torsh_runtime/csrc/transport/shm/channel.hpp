@@ -21,6 +21,7 @@
 #include "transport/shm/regions.hpp"
 #include "transport/shm/segment.hpp"
 #include "transport/shm/tuning.hpp"
+#include "transport/shm/vitals.hpp"
 #include "transport/waiting.hpp"
 
 namespace torsh::shm {
@@ -134,6 +135,10 @@ class Channel {
   bool is_ending(int peer) const { return peers_.is_ending(peer); }
   // Whether a signal has stopped the peer's process.
   bool is_stopped(int peer) const { return peers_.is_stopped(peer); }
+  // The ranks whose processes are others, and where they give signs of life.
+  std::vector<Watched> watched();
+  // Whoever waits looks around at once. Any thread; does not block.
+  void alarm();
   // Says if this peer has ended, is about to, or has left.
   std::optional<Failure> gone(int peer);
   // Whether a peer has closed the group.
@@ -208,6 +213,7 @@ class Channel {
   bool shares_cpu(int peer);
   void move_away();
   void sleep(int peer);
+  void doze(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds);
   void check(int awaited);
   void check_deadline(int awaited);
   void check_peers(int awaited);
@@ -239,6 +245,8 @@ class Channel {
   const int neighbours_;   // that many of them
   bool spins_ = false;  // in a wait of the operation under way
   Crowding crowding_;
+  std::atomic<bool> alarmed_{false};  // the next one who waits is to look around
+  std::atomic<std::atomic<std::uint32_t>*> dozing_on_{nullptr};  // the word that a wait sleeps on
   // Rounds, of which flags hold the lower half.
   std::uint64_t round_ = 0;
   std::uint64_t awaited_ = 0;   // that of the flags that are waited for

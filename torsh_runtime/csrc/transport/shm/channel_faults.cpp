@@ -56,6 +56,14 @@ void Channel::check_wait() {
 
 std::vector<int> Channel::dead() const { return peers_.find_dead(); }
 
+std::vector<Watched> Channel::watched() {
+  std::vector<Watched> others;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (auto process = peers_.process(peer)) others.push_back({std::move(process), &segment_.area(peer).life});
+  }
+  return others;
+}
+
 std::optional<Failure> Channel::gone(int peer) {
   if (has_ended(peer) || is_ending(peer)) return failure(FailureKind::peer_lost, peer);
   if (has_left(peer)) return failure(FailureKind::peer_left, peer);

@@ -92,7 +92,7 @@ void Channel::await_all() {
   const auto is_open = [&] { return header.opened.load(std::memory_order_acquire) == number; };
   if (yield(is_open)) return;
   const std::uint32_t seen = header.opened.load();
-  if (seen != number && header.aborted_by.load() == 0) futex_wait(header.opened, seen, std::min(nap, deadline() - now()));
+  if (seen != number && header.aborted_by.load() == 0) doze(header.opened, seen, std::min(nap, deadline() - now()));
 }
 
 void Channel::await(int peer) {
@@ -102,7 +102,8 @@ void Channel::await(int peer) {
     if (posted(peer)) return;
     check_abort();
     const double time = now();
-    if (time < checked + nap / 2 && time < deadline()) continue;  // short naps are many, and the rest is dear
+    const bool is_due = time >= checked + nap / 2 || time >= deadline();  // short naps are many, and the rest is dear
+    if (!is_due && !alarmed_.exchange(false, std::memory_order_relaxed)) continue;
     check(peer);
     checked = time;
   }
@@ -128,9 +129,21 @@ void Channel::sleep(int peer) {
   if (!has_come(seen) && !aborted) {
     const double time = now();
     const bool left = time < area.sleepers.left_until.load(std::memory_order_relaxed);
-    futex_wait(awaited, seen, std::min(left ? left_nap * ranks_ : nap, deadline() - time));
+    doze(awaited, seen, std::min(left ? left_nap * ranks_ : nap, deadline() - time));
   }
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// An alarm between the look at it and the sleep is not heard, and repeated.
+void Channel::doze(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds) {
+  dozing_on_.store(&word, std::memory_order_seq_cst);
+  if (!alarmed_.load(std::memory_order_seq_cst)) futex_wait(word, seen, seconds);
+  dozing_on_.store(nullptr, std::memory_order_relaxed);
+}
+
+void Channel::alarm() {
+  alarmed_.store(true, std::memory_order_seq_cst);
+  if (std::atomic<std::uint32_t>* const word = dozing_on_.load(std::memory_order_seq_cst)) futex_wake(*word);
 }
 
 }  // namespace torsh::shm

@@ -14,6 +14,7 @@
 
 #include "common/failure.hpp"
 #include "common/types.hpp"
+#include "transport/shm/life_sign.hpp"
 #include "transport/shm/ring.hpp"
 
 namespace torsh::shm {
@@ -101,6 +102,7 @@ struct RankArea {
     std::uint32_t cache;        // that its processors have in common; 0: none
   } own;
   BellSign bell;
+  LifeSign life;
   Announcement writing;
   alignas(128) AbortRecord abort;
 };
