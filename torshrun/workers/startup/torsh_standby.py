@@ -145,7 +145,8 @@ def may_raise_priority(nice: int) -> bool:
 def announce(agent: socket.socket, preload: "torsh_preload.Preload") -> None:
     """Tell how far it is."""
     gc.collect()
-    gc.freeze()  # what never moves stays shared with those that are forked
+    if hasattr(gc, "freeze"):
+        gc.freeze()  # what never moves stays shared with those that are forked
     facts = {
         "modules": preload.modules,
         "failed": preload.failed,
@@ -209,7 +210,9 @@ def become(
     changed = preload.changed  # which modules would do in the worker, too
     os.environ.update(told["environ"])
     os.environ.update(changed)
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    tell_native_id = getattr(threading.main_thread(), "_set_native_id", None)
+    if tell_native_id:  # Python 3.8 and later; a fork's is that of its parent
+        tell_native_id()
     reseed()
     importlib.invalidate_caches()
 
