@@ -139,6 +139,8 @@ def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
     ("text", "said"),
     [
         ("import os; os.environ.get('RANK')", "told reads RANK when it is imported"),
+        ("import os; b'RANK' in os.environb", "told reads RANK when it is imported"),
+        ("import os; os.environ.copy()", "told reads all variables when it is imported"),
         ("import os; os._exit(3)", "has ended (exit code 3)"),
         ("import os; os.kill(os.getpid(), 11)", "has ended (signal 11)"),
         ("import sys; sys.excepthook = None; sys.path = None", "has ended (exit code 1)"),
@@ -399,3 +401,12 @@ def test_a_standby_that_was_stopped_goes_on_as_a_worker(torshrun: Launcher) -> N
     os.kill(worker, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "[0] forked\n[0] forked\n"), err
+
+
+def test_a_neighbour_of_the_script_is_not_hidden(torshrun: Launcher) -> None:
+    (torshrun.folder / "mine").mkdir()
+    (torshrun.folder / "mine" / "random.py").write_text("mine = True\n")
+    script = write(torshrun, "import json, random\nprint(random.mine)\n", "mine/train.py")
+    code, out, err = torshrun.run("--preload", "json", script)
+    assert (code, out) == (0, "[0] True\n")
+    assert "random.py would be hidden by Python's own" in err

@@ -152,10 +152,11 @@ class ImportNotes:
 def wait_as_standby() -> None:
     """Only a process that has become a worker returns from here."""
     try:
+        before = frozenset(sys.modules)
         import torsh_standby
 
         make_way()  # for another sitecustomize, which has its turn before the imports
-        torsh_standby.park()
+        torsh_standby.park(before)
         for name in ("torsh_standby", "torsh_preload"):
             sys.modules.pop(name, None)
     except BaseException:

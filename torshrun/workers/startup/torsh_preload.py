@@ -29,6 +29,8 @@ PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Directories of installed packages, also of other interpreters, as PYTHONPATH may name them."""
 HARMLESS = frozenset(("", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"))
 """What may be open in several processes at once."""
+PASS_ON = frozenset(("ctypes.util", "subprocess"))
+"""Modules that read all variables only for a program that they start."""
 
 
 class Preload:
@@ -60,13 +62,16 @@ class Preload:
 
     def run(self, statements: "Sequence[Statement]") -> None:
         """Import all, in this order; those that fail are noted."""
-        watched = _watching(self._variables, self.reads)
-        plain, os.environ.__class__ = os.environ.__class__, watched
+        both = (os.environ, os.environb)
+        plain, watched = os.environ.__class__, _watching(self._variables, self.reads)
+        for each in both:
+            each.__class__ = watched
         try:
             for name, members in statements:
                 self._import(name, members)
         finally:
-            os.environ.__class__ = plain
+            for each in both:  # even if a module has put something else in its place
+                each.__class__ = plain
 
     def run_hook(self, name: str) -> None:
         """Import what Python imports by itself if it is there; what goes wrong is told there."""
@@ -98,15 +103,22 @@ class Preload:
 
 
 def _watching(names: "frozenset[str]", reads: "dict[str, str]") -> type:
-    plain = os.environ.__class__
+    plain: Any = os.environ.__class__
 
-    class Watched(plain):  # type: ignore[valid-type,misc]
-        """Notes who asks for a variable of a worker's place."""
+    class Watched(plain):  # type: ignore[misc]
+        """Notes who asks for a variable of a worker's place, or for all that there are."""
 
-        def __getitem__(self, key: str) -> str:
-            if key in names:
-                reads.setdefault(_reader(sys._getframe(1)), key)
-            return plain.__getitem__(self, key)
+        def __getitem__(self, key: "str | bytes") -> "str | bytes":
+            name = os.fsdecode(key)
+            if name in names:
+                reads.setdefault(_reader(sys._getframe(1)), name)
+            return plain.__getitem__(self, key)  # type: ignore[no-any-return]
+
+        def __iter__(self) -> "Iterator[str | bytes]":
+            reader = _reader(sys._getframe(1))
+            if reader not in PASS_ON:
+                reads.setdefault(reader, "all variables")
+            return plain.__iter__(self)  # type: ignore[no-any-return]
 
     return Watched
 

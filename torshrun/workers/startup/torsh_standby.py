@@ -17,6 +17,7 @@ import array
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import random
@@ -51,12 +52,14 @@ class Gone(Exception):
     """The agent hears and says nothing any more."""
 
 
-def park() -> None:
-    """Import and wait. Returns in a process that has been taken; all others end in here."""
+def park(before: "frozenset[str]") -> None:
+    """Import and wait. Returns in a process that has been taken; all others end in here. `before`
+    are the modules that every Python has before its script.
+    """
     told = json.loads(os.environ.pop(VARIABLE))
     agent = socket.socket(fileno=told["socket"])
     preload = torsh_preload.Preload(told["place_variables"])
-    do_imports(preload, told)
+    do_imports(preload, told, before)
     try:
         request, descriptors = serve(agent, preload, told["keeper"])
     except Gone:
@@ -64,11 +67,14 @@ def park() -> None:
     become(request, descriptors, preload)
 
 
-def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> None:
+def do_imports(
+    preload: "torsh_preload.Preload", told: "Mapping[str, Any]", before: "frozenset[str]"
+) -> None:
     here = os.getcwd()
     preload.run_hook("sitecustomize")
     first = torsh_preload.search_path(told["kind"], told["target"])
     if first is not None:  # what lies beside the script comes first there, too
+        refuse_hidden(first, set(sys.modules).difference(before))
         sys.path.insert(0, first)
     if told["modules"] == "auto":
         preload.run(torsh_preload.leading_imports(told["kind"], told["target"]))
@@ -78,6 +84,14 @@ def do_imports(preload: "torsh_preload.Preload", told: "Mapping[str, Any]") -> N
         sys.path.remove(first)
     if os.getcwd() != here:  # Python looks only now where the script is
         raise RuntimeError("a module has changed the working directory")
+
+
+def refuse_hidden(folder: str, names: "set[str]") -> None:
+    """Raises RuntimeError if a module there has the name of one of these: they are here already."""
+    for name in (each for each in names if "." not in each):
+        spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+        if spec is not None and spec.origin is not None:
+            raise RuntimeError("%s would be hidden by Python's own" % spec.origin)  # noqa: UP031
 
 
 def serve(
@@ -131,7 +145,8 @@ def may_raise_priority(nice: int) -> bool:
 def announce(agent: socket.socket, preload: "torsh_preload.Preload") -> None:
     """Tell how far it is."""
     gc.collect()
-    gc.freeze()  # what never moves stays shared with those that are forked
+    if hasattr(gc, "freeze"):
+        gc.freeze()  # what never moves stays shared with those that are forked
     facts = {
         "modules": preload.modules,
         "failed": preload.failed,
@@ -195,7 +210,9 @@ def become(
     changed = preload.changed  # which modules would do in the worker, too
     os.environ.update(told["environ"])
     os.environ.update(changed)
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    tell_native_id = getattr(threading.main_thread(), "_set_native_id", None)
+    if tell_native_id:  # Python 3.8 and later; a fork's is that of its parent
+        tell_native_id()
     reseed()
     importlib.invalidate_caches()
 
