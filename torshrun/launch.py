@@ -61,7 +61,7 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
     commit_memory = CommitMemory(config.nproc_per_node, config.pid_namespace)
     undo.callback(commit_memory.close)
     spec = replace(spec, environ={**spec.environ, COMMIT_MEMORY: commit_memory.told()})
-    _raise_descriptor_limit(config.nproc_per_node, config.max_nodes)
+    _raise_descriptor_limit(config)
     folder = _make_log_folder(config)
     pump = LogPump(config.output, folder)
     undo.callback(pump.close)
@@ -116,10 +116,13 @@ async def _run(config: LaunchConfig, spec: WorkerSpec) -> int:
         return exit_codes.LOST
 
 
-def _raise_descriptor_limit(workers: int, nodes: int) -> None:
-    """Each worker costs up to four descriptors, each other node as many. Raises ConfigError."""
+def _raise_descriptor_limit(config: LaunchConfig) -> None:
+    """Each worker costs up to four descriptors, with standbys eight, and each other node four.
+    Raises ConfigError.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 4 * (workers + nodes - 1) + 48
+    workers = config.nproc_per_node
+    needed = (8 if config.preload else 4) * workers + 4 * (config.max_nodes - 1) + 48
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"{workers} workers need {needed} open files, but the limit is {hard} (ulimit -Hn)"

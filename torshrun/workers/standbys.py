@@ -169,6 +169,7 @@ def why_none(config: LaunchConfig, spec: WorkerSpec) -> str:
             is_binary = file.read(4) == b"\x7fELF"
     except OSError:
         is_binary = False
+    is_binary = is_binary and interpreter.resolve().name.startswith(("python", "pypy"))
     # A wrapper may call Python so that it ignores our hook: the script would run at once.
     return (
         "" if is_binary else f"{interpreter} is no interpreter itself, but something that calls one"
