@@ -26,6 +26,7 @@ _LAST = 5  # lines of stderr that count where there is no traceback
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
+_UNPICKLES = re.compile(r'/(?:comm/seal|distributed_c10d)\.py", line \d+, in (?:unpack|_tensor_to)')
 _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
 _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
@@ -224,6 +225,10 @@ def blamed(exit_: Exit) -> Blame | None:
     words = last_words(exit_)
     if exit_.signo and not exit_.raised:  # before it aborts, a library says why
         return from_words(words.lines)
+    if words.errors and any(map(_UNPICKLES.search, words.lines)):
+        return Blame(
+            how="unread", text=f"cannot read what a rank sent: {words.errors[-1]}"[:_TOLD_CHARS]
+        )
     for error in words.errors:
         blame = from_words([error])
         if blame and blame.weak and not blame.ranks and by_words(words.errors, exit_.program):
@@ -266,9 +271,10 @@ def diagnose(exit_: Exit) -> Reading:
     blame = blamed(exit_)
     if blame and blame.weak:
         return by_words(words.errors or [said], exit_.program) or _LOST_PEER
+    if blame and blame.how == "mismatch":
+        return of_ranks(Kind.MISMATCH, "", blame.text, "")
     if blame:
-        lost = blame.how != "mismatch"
-        return _LOST_PEER if lost else of_ranks(Kind.MISMATCH, "", blame.text, "")
+        return _LOST_PEER
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
     texts = [*reversed(words.errors), *([] if words.errors else [said])]

@@ -142,6 +142,19 @@ def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:
     return {rank: call for rank, call in calls.items() if call}
 
 
+def _unread(case: Case) -> Verdict | None:
+    """Who sent what others could not read, or they who could not: they have different code."""
+    readers = {each.rank for each in case.claims("unread")}
+    if not readers:
+        return None
+    others = {each.rank for each in case.witnesses} - readers
+    odd = others if len(others) == 1 < len(readers) else set()
+    who = format_ranks(readers)
+    what = next(each.blame.text for each in case.claims("unread") if each.blame)
+    reading = of_ranks(Kind.VERSION, who, "", "", what)
+    return Verdict(odd or others | readers, "likely" if odd else "undecided", reading)
+
+
 def _fault(calls: Mapping[int, str]) -> Reading:
     """What is said of the only rank that all say did something wrong."""
     ((rank, what),) = calls.items()
@@ -364,6 +377,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     _own_failure,
     _frozen,
     _disagreement,
+    _unread,
     _pointed_at,
     _left,
     _silent,
