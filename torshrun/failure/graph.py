@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from torshrun.failure.case import Case, call_of, comparable
+from torshrun.failure.case import MESSAGES, Case, call_of, comparable
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.signs import by_words, of_job
@@ -210,6 +210,9 @@ def _pointed_at(case: Case) -> Verdict | None:
     lost = [each for each in case.silent if ends & {*each.ranks}]
     if lost:
         return _lost(case, lost, "likely" if ends - _ranks_of(lost) else "certain")
+    messages = {each.rank: call_of(each) for each in case.of(ends | case.edges.keys())}
+    if set(messages.values()) <= MESSAGES:
+        return _mutual(case, messages, messages)
     done = {each.rank for each in case.of(ends) if each.end == "done"}
     if done == ends:
         all_done = [each for each in case.witnesses if each.end == "done"]
@@ -239,10 +242,10 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
     told_calls = {each.rank: comparable(each.call) for each in case.of(ranks)}
     if all(told_calls.values()) and len({*told_calls.values()}) > 1:
         return Verdict(ranks, "undecided", differ(ranks, told_calls))
-    if len(names) > 1 and not names <= _MESSAGES:
+    if len(names) > 1 and not names <= MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
     alike = case.do_the_same(ranks)
-    if alike and not names <= _MESSAGES:
+    if alike and not names <= MESSAGES:
         return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
     deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
     return Verdict(ranks, "likely" if alike else "undecided", deadlock)
@@ -321,9 +324,6 @@ def _elsewhere(case: Case) -> Verdict | None:
         return Verdict({odd}, "likely", differ({odd}, calls))
     waits = case.claims("late") or case.hang or len({*calls.values()}) > 1
     return _mutual(case, calls, calls) if waits else None
-
-
-_MESSAGES = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 
 
 def _weak(case: Case) -> Verdict | None:
