@@ -182,6 +182,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         blame=blamed(exit_) if end == "failed" else None,
         call=exit_.account.call,
         standing=_standing(exit_, words, end),
+        peak=exit_.peak_rss_kib,
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_) if end == "failed" else "",
         child=exit_.child,

@@ -10,6 +10,7 @@ Moments are compared within a node only, never between nodes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -56,8 +57,28 @@ def _own_failure(case: Case) -> Verdict | None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
     doubts = len(classes) > 1 or case.silent or _others_are_pointed_at(case)
+    doubts = doubts or _may_be_anothers(case, chosen)
     ranks = [each.rank for each in chosen]
     return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+
+
+def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
+    """Whether another rank may be behind a failure that blames nobody: one that all others met,
+    that is told of another rank or of waiting, or of what ranks share.
+    """
+    rest = len(case.witnesses) - len(chosen)
+    met_by_most = 0 < rest < len(chosen)
+    first = chosen[0]
+    told = _OTHERS.search(first.said) and first.reading.kind in _OPEN
+    larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
+    hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
+    return met_by_most or bool(told) or hog or first.reading.kind in _SHARED
+
+
+_OTHERS = re.compile(r"\b[Rr]ank[ #=:]*\d|[Tt]imed? ?out|\b[Pp]eer\b")
+_OPEN = (Kind.EXCEPTION, Kind.EXIT_CODE)
+_SHARED = (Kind.NETWORK, Kind.STORE, Kind.ADDRESS_IN_USE)
+_MUCH_MORE = 1.5
 
 
 def _spread(alike: Sequence[Witness]) -> Verdict:
@@ -215,10 +236,8 @@ def _pointed_at(case: Case) -> Verdict | None:
         return _mutual(case, messages, messages)
     done = {each.rank for each in case.of(ends) if each.end == "done"}
     if done == ends:
-        all_done = [each for each in case.witnesses if each.end == "done"]
-        is_usual = len(all_done) > len(case.failed)  # then others may have done too much
-        certainty: Certainty = "likely" if is_usual else "certain"
-        return Verdict(ends, certainty, told(case, Kind.EARLY_EXIT, ends))
+        # Or those who need them went on for too long: nobody can be sure.
+        return Verdict(ends, "likely", told(case, Kind.EARLY_EXIT, ends))
     return Verdict(ends, "likely", _why_absent(case, ends))
 
 
