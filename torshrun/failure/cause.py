@@ -183,6 +183,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         call=exit_.account.call,
         standing=_standing(exit_, words, end),
         peak=exit_.peak_rss_kib,
+        versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_) if end == "failed" else "",
         child=exit_.child,

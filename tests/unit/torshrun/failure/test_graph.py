@@ -135,6 +135,14 @@ def test_who_was_killed_for_want_of_memory_may_not_have_taken_it() -> None:
     assert found(killed, stopped(0, peak=9000)).certainty == "likely"
 
 
+def test_versions_that_differ_are_evidence() -> None:
+    old, new = (raised(rank, alike="x", versions=f"torch 2.{rank}") for rank in (0, 1))
+    evidence = found(old, new, blames(2, versions="torch 2.1")).evidence
+    assert "rank 0: runs torch 2.0" in evidence
+    assert "ranks 1-2: runs torch 2.1" in evidence
+    assert not any("runs" in line for line in found(new, blames(2, versions="torch 2.1")).evidence)
+
+
 # ---- chains of blame
 
 
