@@ -19,7 +19,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.corpus import Case, cases
+from support.corpus import FOLDER, Case, cases
 
 from benchmarks import corpus_score
 from benchmarks.corpus_reports import finding
@@ -37,7 +37,7 @@ def main() -> int:
     options = _options()
     interrupt_on_term()
     patterns = QUICK if options.quick else options.only
-    chosen = [case for case in cases() if _matches(case, patterns)]
+    chosen = [case for case in cases(options.folder) if _matches(case, patterns)]
     if options.list:
         print("\n".join(f"{case.name}: {case.title}" for case in chosen))
         return 0
@@ -54,6 +54,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
+    add("--folder", type=Path, default=FOLDER, help="of the cases; default: tests/corpus")
     add("--only", action="append", metavar="PATTERN", help="cases like memory/* or *shape*")
     add("--launchers", type=_launchers, default=(TORSHRUN,), help="torshrun,torchrun")
     add("--hang-timeout", type=float, default=6.0, help="torshrun's, in seconds; default: 6")

@@ -28,18 +28,19 @@ class Verdict:
     def culprit(self) -> bool:
         """Whether it named whose fault it is, and nobody else."""
         truth, found = self.case.culprit, self.finding
-        if not found.certainty:
+        if not found.certainty or truth.undecided != (found.certainty == UNDECIDED):
             return False
         if truth.undecided:
-            named = (found.ranks, found.nodes) == (truth.ranks, truth.nodes)
-            return found.certainty == UNDECIDED and named
-        if found.certainty == UNDECIDED:
-            return False
-        if not truth.ranks | truth.nodes:
-            return not found.ranks | found.nodes
-        return bool(found.ranks | found.nodes) and (
-            found.ranks <= self._ranks and found.nodes <= truth.nodes
-        )
+            return (found.ranks, found.nodes) == (truth.ranks, truth.nodes)
+        if self._nobody(truth.ranks, truth.nodes) and self._nobody(found.ranks, found.nodes):
+            return True
+        named = bool(found.ranks | found.nodes)
+        return named and found.ranks <= self._ranks and found.nodes <= truth.nodes
+
+    def _nobody(self, ranks: frozenset[int], nodes: frozenset[int]) -> bool:
+        """Whether nobody in particular is blamed: who blames all ranks blames the job."""
+        everyone = 1 < len(ranks) == self.case.nproc * self.case.nnodes
+        return not nodes and (not ranks or everyone)
 
     @property
     def _ranks(self) -> frozenset[int]:

@@ -4,7 +4,7 @@ nproc: 1
 nnodes: 2
 culprit: none
 kind: store
-hint: etcd
+hint: etcd|store, answer|reach|lost
 needs: etcd
 torchrun: no
 seconds: 60

@@ -2,7 +2,7 @@
 
 culprit: 0 1
 kind: import | exception
-hint: statistics, same name|shadow|path|install
+hint: statistics, same name|shadow|statistics.py
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Rank 1 runs newer code, and sends an object of a class that rank 0 does not have.
+"""Rank 1 sends an object of a class that rank 0, with its older code, does not have.
 
-culprit: 0 | 1
-kind: version | exception
-hint: class|module|version|object|attribute
+culprit: 0
+kind: import | version
+hint: newer_model, install|version|code|path
 """
 
 import os

@@ -225,7 +225,7 @@ def test_torchruns_exit_codes(exitcode: int, kind: str) -> None:
 
 
 def judged(culprit: str, found: Finding, **fields: object) -> Verdict:
-    return Verdict(case(culprit=parse_culprit(culprit), **fields), False, found)
+    return Verdict(case(nnodes=2, culprit=parse_culprit(culprit), **fields), False, found)
 
 
 def blames(*ranks: int, certainty: str = CERTAIN, nodes: tuple[int, ...] = ()) -> Finding:
@@ -244,6 +244,9 @@ def blames(*ranks: int, certainty: str = CERTAIN, nodes: tuple[int, ...] = ()) -
         ("0 | 1", blames(0, certainty=LIKELY), False),
         ("none", blames(), True),
         ("none", blames(1), False),
+        ("none", blames(0, 1, 2, 3, 4, 5), True),  # that is all of them
+        ("0 1 2 3 4 5", blames(), True),
+        ("0 1 2", blames(), False),
         ("none", Finding("nothing"), False),
         ("node 1", blames(nodes=(1,)), True),
         ("node 1", blames(3, 4), True),  # of node 1: it has ranks 3 to 5
