@@ -20,7 +20,7 @@ from torshrun.failure.signs import USAGE, by_frame, by_words
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
-from torshrun.text import size
+from torshrun.text import printable_lines, size
 
 _LAST = 5  # lines of stderr that count where there is no traceback
 _LOST_CHILD = re.compile(
@@ -246,7 +246,8 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
         seen = from_trace(words.lines) if not words.innermost_first else None
         seen = seen or from_stack("\n".join(words.lines))
     else:
-        seen = from_stack(exit_.stack) or from_stack("\n".join(words.lines))
+        left = "\n".join(printable_lines(exit_.stack))
+        seen = from_stack(left) or from_stack("\n".join(words.lines))
     if noted is None or seen is None:
         return noted or seen
     call = noted.call or seen.call
