@@ -286,7 +286,8 @@ SCHEMA: Mapping[str, Kind] = {
         },
     ),
     "worker_failed": Kind(
-        "The round that has ended failed, and this worker is the root cause.",
+        "The round that has ended failed, and this worker's end is what counts of this node: that "
+        "of the root cause, if that is a worker of this node that failed.",
         {
             "rank": _RANK,
             "host": Fact("text", "Name of its node."),

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torshrun.text import format_ranks, parse_ranges, printable
 
-How = Literal["lost", "late", "mismatch"]
+How = Literal["lost", "late", "mismatch", "unread"]
 """lost: a peer's end, or that of its connection. late: somebody did not come in time. mismatch:
-ranks called different things."""
+ranks called different things. unread: what another rank sent could not be read."""
 
 TEXT_CHARS = 200
 """Characters of a text that is kept of a blame."""

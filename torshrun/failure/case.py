@@ -10,6 +10,8 @@ from functools import cached_property
 
 from torshrun.failure.witness import Silent, Witness
 
+MESSAGES = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
+"""What is between two ranks."""
 MOST_OPERATIONS = 64
 """Operations of groups, the furthest ones, for which it is looked who has not entered them."""
 
@@ -67,10 +69,13 @@ class Case:
 
     @cached_property
     def ends(self) -> set[int]:
-        """Where the chains of blame end: not at ranks that were lost themselves by whom they do not
-        say.
+        """Where the chains of blame end: not at ranks that lost somebody themselves and do not say
+        whom. All ranks of a group may raise what the first one of them found, so the one that it
+        names may name itself.
         """
-        return self.named - self.edges.keys() - {each.rank for each in self.followers}
+        named = [each for each in self.followers if each.blame and each.rank in each.blame.ranks]
+        lost = {each.rank for each in self.followers} - {each.rank for each in named}
+        return self.named - self.edges.keys() - lost
 
     @cached_property
     def circles(self) -> set[int]:
@@ -107,7 +112,7 @@ def call_of(witness: Witness) -> str:
 
 def comparable(call: str) -> str:
     """What all ranks give to a collective alike; "" if that is nothing."""
-    if call.startswith(("all_to_all", "send", "recv", "isend", "irecv", "batch_isend")):
+    if call.startswith(("all_to_all", *MESSAGES)):
         return ""
     return re.sub(r"\d+ x [\w.]+(?:\[[^\]]*\])?(?:, )?", "", call)
 

@@ -20,12 +20,13 @@ from torshrun.failure.signs import USAGE, by_frame, by_words
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
-from torshrun.text import size
+from torshrun.text import printable_lines, size
 
 _LAST = 5  # lines of stderr that count where there is no traceback
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
+_UNPICKLES = re.compile(r'/(?:comm/seal|distributed_c10d)\.py", line \d+, in (?:unpack|_tensor_to)')
 _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
 _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
@@ -181,6 +182,8 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         blame=blamed(exit_) if end == "failed" else None,
         call=exit_.account.call,
         standing=_standing(exit_, words, end),
+        peak=exit_.peak_rss_kib,
+        versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_) if end == "failed" else "",
         child=exit_.child,
@@ -224,6 +227,10 @@ def blamed(exit_: Exit) -> Blame | None:
     words = last_words(exit_)
     if exit_.signo and not exit_.raised:  # before it aborts, a library says why
         return from_words(words.lines)
+    if words.errors and any(map(_UNPICKLES.search, words.lines)):
+        return Blame(
+            how="unread", text=f"cannot read what a rank sent: {words.errors[-1]}"[:_TOLD_CHARS]
+        )
     for error in words.errors:
         blame = from_words([error])
         if blame and blame.weak and not blame.ranks and by_words(words.errors, exit_.program):
@@ -239,7 +246,8 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
         seen = from_trace(words.lines) if not words.innermost_first else None
         seen = seen or from_stack("\n".join(words.lines))
     else:
-        seen = from_stack(exit_.stack) or from_stack("\n".join(words.lines))
+        left = "\n".join(printable_lines(exit_.stack))
+        seen = from_stack(left) or from_stack("\n".join(words.lines))
     if noted is None or seen is None:
         return noted or seen
     call = noted.call or seen.call
@@ -266,9 +274,10 @@ def diagnose(exit_: Exit) -> Reading:
     blame = blamed(exit_)
     if blame and blame.weak:
         return by_words(words.errors or [said], exit_.program) or _LOST_PEER
+    if blame and blame.how == "mismatch":
+        return of_ranks(Kind.MISMATCH, "", blame.text, "")
     if blame:
-        lost = blame.how != "mismatch"
-        return _LOST_PEER if lost else of_ranks(Kind.MISMATCH, "", blame.text, "")
+        return _LOST_PEER
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
     texts = [*reversed(words.errors), *([] if words.errors else [said])]

@@ -10,10 +10,11 @@ Moments are compared within a node only, never between nodes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from torshrun.failure.case import Case, call_of, comparable
+from torshrun.failure.case import MESSAGES, Case, call_of, comparable
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.signs import by_words, of_job
@@ -56,8 +57,28 @@ def _own_failure(case: Case) -> Verdict | None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
     doubts = len(classes) > 1 or case.silent or _others_are_pointed_at(case)
+    doubts = doubts or _may_be_anothers(case, chosen)
     ranks = [each.rank for each in chosen]
     return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+
+
+def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
+    """Whether another rank may be behind a failure that blames nobody: one that all others met,
+    that is told of another rank or of waiting, or of what ranks share.
+    """
+    rest = len(case.witnesses) - len(chosen)
+    met_by_most = 0 < rest < len(chosen)
+    first = chosen[0]
+    told = _OTHERS.search(first.said) and first.reading.kind in _OPEN
+    larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
+    hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
+    return met_by_most or bool(told) or hog or first.reading.kind in _SHARED
+
+
+_OTHERS = re.compile(r"\b[Rr]ank[ #=:]*\d|[Tt]imed? ?out|\b[Pp]eer\b")
+_OPEN = (Kind.EXCEPTION, Kind.EXIT_CODE)
+_SHARED = (Kind.NETWORK, Kind.STORE, Kind.ADDRESS_IN_USE)
+_MUCH_MORE = 1.5
 
 
 def _spread(alike: Sequence[Witness]) -> Verdict:
@@ -142,6 +163,19 @@ def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:
     return {rank: call for rank, call in calls.items() if call}
 
 
+def _unread(case: Case) -> Verdict | None:
+    """Who sent what others could not read, or they who could not: they have different code."""
+    readers = {each.rank for each in case.claims("unread")}
+    if not readers:
+        return None
+    others = {each.rank for each in case.witnesses} - readers
+    odd = others if len(others) == 1 < len(readers) else set()
+    who = format_ranks(readers)
+    what = next(each.blame.text for each in case.claims("unread") if each.blame)
+    reading = of_ranks(Kind.VERSION, who, "", "", what)
+    return Verdict(odd or others | readers, "likely" if odd else "undecided", reading)
+
+
 def _fault(calls: Mapping[int, str]) -> Reading:
     """What is said of the only rank that all say did something wrong."""
     ((rank, what),) = calls.items()
@@ -197,12 +231,13 @@ def _pointed_at(case: Case) -> Verdict | None:
     lost = [each for each in case.silent if ends & {*each.ranks}]
     if lost:
         return _lost(case, lost, "likely" if ends - _ranks_of(lost) else "certain")
+    messages = {each.rank: call_of(each) for each in case.of(ends | case.edges.keys())}
+    if set(messages.values()) <= MESSAGES:
+        return _mutual(case, messages, messages)
     done = {each.rank for each in case.of(ends) if each.end == "done"}
     if done == ends:
-        all_done = [each for each in case.witnesses if each.end == "done"]
-        is_usual = len(all_done) > len(case.failed)  # then others may have done too much
-        certainty: Certainty = "likely" if is_usual else "certain"
-        return Verdict(ends, certainty, told(case, Kind.EARLY_EXIT, ends))
+        # Or those who need them went on for too long: nobody can be sure.
+        return Verdict(ends, "likely", told(case, Kind.EARLY_EXIT, ends))
     return Verdict(ends, "likely", _why_absent(case, ends))
 
 
@@ -226,10 +261,10 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
     told_calls = {each.rank: comparable(each.call) for each in case.of(ranks)}
     if all(told_calls.values()) and len({*told_calls.values()}) > 1:
         return Verdict(ranks, "undecided", differ(ranks, told_calls))
-    if len(names) > 1 and not names <= _MESSAGES:
+    if len(names) > 1 and not names <= MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
     alike = case.do_the_same(ranks)
-    if alike and not names <= _MESSAGES:
+    if alike and not names <= MESSAGES:
         return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
     deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
     return Verdict(ranks, "likely" if alike else "undecided", deadlock)
@@ -310,9 +345,6 @@ def _elsewhere(case: Case) -> Verdict | None:
     return _mutual(case, calls, calls) if waits else None
 
 
-_MESSAGES = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
-
-
 def _weak(case: Case) -> Verdict | None:
     """Whose failure may well be its own, although it speaks of others."""
     weak = [each for each in case.followers if each.blame and each.blame.weak]
@@ -364,6 +396,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     _own_failure,
     _frozen,
     _disagreement,
+    _unread,
     _pointed_at,
     _left,
     _silent,

@@ -102,6 +102,11 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "compare what they pass, the size of the last batch, and conditions on the rank. "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls.",
     ),
+    Kind.VERSION: (
+        "Ranks have different code or packages: {who} {what}.",
+        "Install the same versions on all nodes and give all ranks the same code; classes of "
+        "objects that are sent must be in a module that every rank can import.",
+    ),
     Kind.DEADLOCK: (
         "A deadlock: {who} waited for {others}: {what}.",
         "Take locks, groups and messages in the same order everywhere: one rank sends while the "

@@ -16,7 +16,12 @@ SHOWN_LINES = 40
 LINE_CHARS = 500
 """How much of each it shows."""
 _GROUPS = 6
-_FATES = {"lost": "lost its peer", "late": "waited in vain", "mismatch": "disagreed with others"}
+_FATES = {
+    "lost": "lost its peer",
+    "late": "waited in vain",
+    "mismatch": "disagreed with others",
+    "unread": "could not read what came",
+}
 
 
 def describe(explained: Explanation | None, outlook: str, is_partial: bool = False) -> str:

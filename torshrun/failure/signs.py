@@ -163,7 +163,8 @@ _PATTERNS = (
     ),
     _Pattern(
         Kind.STORE,
-        r"^(?:\w+\.)*(?:StoreError|StoreTimeout|DistStoreError|EtcdException): |\betcdserver: |"
+        r"^(?:\w+\.)*(?:StoreError|StoreTimeout|DistStoreError|EtcdException): "
+        r"(?!.*(?:refused|unreachable|No route|resolution|not known))|\betcdserver: |"
         r"failed to recv, got 0 bytes",
         "The store by which the ranks meet did not answer, or did not have what was asked for.",
         "It is rank 0's or the agents' (or etcd): see whether that process lives and is reached "

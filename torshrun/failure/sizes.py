@@ -1,8 +1,7 @@
 """Who called something of another size, where Gloo only tells how many bytes came. Pure.
 
-A rank that gets more bytes than it has room for aborts. The pieces of a collective are the same
-part of the whole on all ranks, so what came and the room for it are to each other as what two ranks
-called.
+A rank that gets more bytes than it has room for aborts. All ranks cut a collective into pieces in
+the same way, so what came and the room for it are to each other as what two ranks called.
 """
 
 from __future__ import annotations

@@ -40,6 +40,10 @@ class Witness:
     """The last collective of its own, with its arguments, as torch noted it; "" is unknown."""
     standing: Standing | None = None
     """Where it stood; None is unknown."""
+    peak: int = 0
+    """The most memory it had at a time, in KiB; 0 is unknown."""
+    versions: str = ""
+    """Of Python and libraries that it had loaded when it failed; "" is unknown."""
     thread: str = ""
     """The error that had ended a thread of it before it was asked to stop; "" is none."""
     warning: str = ""

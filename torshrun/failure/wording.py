@@ -76,8 +76,19 @@ def evidence(case: Case, verdict: Verdict) -> tuple[str, ...]:
         for text in _testimony(each, each.rank in verdict.ranks, verdict):
             lines[text].append(each.rank)
     found = [f"{format_ranks(ranks)}: {text}" for text, ranks in lines.items()]
+    found += _versions(case)
     found += [f"{each.name} was lost: {each.why}" for each in case.silent if each.why]
     return tuple(found[:MOST_EVIDENCE])
+
+
+def _versions(case: Case) -> Iterable[str]:
+    """Who runs what, if that differs between ranks that failed."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for each in case.failed:
+        if each.versions:
+            found[each.versions].append(each.rank)
+    if len(found) > 1:
+        yield from (f"{format_ranks(ranks)}: runs {what}" for what, ranks in found.items())
 
 
 def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 0
 kind: early_exit
-hint: rank 0, exit code 0|ended|finished|left|early
+hint: rank 0, code 0|had ended|has ended|finished|left the group|early
 """
 
 import os

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 1
 kind: early_exit
-hint: rank 1, exit code 0|ended|finished|left|early
+hint: rank 1, code 0|had ended|has ended|finished|left the group|early
 needs: torch
 seconds: 40
 """

@@ -3,7 +3,7 @@
 nproc: 3
 culprit: 2
 kind: early_exit
-hint: rank 2, exit code 0|ended|finished|left|early
+hint: rank 2, code 0|had ended|has ended|finished|left the group|early
 needs: torch
 seconds: 40
 """

@@ -3,7 +3,7 @@
 nproc: 4
 culprit: 2 3
 kind: early_exit
-hint: ranks? 2, exit code 0|ended|finished|left|early
+hint: ranks? 2, code 0|had ended|has ended|finished|left the group|early
 """
 
 import os

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from support.processes import soon
 
-from torshrun.procfs import children, read_stat, read_text
+from torshrun.procfs import children, ended_badly, read_stat, read_text
 
 
 def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
@@ -34,3 +36,24 @@ def test_this_process() -> None:
 def test_no_process(pid: int) -> None:
     assert read_stat(pid) is None
     assert children(pid) == []
+
+
+def test_programs_that_ended_badly_and_of_which_nobody_took_notice() -> None:
+    with (
+        subprocess.Popen(["sh", "-c", "exit 3"]) as failed,
+        subprocess.Popen(["sh", "-c", "kill -9 $$"]) as killed,
+        subprocess.Popen(["true"]) as fine,
+        subprocess.Popen(["sleep", "60"]) as alive,
+    ):
+        try:
+            ended = [failed, killed, fine]
+            assert soon(lambda: all(_is_zombie(each.pid) for each in ended))
+            assert sorted(ended_badly(os.getpid())) == [("sh", 9), ("sh", 3 << 8)]
+        finally:
+            alive.kill()
+    assert ended_badly(os.getpid()) == []
+
+
+def _is_zombie(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.state == "Z"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import signal
+from dataclasses import replace
 
 import pytest
 
-from torsh_runtime.events import Event
+from torsh_runtime.events import Event, faults
 from torshrun.agent import machine
 from torshrun.agent.announcer import COMPLAINTS, Announcer
 from torshrun.config.job import LaunchConfig
 from torshrun.config.request import gather
 from torshrun.config.resolve import resolve
+from torshrun.failure.finding import Finding
+from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.testimony import encode_finding
 from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
 
 HOSTILE = "\x1b[2Jgone\r\ntorshrun: all is well"
@@ -82,3 +86,113 @@ def test_nothing_is_told_after_the_end() -> None:
     tell.job_finished(machine.Finished(attempt=machine.Attempt(), code=0, outcome="succeeded"))
     tell.noticed(signal.SIGUSR1, passed_on=True)
     assert [event.name for event in events] == ["job_finished"]
+
+
+# ---- root causes
+
+FINDING = Finding(
+    ranks=(5,),
+    certainty="likely",
+    reading=Reading(Kind.MISSING, "They waited for rank 5.", "Look there."),
+    how="missing, host n2",
+    evidence=("rank 5: stood elsewhere",),
+)
+
+
+def place(node_rank: int, num_nodes: int) -> Place:
+    return Place(
+        round=1,
+        restarts=0,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        first_rank=0,
+        world_size=num_nodes,
+        master_addr="n0",
+        master_port=1,
+        jax_port=2,
+    )
+
+
+def told_at(node_rank: int, num_nodes: int, finding: str) -> tuple[list[str], list[Event]]:
+    said: list[str] = []
+    events: list[Event] = []
+    options = {"nnodes": f"{num_nodes}", "rdzv_backend": "tcp", "rdzv_endpoint": "n0"}
+    settings = gather({**options, "no_python": "true"}, "true", (), {})
+    tell = Announcer(resolve(settings, {}, new_id=lambda: "x").job, said.append, events.append)
+    tell.begin_round(place(node_rank, num_nodes))
+    said.clear()
+    verdict = Verdict(outcome="failed", code=1, reason="why", finding=finding)
+    tell.decided(JobOver(verdict))
+    return said, events
+
+
+def test_the_root_cause_of_all_nodes_is_told_and_recorded() -> None:
+    said, events = told_at(1, 2, encode_finding(FINDING))
+    assert said[0].split("\n") == [
+        "torshrun: rank 5 most likely failed first: missing, host n2",
+        "  They waited for rank 5.",
+        "  rank 5: stood elsewhere",
+        "  what to do: Look there.",
+    ]
+    (event,) = events
+    assert faults(event) == ()
+    assert event.name == "root_cause"
+    assert event.round == 1
+    assert event.facts["ranks"] == (5,)
+    assert event.facts["certainty"] == "likely"
+    assert event.facts["hint"] == "They waited for rank 5. Look there."
+    assert event.facts["evidence"] == ("rank 5: stood elsewhere",)
+
+
+def test_of_many_nodes_the_first_has_the_whole_report_and_the_others_say_so() -> None:
+    whole, _ = told_at(0, 9, encode_finding(FINDING))
+    short, events = told_at(3, 9, encode_finding(FINDING))
+    assert len(whole[0].split("\n")) == 4
+    assert short[0].split("\n") == [
+        "torshrun: rank 5 most likely failed first: missing, host n2",
+        "  node 0 has the whole report, each node that of its own ranks",
+    ]
+    assert [event.name for event in events] == ["root_cause"]
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "{}", HOSTILE, "[" * 5000])
+def test_what_is_no_finding_is_not_told(text: str) -> None:
+    said, events = told_at(0, 2, text)
+    assert said == ["torshrun: the job is over (failed): why"]
+    assert events == []
+
+
+def test_hostile_findings_do_not_get_at_the_terminal() -> None:
+    reading = Reading(Kind.MISSING, HOSTILE, HOSTILE)
+    finding = replace(FINDING, reading=reading, how=HOSTILE, evidence=(HOSTILE,))
+    said, _ = told_at(0, 2, encode_finding(finding))
+    assert all(line.isprintable() for line in said[0].split("\n"))
+    assert len(said[0].split("\n")) == 4
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind"),
+    [
+        (Verdict(outcome="lost", code=69, reason="the store has not answered"), "store"),
+        (Verdict(outcome="lost", code=69, reason="n0: Name or service not known"), "network"),
+        (Verdict(outcome="failed", code=69, reason="waited 6 s for 2 nodes"), "missing"),
+    ],
+)
+def test_a_job_that_never_began_is_no_ranks_fault(
+    said: list[str], verdict: Verdict, kind: str
+) -> None:
+    events: list[Event] = []
+    tell = Announcer(LaunchConfig(target="t"), said.append, events.append)
+    tell.decided(JobOver(verdict))
+    (event,) = [event for event in events if event.name == "root_cause"]
+    assert (event.facts["ranks"], event.facts["nodes"]) == ((), ())
+    assert (event.facts["kind"], event.facts["certainty"]) == (kind, "certain")
+    assert faults(event) == ()
+
+
+def test_a_job_that_somebody_stopped_has_no_root_cause(said: list[str]) -> None:
+    events: list[Event] = []
+    tell = Announcer(LaunchConfig(target="t"), said.append, events.append)
+    for outcome in ("stopped", "preempted", "succeeded"):
+        tell.decided(JobOver(Verdict(outcome=outcome, code=1, reason="asked to")))
+    assert events == []

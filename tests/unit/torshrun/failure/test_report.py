@@ -133,6 +133,14 @@ def test_hundreds_of_ranks_take_one_short_line() -> None:
     "command", [b"\x1b]0;title\x07", b"\x1b]52;c;cm0=\x1b\\", b"\x1bPq\x1b\\", "\x9b2J".encode()]
 )
 def test_no_worker_commands_the_terminal(command: bytes) -> None:
+    stack = (
+        'Current thread 0x1 (most recent call first):\n  File "a{0}.py", line 1 in f\n    x{0}()'
+    )
+    away = an_exit(1, 15, stopped=True, stack=stack.format(command.decode("latin-1")))
+    late = an_exit(0, 1 << 8, stderr=raised("torsh_runtime.errors.CommTimeout: x"))
+    told = describe([late, away], "x")
+    assert "rank 1: stood in no collective, at f (a" in told
+    assert all(line.isprintable() for line in told.split("\n"))
     loud = raised("ValueError: bad").replace(b"bad", b"b" + command + b"ad\0")
     for facts in ({"stderr": loud}, {"account": loud.decode()}):
         report = describe([an_exit(0, 1 << 8, **facts)], "x")

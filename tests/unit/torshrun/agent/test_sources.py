@@ -1,0 +1,51 @@
+"""Lines of source below the frames of a stack, from files that may be anything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torshrun.agent.sources import MOST_FILES, with_sources
+
+
+def frame(path: object, line: int) -> str:
+    return f'  File "{path}", line {line} in f'
+
+
+def test_each_frame_has_its_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\n\n\ndef load():\n    time.sleep(60)\n")
+    stack = f"Current thread 0x1 (most recent call first):\n{frame(script, 5)}\n{frame(script, 1)}"
+    assert with_sources(stack).splitlines() == [
+        "Current thread 0x1 (most recent call first):",
+        frame(script, 5),
+        "    time.sleep(60)",
+        frame(script, 1),
+        "    import time",
+    ]
+
+
+def test_lines_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("x\n\n")
+    for path, line in ((script, 2), (script, 99), (script, 0), (tmp_path / "none", 1)):
+        stack = frame(path, line)
+        assert with_sources(stack) == stack
+    for text in ("", "no frames", '  File "<string>", line 1 in f'):
+        assert with_sources(text) == text
+
+
+def test_what_is_no_file_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "binary").write_bytes(b"\xff\x00\n\x1b[2J\n")
+    for path in (tmp_path / "fifo", tmp_path, "/dev/zero", "/proc/self/mem"):
+        assert with_sources(frame(path, 1)) == frame(path, 1)
+    assert with_sources(frame(tmp_path / "binary", 9)) == frame(tmp_path / "binary", 9)
+
+
+def test_few_files_are_read(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.py" for number in range(2 * MOST_FILES)]
+    for path in paths:
+        path.write_text("pass\n")
+    told = with_sources("\n".join(frame(path, 1) for path in paths))
+    assert told.count("    pass") == MOST_FILES
