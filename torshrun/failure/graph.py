@@ -233,13 +233,19 @@ def _pointed_at(case: Case) -> Verdict | None:
     if lost:
         return _lost(case, lost, "likely" if ends - _ranks_of(lost) else "certain")
     messages = {each.rank: call_of(each) for each in case.of(ends | case.edges.keys())}
-    if set(messages.values()) <= MESSAGES:
+    if messages and set(messages.values()) <= MESSAGES:
         return _mutual(case, messages, messages)
     done = {each.rank for each in case.of(ends) if each.end == "done"}
     if done == ends:
         # Or those who need them went on for too long: nobody can be sure.
         return Verdict(ends, "likely", told(case, Kind.EARLY_EXIT, ends))
+    if not case.of(ends) and case.claims("lost"):
+        who = format_ranks(ends)
+        return Verdict(ends, "likely", of_ranks(Kind.NODE_LOST, who, "", "", _UNHEARD))
     return Verdict(ends, "likely", _why_absent(case, ends))
+
+
+_UNHEARD = "others lost it, and nothing is known of its node"
 
 
 def _circle(case: Case) -> Verdict | None:
