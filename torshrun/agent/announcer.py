@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torsh_runtime.events import Event
@@ -50,6 +51,7 @@ class Announcer:
         self._complained = -COMPLAINTS
         self._was_in_round = self._has_found = False
         self._no_start = ""
+        self._own_finding: Finding | None = None
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> None:
@@ -106,6 +108,7 @@ class Announcer:
 
     def begin_round(self, place: Place) -> None:
         self.round, self._was_in_round, self._has_found = place.round, True, False
+        self._own_finding = None
         self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
         if self._config.rendezvous is not None:
             self.say(
@@ -284,6 +287,7 @@ class Announcer:
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
             self.emit("worker_failed", **end, **more, log=cause.log)
             self._tell_above(cause, report)
+        self._own_finding = found.finding
         if found.finding and alone:
             self.found(found.finding)
         if sequel == "restart":
@@ -309,6 +313,9 @@ class Announcer:
         reason = verdict.reason or self._no_start
         if self._has_found or not reason:
             return
+        if self._own_finding and verdict.outcome in ("failed", "hung", "lost"):
+            self._conclude_alone(self._own_finding)
+            return
         from torshrun.failure.kinds import Kind
 
         if self._no_start:
@@ -317,6 +324,16 @@ class Announcer:
             self.found_of_job(reason, Kind.STORE)
         elif verdict.code == exit_codes.RENDEZVOUS:
             self.found_of_job(reason, Kind.MISSING)
+
+    def _conclude_alone(self, finding: Finding) -> None:
+        """Nothing came of what others know, so what is seen here is all there is."""
+        from torshrun.failure.report import describe_finding
+
+        sure = finding.certainty
+        finding = replace(finding, certainty="likely" if sure == "certain" else sure)
+        self.say("what other nodes know is not to be had; by what is known here:")
+        self._say(describe_finding(finding, whole=True))
+        self.found(finding)
 
     def found_of_job(self, reason: str, kind: Kind) -> None:
         """Nobody's failure but that of the job itself, or of what it stands on, is its end."""

@@ -5,7 +5,8 @@ name and by the collectives that they were in; who is pointed at and points at n
 Where that leads in a circle, or to several without more evidence, nobody can tell, and that is
 said: it is worse to be sure and wrong.
 
-Moments are compared within a node only, never between nodes.
+Moments are compared within a node only; between nodes the order of their reports in the store
+counts, and that only for who is named first.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _spread(alike: Sequence[Witness]) -> Verdict:
 def _alike(witnesses: Iterable[Witness]) -> list[list[Witness]]:
     """Those that failed alike together, in the order in which they did."""
     classes: dict[str, list[Witness]] = defaultdict(list)
-    for each in sorted(witnesses, key=lambda each: (each.node, each.at)):
+    for each in sorted(witnesses, key=lambda each: (each.turn, each.node, each.at)):
         classes[each.alike or f"rank {each.rank}"].append(each)
     return list(classes.values())
 
@@ -232,13 +233,19 @@ def _pointed_at(case: Case) -> Verdict | None:
     if lost:
         return _lost(case, lost, "likely" if ends - _ranks_of(lost) else "certain")
     messages = {each.rank: call_of(each) for each in case.of(ends | case.edges.keys())}
-    if set(messages.values()) <= MESSAGES:
+    if messages and set(messages.values()) <= MESSAGES:
         return _mutual(case, messages, messages)
     done = {each.rank for each in case.of(ends) if each.end == "done"}
     if done == ends:
         # Or those who need them went on for too long: nobody can be sure.
         return Verdict(ends, "likely", told(case, Kind.EARLY_EXIT, ends))
+    if not case.of(ends) and case.claims("lost"):
+        who = format_ranks(ends)
+        return Verdict(ends, "likely", of_ranks(Kind.NODE_LOST, who, "", "", _UNHEARD))
     return Verdict(ends, "likely", _why_absent(case, ends))
+
+
+_UNHEARD = "others lost it, and nothing is known of its node"
 
 
 def _circle(case: Case) -> Verdict | None:

@@ -28,6 +28,8 @@ class Witness:
     """Where that was, and after how long, in a line."""
     at: float = 0.0
     """When it failed or ended, in seconds, by a clock of its node's alone."""
+    turn: int = 0
+    """The place of its node's report among all, by the store's revisions."""
     reading: Reading = NO_READING
     """What its end shows, if it failed."""
     said: str = ""

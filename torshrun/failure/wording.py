@@ -29,7 +29,7 @@ def manner_of(case: Case, verdict: Verdict) -> str:
     found = case.of(verdict.ranks)
     if not found:
         return ""
-    first = min(found, key=lambda each: each.at if each.end == "failed" else 0.0)
+    first = min(found, key=lambda each: (each.turn, each.at if each.end == "failed" else 0.0))
     where = f"first rank {first.rank}, {first.where}" if len(found) > 1 else first.where
     if first.is_own:
         ended = first.how

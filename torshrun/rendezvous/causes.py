@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torshrun.rendezvous.roster import FAILURES
@@ -55,14 +56,14 @@ def _witnesses(view: View) -> Iterator[Witness]:
     from torshrun.failure.testimony import decode
     from torshrun.failure.witness import Witness
 
-    for row in view.roster.reports.values():
+    for turn, row in enumerate(view.roster.reports.values()):
         ranks, host = _ranks(row), view.host(row.node)
         if row.outcome == "succeeded":
             for rank in ranks:
                 yield Witness(rank=rank, node=row.node_rank, end="done", how="exit code 0")
             continue
         told = decode(row.testimony, ranks, row.node_rank, host)
-        yield from told or _in_brief(row, ranks, host)
+        yield from (replace(each, turn=turn) for each in told or _in_brief(row, ranks, host))
 
 
 def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[Witness]:

@@ -196,6 +196,12 @@ def test_different_calls_in_a_circle_are_a_mismatch() -> None:
     assert "rank 0 called all_reduce, rank 1 called barrier" in finding.reading.why
 
 
+def test_a_rank_that_was_lost_and_of_which_nothing_is_known_is_of_a_lost_node() -> None:
+    finding = found(blames(0, 5), blames(1, 5))
+    assert verdict(finding) == ((5,), "likely", Kind.NODE_LOST)
+    assert found(waits(0, 5), waits(1, 5)).reading.kind is Kind.MISSING
+
+
 # ---- early ends
 
 

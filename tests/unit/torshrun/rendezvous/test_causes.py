@@ -61,6 +61,17 @@ def test_the_order_in_which_reports_come_does_not_matter() -> None:
     assert found[0] == found[1]
 
 
+def test_of_nodes_that_fail_alike_the_one_that_told_first_is_named_first() -> None:
+    def missing(rank: int, at: float) -> Witness:
+        return own(rank, reading=Reading(Kind.NO_FILE), alike="x", at=at)
+
+    late, early = told("b", 1, missing(2, 9000.0)), told("a", 0, missing(0, 5.0))
+    found = finding(act(view(late, early, header=CLOSING)))
+    assert found is not None
+    assert (found.ranks, found.certainty) == ((0, 2), "certain")
+    assert found.how == "exit code 1, first rank 2, host b"
+
+
 def test_two_nodes_that_fail_by_themselves_are_undecided() -> None:
     rows = told("a", 0, failure(1)), told("b", 1, failure(2))
     found = finding(act(view(*rows, header=CLOSING)))
