@@ -304,6 +304,7 @@ void Group::close() {
   if (control_) take_leave();  // before the sockets end, so that the peers know why
   messages_->close();
   channel_.close();
+  const std::lock_guard<std::mutex> alone(leaving_);
   vitals_.reset();
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -162,7 +163,8 @@ class Group {
   std::uint64_t regions_ = 0;  // ever added
   std::atomic<unsigned> vain_{0}, impatient_{0};  // waits in a row for who did not come; calls to wait in no more
   Queue queue_;
-  std::optional<shm::Vitals::Membership> vitals_;  // while there are processes to be watched
+  std::mutex leaving_;  // of what follows
+  std::optional<shm::Vitals::Membership> vitals_;  // of a group with other processes, until it is closed
 };
 
 }  // namespace torsh

@@ -31,7 +31,7 @@ struct MessengerSetup {
   std::function<Idling()> idling = [] { return Idling::yield; };
   // When this is readable, `check` is called at once; -1 is none.
   int alarm = -1;
-  // Called every 20 ms by whoever waits, without any lock held: throws Failure or Interrupted when
+  // Called every 20 ms, and upon alarm(), by whoever waits, without any lock held: throws Failure or Interrupted when
   // the group is dead.
   std::function<void()> check = [] {};
   // Of a peer whose stream has ended, or may as well have.
