@@ -58,11 +58,17 @@ class Case:
 
     @cached_property
     def edges(self) -> Mapping[int, set[int]]:
-        """Whom each rank points at."""
+        """Whom each rank points at. Who was lost to another node because torshrun stopped it there
+        is not the cause; on its own node nobody was stopped before that one failed.
+        """
         found: dict[int, set[int]] = defaultdict(set)
+        stopped = {each.rank: each.node for each in self.witnesses if each.end == "stopped"}
         for each in self.followers:
             if each.blame and not each.blame.weak:
-                found[each.rank] |= {*each.blame.ranks} - {each.rank}
+                whom = {*each.blame.ranks} - {each.rank}
+                if each.blame.how == "lost":
+                    whom = {rank for rank in whom if stopped.get(rank, each.node) == each.node}
+                found[each.rank] |= whom
         for rank, behind in _pointed_at_by_collectives(self.witnesses):
             found[rank] |= behind
         return {rank: whom for rank, whom in found.items() if whom}

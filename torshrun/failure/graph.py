@@ -232,9 +232,10 @@ def _pointed_at(case: Case) -> Verdict | None:
     lost = [each for each in case.silent if ends & {*each.ranks}]
     if lost:
         return _lost(case, lost, "likely" if ends - _ranks_of(lost) else "certain")
-    messages = {each.rank: call_of(each) for each in case.of(ends | case.edges.keys())}
-    if messages and set(messages.values()) <= MESSAGES:
-        return _mutual(case, messages, messages)
+    waiting = {each.rank: call_of(each) for each in case.of(ends) if call_of(each)}
+    if waiting.keys() == ends:
+        return _in_another(case, waiting)
+    ends = ends - waiting.keys()  # they may wait for the others
     done = {each.rank for each in case.of(ends) if each.end == "done"}
     if done == ends:
         # Or those who need them went on for too long: nobody can be sure.
@@ -243,6 +244,20 @@ def _pointed_at(case: Case) -> Verdict | None:
         who = format_ranks(ends)
         return Verdict(ends, "likely", of_ranks(Kind.NODE_LOST, who, "", "", _UNHEARD))
     return Verdict(ends, "likely", _why_absent(case, ends))
+
+
+def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
+    """Of ranks that others wait for, and that were in a collective themselves."""
+    pointing = {each.rank: call_of(each) for each in case.of(case.edges.keys())}
+    calls = {**pointing, **ends}
+    if set(calls.values()) <= MESSAGES:
+        return _mutual(case, calls, calls)
+    if set(ends.values()) <= set(pointing.values()):  # they came, and too late
+        return Verdict(ends, "likely", _why_absent(case, ends.keys()))
+    odd = _odd_one(calls)
+    if odd is not None:
+        return Verdict({odd}, "likely", differ({odd}, calls))
+    return Verdict(calls, "undecided", differ(calls, calls))
 
 
 _UNHEARD = "others lost it, and nothing is known of its node"

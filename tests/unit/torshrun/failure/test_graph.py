@@ -166,6 +166,32 @@ def test_who_does_not_come_is_named_with_what_the_others_waited_in() -> None:
     )
 
 
+def test_of_those_who_do_not_come_the_one_that_waits_itself_is_not_the_cause() -> None:
+    finding = found(waits(0, 1, 2), stopped(1, IN_ALL_REDUCE), stopped(2, AWAY))
+    assert verdict(finding) == ((2,), "likely", Kind.MISSING)
+
+
+def test_who_waits_in_another_collective_disagrees() -> None:
+    barrier = stopped(1, Standing(call="barrier", place="t.py:2"))
+    assert verdict(found(waits(0, 1), barrier)) == ((0, 1), "undecided", Kind.MISMATCH)
+    assert verdict(found(waits(0, 1), waits(2, 1), barrier)) == ((1,), "likely", Kind.MISMATCH)
+
+
+def test_who_came_too_late_is_named() -> None:
+    finding = found(waits(0, 1), waits(2, 1), stopped(1, IN_ALL_REDUCE))
+    assert verdict(finding) == ((1,), "likely", Kind.MISSING)
+
+
+def test_who_was_lost_because_torshrun_stopped_it_is_not_the_cause() -> None:
+    others = waits(2, 3), stopped(3, AWAY)
+    finding = found(blames(0, 1), stopped(1, IN_ALL_REDUCE, node=1), *others)
+    assert finding.ranks == (3,)
+
+
+def test_who_left_a_group_and_runs_on_is_lost_to_it() -> None:
+    assert found(blames(0, 1), stopped(1, AWAY), stopped(2, IN_ALL_REDUCE)).ranks == (1,)
+
+
 def test_two_that_wait_for_each_other_are_a_circle() -> None:
     assert verdict(found(waits(0, 1), waits(1, 0))) == ((0, 1), "undecided", Kind.DEADLOCK)
     one = waits(0, 1, standing=Standing(call="all_reduce", place="a.py:1"))
