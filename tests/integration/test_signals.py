@@ -307,7 +307,8 @@ if __name__ == "__main__":
 
 def test_a_notice_does_not_kill_what_workers_have_started(torshrun: Launcher) -> None:
     process = torshrun.start("--log-line-prefix-template", "", torshrun.script(CHILDREN))
-    torshrun.wait_for("child.fork", "child.spawn", "child.forkserver")
+    for method in ("fork", "spawn", "forkserver"):  # each begins a Python of its own
+        torshrun.wait_for(f"child.{method}")
     process.send_signal(signal.SIGUSR1)
     torshrun.wait_for("noticed")
     torshrun.make("go")

@@ -149,9 +149,10 @@ THREADS = """
 import threading, torsh_preload
 done = threading.Event()
 thread = threading.Thread(target=done.wait, name="worker of mine")
-print(torsh_preload.why_not_fork())
+preload = torsh_preload.Preload([])
+print(preload.why_not_fork())
 thread.start()
-print(torsh_preload.why_not_fork())
+print(preload.why_not_fork())
 done.set()
 thread.join()
 """
