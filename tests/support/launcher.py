@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,8 @@ class Launcher:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        # Short: the path of a Unix socket in it, as multiprocessing makes one, has 107 bytes at most.
+        self.temporary = Path(tempfile.mkdtemp(prefix="test-"))
         self.mark = os.urandom(8).hex()
         kept = {name: value for name, value in os.environ.items() if name not in CLEARED}
         self.environ = {**kept, "TMPDIR": str(self.temporary), "MARK": self.mark}
@@ -37,7 +38,8 @@ class Launcher:
                 if stream:
                     stream.close()
         assert soon(lambda: not self.left_behind()), self.left_behind()
-        assert soon(lambda: not any(self.temporary.iterdir()))
+        assert soon(lambda: not any(self.temporary.iterdir())), os.listdir(self.temporary)
+        self.temporary.rmdir()
 
     def script(self, text: str, name: str = "train.py") -> str:
         """Write a script that finds `rank` defined; its path."""
