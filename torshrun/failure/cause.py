@@ -18,18 +18,23 @@ from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.last_words import CRASHES, Words, find_thread_error, last_words
 from torshrun.failure.patterns import USAGE
-from torshrun.failure.signs import by_frame, by_words
+from torshrun.failure.signs import by_frame, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
 from torshrun.text import printable_lines, size
 
+_MUTTERED = 200  # lines of stderr in which a worker may complain while it goes on
+_NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
 _LAST = 5  # lines of stderr that count where there is no traceback
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
 _UNPICKLES = re.compile(r'/(?:comm/seal|distributed_c10d)\.py", line \d+, in (?:unpack|_tensor_to)')
 _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
+_TO_CHILD = re.compile(
+    r'/multiprocessing/(?:connection|queues|resource_sharer|managers)\.py", line'
+)
 _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
 )
@@ -109,7 +114,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         peak=exit_.peak_rss_kib,
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
-        warning=_warning(exit_) if end == "failed" else "",
+        warning=_warning(exit_),
         child=exit_.child,
         mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
@@ -132,8 +137,9 @@ def _warning(exit_: Exit) -> str:
 
 def _muttered(exit_: Exit) -> Blame | None:
     """Whom one that was stopped had complained about in vain, as torch's store does."""
-    blame = from_words(reversed(last_words(exit_).lines))
-    return blame if blame and blame.weak and blame.ranks else None
+    lines = printable_lines(exit_.stderr.decode("utf-8", "backslashreplace"))[-_MUTTERED:]
+    blames = (from_words([line]) for line in reversed(lines) if not _NATIVE_FRAME.match(line))
+    return next((blame for blame in blames if blame and blame.weak and blame.ranks), None)
 
 
 def _end(exit_: Exit) -> End:
@@ -157,6 +163,8 @@ def blamed(exit_: Exit) -> Blame | None:
         )
     for error in words.errors:
         blame = from_words([error])
+        if blame and blame.weak and any(map(_TO_CHILD.search, words.lines)):
+            return None
         if blame and blame.weak and not blame.ranks and by_words(words.errors, exit_.program):
             return None
         if blame or not _WITHIN_LIBRARIES.match(error):
@@ -205,16 +213,36 @@ def diagnose(exit_: Exit) -> Reading:
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
     texts = [*reversed(words.errors), *([] if words.errors else [said])]
-    return by_words(texts, exit_.program) or by_frame(words.frame) or _by_code(exit_, words)
+    known = by_words(texts, exit_.program) or by_frame(words.frame)
+    return known or _of_child(exit_, words) or _by_code(exit_, words)
+
+
+def _of_child(exit_: Exit, words: Words) -> Reading | None:
+    """A process that it had started, and spoke with, was gone; its crash may show in its words."""
+    if not any(map(_TO_CHILD.search, words.lines)):
+        return None
+    return of_child(crash_in(exit_.stderr.decode("utf-8", "backslashreplace")))
 
 
 def _by_signal(exit_: Exit, words: Words) -> Reading:
     if exit_.signo == signal.SIGABRT:
+        if _AT_ITS_END.search("\n".join(words.lines)) and not words.frame:
+            return Reading(Kind.EARLY_EXIT, *_ENDED)
         said = by_words(["\n".join(words.lines)], exit_.program)
         if said and said.kind in (Kind.ALLOCATION, Kind.GPU_MEMORY, Kind.SHARED_MEMORY):
             return said
     kind = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
     return Reading(*SIGNALS.get(signal_name(exit_.signo), (kind,)))
+
+
+_AT_ITS_END = re.compile(r"^terminate called without an active exception", re.MULTILINE)
+_ENDED = (
+    "It had come to its end while threads of a library were still at work: no Python ran any more, "
+    "and exit code 0 was next. So it has ended too early, before the others, or without a goodbye.",
+    "Look why its script came to its end before the others': fewer batches, a return or sys.exit() "
+    "on a condition. A barrier before the end keeps ranks together; destroy_process_group() ends "
+    "the threads of torch's groups.",
+)
 
 
 def _by_code(exit_: Exit, words: Words) -> Reading:
@@ -264,7 +292,7 @@ def _likeness(exit_: Exit, words: Words) -> str:
     """Equal for ranks that failed alike: with the same exception at the same place, or in the same
     manner with the same words.
     """
-    if words.errors and words.frame and not exit_.signo:
+    if words.errors and words.frame and (exit_.raised or not exit_.signo):
         like = f"{words.errors[-1].partition(':')[0][:_SAID_CHARS]}|{_line(words.frame)}"
     else:
         like = fingerprint(exit_)

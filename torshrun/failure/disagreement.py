@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -22,7 +23,9 @@ def disagreement(case: Case) -> Verdict | None:
         return None
     calls = {rank: call for each in claims if each.blame for rank, call in each.blame.calls.items()}
     noted = _noted(case, claims)
-    for known in (calls, _last_calls(case, calls.keys()), _numbered_calls(case, calls), noted):
+    stood = {each.rank: call_of(each) for each in case.waiting}
+    last, numbered = _last_calls(case, calls.keys()), _numbered_calls(case, calls)
+    for known in (calls, last, numbered, noted, stood):
         odd = odd_one(known)
         if odd is not None:
             return Verdict({odd}, "likely", differ({odd}, known))
@@ -94,13 +97,19 @@ def odd_one(calls: Mapping[int, str]) -> int | None:
 
 
 def unread(case: Case) -> Verdict | None:
-    """Who sent what others could not read, or they who could not: they have different code."""
+    """Who alone sent what others could not read, or who alone could not: they have different code,
+    and most have the same.
+    """
     readers = {each.rank for each in case.claims("unread")}
     if not readers:
         return None
     others = {each.rank for each in case.witnesses} - readers
-    odd = others if len(others) == 1 < len(readers) else set()
-    who = format_ranks(readers)
+    odd = others if len(others) == 1 < len(readers) else readers if len(readers) == 1 else set()
     what = next(each.blame.text for each in case.claims("unread") if each.blame)
-    reading = of_ranks(Kind.VERSION, who, "", "", what)
+    reading = of_ranks(Kind.VERSION, format_ranks(readers), "", "", what)
+    if _LACKS.search(what):
+        reading = reading._replace(kind=Kind.IMPORT)
     return Verdict(odd or others | readers, "likely" if odd else "undecided", reading)
+
+
+_LACKS = re.compile(r"\b(?:ModuleNotFound|Import)Error\b")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torshrun.failure import disagreement, nodes, own, waiting
+from torshrun.failure import disagreement, meeting, nodes, own, waiting
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, of_ranks
@@ -81,12 +81,9 @@ def _suspected(case: Case, suspects: Sequence[Witness]) -> Verdict | None:
     reading, ranks = suspects[0].reading, [each.rank for each in suspects]
     if reading.kind in (Kind.PEER_LOST, Kind.STOPPED):
         meets = call_of(suspects[0]) == "init_process_group"
-        why = _NOT_MET if meets else "no end of another rank explains that"
+        why = meeting.NOT_MET if meets else "no end of another rank explains that"
         reading = of_ranks(Kind.NETWORK, format_ranks(ranks), "", "", why)
     return Verdict(ranks, certainty, reading)
-
-
-_NOT_MET = "they do not reach the store at the port that MASTER_ADDR and MASTER_PORT name there"
 
 
 def _unexplained(case: Case) -> Verdict:
@@ -120,6 +117,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     waiting.circle,
     waiting.absent,
     _weak,
+    meeting.meeting,
     waiting.elsewhere,
     _alone,
     _unexplained,

@@ -18,7 +18,7 @@ def own_failure(case: Case) -> Verdict | None:
         return None
     classes = _alike(case.own)
     if len(classes) == 1 and classes[0][0].reading.kind is Kind.NAN:
-        return _spread(classes[0])
+        return _spread(case, classes[0])
     chosen = _outstanding(case, classes)
     if chosen is None:
         ranks = [each.rank for found in classes for each in found]
@@ -31,30 +31,49 @@ def own_failure(case: Case) -> Verdict | None:
 
 def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     """Whether another rank may be behind a failure that blames nobody: one that all others met,
-    that is told of another rank or of waiting, or of what ranks share.
+    that is told of another rank or of waiting, of what ranks share, or that came from outside.
     """
+    if len(case.witnesses) == 1:
+        return False
     rest = len(case.witnesses) - len(chosen)
     met_by_most = 0 < rest < len(chosen)
     first = chosen[0]
     told = _OTHERS.search(first.said) and first.reading.kind in _OPEN
     larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
     hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
-    return met_by_most or bool(told) or hog or first.reading.kind in _SHARED
+    outside = first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
+    return met_by_most or bool(told) or hog or outside
 
 
 _OTHERS = re.compile(r"\b[Rr]ank[ #=:]*\d|[Tt]imed? ?out|\b[Pp]eer\b")
 _OPEN = (Kind.EXCEPTION, Kind.EXIT_CODE)
-_SHARED = (Kind.NETWORK, Kind.STORE, Kind.ADDRESS_IN_USE)
+_FROM_OUTSIDE = (
+    Kind.NETWORK,
+    Kind.STORE,
+    Kind.ADDRESS_IN_USE,
+    Kind.KILLED,  # by somebody
+    Kind.EARLY_EXIT,
+)
+_NOT_ITS_OWN = "killed by SIGBUS"
+"""Of a file that somebody cut short, or memory that all share."""
 _MUCH_MORE = 1.5
 
 
-def _spread(alike: Sequence[Witness]) -> Verdict:
-    """Of ranks that all have numbers which are none: a sum brings them from one to all."""
-    warned = [each.rank for each in alike if each.warning]
-    if len(alike) == 1 or len(warned) == 1:
-        first = warned or [alike[0].rank]
-        return Verdict(first, "likely" if len(alike) > 1 else "certain", alike[0].reading)
-    return Verdict([each.rank for each in alike], "undecided", alike[0].reading)
+def _spread(case: Case, alike: Sequence[Witness]) -> Verdict:
+    """Of ranks that have numbers which are none: a sum brings them from one to all, and who looks
+    first finds them. Whose arithmetic has warned is where they came from, and of several, whose
+    numbers were finite before.
+    """
+    warned = [each for each in case.witnesses if each.warning]
+    made = [each for each in warned if not _MAY_COME_OF_OTHERS.search(each.warning)]
+    origins = [each.rank for each in made or warned]
+    first = origins if len(origins) == 1 else [each.rank for each in alike]
+    if len(case.witnesses) == 1:
+        return Verdict(first, "certain", alike[0].reading)
+    return Verdict(first, "likely" if len(first) == 1 else "undecided", alike[0].reading)
+
+
+_MAY_COME_OF_OTHERS = re.compile("invalid value")  # as the difference of two that are infinite
 
 
 def _alike(witnesses: Iterable[Witness]) -> list[list[Witness]]:

@@ -12,7 +12,8 @@ class Pattern(NamedTuple):
     words: str
     why: str
     advice: str
-    """Both may speak of {name}, what the group of that name found, and of the {program}."""
+    """Both may speak of {name}, what the group of that name found or else the first, of the other
+    groups by their names, and of the {program}."""
 
 
 USAGE = (
@@ -75,11 +76,21 @@ PATTERNS = (
     Pattern(
         Kind.IMPORT,
         r"\bNo module named '?(?P<name>[\w.]+)|"
-        r"^ImportError: (?:cannot import name '(?P<part>\w+)'|(?P<library>\S+\.so[\w.]*): |)|"
+        r"^ImportError: (?P<library>\S+\.so[\w.]*): |^ImportError: (?!cannot import name)|"
         r"(?P<object>\S+\.so[\w.]*): cannot open shared object file",
         "{program} cannot import {name}.",
         "Install it for that Python, or start torshrun with the one that has it (its environment "
         "active); a library has to be where the loader looks (LD_LIBRARY_PATH).",
+    ),
+    Pattern(
+        Kind.IMPORT,
+        r"\bcannot import name '(?P<part>\w+)'"
+        r"(?: from (?:partially initialized module )?'(?P<name>[\w.]+)'(?P<where> \(.*\))?)?",
+        "The module {name}{where} has no {part}: another file may shadow the one that is meant by "
+        "the same name, or it is an old or another version of it.",
+        "See whether that path is the file that is meant: the script's own folder and PYTHONPATH "
+        "come first, so rename a file that is called like a library, remove stale copies, and "
+        "install the same version on all nodes.",
     ),
     Pattern(
         Kind.SYNTAX,
@@ -166,7 +177,18 @@ PATTERNS = (
     ),
     Pattern(
         Kind.NETWORK,
-        r"Connection refused|No route to host|(?:Network|Host) is (?:unreachable|down)|"
+        r"(?:invalid|unexpected) (?:value|reply|response|magic)\b.* (?:from|by) (?:the )?server|"
+        r"\bprotocol (?:mismatch|error)\b|WRONG_VERSION_NUMBER|[Bb]adStatusLine|HTTP/\d\.\d 400",
+        "What answers at that address and port is not what it takes it for: the store of another "
+        "job, or another service.",
+        "See whose the port is (`ss -ltnp` on that host), and where the address comes from: "
+        "MASTER_ADDR and MASTER_PORT that are set by hand, in a profile for instance, win over "
+        "what torshrun sets.",
+    ),
+    Pattern(
+        Kind.NETWORK,
+        r"^(?:[\w.]+\.)?DistNetworkError: |Connection refused|No route to host|"
+        r"(?:Network|Host) is (?:unreachable|down)|"
         r"Name or service not known|[Tt]emporary failure in name resolution|gaierror|"
         r"nodename nor servname|No address associated with hostname|getaddrinfo|"
         r"[Cc]onnection timed out|Cannot assign requested address|"
@@ -220,6 +242,37 @@ PATTERNS = (
         Kind.USAGE,
         r"\bunrecognized arguments?: |\bthe following arguments are required: |No such option: ",
         *USAGE,
+    ),
+    Pattern(
+        Kind.USAGE,
+        r"doesn't have (?P<name>\w+) (?:\w+ )?built[ -]in|(?P<group>\w+) is only supported with "
+        r"GPUs|(?:not compiled|not built|built without|compiled without) (?:with )?(?P<lib>\w+)|"
+        r"No (?:CUDA|HIP|XPU) GPUs are available|Found no NVIDIA driver|[Nn]o GPUs? (?:was |were )?"
+        r"found|invalid device ordinal|[Ii]nvalid (?:backend|device string)|[Uu]nknown backend|"
+        r"Duplicate GPU detected",
+        "It asks for {name}, and this machine, or the library that is installed here, has none, or "
+        "fewer than it asks for.",
+        "Choose what there is (the backend gloo, the device cpu), install a build that has it "
+        "(nccl needs a CUDA build and a GPU), or run it where there are as many GPUs as ranks "
+        "(nvidia-smi, CUDA_VISIBLE_DEVICES, --nproc-per-node).",
+    ),
+    Pattern(
+        Kind.USAGE,
+        r"environment variable (?P<name>\w+) expected, but not set|"
+        r"Default process group has not been initialized|"
+        r"initialize the default process group twice",
+        "Its process group is not set up as the library expects: {name}.",
+        "init_process_group() is to be called once, before anything that needs it, and without "
+        "taking away the variables that torshrun sets (RANK, WORLD_SIZE, MASTER_ADDR, …).",
+    ),
+    Pattern(
+        Kind.MISSING,
+        r"Expected to have finished reduction in the prior iteration",
+        "Some of its parameters were unused in the step before: they got no gradient, so that its "
+        "part in the exchange of gradients of that backward pass was missing, in which the other "
+        "ranks waited.",
+        "All ranks must use the same parameters in each step, or DistributedDataParallel must look "
+        "for unused ones (find_unused_parameters=True); TORCH_DISTRIBUTED_DEBUG=DETAIL names them.",
     ),
     Pattern(
         Kind.USAGE,

@@ -29,6 +29,9 @@ _NAMES = {
     "Terminated": "SIGTERM",
 }
 """What strsignal(3) calls them."""
+_CRASH = re.compile(
+    r"[Ss]egmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
+)
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 
 
@@ -38,7 +41,7 @@ def by_words(said: Iterable[str], program: str) -> Reading | None:
     """
     texts = [text[:SEARCHED_CHARS] for text in said]
     readings = filter(None, (_by_pattern(text, program) for text in texts))
-    return next(readings, None) or _by_child("\n".join(reversed(texts)))
+    return next(readings, None) or by_child("\n".join(reversed(texts)))
 
 
 def by_frame(frame: str) -> Reading | None:
@@ -58,11 +61,13 @@ def _by_pattern(said: str, program: str) -> Reading | None:
     for kind, pattern, why, advice in PATTERNS:
         found = re.search(pattern, said, re.MULTILINE)
         if found:
-            names = [name for name in found.groupdict().values() if name]
+            groups = {name: text or "" for name, text in found.groupdict().items()}
+            name = groups.get("name") or next(filter(None, groups.values()), "")
             is_python = PurePath(program).name.startswith(("python", "pypy"))
             told = {
+                **groups,
                 "program": program if is_python else "The Python it ran in",
-                "name": f"'{names[0]}'" if names else _UNNAMED.get(kind, "what it needs"),
+                "name": f"'{name}'" if name else _UNNAMED.get(kind, "what it needs"),
             }
             return Reading(kind, why.format(**told), advice)
     return None
@@ -75,8 +80,10 @@ _UNNAMED = {
 }
 
 
-def _by_child(said: str) -> Reading | None:
-    """A process that the worker had started has died, and the worker of that."""
+def by_child(said: str) -> Reading | None:
+    """What is shown by words about the end of a process that the worker had started; None if they
+    are none.
+    """
     found = _CHILD.search(said)
     if not found:
         return None
@@ -84,6 +91,13 @@ def _by_child(said: str) -> Reading | None:
     number = abs(int(found["number"] or 0)) % 128
     if number in _NUMBERS:
         name = _NUMBERS[number]
+    return of_child(name)
+
+
+def of_child(name: str) -> Reading:
+    """What is said of a process that a worker had started and that a signal of this name ended; ""
+    is unknown.
+    """
     who = "A process that it had started (a worker process of a DataLoader or of a pool)"
     how = f"was ended by {name}" if name else "died: a signal killed it, or it ended by itself"
     kind = Kind.CRASHED if name in _CRASHES else Kind.KILLED if name else Kind.EXCEPTION
@@ -93,6 +107,12 @@ def _by_child(said: str) -> Reading | None:
         f"{who} {how}{more}.",
         "Its own words come before; with num_workers=0 what fails shows in the rank itself.",
     )
+
+
+def crash_in(text: str) -> str:
+    """The signal of a crash that these words tell of, by its name; "" without."""
+    found = _CRASH.search(text)
+    return _NAMES[found[0].capitalize()] if found else ""
 
 
 _NUMBERS = {11: "SIGSEGV", 7: "SIGBUS", 6: "SIGABRT", 4: "SIGILL", 8: "SIGFPE", 9: "SIGKILL"}

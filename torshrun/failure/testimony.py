@@ -79,7 +79,7 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "standing": _standing(witness.standing) if witness.standing else None,
         "versions": witness.versions,
         "thread": witness.thread,
-        "warning": witness.warning if own else "",
+        "warning": witness.warning,
         "child": witness.child,
         "mutters": _blame(witness.mutters) if witness.mutters else None,
         "frozen": witness.is_frozen,

@@ -9,6 +9,7 @@ from torshrun.failure.case import MESSAGES, Case, call_of, comparable
 from torshrun.failure.disagreement import odd_one
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.nodes import lost, ranks_of
+from torshrun.failure.signs import by_words
 from torshrun.failure.wording import Verdict, differ, listed, told
 from torshrun.text import format_ranks
 
@@ -39,7 +40,7 @@ def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
     """Of ranks that others wait for, and that were in a collective themselves."""
     pointing = {each.rank: call_of(each) for each in case.of(case.edges.keys())}
     calls = {**pointing, **ends}
-    if set(calls.values()) <= MESSAGES:
+    if MESSAGES & {*calls.values()}:
         return _mutual(case, calls, calls)
     if set(ends.values()) <= set(pointing.values()):  # they came, and too late
         return Verdict(ends, "likely", _why_absent(case, ends.keys()))
@@ -72,7 +73,7 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
     told_calls = {each.rank: comparable(each.call) for each in case.of(ranks)}
     if all(told_calls.values()) and len({*told_calls.values()}) > 1:
         return Verdict(ranks, "undecided", differ(ranks, told_calls))
-    if len(names) > 1 and not names <= MESSAGES:
+    if len(names) > 1 and not names & MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
     alike = case.do_the_same(ranks)
     if alike and not names <= MESSAGES:
@@ -97,7 +98,8 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     found = case.of(ranks)
     thread = next((each.thread for each in found if each.thread), "")
     if thread:
-        return told(case, Kind.EXCEPTION, ranks, thread)
+        reading, known = told(case, Kind.EXCEPTION, ranks, thread), by_words([thread], "")
+        return reading._replace(kind=known.kind, advice=known.hint) if known else reading
     if any(each.is_deaf for each in found):
         return told(case, Kind.HUNG, ranks, "something in the kernel, in state D")
     awaited = next((each.standing.waits_for for each in found if each.standing), "")
