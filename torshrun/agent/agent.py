@@ -47,6 +47,8 @@ CULPRIT_SECONDS = 0.8
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
+_LOOKED_INTO = ("failure", "hang", "closing", "verdict")
+"""Why workers are stopped, where it may matter where they stood."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -338,6 +340,8 @@ class Agent:
         self._diagnosis.look(self._loop.time(), self._group, self._round)
         endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
+        if stop.cause in _LOOKED_INTO:
+            self._group.ask_for_stacks()
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
             cause = (await self._diagnosis.findings(endings)).cause

@@ -16,7 +16,7 @@ from torshrun.agent.round import Round
 from torshrun.agent.sources import with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
-from torshrun.procfs import ended_badly, read_stat, read_text
+from torshrun.procfs import blocked_writers, ended_badly, read_stat, read_text
 from torshrun.safe_files import Folder
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
@@ -121,7 +121,7 @@ class Diagnosis:
         ranks = [worker.rank for worker in group.workers]
         alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
         states = {rank: stat.state for rank, stat in alive.items() if stat}
-        children = {each.rank: _ended_child(each.pid) for each in group.workers if each.alive}
+        children = {each.rank: _child(each.pid) for each in group.workers if each.alive}
         self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states, children)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
@@ -225,11 +225,16 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
         executor.shutdown(wait=False)
 
 
-def _ended_child(pid: int) -> str:
+def _child(pid: int) -> str:
+    """What is wrong with a process that it had started; "" is nothing."""
+    from torshrun.failure.witness import UNREAD
+
     for name, status in ended_badly(pid):
         signo = status & 0x7F
         how = f"was killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"
         return f"a process that it had started ({printable(name)}) has ended: {how}"
+    for name, child in blocked_writers(pid):
+        return f"a process that it had started ({printable(name)}, pid {child}) {UNREAD}"
     return ""
 
 

@@ -189,6 +189,7 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
         full=noted.full or call,
         place=seen.place,
         line=seen.line,
+        cleanup=seen.cleanup,
         waits_for=seen.waits_for if not call else "",
     )
 

@@ -46,7 +46,8 @@ class Exit:
     state: str = ""
     """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
     child: str = ""
-    """How a process that it had started ended badly, if it has taken no notice; "" is none."""
+    """How a process that it had started ended badly, if it has taken no notice, or for what that
+    waits; "" is none."""
     is_left: bool = False
     """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False

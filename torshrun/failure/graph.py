@@ -111,6 +111,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     _frozen,
     disagreement.disagreement,
     disagreement.unread,
+    waiting.cleaning,
     waiting.pointed_at,
     _left,
     nodes.silent,

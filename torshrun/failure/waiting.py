@@ -10,6 +10,7 @@ from torshrun.failure.disagreement import odd_one
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.nodes import lost, ranks_of
 from torshrun.failure.signs import by_words
+from torshrun.failure.witness import UNREAD
 from torshrun.failure.wording import Verdict, differ, listed, told
 from torshrun.text import format_ranks
 
@@ -34,6 +35,26 @@ def pointed_at(case: Case) -> Verdict | None:
         who = format_ranks(ends)
         return Verdict(ends, "likely", of_ranks(Kind.NODE_LOST, who, "", "", _UNHEARD))
     return Verdict(ends, "likely", _why_absent(case, ends))
+
+
+def cleaning(case: Case) -> Verdict | None:
+    """Who stood in a clean-up while the others still waited in what comes before it."""
+    there = {each.rank for each in case.witnesses if each.standing and each.standing.cleanup}
+    ranks = {rank for rank in there if case.by_rank[rank].end == "stopped"}
+    waiting = [each.rank for each in case.waiting if each.rank not in there]
+    if not ranks or not waiting:
+        return None
+    who, (call, *_) = format_ranks(ranks), [call_of(case.by_rank[rank]) for rank in waiting]
+    why = f"{who} stood in a clean-up (finally or except), while {format_ranks(waiting)} waited in "
+    why += f"{call}: most likely an exception ended its work there, which it could not report yet."
+    return Verdict(ranks, "likely", Reading(Kind.EXCEPTION, why, _LET_IT_OUT))
+
+
+_LET_IT_OUT = (
+    "Look for what may raise before that line. Nothing in a clean-up should wait for other ranks, "
+    "no barrier and no collective: they do not come, and the exception is shown only after it; "
+    "traceback.print_exc() there shows it at once."
+)
 
 
 def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
@@ -103,12 +124,18 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     if any(each.is_deaf for each in found):
         return told(case, Kind.HUNG, ranks, "something in the kernel, in state D")
     awaited = next((each.standing.waits_for for each in found if each.standing), "")
+    if awaited == "a lock file":
+        return told(case, Kind.HUNG, ranks, f"{awaited}, {_LEFT_BEHIND}")
     if awaited == "a lock":
         return told(case, Kind.DEADLOCK, ranks, awaited)
     child = next((each.child for each in found if each.child), "")
     if child:
-        return told(case, Kind.HUNG, ranks, f"{awaited or 'something'}; {child}")
+        kind = Kind.DEADLOCK if UNREAD in child and awaited == "another process" else Kind.HUNG
+        return told(case, kind, ranks, f"{awaited or 'something'}; {child}")
     return told(case, Kind.HUNG if awaited else Kind.MISSING, ranks, awaited)
+
+
+_LEFT_BEHIND = "which a process that was killed may have left behind"
 
 
 def elsewhere(case: Case) -> Verdict | None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torshrun.workers.importer import Surroundings
     from torshrun.workers.standbys import Standbys
 
+STACK_SIGNAL = 62
+"""Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
 ENDING_BOUND = 60.0
@@ -185,6 +187,15 @@ class WorkerGroup:
         for worker_id in able if handled_only else [reports.ALL]:
             self.keeper.signal(worker_id, signo, alone=True)
         self._flush()
+
+    def ask_for_stacks(self) -> None:
+        """Have workers leave their stacks that can, whatever they do when they are asked to stop.
+        To any other process the signal would be the end.
+        """
+        for number, each in self._present.items():
+            path = each.assignment.worker.stack_file
+            if path and os.path.lexists(path) and handles(each.pid, STACK_SIGNAL):
+                self.keeper.signal(number, STACK_SIGNAL, alone=True)
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""

@@ -11,7 +11,7 @@ from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
-from torshrun.failure.witness import Silent, Witness
+from torshrun.failure.witness import UNREAD, Silent, Witness
 
 IN_ALL_REDUCE = Standing(call="all_reduce", place="train.py:9")
 AWAY = Standing(place="load (train.py:5)", line="time.sleep(60)")
@@ -658,3 +658,29 @@ def test_the_kind_of_a_threads_error_is_the_ranks() -> None:
     idle = stopped(0, AWAY, thread="OSError: [Errno 27] File too large")
     assert verdict(found(idle, waits(1, 0))) == ((0,), "likely", Kind.LIMIT)
     assert "File too large" in found(idle, waits(1, 0)).reading.why
+
+
+# ---- what ranks were kept by
+
+
+def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
+    cleans = Standing(call="barrier", place="train.py:20", cleanup="finally")
+    finding = found(stopped(1, cleans), stopped(0, IN_ALL_REDUCE), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.EXCEPTION)
+    assert "finally" in finding.reading.why
+    both = found(stopped(1, cleans), stopped(0, cleans), hang="no progress")
+    assert both.reading.kind is not Kind.EXCEPTION
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "child", "kind"),
+    [
+        ("another process", f"a process that it had started {UNREAD}", Kind.DEADLOCK),
+        ("another process", "a process that it had started has ended", Kind.HUNG),
+        ("a file", f"a process that it had started {UNREAD}", Kind.HUNG),
+        ("a lock file", "", Kind.HUNG),
+    ],
+)
+def test_what_keeps_a_rank_from_a_collective(waits_for: str, child: str, kind: Kind) -> None:
+    kept = stopped(1, Standing(place="train.py:3", waits_for=waits_for), child=child)
+    assert verdict(found(waits(0, 1), kept)) == ((1,), "likely", kind)
