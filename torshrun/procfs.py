@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path("/")
-MOST_CHILDREN = 64
+MOST_CHILDREN = 16
 """Children of a process, and threads of each, that are asked what they wait for."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -128,13 +128,21 @@ def tree(pid: int) -> Iterator[int]:
 
 def listener(port: int) -> str:
     """Which process listens on this port of this host, or what is known of it; for a sentence."""
+    name, pid = holder(port)
+    return f"{name} (pid {pid})" if pid else name
+
+
+def holder(port: int) -> tuple[str, int]:
+    """The program and pid of the process that listens on this port of this host; pid 0, and what is
+    known of it, if that cannot be told.
+    """
     import psutil
 
     try:
         for connection in psutil.net_connections("tcp"):
             listening = connection.status == psutil.CONN_LISTEN
             if listening and connection.laddr.port == port and connection.pid:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+                return psutil.Process(connection.pid).name(), connection.pid
     except psutil.Error:
-        return "another process"
-    return "a process of another user or a connection"
+        return "another process", 0
+    return "a process of another user or a connection", 0

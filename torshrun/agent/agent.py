@@ -259,7 +259,9 @@ class Agent:
         self._post(protocol.SettleOver(settle.round))
 
     def _start_looking(self) -> asyncio.Task[bool]:
-        return self._loop.create_task(self._diagnosis.only_follow(list(self._group.endings)))
+        ranks = {worker.pid: worker.rank for worker in self._group.workers}
+        looking = self._diagnosis.only_follow(list(self._group.endings), ranks)
+        return self._loop.create_task(looking)
 
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
         await self._group.drain()
@@ -338,10 +340,10 @@ class Agent:
             self._diagnosis.hang = self._tell.hung(hang, stacks)
             self._diagnosis.stacks = stacks.texts
         self._diagnosis.look(self._loop.time(), self._group, self._round)
+        if stop.cause in _LOOKED_INTO and stop.grace > 0:
+            await self._group.leave_stacks()
         endings, alive = list(self._group.endings), self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
-        if stop.cause in _LOOKED_INTO:
-            self._group.ask_for_stacks()
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
             cause = (await self._diagnosis.findings(endings)).cause

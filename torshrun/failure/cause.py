@@ -25,6 +25,7 @@ from torshrun.signals import signal_name
 from torshrun.text import printable_lines, size
 
 _MUTTERED = 200  # lines of stderr in which a worker may complain while it goes on
+_COMPLAINS = re.compile(rb"client socket has|ailed to connect")
 _NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
 _LAST = 5  # lines of stderr that count where there is no traceback
 _LOST_CHILD = re.compile(
@@ -42,7 +43,7 @@ _WITHIN_LIBRARIES = re.compile(
 _LOST_PEER = Reading(
     Kind.PEER_LOST,
     "It lost a peer, or waited for one in vain, and no cause is seen here.",
-    "Look at other nodes' reports, and whether the network between the ranks broke.",
+    "See how the other ranks ended, and whether the network between them broke.",
 )
 _UNSURE = " in all likelihood (it counts such kills for the whole machine only)"
 _SAID_CHARS = 1000
@@ -108,7 +109,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         reading=diagnose(exit_),
         said=said.strip().split("\n")[0][:_TOLD_CHARS],
         alike=_likeness(exit_, words),
-        blame=blamed(exit_) if end == "failed" else None,
+        blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
         standing=_standing(exit_, words, end),
         peak=exit_.peak_rss_kib,
@@ -121,6 +122,14 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         is_deaf=exit_.state == "D",
         hung=exit_.hung,
     )
+
+
+def _within(blame: Blame | None, ranks: int) -> Blame | None:
+    """Without ranks that the job does not have: a worker may write anything."""
+    if blame is None or not ranks:
+        return blame
+    calls = {rank: call for rank, call in blame.calls.items() if rank < ranks}
+    return replace(blame, ranks=tuple(rank for rank in blame.ranks if rank < ranks), calls=calls)
 
 
 def _thread_error(exit_: Exit) -> str:
@@ -137,6 +146,8 @@ def _warning(exit_: Exit) -> str:
 
 def _muttered(exit_: Exit) -> Blame | None:
     """Whom one that was stopped had complained about in vain, as torch's store does."""
+    if not _COMPLAINS.search(exit_.stderr):  # which is fast
+        return None
     lines = printable_lines(exit_.stderr.decode("utf-8", "backslashreplace"))[-_MUTTERED:]
     blames = (from_words([line]) for line in reversed(lines) if not _NATIVE_FRAME.match(line))
     return next((blame for blame in blames if blame and blame.weak and blame.ranks), None)
@@ -196,6 +207,11 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
 
 def diagnose(exit_: Exit) -> Reading:
     """What a worker's end shows."""
+    reading = _diagnose(exit_)
+    return reading._replace(why=f"{reading.why} {exit_.facts}") if exit_.facts else reading
+
+
+def _diagnose(exit_: Exit) -> Reading:
     if exit_.hung:
         return Reading(Kind.HUNG, exit_.hung)
     words = last_words(exit_)

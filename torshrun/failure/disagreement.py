@@ -23,7 +23,8 @@ def disagreement(case: Case) -> Verdict | None:
         return None
     calls = {rank: call for each in claims if each.blame for rank, call in each.blame.calls.items()}
     noted = _noted(case, claims)
-    stood = {each.rank: call_of(each) for each in case.waiting}
+    silent = not any(each.blame.ranks or each.blame.calls for each in claims if each.blame)
+    stood = {each.rank: call_of(each) for each in case.waiting} if silent else {}
     last, numbered = _last_calls(case, calls.keys()), _numbered_calls(case, calls)
     for known in (calls, last, numbered, noted, stood):
         odd = odd_one(known)
@@ -34,7 +35,7 @@ def disagreement(case: Case) -> Verdict | None:
     named = set(calls) or _apart_from_reference(case, claims)
     certainty: Certainty = "likely" if len(named) == 1 else "undecided"
     everybody = {each.rank for each in case.witnesses}
-    said = calls or noted or {each.rank: call_of(each) for each in claims}
+    said = numbered or calls or noted or {each.rank: call_of(each) for each in claims}
     return Verdict(named or everybody, certainty, differ(named, said))
 
 

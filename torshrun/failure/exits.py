@@ -60,6 +60,10 @@ class Exit:
     """The most memory it had at a time, in KiB; 0 is unknown."""
     oom: OomEvidence | None = None
     """What the kernel's counters say for the time it ran; None is nothing."""
+    facts: str = ""
+    """What the machine knows of what it could not have, in a sentence; "" is nothing."""
+    ranks: int = 0
+    """How many ranks the job has; 0 is unknown."""
     hung: str = ""
     """The hang in one line, for the worker that seems to be its cause; "" for all others."""
 

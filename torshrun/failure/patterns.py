@@ -187,7 +187,7 @@ PATTERNS = (
     ),
     Pattern(
         Kind.NETWORK,
-        r"^(?:[\w.]+\.)?DistNetworkError: |Connection refused|No route to host|"
+        r"Connection refused|No route to host|"
         r"(?:Network|Host) is (?:unreachable|down)|"
         r"Name or service not known|[Tt]emporary failure in name resolution|gaierror|"
         r"nodename nor servname|No address associated with hostname|getaddrinfo|"

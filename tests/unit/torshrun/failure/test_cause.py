@@ -94,7 +94,6 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
         ),
         ("RuntimeError: Distributed package doesn't have NCCL built in", Kind.USAGE, "'NCCL'"),
         ("ValueError: ProcessGroupNCCL is only supported with GPUs", Kind.USAGE, "backend gloo"),
-        ("torch.distributed.DistNetworkError: Ping failed", Kind.NETWORK, "MASTER_PORT"),
         ("DistNetworkError: invalid value returned from server", Kind.NETWORK, "another job"),
         (
             "RuntimeError: Expected to have finished reduction in the prior iteration before",
@@ -115,7 +114,7 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
         ("OSError: [Errno 28] No space left on device: 'x'", Kind.DISK_FULL, "df -h"),
         ("FileNotFoundError: [Errno 2] No such file: 'x'", Kind.NO_FILE, "directory in which"),
         ("PermissionError: [Errno 13] Permission denied: 'x'", Kind.PERMISSION, "owner and mode"),
-        ("torsh_runtime.errors.PeerLost: rank 1 was lost", Kind.PEER_LOST, "other nodes"),
+        ("torsh_runtime.errors.PeerLost: rank 1 was lost", Kind.PEER_LOST, "other ranks"),
         ("ValueError: No space left here, no CUDA", Kind.EXCEPTION, ""),
     ],
 )
@@ -296,3 +295,18 @@ def test_ranks_that_raised_the_same_are_alike_if_one_was_stopped_meanwhile() -> 
     assert finding is not None
     assert finding.ranks == (2, 3)
     assert finding.certainty == "certain"
+
+
+def test_ranks_that_the_job_does_not_have_are_not_blamed() -> None:
+    words = raised("torsh_runtime.errors.PeerLost: rank 4000000 was lost during all_reduce")
+    finding = explain(
+        [an_exit(0, 1 << 8, stderr=words, ranks=2), an_exit(1, 15, stopped=True, ranks=2)]
+    ).finding
+    assert finding is not None
+    assert finding.ranks == (0,)
+
+
+def test_what_the_machine_knows_is_told() -> None:
+    error = raised("OSError: [Errno 98] Address already in use")
+    exit_ = an_exit(0, 1 << 8, stderr=error, facts="Port 5 is held by rank 1.")
+    assert diagnose(exit_).why.endswith("Port 5 is held by rank 1.")
