@@ -35,8 +35,19 @@ def disagreement(case: Case) -> Verdict | None:
     named = set(calls) or _apart_from_reference(case, claims)
     certainty: Certainty = "likely" if len(named) == 1 else "undecided"
     everybody = {each.rank for each in case.witnesses}
+    if not calls and named:
+        return Verdict(named, certainty, _unlike_reference(claims))
     said = numbered or calls or noted or {each.rank: call_of(each) for each in claims}
     return Verdict(named or everybody, certainty, differ(named, said))
+
+
+def _unlike_reference(claims: Sequence[Witness]) -> Reading:
+    """What is said of ranks that found others to have something else than they."""
+    found = next(each for each in claims if each.blame and each.blame.ranks)
+    assert found.blame
+    what = f"rank {found.rank} has something else than {format_ranks(found.blame.ranks)}"
+    reading = differ((), {})
+    return Reading(reading.kind, f"{what}: {found.blame.text}.", reading.advice)
 
 
 def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:

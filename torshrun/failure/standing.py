@@ -95,7 +95,10 @@ _AWAITED = (  # by the library that the innermost call is in, or by the program'
     ("a lock", re.compile(r"^$"), _LOCK),
     (
         "another process",
-        re.compile(r"/(?:subprocess|multiprocessing/(?:popen_\w+|process|pool))\.py$"),
+        re.compile(
+            r"(?:^|/)(?:subprocess|torch/utils/data/dataloader|"
+            r"multiprocessing/(?:popen_\w+|process|pool|queues|connection))\.py$"
+        ),
         re.compile(r"\bwaitpid\(|\bos\.(?:wait|system)\("),
     ),
     (
@@ -152,7 +155,9 @@ def _once(blocks: Sequence[str]) -> list[str]:
 
 
 def _takes_lock(frames: Sequence[_Frame]) -> bool:
-    return bool(_LOCK.search(frames[-1].source))
+    innermost = frames[-1]
+    is_idle = innermost.function.endswith("wait") and innermost.path.endswith("threading.py")
+    return bool(_LOCK.search(innermost.source)) and not is_idle
 
 
 def _frames(lines: Sequence[str]) -> list[_Frame]:

@@ -284,6 +284,15 @@ def test_all_different_is_undecided() -> None:
     assert verdict(found(differs(0, calls)))[:2] == ((0, 1, 2), "undecided")
 
 
+def test_who_differs_from_a_reference_is_told_in_its_words() -> None:
+    odd = blames(1, 0, how="mismatch", blame={"text": "params[0] has sizes [5, 4]"})
+    finding = found(odd, stopped(0), stopped(2))
+    assert finding.ranks == (1,)
+    assert finding.reading.why == (
+        "rank 1 has something else than rank 0: params[0] has sizes [5, 4]."
+    )
+
+
 def test_an_unnamed_mismatch_may_be_anybodys() -> None:
     finding = found(blames(0, how="mismatch"), blames(1), stopped(2))
     assert verdict(finding) == ((0, 1, 2), "undecided", Kind.MISMATCH)

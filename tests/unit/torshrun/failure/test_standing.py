@@ -156,3 +156,30 @@ def test_the_clean_up_that_a_rank_was_in() -> None:
     standing = from_stack(stack(*frames))
     assert standing is not None
     assert (standing.cleanup, standing.line) == ("finally", "q.get()")
+
+
+FEEDING = """\
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+    waiter.acquire()
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 231 in _feed
+    nwait()
+"""
+
+
+def test_threads_that_have_nothing_to_do_are_in_no_deadlock() -> None:
+    stack = f"""{FEEDING}{FEEDING.replace("01", "02")}
+Current thread 0x00007f03 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 947 in wait
+    ready = selector.select(timeout)
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
+    if not self._poll(timeout):
+  File "/usr/lib/site-packages/torch/utils/data/dataloader.py", line 1291 in _try_get_data
+    data = self._data_queue.get(timeout=timeout)
+  File "train.py", line 11 in <module>
+    for batch in loader:
+"""
+    standing = from_stack(stack)
+    assert standing is not None
+    assert standing.waits_for == "another process"
+    assert standing.place == "train.py:11"
