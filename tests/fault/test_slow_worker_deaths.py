@@ -26,8 +26,8 @@ inside = f'echo {min(dead)} >/proc/sys/kernel/ns_last_pid; exec "$@"'
 unshare = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", inside, "sh"]
 os.execvp("unshare", [*unshare, *sys.argv[1:]])
 """
-"""Runs a command in a PID namespace without a /proc of its own, so that its processes have the numbers
-that others have there, which have failed and are waited for by nobody."""
+"""Runs a command in a PID namespace without a /proc of its own, so that its processes have the
+numbers of others there, which have failed and are waited for by nobody."""
 ROOT = os.geteuid() == 0 and shutil.which("unshare")
 
 Events = list[dict[str, Any]]
