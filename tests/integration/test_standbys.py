@@ -175,6 +175,25 @@ def test_what_has_threads_is_not_forked_but_a_standby_of_its_own(torshrun: Launc
     assert "True" in out
 
 
+def test_one_of_its_own_is_replaced_when_it_is_taken(torshrun: Launcher) -> None:
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True)"
+    module(torshrun, "threaded", f"{text}.start()\n")
+    script = write(
+        torshrun,
+        FORKED + "import os, time\nopen('up', 'w').write(str(os.getpid()))\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': time.sleep(60)\n",
+    )
+    options = ("--preload", "threaded", "--max-restarts", "1", "--events", "events")
+    process = torshrun.start(*options, script)
+    torshrun.wait_for("up", "events")
+    told = torshrun.folder / "events"
+    assert soon(lambda: "standbys_ready" in told.read_text(), 20), told.read_text()
+    os.kill(int((torshrun.folder / "up").read_text()), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "[0] forked\n[0] forked\n"), err
+    assert err.count("no process can be forked") == 1
+
+
 def test_what_modules_say_and_set_is_kept(torshrun: Launcher) -> None:
     module(torshrun, "loud", "import os\nprint('loaded', flush=True)\nos.environ['LOUD'] = 'yes'\n")
     script = write(torshrun, "import os\nprint(os.environ['LOUD'], os.environ['RANK'])\n")
@@ -325,6 +344,7 @@ def test_variables_are_as_modules_leave_them(torshrun: Launcher) -> None:
             "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n",
             "started the process",
         ),
+        ("import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n", "made its process adopt"),
     ],
 )
 def test_what_each_worker_must_have_for_itself_is_not_shared(
@@ -346,6 +366,33 @@ LATER = (
 """Imports more of a package than its head says; runs until it is killed."""
 
 
+def later(torshrun: Launcher, text: str) -> str:
+    """A script that does, of a package whose second module says this."""
+    folder = torshrun.folder / "site-packages" / "later"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "more.py").write_text(text)
+    torshrun.environ["PYTHONPATH"] = str(folder.parent)
+    return write(torshrun, LATER)
+
+
+def test_one_that_takes_an_importers_place_has_imported_as_much(torshrun: Launcher) -> None:
+    script = later(torshrun, "import os\nopen(f'more{os.getpid()}', 'w')\n")
+    process = torshrun.start("--max-restarts", "1", "--preload", "auto", script)
+    torshrun.wait_for("up0")
+    worker = int((torshrun.folder / "up0").read_text())
+
+    def importers() -> set[int]:
+        return {int(path.name[4:]) for path in torshrun.folder.glob("more*")} - {worker}
+
+    assert soon(lambda: len(importers()) == 1, 20)
+    (first,) = importers()
+    os.kill(first, signal.SIGKILL)
+    assert soon(lambda: len(importers()) == 2, 20)
+    os.kill(worker, signal.SIGKILL)
+    assert process.communicate(timeout=60)[0] == "[0] forked\n[0] forked\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -361,12 +408,7 @@ LATER = (
 def test_what_cannot_be_imported_since_spoils_nothing(
     torshrun: Launcher, text: str, said: str
 ) -> None:
-    folder = torshrun.folder / "site-packages" / "later"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    (folder / "more.py").write_text(text)
-    torshrun.environ["PYTHONPATH"] = str(folder.parent)
-    script = write(torshrun, LATER)
+    script = later(torshrun, text)
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--events", "ev", script)
     torshrun.wait_for("up0", "ev")
     told = torshrun.folder / "ev"
