@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -31,10 +31,11 @@ class Listener:
         self.parked.end.send(b"".join(frames))
 
 
-async def until_all_is_heard(listener: Listener, count: int) -> None:
+async def turns_until(is_over: Callable[[], bool]) -> AsyncIterator[None]:
+    """Of the loop."""
     async with asyncio.timeout(10):
-        while len(listener.heard) < count:
-            await asyncio.sleep(0)
+        while not is_over():
+            yield await asyncio.sleep(0)
 
 
 def test_who_says_much_leaves_others_their_turn() -> None:
@@ -48,10 +49,8 @@ def test_who_says_much_leaves_others_their_turn() -> None:
                 count += 1
         except BlockingIOError:
             pass
-        turns: list[int] = []
-        while len(listener.heard) < count:
-            await asyncio.sleep(0)
-            turns.append(len(listener.heard))
+        is_over = lambda: len(listener.heard) == count  # noqa: E731
+        turns = [len(listener.heard) async for _ in turns_until(is_over)]
         listener.parked.close()
         return turns
 
@@ -63,7 +62,8 @@ def test_several_messages_come_at_once_and_those_of_another_kind_are_empty() -> 
     async def body() -> list[Mapping[str, Any]]:
         listener = Listener()
         listener.say("[1]", '{"a": 1}', "2", '{"b": 2}')
-        await until_all_is_heard(listener, 4)
+        async for _ in turns_until(lambda: len(listener.heard) == 4):
+            pass
         listener.parked.close()
         return listener.heard
 
@@ -75,9 +75,8 @@ def test_what_is_no_message_ends_the_talk(text: str) -> None:
     async def body() -> bool:
         listener = Listener()
         listener.say(text, "{}")
-        async with asyncio.timeout(10):
-            while not listener.is_lost:
-                await asyncio.sleep(0)
+        async for _ in turns_until(lambda: listener.is_lost):
+            pass
         listener.parked.close()
         return not listener.heard
 
