@@ -7,14 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.launcher import Launcher, until_line
 from support.ports import free_ports
 from support.processes import is_parked, marked, soon
 
+from torshrun.procfs import read_text
+
 FORKED = "import gc; print('forked' if gc.get_freeze_count() else 'began alone', flush=True)\n"
 """Only a process that imports ahead freezes what it has; its forks inherit that."""
+
+PIDS = Path("/sys/fs/cgroup/pids")
 
 
 def write(torshrun: Launcher, text: str, name: str = "train.py") -> str:
@@ -317,6 +323,46 @@ def limited(limit: str) -> list[str]:
     return ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh"]
 
 
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """Of our own, with a limit of processes."""
+    folder = PIDS / f"torsh-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs a cgroup of version 1 for pids: {error}")
+    yield folder
+    assert soon(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+@pytest.mark.parametrize(("limit", "said"), [(20, "began alone"), (60, "forked")])
+def test_workers_that_need_all_processes_get_them(
+    torshrun: Launcher, cgroup: Path, limit: int, said: str
+) -> None:
+    """At first, or soon after."""
+    (cgroup / "pids.max").write_text(str(limit))
+    script = write(
+        torshrun,
+        "import threading, time\n" + FORKED + "import os\n"
+        "def start(count):\n"
+        "    for _ in range(count):\n"
+        "        threading.Thread(target=time.sleep, args=(3,), daemon=True).start()\n"
+        f"left = lambda: {limit} - int(open({str(cgroup / 'pids.current')!r}).read())\n"
+        "start(max(left() - 20, 0))\n"
+        "while 'standbys_missing' not in open('events').read(): time.sleep(0.05)\n"
+        "time.sleep(0.5)\n"
+        "start(left())\n"
+        f"print('processes', len(open({str(cgroup / 'cgroup.procs')!r}).readlines()))\n",
+    )
+    within = ("sh", "-c", f'echo $$ >{cgroup}/cgroup.procs; exec "$@"', "sh")
+    options = ("--preload", "auto", "--max-restarts", "1", "--events", "events", script)
+    process = torshrun.start(*options, within=within)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, f"[0] {said}\n[0] processes 3\n"), err
+    assert "more processes and threads may be started" in err
+
+
 def test_an_environment_larger_than_a_socket_can_hold(torshrun: Launcher) -> None:
     torshrun.environ |= {f"BIG{number}": "\udcff" * 60_000 for number in range(20)}
     script = write(torshrun, "import os\nprint(len(os.environ['BIG7']))\n" + FORKED)
@@ -377,18 +423,20 @@ def later(torshrun: Launcher, text: str) -> str:
 
 
 def test_one_that_takes_an_importers_place_has_imported_as_much(torshrun: Launcher) -> None:
-    script = later(torshrun, "import os\nopen(f'more{os.getpid()}', 'w')\n")
+    script = later(torshrun, "import ctypes\nctypes.CDLL(None).prctl(15, b'has more', 0, 0, 0)\n")
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", script)
     torshrun.wait_for("up0")
     worker = int((torshrun.folder / "up0").read_text())
 
-    def importers() -> set[int]:
-        return {int(path.name[4:]) for path in torshrun.folder.glob("more*")} - {worker}
+    def others() -> set[int]:
+        """Importers, and standbys that were forked later, by the name that they give themselves."""
+        names = {pid: read_text(f"/proc/{pid}/comm") for pid in torshrun.left_behind()}
+        return {pid for pid, name in names.items() if name == "has more\n"} - {worker}
 
-    assert soon(lambda: len(importers()) == 1, 20)
-    (first,) = importers()
-    os.kill(first, signal.SIGKILL)
-    assert soon(lambda: len(importers()) == 2, 20)
+    assert soon(lambda: len(others()) == 2, 20)
+    known = others()
+    os.kill(min(known), signal.SIGKILL)
+    assert soon(lambda: others() - known, 20)
     os.kill(worker, signal.SIGKILL)
     assert process.communicate(timeout=60)[0] == "[0] forked\n[0] forked\n"
 

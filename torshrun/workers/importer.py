@@ -6,6 +6,7 @@ All workers that have their command and variables in common, but for their place
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 from torshrun.procfs import read_stat
 from torshrun.topology.memory import available_memory
+from torshrun.topology.tasks import available_tasks
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.parked import Parked
@@ -27,6 +29,8 @@ MOST_DEATHS = 3
 """Standbys that may die, none being taken meanwhile, before there are to be no more."""
 MOST_REVIVALS = 3
 """How often one that has imported is started anew after something has killed it."""
+TASKS = 32
+"""Processes and threads that there must be room for, for each standby: workers start some."""
 VARIABLE = "TORSH_PARK"
 """Tells a process that it is to wait, and how: startup/torsh_standby.py."""
 PREFIX = "[preload] "
@@ -86,6 +90,8 @@ class Importer:
     def start(self) -> None:
         """Without one, after an OSError, workers import for themselves."""
         self.state, self._caught_up = "gone", ("", 0)
+        if why := _why_no_tasks(self.wanted):
+            raise OSError(errno.EAGAIN, why)
         self._process = self._new(self._on_announcement, lambda _: None)
         self._spawn(self._process)
         self.state = "importing"
@@ -141,6 +147,8 @@ class Importer:
             self._replace()
         if self.state != "forks" or not self._has_room(missing):
             return
+        if self.room and (why := _why_no_tasks(missing)):
+            self._fail(why)  # it takes room itself
         while self.state == "forks" and self._process and missing > 0:
             self._fork(self._process)
             missing -= 1
@@ -353,6 +361,13 @@ class Importer:
 
     def _complain(self, why: str) -> None:
         self.around.complain(why)
+
+
+def _why_no_tasks(standbys: int) -> str:
+    """Why there is no room for so many; "" if there is."""
+    left = available_tasks()
+    is_enough = left >= standbys * TASKS
+    return "" if is_enough else f"only {left} more processes and threads may be started"
 
 
 def _names(told: object) -> tuple[str, ...]:
