@@ -41,7 +41,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         time.sleep(0.01)
     if held:
         DIE
-    signal.pause()
+    while True:
+        signal.pause()
 """
 
 

@@ -340,9 +340,12 @@ class Agent:
             self._diagnosis.hang = self._tell.hung(hang, stacks)
             self._diagnosis.stacks = stacks.texts
         self._diagnosis.look(self._loop.time(), self._group, self._round)
-        if stop.cause in _LOOKED_INTO and stop.grace > 0:
+        endings = list(self._group.endings)
+        # Who was killed has told enough; nobody waits then.
+        if stop.cause in _LOOKED_INTO and stop.grace > 0 and not any(map(_was_killed, endings)):
             await self._group.leave_stacks()
-        endings, alive = list(self._group.endings), self._group.alive()
+            endings = list(self._group.endings)
+        alive = self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
@@ -392,3 +395,7 @@ class Agent:
 
     def _stall(self) -> float:
         return 1.0 if self._last_signal else READER_STALL
+
+
+def _was_killed(worker: Worker) -> bool:
+    return worker.status is not None and os.WIFSIGNALED(worker.status)
