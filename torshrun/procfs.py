@@ -84,6 +84,10 @@ def ended_badly(pid: int) -> list[tuple[str, int]]:
     return found
 
 
+UNREAD = "writes into a pipe that nobody reads"
+"""What is said of such a program."""
+
+
 def blocked_writers(pid: int) -> list[tuple[str, int]]:
     """Programs that the process had started and that wait until somebody reads what they write
     into a pipe: their names and pids. Only who may trace them knows of any.

@@ -16,7 +16,7 @@ from torshrun.agent.round import Round
 from torshrun.agent.sources import with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
-from torshrun.procfs import blocked_writers, ended_badly, read_stat, read_text
+from torshrun.procfs import UNREAD, blocked_writers, ended_badly, read_stat, read_text
 from torshrun.safe_files import Folder
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
@@ -248,8 +248,6 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
 
 def _child(pid: int) -> str:
     """What is wrong with a process that it had started; "" is nothing."""
-    from torshrun.failure.witness import UNREAD
-
     for name, status in ended_badly(pid):
         signo = status & 0x7F
         how = f"was killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"

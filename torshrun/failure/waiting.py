@@ -10,8 +10,8 @@ from torshrun.failure.disagreement import odd_one
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.nodes import lost, ranks_of
 from torshrun.failure.signs import by_words
-from torshrun.failure.witness import UNREAD
 from torshrun.failure.wording import Verdict, differ, listed, told
+from torshrun.procfs import UNREAD
 from torshrun.text import format_ranks
 
 

@@ -14,10 +14,6 @@ End = Literal["failed", "done", "stopped"]
 itself. stopped: because it was asked to."""
 
 
-UNREAD = "writes into a pipe that nobody reads"
-"""What is said of a process that waits so."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
     """One rank of a round that is over."""

@@ -11,7 +11,8 @@ from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
-from torshrun.failure.witness import UNREAD, Silent, Witness
+from torshrun.failure.witness import Silent, Witness
+from torshrun.procfs import UNREAD
 
 IN_ALL_REDUCE = Standing(call="all_reduce", place="train.py:9")
 AWAY = Standing(place="load (train.py:5)", line="time.sleep(60)")
