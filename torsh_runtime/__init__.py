@@ -193,6 +193,20 @@ if TYPE_CHECKING:
     from torsh_runtime.parallel.sampler import (
         DistributedSampler,
     )
+    from torsh_runtime.parallel.tensor import (
+        Attention,
+        Block,
+        Column,
+        ColumnParallelLinear,
+        ParallelAttention,
+        Part,
+        Row,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        Vocabulary,
+        parallelize,
+        vocab_parallel_cross_entropy,
+    )
     from torsh_runtime.parallel.trees import (
         average_gradients,
     )
@@ -359,6 +373,20 @@ _HOMES = {
     ),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
+    "torsh_runtime.parallel.tensor": (
+        "Attention",
+        "Block",
+        "Column",
+        "ColumnParallelLinear",
+        "ParallelAttention",
+        "Part",
+        "Row",
+        "RowParallelLinear",
+        "VocabParallelEmbedding",
+        "Vocabulary",
+        "parallelize",
+        "vocab_parallel_cross_entropy",
+    ),
     "torsh_runtime.parallel.trees": ("average_gradients",),
     "torsh_runtime.status": ("report_step",),
     "torsh_runtime.store.user": (
