@@ -7,6 +7,12 @@ import inspect
 import torsh_runtime as tr
 
 NAMES = {
+    "CommunicationStrategy",
+    "CommunicationStats",
+    "ProcessGroupIds",
+    "ProcessGroupManager",
+    "RankMapping",
+    "ThreeDParallelismConfig",
     "BackendType",
     "BackendUnavailable",
     "BackwardPrefetch",
@@ -184,7 +190,7 @@ def test_signatures_are_those_of_torch_distributed() -> None:
         "reduce_scatter_single": "output input op group async_op",
         "all_reduce_coalesced": "tensors op group async_op",
         "all_gather_coalesced": "output_tensor_lists input_tensor_list group async_op",
-        "init_device_mesh": "device_type mesh_shape mesh_dim_names backend_override",
+        "init_device_mesh": "device_type mesh_shape mesh_dim_names backend_override comm_strategy",
         "get_backend_config": "group",
         "get_default_backend_for_device": "device",
         "get_node_local_rank": "fallback_rank",

@@ -75,7 +75,7 @@ class _Metered:
         return value
 
     def all_reduce_coalesced(self, arrays: Any, *arguments: Any) -> list[Work]:
-        """Counts as so many calls of all_reduce."""
+        """Counts as so many calls of all_reduce as the backend makes of it."""
         began, size = time.perf_counter(), sum(map(_bytes, arrays))
         works = self._backend.all_reduce_coalesced(arrays, *arguments)
         done = partial(self._meter.add, "all_reduce", len(works), size, began)
