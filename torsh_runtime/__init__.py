@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from torsh_runtime.backends.base import (
         BackendType,
+        CommunicationStrategy,
         Envelope,
         PremulSum,
         ReduceOp,
@@ -165,6 +166,13 @@ if TYPE_CHECKING:
         DeviceMesh,
         init_device_mesh,
     )
+    from torsh_runtime.mesh.three_dimensions import (
+        CommunicationStats,
+        ProcessGroupIds,
+        ProcessGroupManager,
+        RankMapping,
+        ThreeDParallelismConfig,
+    )
     from torsh_runtime.parallel.ddp.config import (
         BucketConfig,
     )
@@ -220,8 +228,16 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "torsh_runtime.mesh.three_dimensions": (
+        "CommunicationStats",
+        "ProcessGroupIds",
+        "ProcessGroupManager",
+        "RankMapping",
+        "ThreeDParallelismConfig",
+    ),
     "torsh_runtime.backends.base": (
         "BackendType",
+        "CommunicationStrategy",
         "Envelope",
         "PremulSum",
         "ReduceOp",

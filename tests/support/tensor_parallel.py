@@ -1,4 +1,4 @@
-"""Models of which ranks have parts beside the same in one process; each function one rank's part."""
+"""Models of which ranks have parts beside one process; each function one rank's part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 import torsh_runtime as tr
 from torsh_runtime import optim
-from torsh_runtime.parallel.tensor.cuts import Cuts
+from torsh_runtime.layout import TensorLayout
+from torsh_runtime.parallel.layouts import cut, layouts_of
 
 STEPS, ROWS, LENGTH, WIDTH, HEAD, CLASSES = 3, 2, 12, 18, 3, 23
 SMOOTHING = 0.125
@@ -163,39 +164,27 @@ def plain(tensor: Any) -> Any:
     return tensor.detach().numpy()
 
 
-def cuts_of(model: Any) -> dict[str, Cuts]:
-    """Those of the parameters that are cut, by name."""
-    found = {}
-    for path, module in model.named_modules():
-        for name, layout in getattr(module, "parameter_layouts", {}).items():
-            found[f"{path}.{name}" if path else name] = layout.axes[0][2]
-    return found
-
-
-def part_of(whole: Any, cuts: Cuts | None, rank: int) -> Any:
-    if cuts is None:
-        return whole
-    pieces = [np.arange(start, end) for start, end in cuts.spans(rank)]
-    return np.take(whole, np.concatenate(pieces), cuts.dim)
+def part_of(whole: Any, layout: TensorLayout | None, rank: int) -> Any:
+    return whole if layout is None else cut(whole, layout.piece({"tp": rank}))
 
 
 def farthest(
     model: Any, found: dict[str, Any], expected: dict[str, Any], rank: int
 ) -> dict[str, Any]:
     """How far this rank's results are from those of one process, and its replicas' bits."""
-    cuts = cuts_of(model)
+    lie = layouts_of(model)
     apart = {"losses": float(np.abs(found["losses"] - expected["losses"]).max())}
     for kind in ("gradients", "parameters"):
         assert list(found[kind]) == list(expected[kind])
         for name, value in found[kind].items():
-            wanted = part_of(expected[kind][name], cuts.get(name), rank)
+            wanted = part_of(expected[kind][name], lie.get(name), rank)
             assert value.shape == wanted.shape, name
             apart[f"{kind} {name}"] = float(np.abs(value - wanted).max())
     bits = {
         f"{kind} {name}": value.tobytes()
         for kind in ("gradients", "parameters")
         for name, value in found[kind].items()
-        if name not in cuts
+        if name not in lie
     }
     return {"apart": apart, "bits": {**bits, "losses": found["losses"].tobytes()}}
 

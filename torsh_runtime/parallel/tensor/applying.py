@@ -10,7 +10,6 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
 from torsh_runtime.parallel.agreement import check_agreed
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
-from torsh_runtime.parallel.tensor.cuts import Cuts
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
@@ -65,7 +64,6 @@ class _Task:
     module: Any
     entry: Entry
     kind: type[Layer]
-    cuts: Mapping[str, Cuts]
     lie: Layouts
 
 
@@ -96,10 +94,10 @@ def _task(layers: Any, where: str, module: Any, entry: Entry, axis: Axis) -> _Ta
         )
     parallel: type[Layer] = layers.LAYERS[type(entry)][found]
     try:
-        cuts = parallel.cuts(module, entry, axis)
+        shards = parallel.shards(module, entry, axis)
     except ConfigError as error:
         raise ConfigError(f"{where!r} cannot be cut: {error}") from None
-    return _Task(where, module, entry, parallel, cuts, layouts(module, cuts, axis))
+    return _Task(where, module, entry, parallel, layouts(module, shards, axis))
 
 
 def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:
@@ -129,15 +127,15 @@ def _head_dim(module: Any, below: str) -> int:
 
 def _check_tied(adapter: ModuleAdapter[Any], tasks: list[_Task]) -> None:
     """ConfigError if a parameter of several modules is not cut alike in all of them."""
-    cuts = {(task.where, name): task.cuts[name] for task in tasks for name in task.lie}
+    lie = {(task.where, name): each for task in tasks for name, each in task.lie.items()}
     owners: dict[int, list[tuple[str, str]]] = {}
     for where, module in adapter.modules():
         for name, parameter in adapter.own_parameters(module):
             owners.setdefault(id(parameter), []).append((where, name))
     for names in owners.values():
-        if len({cuts.get(each) for each in names}) > 1:
+        if len({lie.get(each) for each in names}) > 1:
             told = ", ".join(
-                f"{'.'.join(filter(None, each))} {'is' if each in cuts else 'is not'} cut"
+                f"{'.'.join(filter(None, each))} {'is' if each in lie else 'is not'} cut"
                 for each in names
             )
             raise ConfigError(
@@ -148,11 +146,11 @@ def _check_tied(adapter: ModuleAdapter[Any], tasks: list[_Task]) -> None:
 def _carry_out(adapter: ModuleAdapter[Any], tasks: list[_Task], axis: Axis) -> None:
     done = set[int]()
     for task in tasks:
-        for name in task.lie:
+        for name, layout in task.lie.items():
             parameter = getattr(task.module, name)
             if id(parameter) not in done:
                 done.add(id(parameter))
-                keep_part(adapter, parameter, task.cuts[name], axis.index)
+                keep_part(adapter, parameter, layout, axis)
         task.module.__class__ = task.kind
         task.module.become(task.entry, axis, task.where, task.lie)
     for _, module in adapter.modules():

@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
-from torsh_runtime.parallel.tensor.cuts import Cuts, cut
+from torsh_runtime.parallel.tensor.cuts import cuts, sharded
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import Attention
@@ -41,16 +42,16 @@ class MultiheadAttention(_Heads):
     """A framework's layer of this name, whose heads are cut; its out_proj is Row's."""
 
     @classmethod
-    def cuts(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Cuts]:
+    def shards(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
         width = plain.embed_dim
-        found = cut(3 * width, axis.size, width // plain.num_heads, (width,) * 3)
+        found = sharded(3 * width, axis.size, width // plain.num_heads, (width,) * 3)
         return {"in_proj_weight": found, "in_proj_bias": found}
 
     def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
         """See Layer."""
         super().become(entry, axis, where, lie)
-        self.head_cuts = cut(self.num_heads, axis.size).sections[0]
+        self.head_cuts = cuts(self.num_heads, axis.size)
         self.head_dim = self.embed_dim // self.num_heads
 
     def _all_entered(self, *inputs: Any) -> list[Any]:
@@ -132,7 +133,7 @@ class ParallelAttention(_Heads):
         self.become(Attention(sequence_dim), axis, type(self).__name__, {})
         share = num_heads // kv_heads
         is_cut = kv_heads >= axis.size
-        self.head_cuts = cut(num_heads, axis.size, share if is_cut else 1).sections[0]
+        self.head_cuts = cuts(num_heads, axis.size, share if is_cut else 1)
         heads = range(num_heads)[self.own_heads]
         first, last = heads[0] // share, heads[-1] // share
         self.looks_at = None if share == 1 else [head // share - first for head in heads]

@@ -12,9 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
-from torsh_runtime.parallel.tensor.cuts import Cuts, cut
+from torsh_runtime.parallel.tensor.cuts import cuts, sharded, sizes
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     adapted,
@@ -62,7 +63,7 @@ class Layer:
         return made
 
     @classmethod
-    def cuts(cls, plain: Any, entry: Any, axis: Axis) -> dict[str, Cuts]:
+    def shards(cls, plain: Any, entry: Any, axis: Axis) -> dict[str, Shard]:
         """How an ordinary layer's own parameters are to be cut; those that are not named stay
         whole. ConfigError if they cannot be."""
         return {}
@@ -74,11 +75,10 @@ class Layer:
     def _divide(self, entry: Any, mesh: Any) -> None:
         """Be a new layer's part, of which all ranks have made the whole."""
         axis, adapter, where = axis_of(mesh), adapted(self), type(self).__name__
-        cuts = self.cuts(self, entry, axis)
-        lie = layouts(self, cuts, axis)
+        lie = layouts(self, self.shards(self, entry, axis), axis)
         check_same_values(adapter, adapter.own_parameters(self), axis)
-        for name in lie:
-            keep_part(adapter, getattr(self, name), cuts[name], axis.index)
+        for name, layout in lie.items():
+            keep_part(adapter, getattr(self, name), layout, axis)
         self.become(entry, axis, where, lie)
 
     def _check(self, tensor: Any, size: int, what: str) -> None:
@@ -105,7 +105,7 @@ class Layer:
 
     def _equal_part(self, tensor: Any, dim: int) -> int:
         """Each rank's size along a dimension."""
-        length, rest = divmod(tensor.shape[dim], self.axis.size)
+        length, rest = divmod(int(tensor.shape[dim]), self.axis.size)
         if rest:
             raise ConfigError(
                 f"{self.where}: dimension {dim} of {tuple(tensor.shape)} has to be cut into "
@@ -146,17 +146,17 @@ class ColumnParallelLinear(Layer):
         self._divide(Column(gather_output, unit, (), sequence_dim, input_is_copied), mesh)
 
     @classmethod
-    def cuts(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Cuts]:
+    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
         if entry.sections and entry.gather_output:
             raise ConfigError("outputs that are cut in sections cannot be gathered")
-        found = cut(plain.out_features, axis.size, entry.unit, entry.sections)
+        found = sharded(plain.out_features, axis.size, entry.unit, entry.sections)
         return {"weight": found, "bias": found}
 
     def become(self, entry: Column, axis: Axis, where: str, lie: Layouts) -> None:
         """See Layer."""
         super().become(entry, axis, where, lie)
-        self.sizes = self.cuts(self, entry, axis)["weight"].sizes
+        self.sizes = sizes(self.shards(self, entry, axis)["weight"])
 
     def forward(self, input: Any) -> Any:
         """input: (…, in_features)."""
@@ -194,14 +194,14 @@ class RowParallelLinear(Layer):
         self._divide(Row(input_is_parallel, unit, sequence_dim), mesh)
 
     @classmethod
-    def cuts(cls, plain: Any, entry: Row, axis: Axis) -> dict[str, Cuts]:
+    def shards(cls, plain: Any, entry: Row, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
-        return {"weight": cut(plain.in_features, axis.size, entry.unit).along(1)}
+        return {"weight": sharded(plain.in_features, axis.size, entry.unit, dim=1)}
 
     def become(self, entry: Row, axis: Axis, where: str, lie: Layouts) -> None:
         """See Layer."""
         super().become(entry, axis, where, lie)
-        self.sizes = self.cuts(self, entry, axis)["weight"].sizes
+        self.sizes = sizes(self.shards(self, entry, axis)["weight"])
 
     def forward(self, input: Any) -> Any:
         """input: (…, own features)."""
@@ -238,19 +238,18 @@ class VocabParallelEmbedding(Layer):
         self._divide(Vocabulary(sequence_dim), mesh)
 
     @classmethod
-    def cuts(cls, plain: Any, entry: Vocabulary, axis: Axis) -> dict[str, Cuts]:
+    def shards(cls, plain: Any, entry: Vocabulary, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(plain, option, None):
                 raise ConfigError(f"an Embedding with {option} cannot be cut")
-        return {"weight": cut(plain.weight.shape[0], axis.size)}
+        return {"weight": sharded(plain.weight.shape[0], axis.size)}
 
     def become(self, entry: Vocabulary, axis: Axis, where: str, lie: Layouts) -> None:
         """See Layer."""
         super().become(entry, axis, where, lie)
-        (_, _, cuts) = lie["weight"].axes[0]
-        ((self.start, self.end),) = cuts.spans(axis.index)  # type: ignore[union-attr]
         self.rows = lie["weight"].shape[0]
+        self.start, self.end = cuts(self.rows, axis.size)[axis.index :][:2]
         is_here = self.padding_idx is not None and self.start <= self.padding_idx < self.end
         self.own_padding = self.padding_idx - self.start if is_here else None
 
@@ -315,8 +314,8 @@ class EmbeddingOnPart(_OnPart):
         """indices: integers of any shape, the same on all ranks."""
         found = self.functional.embedding(indices, self.weight, self.padding_idx)
         length = self._equal_part(found, self.entry.dim)
-        sizes = [length] * self.axis.size
-        return regions.scatter(found, self.axis.group, self.entry.dim, sizes)
+        parts = [length] * self.axis.size
+        return regions.scatter(found, self.axis.group, self.entry.dim, parts)
 
 
 class DropoutOnPart(_OnPart):

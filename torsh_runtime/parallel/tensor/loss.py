@@ -13,7 +13,7 @@ from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.regions.arrays import Array, empty
 from torsh_runtime.parallel.regions.maps import Operation
 from torsh_runtime.parallel.tensor.axis import axis_of
-from torsh_runtime.parallel.tensor.cuts import cut
+from torsh_runtime.parallel.tensor.cuts import cuts
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -42,19 +42,19 @@ def vocab_parallel_cross_entropy(
         raise ValueError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {reduction!r}")
     axis = axis_of(mesh)
     own = input.shape[-1]
-    found = cut(num_classes or own * axis.size, axis.size)
-    if found.sizes[axis.index] != own or tuple(target.shape) != tuple(input.shape[:-1]):
+    size = num_classes or own * axis.size
+    start, end = cuts(size, axis.size)[axis.index :][:2]
+    if end - start != own or tuple(target.shape) != tuple(input.shape[:-1]):
         raise ConfigError(
             f"scores of shape {tuple(input.shape)} and targets of shape {tuple(target.shape)} came "
-            f"to rank {axis.index} of the axis {axis.name!r}, which has {found.sizes[axis.index]} "
-            f"of {found.size} classes: both are (…) but for the classes"
+            f"to rank {axis.index} of the axis {axis.name!r}, which has {end - start} of {size} "
+            f"classes: both are (…) but for the classes"
         )
     classes = target.data if hasattr(target, "requires_grad") else target
     kept = classes != ignore_index
-    _check_classes(classes, kept, found.size, ignore_index)
+    _check_classes(classes, kept, size, ignore_index)
     targets = _module(classes).where(kept, classes, -1)
-    ((start, _),) = found.spans(axis.index)
-    loss = _CrossEntropy(axis.group, targets, start, found.size, label_smoothing)
+    loss = _CrossEntropy(axis.group, targets, start, size, label_smoothing)
     losses = regions.applied(input, loss)
     if reduction == "none":
         return losses

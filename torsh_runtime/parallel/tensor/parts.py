@@ -10,11 +10,11 @@ import numpy as np
 
 from torsh_runtime.arrays import raw
 from torsh_runtime.errors import disagreement
-from torsh_runtime.layout import TensorLayout
+from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.parallel.regions.arrays import empty, part, resized, split
+from torsh_runtime.parallel.layouts import cut
+from torsh_runtime.parallel.regions.arrays import copied
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.cuts import Cuts
 
 Layouts = dict[str, TensorLayout]
 
@@ -24,25 +24,21 @@ def adapted(module: Any) -> ModuleAdapter[Any]:
     return adapter_class(module)(module)
 
 
-def layouts(module: Any, cuts: Mapping[str, Cuts], axis: Axis) -> Layouts:
+def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
     """Of a module's own parameters that are cut, which are whole yet."""
     return {
-        name: TensorLayout(tuple(getattr(module, name).shape), ((axis.name, axis.size, each),))  # type: ignore[arg-type]
-        for name, each in cuts.items()
+        name: TensorLayout(tuple(getattr(module, name).shape), ((axis.name, axis.size, each),))
+        for name, each in shards.items()
         if getattr(module, name) is not None
     }
 
 
-def keep_part(adapter: ModuleAdapter[Any], parameter: Any, cuts: Cuts, rank: int) -> None:
+def keep_part(
+    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis
+) -> None:
     """Let the parameter have the values of this rank alone, in memory of their own."""
-    values = adapter.values(parameter)
-    pieces = [part(values, cuts.dim, start, end) for start, end in cuts.spans(rank)]
-    own = empty(values, resized(values.shape, cuts.dim, cuts.sizes[rank]))
-    for place, piece in zip(
-        split(own, cuts.dim, [each.shape[cuts.dim] for each in pieces]), pieces, strict=True
-    ):
-        place[...] = piece
-    adapter.set_values(parameter, own)
+    own = cut(adapter.values(parameter), layout.piece({axis.name: axis.index}))
+    adapter.set_values(parameter, copied(own))
 
 
 def check_same_values(

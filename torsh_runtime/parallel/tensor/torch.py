@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor import attention, layers
 from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.cuts import Cuts, cut
+from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
@@ -79,11 +80,11 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
     """See attention."""
 
     @classmethod
-    def cuts(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Cuts]:
+    def shards(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Shard]:
         """See layers."""
         if not plain._qkv_same_embed_dim or plain.bias_k is not None or plain.add_zero_attn:
             raise ConfigError("kdim, vdim, add_bias_kv and add_zero_attn are not cut")
-        return super().cuts(plain, entry, axis)
+        return super().shards(plain, entry, axis)
 
     def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
         """See layers."""
@@ -166,12 +167,12 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
 
     def _whole(self, weights: Tensor, is_averaged: bool) -> Tensor:
         """Of all heads, or averaged over them."""
-        group, cuts = self.axis.group, self.head_cuts
+        group = self.axis.group
         found: Tensor
         if is_averaged:
             found = regions.reduce(weights.sum(1) / self.num_heads, group)
         else:
-            sizes = [end - start for start, end in pairwise(cuts)]
+            sizes = [end - start for start, end in pairwise(self.head_cuts)]
             found = regions.gather(weights, group, 1, sizes)
         return found
 
@@ -186,7 +187,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
     """What the entry means for the modules below one."""
     dim = entry.sequence_dim
-    hidden = cut(module.linear1.out_features, ranks).sections[0]
+    hidden = cuts(module.linear1.out_features, ranks)
     found: dict[str, Entry] = {
         "self_attn": Attention(dim),
         "linear1": Column(sequence_dim=dim),
