@@ -7,6 +7,14 @@ import inspect
 import torsh_runtime as tr
 
 NAMES = {
+    "Shard",
+    "TensorLayout",
+    "draw_by_name",
+    "dropout_region",
+    "random_stream",
+    "layouts_of",
+    "init_parameters",
+    "clip_grad_norm_",
     "CommunicationStrategy",
     "CommunicationStats",
     "ProcessGroupIds",
