@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+from torsh_runtime.layout import Shard, TensorLayout
+from torsh_runtime.parallel.regions.arrays import resized
+from torsh_runtime.parallel.streams import drawing_piece
 from torsh_runtime.parallel.tensor.axis import Axis
-
-_FAR = 0x9E3779B97F4A7C15
-"""Odd, so that no two ranks of an axis have one seed."""
 
 
 def drawing_part(
-    tensor: Any, axis: Axis, dim: int, cuts: tuple[int, ...] = ()
+    tensor: Any, axis: Axis, dim: int, cuts: Sequence[int] = ()
 ) -> AbstractContextManager[None]:
-    """A block in which dropout draws for a tensor of which each rank has a part along `dim`: what
-    one process would have drawn for that part in nn, a stream of each rank's own in torch. The
-    random state afterwards is the same on all ranks, as it has to be before.
+    """A block in which dropout draws for tensors of which each rank has a part along `dim`, as it
+    has of this one: see streams.dropout_region().
 
     cuts: where the ranks' parts end; none if they are equal.
     """
-    own, index = tensor.shape[dim], axis.index
-    start, size = (cuts[index], cuts[-1]) if cuts else (own * index, own * axis.size)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        return _own_stream(torch, tensor, index)
-    part: AbstractContextManager[None] = import_module("torsh_runtime.nn.random").drawing_part(
-        dim, start, size
-    )
-    return part
+    own = tensor.shape[dim]
+    places = cuts or range(0, own * axis.size + 1, own)
 
+    def layout_of(shape: tuple[int, ...]) -> TensorLayout:
+        at = dim % len(shape)
+        shard = Shard.at(at, places)
+        return TensorLayout(resized(shape, at, places[-1]), ((axis.name, axis.size, shard),))
 
-@contextmanager
-def _own_stream(torch: Any, tensor: Any, index: int) -> Iterator[None]:
-    """The seed comes from the stream that all ranks have in common, which activation checkpointing
-    sets back for computing once more."""
-    seed = int(torch.randint(2**62, ()))
-    devices = [] if tensor.device.type == "cpu" else [tensor.device]
-    with torch.random.fork_rng(devices):
-        torch.manual_seed((seed + (index + 1) * _FAR) % 2**63)
-        yield
+    return drawing_piece(layout_of, {axis.name: axis.index}, (axis.name,))
