@@ -236,6 +236,9 @@ if TYPE_CHECKING:
     from torsh_runtime.parallel.trees import (
         average_gradients,
     )
+    from torsh_runtime.parallel.verification import (
+        verify,
+    )
     from torsh_runtime.status import (
         report_step,
     )
@@ -434,6 +437,7 @@ _HOMES = {
         "vocab_parallel_cross_entropy",
     ),
     "torsh_runtime.parallel.trees": ("average_gradients",),
+    "torsh_runtime.parallel.verification": ("verify",),
     "torsh_runtime.status": ("report_step",),
     "torsh_runtime.store.user": (
         "PrefixStore",

@@ -18,6 +18,7 @@ NAMES = {
     "VocabParallelEmbedding",
     "Vocabulary",
     "parallelize",
+    "verify",
     "vocab_parallel_cross_entropy",
     "Shard",
     "TensorLayout",

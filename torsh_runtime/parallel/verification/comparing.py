@@ -87,45 +87,66 @@ def why(
         return ""
     if np.isnan(mine.own).any():
         return "some of it is no number"
-    for axis, ranks in along.items():
-        others = [held[rank] for rank in ranks if rank in held and held[rank].own is not None]
-        found = _along(axis, mine, others, distance) if len(ranks) == len(others) > 1 else ""
-        if found:
-            return found
-    return _ratio(mine, along, distance)
+    rows = {axis: [held[rank] for rank in ranks if rank in held] for axis, ranks in along.items()}
+    whole = {
+        axis: row
+        for axis, row in rows.items()
+        if len(row) == len(along[axis]) > 1 and all(each.own is not None for each in row)
+    }
+    for look in (_is_anothers, _is_not_added_up, _differs_on_replicas):
+        for axis, row in whole.items():
+            found = look(axis, mine, row, distance)
+            if found:
+                return found
+    return _ratio(mine, {axis: len(ranks) for axis, ranks in along.items()}, distance)
 
 
-def _along(axis: str, mine: Held, others: Sequence[Held], distance: float) -> str:
-    replicated = all(_same(each.part, mine.part, 0.0) for each in others)
-    if all(each.own.shape == mine.own.shape for each in others):
-        total = sum(each.own for each in others)
-        if replicated and _same(total, mine.part, distance):
-            return f"each rank has a part of a sum along {axis}, which is not added up"
-        if replicated and _same(mine.own, sum(each.part for each in others), distance):
-            return f"it is {len(others)} times that: added up once too often along {axis}"
-    if not replicated:
-        for index, each in enumerate(others):
-            if each is not mine and _same(mine.own, each.part, distance):
-                return f"it is what the rank with {axis} {index} has to have"
-    elif not all(_same(each.own, mine.own, distance) for each in others):
-        return f"ranks along {axis} differ, and have to have the same"
+def _is_anothers(axis: str, mine: Held, row: Sequence[Held], distance: float) -> str:
+    for index, each in enumerate(row):
+        is_other = not _same(each.part, mine.part, 0.0)
+        if is_other and _same(mine.own, each.part, distance):
+            return f"it is what the rank with {axis} {index} has to have"
     return ""
+
+
+def _is_not_added_up(axis: str, mine: Held, row: Sequence[Held], distance: float) -> str:
+    if not _are_replicas(mine, row) or any(each.own.shape != mine.own.shape for each in row):
+        return ""
+    alike = all(_same(each.own, mine.own, distance) for each in row)
+    is_sum = _same(sum(each.own for each in row), mine.part, distance)
+    told = f"each rank has a part of a sum along {axis}, which is not added up"
+    return told if is_sum and not alike else ""
+
+
+def _differs_on_replicas(axis: str, mine: Held, row: Sequence[Held], distance: float) -> str:
+    alike = all(_same(each.own, mine.own, distance) for each in row)
+    told = f"ranks along {axis} differ, and have to have the same"
+    return told if _are_replicas(mine, row) and not alike else ""
+
+
+def _are_replicas(mine: Held, row: Sequence[Held]) -> bool:
+    return all(_same(each.part, mine.part, 0.0) for each in row)
 
 
 def _same(one: Any, other: Any, distance: float) -> bool:
     return one is not None and other is not None and close(one, other, distance)
 
 
-def _ratio(mine: Held, along: Mapping[str, Sequence[int]], distance: float) -> str:
-    """Of what is the right value times a number."""
-    size = float((mine.part * mine.part).sum())
-    factor = float((mine.own * mine.part).sum()) / size if size else 0.0
-    if not size or not close(mine.own, factor * mine.part, distance):
+def _ratio(mine: Held, sizes: Mapping[str, int], distance: float) -> str:
+    """Of what is the right value times a number. sizes: of the axes."""
+    square = float((mine.part * mine.part).sum())
+    factor = float((mine.own * mine.part).sum()) / square if square else 0.0
+    if not square or not close(mine.own, factor * mine.part, distance):
         return ""
     if close(mine.own, 0 * mine.part, distance):
         return "it is nothing but zeros"
-    for axis, ranks in along.items():
-        for number, told in ((1 / len(ranks), "averaged instead of added up, or scaled once"),):
-            if len(ranks) > 1 and abs(factor - number) < 1e-6:
-                return f"it is 1/{len(ranks)} of that: {told} too often along {axis}"
+    for size in sorted({size for size in sizes.values() if size > 1}):
+        axes = " or ".join(axis for axis, each in sizes.items() if each == size)
+        if abs(factor - size) < _NEAR:
+            return f"it is {size} times that: added up once too often along {axes}"
+        if abs(factor - 1 / size) < _NEAR:
+            return f"it is 1/{size} of that: averaged instead of added up along {axes}"
     return f"it is {factor:.6g} times that"
+
+
+_NEAR = 1e-6

@@ -201,7 +201,7 @@ class Comparison:
         modules = dict(self._model.named_modules())
         told = getattr(modules.get(name), "parameter_layouts", None) or {}
         layout = told.get("weight")
-        axes = () if layout is None else layout.sharded()
+        axes = [] if layout is None else [*layout.sharded()]
         return (axes[0], layout) if layout is not None and len(axes) == 1 else None
 
     def _norms(self, whole: Recording, own: Recording, norm: Norm | None) -> Pair:
