@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path("/")
+MOST_CHILDREN = 16
+"""Children of a process, and threads of each, that are asked what they wait for."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -82,14 +84,33 @@ def ended_badly(pid: int) -> list[tuple[str, int]]:
     return found
 
 
+def blocked_writers(pid: int) -> list[tuple[str, int]]:
+    """Programs that the process had started and that wait until somebody reads what they write
+    into a pipe: their names and pids. Only who may trace them knows of any.
+    """
+    return [
+        (stat.name, child)
+        for child in children(pid)[:MOST_CHILDREN]
+        if (stat := read_stat(child)) and any(map(_writes, _threads(child)[:MOST_CHILDREN]))
+    ]
+
+
+def _writes(task: str) -> bool:
+    return read_text(f"{task}/wchan", 64).endswith("pipe_write")
+
+
 def children(pid: int) -> list[int]:
     """Children of all its threads; a kernel without CONFIG_PROC_CHILDREN tells of none."""
+    listed = (read_text(f"{task}/children") for task in _threads(pid))
+    return [int(child) for line in listed for child in line.split()]
+
+
+def _threads(pid: int) -> list[str]:
+    """Their folders; none of a process that is gone."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  (pathlib costs more)
+        return [f"/proc/{pid}/task/{each}" for each in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
     except OSError:
         return []
-    listed = (read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads)
-    return [int(child) for line in listed for child in line.split()]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -107,13 +128,21 @@ def tree(pid: int) -> Iterator[int]:
 
 def listener(port: int) -> str:
     """Which process listens on this port of this host, or what is known of it; for a sentence."""
+    name, pid = holder(port)
+    return f"{name} (pid {pid})" if pid else name
+
+
+def holder(port: int) -> tuple[str, int]:
+    """The program and pid of the process that listens on this port of this host; pid 0, and what is
+    known of it, if that cannot be told.
+    """
     import psutil
 
     try:
         for connection in psutil.net_connections("tcp"):
             listening = connection.status == psutil.CONN_LISTEN
             if listening and connection.laddr.port == port and connection.pid:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+                return psutil.Process(connection.pid).name(), connection.pid
     except psutil.Error:
-        return "another process"
-    return "a process of another user or a connection"
+        return "another process", 0
+    return "a process of another user or a connection", 0

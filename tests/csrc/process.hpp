@@ -4,12 +4,26 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <system_error>
 
+#include <linux/sched.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 namespace torsh::test {
+
+// A process with this very number, which waits to be killed; -1 if this one may not choose numbers.
+inline pid_t fork_as(pid_t number) {
+  clone_args wanted{};
+  wanted.exit_signal = SIGCHLD;
+  wanted.set_tid = reinterpret_cast<std::uint64_t>(&number);
+  wanted.set_tid_size = 1;
+  const auto made = static_cast<pid_t>(syscall(SYS_clone3, &wanted, sizeof wanted));
+  while (made == 0) pause();
+  return made;
+}
 
 // Until it is ended, which any thread may do.
 class Process {

@@ -1,6 +1,5 @@
 #include "scenes.hpp"
 
-#include <linux/sched.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -22,8 +21,10 @@
 #include "transport/shm/cpu_cache.hpp"
 #include "transport/shm/cpu_quota.hpp"
 #include "transport/tcp/socket_stream.hpp"
+#include "endings.hpp"
 #include "lines.hpp"
 #include "pool.hpp"
+#include "process.hpp"
 #include "vitals.hpp"
 #include "world.hpp"
 
@@ -55,17 +56,6 @@ void last_words_over_two_streams() {
     if (data != std::vector<std::byte>(bytes, std::byte{7})) throw Wrong("the message is not what was sent");
     member.group.abort();
   });
-}
-
-// A process with this very number, which waits to be killed; -1 if this one may not choose numbers.
-pid_t fork_as(pid_t number) {
-  clone_args wanted{};
-  wanted.exit_signal = SIGCHLD;
-  wanted.set_tid = reinterpret_cast<std::uint64_t>(&number);
-  wanted.set_tid_size = 1;
-  const auto made = static_cast<pid_t>(syscall(SYS_clone3, &wanted, sizeof wanted));
-  while (made == 0) pause();
-  return made;
 }
 
 std::uint64_t word_of(pid_t process, std::uint64_t* at) {
@@ -356,6 +346,7 @@ const std::vector<Scene>& scenes() {
     };
     for (const Scene& each : pool_scenes()) made.push_back(each);
     for (const Scene& each : vitals_scenes()) made.push_back(each);
+    for (const Scene& each : endings_scenes()) made.push_back(each);
     return made;
   }();
   return all;

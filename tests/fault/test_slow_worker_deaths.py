@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,17 @@ VICTIM = 1
 ATTEMPTS = 5
 SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
+NUMBERED_LIKE_THE_DEAD = """
+import os, sys
+dead = [os.fork() or os._exit(1) for _ in range(200)]
+inside = f'echo {min(dead)} >/proc/sys/kernel/ns_last_pid; exec "$@"'
+unshare = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", inside, "sh"]
+os.execvp("unshare", [*unshare, *sys.argv[1:]])
+"""
+"""Runs a command in a PID namespace without a /proc of its own, so that its processes have the
+numbers of others there, which have failed and are waited for by nobody."""
+ROOT = os.geteuid() == 0 and shutil.which("unshare")
+
 Events = list[dict[str, Any]]
 
 FAILS_ONCE = f"""
@@ -28,7 +41,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         time.sleep(0.01)
     if held:
         DIE
-    signal.pause()
+    while True:
+        signal.pause()
 """
 
 
@@ -107,3 +121,12 @@ def test_one_goes_on_without_its_first_thread(launcher: Launcher) -> None:
     code, told, events = run(launcher, script)
     exits = [event["code"] for event in events if event["event"] == "worker_exited"]
     assert (code, exits) == (0, [0] * WORKERS), told
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root and unshare")
+def test_the_dead_with_their_numbers_in_another_proc_are_others(launcher: Launcher) -> None:
+    script = launcher.script("time.sleep(0.5)\nprint(os.getpid())")
+    within = (sys.executable, "-c", NUMBERED_LIKE_THE_DEAD)
+    process = launcher.start("--nproc-per-node", str(WORKERS), script, within=within)
+    out, told = process.communicate(timeout=30)
+    assert (process.returncode, len(out.splitlines())) == (0, WORKERS), told

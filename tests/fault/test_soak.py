@@ -129,7 +129,9 @@ def test_workers_are_killed_again_and_again(
         victims.append((rank, pid))
     assert job.process.wait(PATIENCE) == exit_codes.BUDGET_SPENT
     job.assert_nothing_is_left()
-    reported = re.findall(r"rank (\d+) failed first: killed by SIGKILL.* pid (\d+),", job.text())
+    reported = re.findall(
+        r"rank (\d+) (?:most likely )?failed first: killed by SIGKILL.* pid (\d+),", job.text()
+    )
     assert [(int(rank), int(pid)) for rank, pid in reported] == victims
 
 

@@ -47,7 +47,7 @@ def test_root_types_the_command(section: str) -> None:
         assert ("test accuracy" if section == "Try it" else " passed") in output
         if section == "Try it":
             output = typed(tree, f". .venv/bin/activate\n{command_of(section, 1)}")
-            assert "rank 3 failed first: killed by SIGKILL" in output
+            assert "rank 3 most likely failed first: killed by SIGKILL" in output
             assert "epoch 400" in output
 
 

@@ -91,7 +91,8 @@ def test_the_exit_code_is_the_root_causes(
     got, _, err = torshrun.run("--nproc-per-node", "3", script)
     assert got == code
     assert said in err
-    assert f"rank 1 failed first: {'' if 'KeyError' in ending else said}" in err
+    surely = "most likely " if "SIGKILL" in said else ""  # somebody else has sent it
+    assert f"rank 1 {surely}failed first: {'' if 'KeyError' in ending else said}" in err
     assert "after it: ranks 0, 2 stopped by torshrun" in err
 
 
@@ -108,7 +109,7 @@ def test_one_that_lost_its_peer_is_not_blamed(torshrun: Launcher) -> None:
     code, _, err = torshrun.run("--nproc-per-node", "2", script)
     assert code == 9
     assert "rank 1 failed first: exit code 9" in err
-    assert "after it: rank 0 lost its peer" in err
+    assert "after it: rank 0 lost a peer" in err
 
 
 def test_a_restart_and_then_success(torshrun: Launcher) -> None:

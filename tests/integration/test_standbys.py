@@ -7,14 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.launcher import Launcher, until_line
 from support.ports import free_ports
 from support.processes import is_parked, marked, soon
 
+from torshrun.procfs import read_text
+
 FORKED = "import gc; print('forked' if gc.get_freeze_count() else 'began alone', flush=True)\n"
 """Only a process that imports ahead freezes what it has; its forks inherit that."""
+
+PIDS = Path("/sys/fs/cgroup/pids")
 
 
 def write(torshrun: Launcher, text: str, name: str = "train.py") -> str:
@@ -175,6 +181,25 @@ def test_what_has_threads_is_not_forked_but_a_standby_of_its_own(torshrun: Launc
     assert "True" in out
 
 
+def test_one_of_its_own_is_replaced_when_it_is_taken(torshrun: Launcher) -> None:
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True)"
+    module(torshrun, "threaded", f"{text}.start()\n")
+    script = write(
+        torshrun,
+        FORKED + "import os, time\nopen('up', 'w').write(str(os.getpid()))\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': time.sleep(60)\n",
+    )
+    options = ("--preload", "threaded", "--max-restarts", "1", "--events", "events")
+    process = torshrun.start(*options, script)
+    torshrun.wait_for("up", "events")
+    told = torshrun.folder / "events"
+    assert soon(lambda: "standbys_ready" in told.read_text(), 20), told.read_text()
+    os.kill(int((torshrun.folder / "up").read_text()), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "[0] forked\n[0] forked\n"), err
+    assert err.count("no process can be forked") == 1
+
+
 def test_what_modules_say_and_set_is_kept(torshrun: Launcher) -> None:
     module(torshrun, "loud", "import os\nprint('loaded', flush=True)\nos.environ['LOUD'] = 'yes'\n")
     script = write(torshrun, "import os\nprint(os.environ['LOUD'], os.environ['RANK'])\n")
@@ -298,6 +323,46 @@ def limited(limit: str) -> list[str]:
     return ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh"]
 
 
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """Of our own, with a limit of processes."""
+    folder = PIDS / f"torsh-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs a cgroup of version 1 for pids: {error}")
+    yield folder
+    assert soon(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+@pytest.mark.parametrize(("limit", "said"), [(20, "began alone"), (60, "forked")])
+def test_workers_that_need_all_processes_get_them(
+    torshrun: Launcher, cgroup: Path, limit: int, said: str
+) -> None:
+    """At first, or soon after."""
+    (cgroup / "pids.max").write_text(str(limit))
+    script = write(
+        torshrun,
+        "import threading, time\n" + FORKED + "import os\n"
+        "def start(count):\n"
+        "    for _ in range(count):\n"
+        "        threading.Thread(target=time.sleep, args=(3,), daemon=True).start()\n"
+        f"left = lambda: {limit} - int(open({str(cgroup / 'pids.current')!r}).read())\n"
+        "start(max(left() - 20, 0))\n"
+        "while 'standbys_missing' not in open('events').read(): time.sleep(0.05)\n"
+        "time.sleep(0.5)\n"
+        "start(left())\n"
+        f"print('processes', len(open({str(cgroup / 'cgroup.procs')!r}).readlines()))\n",
+    )
+    within = ("sh", "-c", f'echo $$ >{cgroup}/cgroup.procs; exec "$@"', "sh")
+    options = ("--preload", "auto", "--max-restarts", "1", "--events", "events", script)
+    process = torshrun.start(*options, within=within)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, f"[0] {said}\n[0] processes 3\n"), err
+    assert "more processes and threads may be started" in err
+
+
 def test_an_environment_larger_than_a_socket_can_hold(torshrun: Launcher) -> None:
     torshrun.environ |= {f"BIG{number}": "\udcff" * 60_000 for number in range(20)}
     script = write(torshrun, "import os\nprint(len(os.environ['BIG7']))\n" + FORKED)
@@ -325,6 +390,7 @@ def test_variables_are_as_modules_leave_them(torshrun: Launcher) -> None:
             "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n",
             "started the process",
         ),
+        ("import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n", "made its process adopt"),
     ],
 )
 def test_what_each_worker_must_have_for_itself_is_not_shared(
@@ -346,6 +412,35 @@ LATER = (
 """Imports more of a package than its head says; runs until it is killed."""
 
 
+def later(torshrun: Launcher, text: str) -> str:
+    """A script that does, of a package whose second module says this."""
+    folder = torshrun.folder / "site-packages" / "later"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "more.py").write_text(text)
+    torshrun.environ["PYTHONPATH"] = str(folder.parent)
+    return write(torshrun, LATER)
+
+
+def test_one_that_takes_an_importers_place_has_imported_as_much(torshrun: Launcher) -> None:
+    script = later(torshrun, "import ctypes\nctypes.CDLL(None).prctl(15, b'has more', 0, 0, 0)\n")
+    process = torshrun.start("--max-restarts", "1", "--preload", "auto", script)
+    torshrun.wait_for("up0")
+    worker = int((torshrun.folder / "up0").read_text())
+
+    def others() -> set[int]:
+        """Importers, and standbys that were forked later, by the name that they give themselves."""
+        names = {pid: read_text(f"/proc/{pid}/comm") for pid in torshrun.left_behind()}
+        return {pid for pid, name in names.items() if name == "has more\n"} - {worker}
+
+    assert soon(lambda: len(others()) == 2, 20)
+    known = others()
+    os.kill(min(known), signal.SIGKILL)
+    assert soon(lambda: others() - known, 20)
+    os.kill(worker, signal.SIGKILL)
+    assert process.communicate(timeout=60)[0] == "[0] forked\n[0] forked\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -361,12 +456,7 @@ LATER = (
 def test_what_cannot_be_imported_since_spoils_nothing(
     torshrun: Launcher, text: str, said: str
 ) -> None:
-    folder = torshrun.folder / "site-packages" / "later"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    (folder / "more.py").write_text(text)
-    torshrun.environ["PYTHONPATH"] = str(folder.parent)
-    script = write(torshrun, LATER)
+    script = later(torshrun, text)
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--events", "ev", script)
     torshrun.wait_for("up0", "ev")
     told = torshrun.folder / "ev"

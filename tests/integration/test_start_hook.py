@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from torshrun.workers.group import STACK_SIGNAL
 from torshrun.workers.spec import python_path
 
 HOOK = Path(python_path({}))
@@ -221,6 +222,11 @@ def test_a_worker_that_is_stopped_leaves_its_stack_and_dies_as_without(tmp_path:
 def test_a_handler_of_its_own_is_the_scripts(tmp_path: Path) -> None:
     own = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
     assert traced(tmp_path, own + SLEEPS) == (9, {}, "")
+    (tmp_path / "stack").unlink()
+    asks = SLEEPS.replace("    print", f"    os.kill(os.getpid(), {STACK_SIGNAL})\n    print")
+    leaves = f"import os\n{own}{asks}"
+    code, _, stack = traced(tmp_path, leaves)  # what torshrun sends before SIGTERM
+    assert (code, "in load" in stack) == (9, True)
     ask = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)"
     (tmp_path / "stack").unlink()
     assert traced(tmp_path, f"{ask}\nimport time; time.sleep(60)")[0] == -15

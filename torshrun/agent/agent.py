@@ -47,6 +47,8 @@ CULPRIT_SECONDS = 0.8
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
+_LOOKED_INTO = ("failure", "hang", "closing", "verdict")
+"""Why workers are stopped, where it may matter where they stood."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -257,7 +259,9 @@ class Agent:
         self._post(protocol.SettleOver(settle.round))
 
     def _start_looking(self) -> asyncio.Task[bool]:
-        return self._loop.create_task(self._diagnosis.only_follow(list(self._group.endings)))
+        ranks = {worker.pid: worker.rank for worker in self._group.workers}
+        looking = self._diagnosis.only_follow(list(self._group.endings), ranks)
+        return self._loop.create_task(looking)
 
     async def _diagnose(self, unkillable: tuple[str, ...]) -> None:
         await self._group.drain()
@@ -336,7 +340,12 @@ class Agent:
             self._diagnosis.hang = self._tell.hung(hang, stacks)
             self._diagnosis.stacks = stacks.texts
         self._diagnosis.look(self._loop.time(), self._group, self._round)
-        endings, alive = list(self._group.endings), self._group.alive()
+        endings = list(self._group.endings)
+        # Who was killed has told enough; nobody waits then.
+        if stop.cause in _LOOKED_INTO and stop.grace > 0 and not any(map(_was_killed, endings)):
+            await self._group.leave_stacks()
+            endings = list(self._group.endings)
+        alive = self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
         self._group.stop(stop.signo, stop.grace)
         if stop.cause == "failure" and alive:
@@ -386,3 +395,7 @@ class Agent:
 
     def _stall(self) -> float:
         return 1.0 if self._last_signal else READER_STALL
+
+
+def _was_killed(worker: Worker) -> bool:
+    return worker.status is not None and os.WIFSIGNALED(worker.status)

@@ -16,7 +16,7 @@ from torshrun.agent.round import Round
 from torshrun.agent.sources import with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
-from torshrun.procfs import ended_badly, read_stat, read_text
+from torshrun.procfs import blocked_writers, ended_badly, read_stat, read_text
 from torshrun.safe_files import Folder
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
@@ -34,6 +34,8 @@ STARTUP_SECONDS = 10.0
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
+MOST_LOOKED_UP = 8
+"""Ranks of which it is looked up who holds a port, or which disk is full."""
 STACK_BYTES = 1 << 16
 """How much is read of the stack that a worker left when it was stopped."""
 
@@ -112,6 +114,8 @@ class Diagnosis:
         """The hang in one line; "" is none."""
         self.stacks: Mapping[int, str] = {}
         """Where ranks stood when they hung."""
+        self.facts: dict[int, str] = {}
+        """What the machine knew of what ranks could not have, when they failed."""
         self.moment: Moment | None = None
         """What was seen before workers were stopped; None if they were not."""
 
@@ -121,7 +125,7 @@ class Diagnosis:
         ranks = [worker.rank for worker in group.workers]
         alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
         states = {rank: stat.state for rank, stat in alive.items() if stat}
-        children = {each.rank: _ended_child(each.pid) for each in group.workers if each.alive}
+        children = {each.rank: _child(each.pid) for each in group.workers if each.alive}
         self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states, children)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
@@ -137,15 +141,30 @@ class Diagnosis:
         initialised = any(each.initialised for each in pages)
         return await _in_thread(partial(self._examine, endings, oom, initialised))
 
-    async def only_follow(self, endings: Sequence[Worker]) -> bool:
-        """Whether all workers that have failed blame others, so that one more may be about to."""
+    async def only_follow(self, endings: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
+        """Whether all workers that have failed blame others, so that one more may be about to.
+        `ranks` are those of this node, by pid.
+        """
         failed = [ending for ending in endings if ending.status]
-        return bool(failed) and await _in_thread(partial(self._all_blame, failed))
+        return bool(failed) and await _in_thread(partial(self._all_blame, failed, ranks))
 
-    def _all_blame(self, failed: Sequence[Worker]) -> bool:
+    def _all_blame(self, failed: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
         from torshrun.failure.cause import blamed
 
-        return all(blamed(self._exit(ending, None)) for ending in failed)
+        exits = [self._exit(ending, None) for ending in failed]
+        for exit_ in exits:
+            self._look_up(exit_, ranks)
+        return all(map(blamed, exits))
+
+    def _look_up(self, exit_: Exit, ranks: Mapping[int, int]) -> None:
+        """While the others still live: one of them may be who is in the way."""
+        from torshrun.agent.facts import facts_about
+        from torshrun.failure.cause import diagnose
+        from torshrun.failure.last_words import last_words
+
+        if exit_.rank not in self.facts and len(self.facts) < MOST_LOOKED_UP:
+            said = "\n".join(last_words(exit_).lines)
+            self.facts[exit_.rank] = facts_about(diagnose(exit_).kind, said, ranks)
 
     def _examine(
         self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
@@ -170,6 +189,7 @@ class Diagnosis:
         place, moment = ending.assignment.worker, self.moment
         exit_ = Exit(
             rank=place.rank,
+            ranks=place.world_size,
             host=os.uname().nodename,
             pid=ending.pid,
             status=ending.status,
@@ -186,6 +206,7 @@ class Diagnosis:
             stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
             child=moment.children.get(place.rank, "") if moment else "",
             state=moment.states.get(place.rank, "") if moment else "",
+            facts=self.facts.get(place.rank, ""),
         )
         return self._with_account(ending, self._with_standing(exit_))
 
@@ -206,7 +227,7 @@ class Diagnosis:
             with contextlib.suppress(OSError):
                 _keep(path, self.folder, f"{ending.assignment.folder}/error.json")
         account = load_account(path)
-        before = exit_.stopped and self.moment and 0 < account.at <= self.moment.at
+        before = exit_.stopped and self.moment and ending.started < account.at <= self.moment.at
         return replace(exit_, account=account, raised=bool(before))
 
 
@@ -225,11 +246,16 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
         executor.shutdown(wait=False)
 
 
-def _ended_child(pid: int) -> str:
+def _child(pid: int) -> str:
+    """What is wrong with a process that it had started; "" is nothing."""
+    from torshrun.failure.witness import UNREAD
+
     for name, status in ended_badly(pid):
         signo = status & 0x7F
         how = f"was killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"
         return f"a process that it had started ({printable(name)}) has ended: {how}"
+    for name, child in blocked_writers(pid):
+        return f"a process that it had started ({printable(name)}, pid {child}) {UNREAD}"
     return ""
 
 

@@ -1,9 +1,13 @@
-"""Lines of source below the frames of a stack that names only their numbers."""
+"""Lines of source below the frames of a stack that names only their numbers, with the clean-up that
+they belong to.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 
 from torshrun.procfs import read_text
 
@@ -11,6 +15,10 @@ MOST_FILES = 16
 """Files that are read for one stack."""
 FILE_BYTES = 1 << 20
 """Longer ones are read up to there."""
+_BLOCK = re.compile(r"(finally|except)\b.*:")
+_OUTERMOST = re.compile(r"(?:async )?def |class ")
+MOST_LINES = 500
+"""Lines of source that are looked at above the one where a frame stands."""
 _FRAME = re.compile(r'^ +File "(?P<path>[^"<]+)", line (?P<line>[0-9]{1,6}) in ')
 
 
@@ -30,6 +38,39 @@ def _lines(stack: str) -> Iterator[str]:
             continue
         path, number = frame["path"], int(frame["line"])
         if path not in files and len(files) < MOST_FILES:
-            files[path] = read_text(path, FILE_BYTES).split("\n")
-        source = files.get(path, [])[number - 1 : number]
-        yield from (f"    {text.strip()}" for text in source if text.strip())
+            files[path] = (read_text(path, FILE_BYTES) if _is_open(path) else "").split("\n")
+        source = files.get(path, [])[max(number - MOST_LINES, 0) : number]
+        if source and number and source[-1].strip():
+            yield f"    {source[-1].strip()}{_clean_up(source)}"
+
+
+def _is_open(path: str) -> bool:
+    """Whether a worker that is another user might read the file: it may name what it likes."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  (pathlib costs more)
+    except (OSError, ValueError):
+        return False
+    own = found.st_uid == os.getuid() != 0
+    return own or bool(found.st_mode & stat.S_IROTH)
+
+
+def _clean_up(source: Sequence[str]) -> str:
+    """Whether the last of these lines of Python belongs to an except or finally, as a comment; ""
+    if not. Told by the indentation alone: what comes from a worker is not parsed.
+    """
+    depth = _depth(source[-1])
+    for line in reversed(source[:-1]):
+        text = line.strip()
+        if not text or text.startswith("#") or _depth(line) >= depth:
+            continue
+        block = _BLOCK.match(text)
+        if block:
+            return f"  # in {block[1]}"
+        if _OUTERMOST.match(text):
+            break
+        depth = _depth(line)
+    return ""
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())

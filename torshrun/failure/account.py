@@ -77,7 +77,8 @@ def _text(message: object) -> str:
         return ""
     extra = message.get("extraInfo")
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(stack or message.get("message") or "")
+    words = (stack, message.get("message"))
+    return next((each for each in words if isinstance(each, str) and each), "")
 
 
 def _short(value: object) -> str:

@@ -44,9 +44,10 @@ class Blame:
     weak: bool = False
     """Whether it may well be its own failure that it speaks of."""
     came: int = 0
-    """Of a mismatch that names nobody: how many bytes came, 0 is unknown, ..."""
+    """Of a mismatch that names nobody: how many bytes came, 0 is unknown; of a meeting: how many
+    ranks; ..."""
     room: int = 0
-    """... and for how many there was room."""
+    """... and for how many there was room, or who were waited for."""
 
 
 def from_account(document: object) -> Blame | None:
@@ -175,7 +176,9 @@ _TORCH = (
     ),
     _says("late", r"\[Rank RANK\]: Ranks? (?P<ranks>RANKS) failed to pass monitoredBarrier"),
     _says("lost", r"monitoredBarrier, but received errors .* from rank (?P<rank>RANK)"),
-    _says("late", r"waiting for clients\. \d+/\d+ clients joined"),
+    _says(
+        "late", r"waiting for clients\. (?P<came>[0-9]{1,7})/(?P<room>[0-9]{1,7}) clients joined"
+    ),
     _says("late", r"wait timeout after \d+ms, keys: \S*/(?:cpu|cuda)//\d+/(?P<rank>RANK)\b"),
     _says("late", r"wait timeout after \d+ms, keys: \S*default_pg/0//"),
     _says(

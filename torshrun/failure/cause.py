@@ -11,23 +11,31 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from torshrun.failure.blame import Blame, from_words
+from torshrun.failure.by_signal import SIGNALS
 from torshrun.failure.exits import Exit, OomEvidence, how, where
 from torshrun.failure.finding import Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.last_words import CRASHES, Words, find_thread_error, last_words
-from torshrun.failure.signs import USAGE, by_frame, by_words
+from torshrun.failure.patterns import USAGE
+from torshrun.failure.signs import by_frame, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
 from torshrun.text import printable_lines, size
 
+_MUTTERED = 200  # lines of stderr in which a worker may complain while it goes on
+_COMPLAINS = re.compile(rb"client socket has|ailed to connect")
+_NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
 _LAST = 5  # lines of stderr that count where there is no traceback
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
 _UNPICKLES = re.compile(r'/(?:comm/seal|distributed_c10d)\.py", line \d+, in (?:unpack|_tensor_to)')
 _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
+_TO_CHILD = re.compile(
+    r'/multiprocessing/(?:connection|queues|resource_sharer|managers)\.py", line'
+)
 _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
 )
@@ -35,86 +43,8 @@ _WITHIN_LIBRARIES = re.compile(
 _LOST_PEER = Reading(
     Kind.PEER_LOST,
     "It lost a peer, or waited for one in vain, and no cause is seen here.",
-    "Look at other nodes' reports, and whether the network between the ranks broke.",
+    "See how the other ranks ended, and whether the network between them broke.",
 )
-_NOTICE = (
-    "Somebody sent it this signal, which is a notice (of a scheduler, before its time is over), "
-    "and it does not handle it.",
-    "Handle it (signal.signal), and save there what is to be kept; or have the scheduler send it "
-    "to torshrun, and not to the workers.",
-)
-_SIGNALS: dict[str, tuple[Kind, str, str]] = {
-    "SIGSEGV": (
-        Kind.CRASHED,
-        "It touched memory that is not its own: a fault in compiled code, of a library or an "
-        "extension module.",
-        "See which call its stack ends in, and update or rebuild that library; a very deep "
-        "recursion overflows the stack (`ulimit -s`).",
-    ),
-    "SIGBUS": (
-        Kind.CRASHED,
-        "The memory behind a mapped file was not there: often /dev/shm is full, or the file was "
-        "cut short.",
-        "`df -h /dev/shm` shows whether it is (--shm-size gives a container more); a mapped file "
-        "must not be truncated or rewritten meanwhile.",
-    ),
-    "SIGFPE": (
-        Kind.CRASHED,
-        "Compiled code divided an integer by zero.",
-        "See which call its stack ends in.",
-    ),
-    "SIGILL": (
-        Kind.CRASHED,
-        "The processor does not know an instruction: a library was built for another kind.",
-        "Install or build that library for this processor (`lscpu` tells which it is).",
-    ),
-    "SIGABRT": (
-        Kind.CRASHED,
-        "Compiled code gave up by itself; it usually says why just before.",
-        "See which library its words and its stack name: a failed check, or damaged memory.",
-    ),
-    "SIGSYS": (
-        Kind.CRASHED,
-        "It made a system call that is forbidden here: a seccomp filter, of a container for "
-        "instance.",
-        "Run it without that filter, or with one that permits the call (dmesg names it).",
-    ),
-    "SIGKILL": (
-        Kind.KILLED,
-        "Nobody but the kernel or another process sends it, and no kill for want of memory was "
-        "seen.",
-        "Ask the scheduler, the container's runtime or an administrator who killed it (dmesg).",
-    ),
-    "SIGTERM": (
-        Kind.KILLED,
-        "Another process asked it to end, and not torshrun.",
-        "Ask the scheduler or whoever shares the machine.",
-    ),
-    "SIGXCPU": (
-        Kind.LIMIT,
-        "It used up its processor time.",
-        "Raise the limit (`ulimit -t`), or run it where there is none: login nodes often have one.",
-    ),
-    "SIGXFSZ": (
-        Kind.LIMIT,
-        "It wrote a file larger than allowed.",
-        "Raise the limit of the file size (`ulimit -f`), or write smaller files.",
-    ),
-    "SIGUSR1": (Kind.KILLED, *_NOTICE),
-    "SIGUSR2": (Kind.KILLED, *_NOTICE),
-    "SIGPIPE": (
-        Kind.KILLED,
-        "It wrote into a pipe or a connection that nobody reads any more.",
-        "See which program it wrote to, and why that has ended.",
-    ),
-    "SIGALRM": (
-        Kind.KILLED,
-        "A timer of its own ran out (alarm(), setitimer()), and nothing handled the signal.",
-        "See who sets it: a watchdog of a library, `timeout -s ALRM`.",
-    ),
-    "SIGINT": (Kind.KILLED, "Another process interrupted it, and not torshrun.", ""),
-    "SIGHUP": (Kind.KILLED, "Another process hung it up, and not torshrun.", ""),
-}
 _UNSURE = " in all likelihood (it counts such kills for the whole machine only)"
 _SAID_CHARS = 1000
 _TOLD_CHARS = 200
@@ -179,19 +109,27 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         reading=diagnose(exit_),
         said=said.strip().split("\n")[0][:_TOLD_CHARS],
         alike=_likeness(exit_, words),
-        blame=blamed(exit_) if end == "failed" else None,
+        blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
         standing=_standing(exit_, words, end),
         peak=exit_.peak_rss_kib,
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
-        warning=_warning(exit_) if end == "failed" else "",
+        warning=_warning(exit_),
         child=exit_.child,
         mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
         hung=exit_.hung,
     )
+
+
+def _within(blame: Blame | None, ranks: int) -> Blame | None:
+    """Without ranks that the job does not have: a worker may write anything."""
+    if blame is None or not ranks:
+        return blame
+    calls = {rank: call for rank, call in blame.calls.items() if rank < ranks}
+    return replace(blame, ranks=tuple(rank for rank in blame.ranks if rank < ranks), calls=calls)
 
 
 def _thread_error(exit_: Exit) -> str:
@@ -208,8 +146,11 @@ def _warning(exit_: Exit) -> str:
 
 def _muttered(exit_: Exit) -> Blame | None:
     """Whom one that was stopped had complained about in vain, as torch's store does."""
-    blame = from_words(reversed(last_words(exit_).lines))
-    return blame if blame and blame.weak and blame.ranks else None
+    if not _COMPLAINS.search(exit_.stderr):  # which is fast
+        return None
+    lines = printable_lines(exit_.stderr.decode("utf-8", "backslashreplace"))[-_MUTTERED:]
+    blames = (from_words([line]) for line in reversed(lines) if not _NATIVE_FRAME.match(line))
+    return next((blame for blame in blames if blame and blame.weak and blame.ranks), None)
 
 
 def _end(exit_: Exit) -> End:
@@ -233,6 +174,8 @@ def blamed(exit_: Exit) -> Blame | None:
         )
     for error in words.errors:
         blame = from_words([error])
+        if blame and blame.weak and any(map(_TO_CHILD.search, words.lines)):
+            return None
         if blame and blame.weak and not blame.ranks and by_words(words.errors, exit_.program):
             return None
         if blame or not _WITHIN_LIBRARIES.match(error):
@@ -257,12 +200,18 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
         full=noted.full or call,
         place=seen.place,
         line=seen.line,
+        cleanup=seen.cleanup,
         waits_for=seen.waits_for if not call else "",
     )
 
 
 def diagnose(exit_: Exit) -> Reading:
     """What a worker's end shows."""
+    reading = _diagnose(exit_)
+    return reading._replace(why=f"{reading.why} {exit_.facts}") if exit_.facts else reading
+
+
+def _diagnose(exit_: Exit) -> Reading:
     if exit_.hung:
         return Reading(Kind.HUNG, exit_.hung)
     words = last_words(exit_)
@@ -281,16 +230,36 @@ def diagnose(exit_: Exit) -> Reading:
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
     texts = [*reversed(words.errors), *([] if words.errors else [said])]
-    return by_words(texts, exit_.program) or by_frame(words.frame) or _by_code(exit_, words)
+    known = by_words(texts, exit_.program) or by_frame(words.frame)
+    return known or _of_child(exit_, words) or _by_code(exit_, words)
+
+
+def _of_child(exit_: Exit, words: Words) -> Reading | None:
+    """A process that it had started, and spoke with, was gone; its crash may show in its words."""
+    if not any(map(_TO_CHILD.search, words.lines)):
+        return None
+    return of_child(crash_in(exit_.stderr.decode("utf-8", "backslashreplace")))
 
 
 def _by_signal(exit_: Exit, words: Words) -> Reading:
     if exit_.signo == signal.SIGABRT:
+        if _AT_ITS_END.search("\n".join(words.lines)) and not words.frame:
+            return Reading(Kind.EARLY_EXIT, *_ENDED)
         said = by_words(["\n".join(words.lines)], exit_.program)
         if said and said.kind in (Kind.ALLOCATION, Kind.GPU_MEMORY, Kind.SHARED_MEMORY):
             return said
     kind = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
-    return Reading(*_SIGNALS.get(signal_name(exit_.signo), (kind,)))
+    return Reading(*SIGNALS.get(signal_name(exit_.signo), (kind,)))
+
+
+_AT_ITS_END = re.compile(r"^terminate called without an active exception", re.MULTILINE)
+_ENDED = (
+    "It had come to its end while threads of a library were still at work: no Python ran any more, "
+    "and exit code 0 was next. So it has ended too early, before the others, or without a goodbye.",
+    "Look why its script came to its end before the others': fewer batches, a return or sys.exit() "
+    "on a condition. A barrier before the end keeps ranks together; destroy_process_group() ends "
+    "the threads of torch's groups.",
+)
 
 
 def _by_code(exit_: Exit, words: Words) -> Reading:
@@ -340,7 +309,7 @@ def _likeness(exit_: Exit, words: Words) -> str:
     """Equal for ranks that failed alike: with the same exception at the same place, or in the same
     manner with the same words.
     """
-    if words.errors and words.frame and not exit_.signo:
+    if words.errors and words.frame and (exit_.raised or not exit_.signo):
         like = f"{words.errors[-1].partition(':')[0][:_SAID_CHARS]}|{_line(words.frame)}"
     else:
         like = fingerprint(exit_)

@@ -46,7 +46,8 @@ class Exit:
     state: str = ""
     """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
     child: str = ""
-    """How a process that it had started ended badly, if it has taken no notice; "" is none."""
+    """How a process that it had started ended badly, if it has taken no notice, or for what that
+    waits; "" is none."""
     is_left: bool = False
     """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False
@@ -59,6 +60,10 @@ class Exit:
     """The most memory it had at a time, in KiB; 0 is unknown."""
     oom: OomEvidence | None = None
     """What the kernel's counters say for the time it ran; None is nothing."""
+    facts: str = ""
+    """What the machine knows of what it could not have, in a sentence; "" is nothing."""
+    ranks: int = 0
+    """How many ranks the job has; 0 is unknown."""
     hung: str = ""
     """The hang in one line, for the worker that seems to be its cause; "" for all others."""
 

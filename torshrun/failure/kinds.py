@@ -131,7 +131,7 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "torshctl doctor examines the network between nodes; a slow one needs longer timeouts.",
     ),
     Kind.HUNG: (
-        "{who} made no progress: it waited for {what}.",
+        "{who} made no progress, and waited for {what}.",
         "See where its code stands: who is to give it what it waits for there (a lock, another "
         "process, a file or its server, a service, a device), and is there a timeout?",
     ),

@@ -17,7 +17,7 @@ LINE_CHARS = 500
 """How much of each it shows."""
 _GROUPS = 6
 _FATES = {
-    "lost": "lost its peer",
+    "lost": "lost a peer",
     "late": "waited in vain",
     "mismatch": "disagreed with others",
     "unread": "could not read what came",

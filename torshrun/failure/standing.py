@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 _NONE: Mapping[int, int] = MappingProxyType({})
-WAITS = ("a lock", "another process", "a file", "a connection", "compiled code")
+WAITS = ("a lock", "a lock file", "another process", "a file", "a connection", "compiled code")
 LINE_CHARS = 120
 """Characters of a line of source that are kept."""
 
@@ -28,6 +28,8 @@ class Standing:
     """The innermost line of the program's own: "load (train.py:12)"; "" is unknown."""
     line: str = ""
     """What stands in that line; "" is unknown."""
+    cleanup: str = ""
+    """The clean-up that it was in, "finally" or "except"; "" is none that is known."""
     waits_for: str = ""
     """What it waited for there outside of any collective, by its code: one of WAITS; "" is nothing
     that can be told."""
@@ -56,6 +58,7 @@ class _Frame(NamedTuple):
 _TRACE = re.compile(r'^[ |]*File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
 _PY_SPY = re.compile(r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)$")
 _SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
+_CLEANUP = re.compile(r"  # in (finally|except)$")
 _THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site|dist)-packages/|/lib/python\d|^<|(?:^|/)torsh_runtime/|/torshrun/workers/|"
@@ -84,10 +87,18 @@ _NAMES = {
 }
 _LOCK = re.compile(r"^with |\.acquire\(|\b(?:flock|lockf|FileLock)\(")
 _AWAITED = (  # by the library that the innermost call is in, or by the program's own line
+    (
+        "a lock file",
+        re.compile(r"(?:^|/)(?:torch/utils/file_baton\.py$|(?:filelock|portalocker|fasteners)/)"),
+        re.compile(r"(?!)"),
+    ),
     ("a lock", re.compile(r"^$"), _LOCK),
     (
         "another process",
-        re.compile(r"/(?:subprocess|multiprocessing/(?:popen_\w+|process|pool))\.py$"),
+        re.compile(
+            r"(?:^|/)(?:subprocess|torch/utils/data/dataloader|"
+            r"multiprocessing/(?:popen_\w+|process|pool|queues|connection))\.py$"
+        ),
         re.compile(r"\bwaitpid\(|\bos\.(?:wait|system)\("),
     ),
     (
@@ -121,7 +132,7 @@ def from_stack(text: str) -> Standing | None:
     is nothing. Lines of source may stand below the frames.
     """
     starts = [found.start() for found in _THREAD.finditer(text)]
-    blocks = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    blocks = _once([text[start:end] for start, end in pairwise([*starts, len(text)])])
     # Of py-spy: a head for each thread, the main one's first.
     blocks = blocks or re.split(r"^(?=\S)", text, flags=re.MULTILINE)[::-1]
     threads = [frames[::-1] for frames in (_frames(each.splitlines()) for each in blocks) if frames]
@@ -134,8 +145,19 @@ def from_stack(text: str) -> Standing | None:
     return standing
 
 
+def _once(blocks: Sequence[str]) -> list[str]:
+    """Each thread once, as whole as it is known: it may have been asked twice where it stands."""
+    threads: dict[str, str] = {}
+    for block in blocks:
+        name = block.partition("hread ")[2].partition(" ")[0]
+        threads[name] = max(block, threads.get(name, ""), key=len)
+    return [*threads.values()]
+
+
 def _takes_lock(frames: Sequence[_Frame]) -> bool:
-    return bool(_LOCK.search(frames[-1].source))
+    innermost = frames[-1]
+    is_idle = innermost.function.endswith("wait") and innermost.path.endswith("threading.py")
+    return bool(_LOCK.search(innermost.source)) and not is_idle
 
 
 def _frames(lines: Sequence[str]) -> list[_Frame]:
@@ -160,7 +182,8 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
     return Standing(
         call=call,
         place=_place(last),
-        line=last.source,
+        line=_CLEANUP.sub("", last.source),
+        cleanup=next((found[1] for each in own if (found := _CLEANUP.search(each.source))), ""),
         waits_for="" if call else _awaited(frames, last),
     )
 

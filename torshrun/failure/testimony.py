@@ -79,7 +79,7 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "standing": _standing(witness.standing) if witness.standing else None,
         "versions": witness.versions,
         "thread": witness.thread,
-        "warning": witness.warning if own else "",
+        "warning": witness.warning,
         "child": witness.child,
         "mutters": _blame(witness.mutters) if witness.mutters else None,
         "frozen": witness.is_frozen,
@@ -99,7 +99,7 @@ def _blame(blame: Blame) -> Mapping[str, Any]:
 def _standing(at: Standing) -> Mapping[str, Any]:
     entered = {str(group): number for group, number in [*at.entered.items()][:_MOST_GROUPS]}
     facts = {"call": at.call, "full": at.full, "place": at.place, "line": at.line}
-    more = {"waits_for": at.waits_for, "last": at.last, "group": at.group}
+    more = {"waits_for": at.waits_for, "last": at.last, "group": at.group, "cleanup": at.cleanup}
     return _kept({**facts, **more, "sequence": at.sequence, "entered": entered})
 
 
@@ -207,6 +207,7 @@ def _read_standing(facts: Mapping[str, Any]) -> Standing:
         place=_text(facts, "place"),
         line=_text(facts, "line"),
         waits_for=_text(facts, "waits_for"),
+        cleanup=_text(facts, "cleanup"),
         last=_text(facts, "last"),
         group=_count(facts.get("group", -1)),
         sequence=_count(facts.get("sequence", 0)),

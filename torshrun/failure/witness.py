@@ -14,6 +14,10 @@ End = Literal["failed", "done", "stopped"]
 itself. stopped: because it was asked to."""
 
 
+UNREAD = "writes into a pipe that nobody reads"
+"""What is said of a process that waits so."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
     """One rank of a round that is over."""
@@ -51,7 +55,8 @@ class Witness:
     warning: str = ""
     """A warning of numbers that are none, which it had written; "" is none."""
     child: str = ""
-    """How a process that it had started ended badly, if it has taken no notice; "" is none."""
+    """How a process that it had started ended badly, if it has taken no notice, or for what that
+    waits; "" is none."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False

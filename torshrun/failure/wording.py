@@ -100,7 +100,8 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable
             yield witness.blame.text
     elif witness.is_own and (verdict.certainty != "certain" or not is_culprit):
         yield ": ".join(filter(None, (witness.how, witness.said)))
-        yield from filter(None, (witness.warning,))
+    if witness.warning and verdict.reading.kind is Kind.NAN:
+        yield witness.warning
     if witness.call and is_mismatch:
         yield f"its last call was {witness.call}"
 

@@ -45,22 +45,25 @@ static bool read_thread(int proc, const char *path, struct thread_stat *out) {
          sscanf(code, "%d", &out->exit_code) == 1;
 }
 
-static bool all_threads_exit(int proc, pid_t pid) {
+/* The sum of the numbers of all its threads, if all are on their way out; 0 if one is not, or if it
+ * cannot be told. */
+static uint64_t exiting_threads(int proc, pid_t pid) {
   char path[300];
   struct thread_stat thread;
-  bool all = true, any = false;
+  uint64_t sum = 0;
+  bool all = true;
   snprintf(path, sizeof path, "%d/task", pid);
   int fd = openat(proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *folder = fd < 0 ? NULL : fdopendir(fd);
-  if (!folder) return false;
+  if (!folder) return 0;
   for (struct dirent *entry; all && (entry = readdir(folder));) {
     if (*entry->d_name == '.') continue;
     snprintf(path, sizeof path, "%d/task/%s/stat", pid, entry->d_name);
     all = read_thread(proc, path, &thread) && thread.flags & PF_EXITING;
-    any = true;
+    sum += strtoull(entry->d_name, NULL, 10);
   }
   closedir(folder);
-  return all && any;
+  return all ? sum : 0;
 }
 
 /* A file that tells whether the process has let go of its memory; -1 if there is none. */
@@ -78,12 +81,13 @@ static bool has_let_go(int memory) {
 
 /* Whether a process that is a child runs nothing more, and the status with which it ends, which is
  * 0 as well if that may not be known. Threads are looked at twice, as one may have started another
- * between being listed and ending. */
+ * between being listed and ending: then they are others. */
 static bool is_ending(int proc, pid_t pid, int32_t *status) {
   char path[32];
   struct thread_stat first;
   snprintf(path, sizeof path, "%d/stat", pid);
-  if (!all_threads_exit(proc, pid) || !all_threads_exit(proc, pid)) return false;
+  uint64_t threads = exiting_threads(proc, pid);
+  if (!threads || exiting_threads(proc, pid) != threads) return false;
   if (!read_thread(proc, path, &first)) return false;
   *status = first.exit_code;
   return true;

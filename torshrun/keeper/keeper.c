@@ -466,6 +466,14 @@ static void kill_everything(struct keeper *k) {
   } while (now_ns() < deadline_ns);
 }
 
+/* -1 if there is none, or if it is that of another PID namespace, where its numbers are others'. */
+static int open_proc(void) {
+  int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (proc < 0 || pid_in(proc) == getpid()) return proc;
+  close(proc);
+  return -1;
+}
+
 /* What has to happen in the agent's own namespace. */
 static bool connect_agent(struct keeper *k, char **argv) {
   pid_t agent = (pid_t)atoi(argv[2]);
@@ -475,7 +483,7 @@ static bool connect_agent(struct keeper *k, char **argv) {
   k->agent_fd = (int)syscall(SYS_pidfd_open, agent, 0); /* close-on-exec by definition */
 #endif
   k->channel.lost = getppid() != agent;
-  k->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+  k->proc = open_proc();
   return fcntl(k->channel.socket, F_SETFD, FD_CLOEXEC) == 0;
 }
 
@@ -500,7 +508,7 @@ static bool prepare(struct keeper *k) {
   sigprocmask(SIG_SETMASK, &all, NULL);
   raise_descriptor_limit(&k->facts.files);
   k->facts.parent = getpid();
-  k->own_proc = k->inside ? open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC) : k->proc;
+  k->own_proc = k->inside ? open_proc() : k->proc;
   k->facts.outer_proc = k->inside ? k->proc : -1;
   k->self = k->inside ? pid_in(k->proc) : getpid();
   k->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,14 +57,18 @@ def _witnesses(view: View) -> Iterator[Witness]:
     from torshrun.failure.testimony import decode
     from torshrun.failure.witness import Witness
 
+    hosts = Counter(view.host(node) for node in view.roster.reports)
     for turn, row in enumerate(view.roster.reports.values()):
         ranks, host = _ranks(row), view.host(row.node)
+        names_more = hosts[host] > 1
         if row.outcome == "succeeded":
             for rank in ranks:
                 yield Witness(rank=rank, node=row.node_rank, end="done", how="exit code 0")
             continue
         told = decode(row.testimony, ranks, row.node_rank, host)
-        yield from (replace(each, turn=turn) for each in told or _in_brief(row, ranks, host))
+        for each in told or _in_brief(row, ranks, host):
+            where = f"node {row.node_rank}, {each.where}" if names_more else each.where
+            yield replace(each, turn=turn, where=where)
 
 
 def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[Witness]:

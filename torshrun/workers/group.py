@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from torshrun.workers.importer import Surroundings
     from torshrun.workers.standbys import Standbys
 
+STACK_SIGNAL = 62
+"""Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
+STACKS_BOUND = 0.2
+"""Seconds that stacks are waited for."""
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
 ENDING_BOUND = 60.0
@@ -186,6 +190,23 @@ class WorkerGroup:
             self.keeper.signal(worker_id, signo, alone=True)
         self._flush()
 
+    async def leave_stacks(self) -> None:
+        """Have workers leave their stacks that can, whatever they do when they are asked to stop,
+        and wait for them: of two requests at a time faulthandler heeds one, and the other ends it.
+        To any other process the signal would be the end.
+        """
+        asked = [each for each in self._present.items() if _can_leave_stack(each[1])]
+        for number, _ in asked:
+            self.keeper.signal(number, STACK_SIGNAL, alone=True)
+        self._flush()
+        deadline, seen = self.loop.time() + STACKS_BOUND, [0] * len(asked)
+        while asked and self.loop.time() < deadline:
+            await asyncio.sleep(STACKS_BOUND / 20)
+            sizes = [_stack_size(each) for _, each in asked]
+            if all(sizes) and sizes == seen:
+                break
+            seen = sizes
+
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
         streams = [stream for worker in self.workers for stream in worker.streams]
@@ -315,6 +336,19 @@ class WorkerGroup:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
             self._kill_timer = None
+
+
+def _can_leave_stack(worker: Worker) -> bool:
+    path = worker.assignment.worker.stack_file
+    return bool(path) and os.path.lexists(path) and handles(worker.pid, STACK_SIGNAL)
+
+
+def _stack_size(worker: Worker) -> int:
+    """Bytes of the stack that it has left; 1 if it has ended, and leaves no more."""
+    try:
+        return os.lstat(worker.assignment.worker.stack_file).st_size if worker.alive else 1
+    except OSError:
+        return 1
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ All workers that have their command and variables in common, but for their place
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torshrun.procfs import read_stat
 from torshrun.topology.memory import available_memory
+from torshrun.topology.tasks import available_tasks
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.parked import Parked
@@ -26,6 +29,8 @@ MOST_DEATHS = 3
 """Standbys that may die, none being taken meanwhile, before there are to be no more."""
 MOST_REVIVALS = 3
 """How often one that has imported is started anew after something has killed it."""
+TASKS = 32
+"""Processes and threads that there must be room for, for each standby: workers start some."""
 VARIABLE = "TORSH_PARK"
 """Tells a process that it is to wait, and how: startup/torsh_standby.py."""
 PREFIX = "[preload] "
@@ -33,7 +38,7 @@ PREFIX = "[preload] "
 
 State = Literal["importing", "forks", "catching up", "separate", "gone"]
 """catching up: it imports what workers have since, and forks again afterwards; separate: it cannot
-be forked, and so is a standby itself."""
+be forked, and so is a standby itself, until it is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +82,16 @@ class Importer:
         self._outdated = 0  # of the standbys, the oldest: they lack imports
         self._deaths = self._revivals = 0
         self._may_catch_up, self._is_short = True, False
+        self._caught_up = ("", 0)  # with what a worker had imported: the file, and its size
+        self._is_apart, self._weight = False, 0  # it cannot be forked; bytes of memory that it has
         self._process: Parked | None = None
         self._bound: asyncio.TimerHandle | None = None  # of what it is doing now
 
     def start(self) -> None:
         """Without one, after an OSError, workers import for themselves."""
-        self.state = "gone"
+        self.state, self._caught_up = "gone", ("", 0)
+        if why := _why_no_tasks(self.wanted):
+            raise OSError(errno.EAGAIN, why)
         self._process = self._new(self._on_announcement, lambda _: None)
         self._spawn(self._process)
         self.state = "importing"
@@ -105,7 +114,8 @@ class Importer:
     @property
     def expects(self) -> bool:
         """Whether there is a standby, or one is to come."""
-        return bool(self.standbys) or self.state in ("importing", "forks")
+        is_to_come = self.state in ("importing", "forks") and not self._is_apart
+        return bool(self.standbys) or is_to_come
 
     def take(
         self, environ: Mapping[str, str], cpus: Sequence[int], ends: Sequence[int]
@@ -123,34 +133,44 @@ class Importer:
                 # One that somebody has stopped would be waited for by all other workers.
                 self.around.keeper.signal(parked.worker_id, signal.SIGCONT, alone=True)
                 self._forget(parked)
+                self._process = None if parked is self._process else self._process
                 return parked
             self._kill(parked)
         return None
 
     def fill(self) -> None:
-        """See to it that there are as many as are wanted."""
+        """See to it that there are as many as are wanted; one, if none can be forked."""
         missing = self.wanted - len(self.standbys) + self._outdated - len(self._forking)
-        if self.state != "forks" or missing <= 0:
+        if missing <= 0:
             return
-        was_short, self._is_short = self._is_short, available_memory() < missing * self.room
-        if self._is_short:
-            self.wanted = len(self.standbys)
-            if not was_short:
-                self._complain(f"there is no memory left for {missing} more standbys")
+        if self.state == "separate" and self._process is None and self._has_room(1):
+            self._replace()
+        if self.state != "forks" or not self._has_room(missing):
             return
+        if self.room and (why := _why_no_tasks(missing)):
+            self._fail(why)  # it takes room itself
         while self.state == "forks" and self._process and missing > 0:
             self._fork(self._process)
             missing -= 1
 
-    def catch_up(self, recorded: str) -> bool:
-        """Import what a worker has since; the file names it. Whether not to ask again."""
-        if self._process is None or not self._may_catch_up or self.state in ("separate", "gone"):
-            return True
-        if self.state != "forks" or self._forking:
-            return False
-        self.state = "catching up"
+    def _has_room(self, missing: int) -> bool:
+        """Whether so many more leave enough to others; else no more are wanted."""
+        was_short, room = self._is_short, self.room and max(self.room, self._weight)
+        self._is_short = available_memory() < missing * room
+        if self._is_short:
+            self.wanted = len(self.standbys)
+            if not was_short:
+                self._complain(f"there is no memory left for {missing} more standbys")
+        return not self._is_short
+
+    def catch_up(self, recorded: str, size: int) -> None:
+        """Import what a worker has since, unless that is done; the file of this size names it."""
+        is_able = self._may_catch_up and self.state == "forks" and not self._forking
+        if self._process is None or not is_able or self._caught_up == (recorded, size):
+            return
+        self.state, self._caught_up = "catching up", (recorded, size)
         self._expect_within(IMPORT_BOUND, "imports take")
-        return self._process.send({"do": "import", "recorded": recorded})
+        self._process.send({"do": "import", "recorded": recorded})
 
     def on_report(self, report: reports.Report) -> bool:
         """Whether it is about one of its processes."""
@@ -202,19 +222,22 @@ class Importer:
     def _be_forked(self, modules: tuple[str, ...]) -> None:
         if self.state == "catching up" and len(modules) > len(self.modules):
             self._outdated = len(self.standbys)
-        self.modules, self.state = modules, "forks"
+        self.modules, self.state, self._is_apart = modules, "forks", False
         self.fill()
 
     def _be_separate(self, process: Parked, why: str) -> None:
-        self._complain(f"no process can be forked from the one that imports ahead, since {why}")
-        self.state = "separate"
+        if not self._is_apart:
+            self._complain(f"no process can be forked from the one that imports ahead, since {why}")
+        self.state, self._is_apart = "separate", True
+        stat = read_stat(process.pid)
+        self._weight = stat.resident if stat else 0
         self.standbys.append(process)
         self.around.on_change()
 
     def _on_end(self, report: reports.Report) -> None:
         if self._process in self.standbys:
             self.standbys.remove(self._process)
-        if self.state == "forks" and self._revivals < MOST_REVIVALS:
+        if self.state in ("forks", "separate") and self._revivals < MOST_REVIVALS:
             self._revivals += 1
             self._replace()
         else:
@@ -338,6 +361,13 @@ class Importer:
 
     def _complain(self, why: str) -> None:
         self.around.complain(why)
+
+
+def _why_no_tasks(standbys: int) -> str:
+    """Why there is no room for so many; "" if there is."""
+    left = available_tasks()
+    is_enough = left >= standbys * TASKS
+    return "" if is_enough else f"only {left} more processes and threads may be started"
 
 
 def _names(told: object) -> tuple[str, ...]:

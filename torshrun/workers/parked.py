@@ -11,12 +11,13 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("=I")
 _CREDENTIALS = struct.Struct("=3i")
 _LONGEST = 16 << 20
+_PIECE = 1 << 16
 _BUFFER = 1 << 20
 """Bytes that are asked for as a socket's buffer: a whole environment goes at once."""
 
@@ -68,36 +69,40 @@ class Parked:
         self.end.close()
 
     def _receive(self) -> None:
-        while message := self._read():
+        for message in self._read():
             self._hear(self, message)
 
-    def _read(self) -> Mapping[str, Any] | None:
-        """The next message; None if there is none yet, or none any more."""
+    def _read(self) -> Iterator[Mapping[str, Any]]:
+        """The messages that are whole with the next piece. No more of them: whoever says something
+        without end is not to keep the loop from all others.
+        """
         try:
-            while not (frame := self._next_frame()):
-                room = socket.CMSG_SPACE(_CREDENTIALS.size)
-                data, ancillary, _, _ = self._mine.recvmsg(65536, room, socket.MSG_DONTWAIT)
-                if not data:
-                    raise EOFError
-                self._incoming += data
-                for level, kind, carried in ancillary:
-                    if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                        self.pid = _CREDENTIALS.unpack(carried)[0]
-            message = json.loads(frame)
+            self._take_in()
+            while frame := self._next_frame():
+                message = json.loads(frame)
+                yield message if isinstance(message, dict) else {}
         except BlockingIOError:
-            return None
+            return
         except (OSError, EOFError, ValueError, RecursionError):
             if self._mine.fileno() >= 0:
                 self._loop.remove_reader(self._mine)
                 self._lose(self)
-            return None
-        return message if isinstance(message, dict) else {}
+
+    def _take_in(self) -> None:
+        room = socket.CMSG_SPACE(_CREDENTIALS.size)
+        data, ancillary, _, _ = self._mine.recvmsg(_PIECE, room, socket.MSG_DONTWAIT)
+        if not data:
+            raise EOFError
+        self._incoming += data
+        for level, kind, carried in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                self.pid = _CREDENTIALS.unpack(carried)[0]
 
     def _next_frame(self) -> bytes:
         if len(self._incoming) < _LENGTH.size:
             return b""
         (length,) = _LENGTH.unpack_from(self._incoming)
-        if length > _LONGEST:
+        if not 0 < length <= _LONGEST:
             raise ValueError
         end = _LENGTH.size + length
         if len(self._incoming) < end:

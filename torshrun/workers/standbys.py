@@ -54,7 +54,7 @@ class Standbys:
         asked = config.nproc_per_node if config.standbys == "auto" else config.standbys
         self._ahead = Counter(self._importers[:asked] if may_restart else [])
         self._records = may_restart and config.preload == "auto"
-        self._recorded, self._size, self._imported = "", 0, 0
+        self._recorded, self._size = "", 0
         self._timer: asyncio.TimerHandle | None = None
         self._on_ready = on_ready
         self._is_prepared = self._is_told = False
@@ -74,7 +74,7 @@ class Standbys:
         """What a worker's environment has besides, to learn from it what to import."""
         if place.local_rank or not self._records:
             return {}
-        self._recorded, self._size, self._imported = f"{place.scratch}/imports_{place.round}", 0, 0
+        self._recorded, self._size = f"{place.scratch}/imports_{place.round}", 0
         return {IMPORTS: self._recorded}
 
     def expects(self, assignment: Assignment) -> bool:
@@ -111,9 +111,9 @@ class Standbys:
     def tick(self) -> None:
         """Import what workers have imported by now. To be called every second or so."""
         size = _size(self._recorded)
-        if size != self._imported and size == self._size:  # no more for the moment
-            told = [each.catch_up(self._recorded) for each in set(self._importers)]
-            self._imported = size if all(told) else self._imported
+        if size and size == self._size:  # no more for the moment
+            for importer in set(self._importers):
+                importer.catch_up(self._recorded, size)
         self._size = size
 
     def on_report(self, report: Report) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.processes import soon
 
-from torshrun.procfs import children, ended_badly, read_stat, read_text
+from torshrun.procfs import blocked_writers, children, ended_badly, read_stat, read_text
 
 
 def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
@@ -52,6 +52,17 @@ def test_programs_that_ended_badly_and_of_which_nobody_took_notice() -> None:
         finally:
             alive.kill()
     assert ended_badly(os.getpid()) == []
+
+
+def test_programs_that_write_into_a_pipe_that_nobody_reads() -> None:
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as writer:
+        try:
+            if not soon(lambda: "pipe_write" in read_text(f"/proc/{writer.pid}/wchan")):
+                pytest.skip("this kernel does not tell what a process waits for")
+            assert blocked_writers(os.getpid()) == [("cat", writer.pid)]
+        finally:
+            writer.kill()
+    assert blocked_writers(os.getpid()) == []
 
 
 def _is_zombie(pid: int) -> bool:

@@ -40,4 +40,10 @@ std::optional<ProcessStat> read_stat(const std::string& directory) {
   return found;
 }
 
+std::optional<ProcessStat> read_stat(int pid) {
+  std::array<char, 16> self{};  // zeros: readlink ends no text
+  const bool is_ours = readlink("/proc/self", self.data(), self.size() - 1) > 0 && std::to_string(getpid()) == self.data();
+  return is_ours ? read_stat(std::to_string(pid)) : std::nullopt;
+}
+
 }  // namespace torsh

@@ -18,6 +18,7 @@ struct ProcessStat {
 
 // `directory` is below /proc. None if there is nothing of that name, or no /proc.
 std::optional<ProcessStat> read_stat(const std::string& directory);
-inline std::optional<ProcessStat> read_stat(int pid) { return read_stat(std::to_string(pid)); }
+// None as well if this /proc is another PID namespace's, where the number is somebody else's.
+std::optional<ProcessStat> read_stat(int pid);
 
 }  // namespace torsh

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(__file__)
 WATCHED = "jax._src.clusters"
 SIGTERM = 15  # the module signal takes time to load
+STACK_SIGNAL = 62  # torshrun/workers/group.py sends it; scripts that handle SIGTERM leave it alone
 FAR = 500  # a descriptor's least number
 
 
@@ -102,7 +103,13 @@ def leave_traces(stack_file: str) -> None:
     finally:
         os.close(opened)
     faulthandler.register(SIGTERM, descriptor, True, True)
-    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(SIGTERM))
+    faulthandler.register(STACK_SIGNAL, descriptor, True, False)
+
+    def forget() -> None:
+        faulthandler.unregister(SIGTERM)
+        faulthandler.unregister(STACK_SIGNAL)
+
+    os.register_at_fork(after_in_child=forget)
     before, own = sys.excepthook, os.getpid()
 
     def excepthook(

@@ -32,6 +32,8 @@ HARMLESS = frozenset(("", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom
 PASS_ON = frozenset(("ctypes.util", "subprocess"))
 """Modules that read all variables only for a program that they start."""
 
+PR_GET_CHILD_SUBREAPER = 37
+
 
 class Preload:
     """What has been imported ahead, and what came of it."""
@@ -58,7 +60,7 @@ class Preload:
         opened = sorted(_shared() - self._shared)
         if opened:
             return "a module has opened %s" % opened[0]  # noqa: UP031
-        return _why_no_threads() or _why_no_children()
+        return _why_no_threads() or _why_no_children() or _why_no_orphans()
 
     def run(self, statements: "Sequence[Statement]") -> None:
         """Import all, in this order; those that fail are noted."""
@@ -270,6 +272,14 @@ def _why_no_children() -> str:
     except OSError:  # a kernel that does not tell
         return ""
     return "a module has started the process %s" % pids[0] if pids else ""  # noqa: UP031
+
+
+def _why_no_orphans() -> str:
+    import ctypes
+
+    adopts = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    return "a module has made its process adopt orphans" if adopts.value else ""
 
 
 def _link(fd: str) -> str:

@@ -49,3 +49,39 @@ def test_few_files_are_read(tmp_path: Path) -> None:
         path.write_text("pass\n")
     told = with_sources("\n".join(frame(path, 1) for path in paths))
     assert told.count("    pass") == MOST_FILES
+
+
+CLEANS = """def main():
+    try:
+        train()
+    except KeyError:
+        # nothing
+        if last:
+            barrier()
+    finally:
+        with timer():
+            barrier()
+    leave()
+"""
+
+
+def test_it_is_told_what_belongs_to_a_clean_up(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CLEANS)
+    told = {
+        line: with_sources(frame(script, line)).splitlines()[1].strip() for line in (3, 7, 10, 11)
+    }
+    assert told == {
+        3: "train()",
+        7: "barrier()  # in except",
+        10: "barrier()  # in finally",
+        11: "leave()",
+    }
+
+
+def test_a_file_that_not_everybody_may_read_is_not_shown_to_who_names_it(tmp_path: Path) -> None:
+    secret = tmp_path / "shadow"
+    secret.write_text("secret\n")
+    secret.chmod(0o600)
+    shown = "secret" in with_sources(frame(secret, 1))
+    assert shown is (os.getuid() != 0)

@@ -34,9 +34,9 @@ def test_of_two_failures_that_have_nothing_to_do_with_each_other_neither_is_name
 
 
 def test_one_that_lost_a_peer_is_not_the_cause_even_if_it_ended_first() -> None:
-    killed = an_exit(1, 9)
-    assert cause(an_exit(0, 1 << 8, stderr=PEER_LOST), killed) is killed
-    assert certainty(an_exit(0, 1 << 8, stderr=PEER_LOST), killed) == "certain"
+    crashed = an_exit(1, 11)
+    assert cause(an_exit(0, 1 << 8, stderr=PEER_LOST), crashed) is crashed
+    assert certainty(an_exit(0, 1 << 8, stderr=PEER_LOST), crashed) == "certain"
 
 
 def test_a_torn_connection_is_never_surely_the_cause() -> None:
@@ -87,7 +87,19 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
     ("error", "kind", "hint"),
     [
         ("ModuleNotFoundError: No module named 'a.b'", Kind.IMPORT, "/bin/python3 cannot import"),
-        ("ImportError: cannot import name 'x' from 'y' (z.py)", Kind.IMPORT, "import 'x'"),
+        (
+            "ImportError: cannot import name 'x' from 'y' (z.py)",
+            Kind.IMPORT,
+            "'y' (z.py) has no x:",
+        ),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", Kind.USAGE, "'NCCL'"),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs", Kind.USAGE, "backend gloo"),
+        ("DistNetworkError: invalid value returned from server", Kind.NETWORK, "another job"),
+        (
+            "RuntimeError: Expected to have finished reduction in the prior iteration before",
+            Kind.MISSING,
+            "unused",
+        ),
         (
             "ImportError: libfoo.so.1: cannot open shared object file",
             Kind.IMPORT,
@@ -102,7 +114,7 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
         ("OSError: [Errno 28] No space left on device: 'x'", Kind.DISK_FULL, "df -h"),
         ("FileNotFoundError: [Errno 2] No such file: 'x'", Kind.NO_FILE, "directory in which"),
         ("PermissionError: [Errno 13] Permission denied: 'x'", Kind.PERMISSION, "owner and mode"),
-        ("torsh_runtime.errors.PeerLost: rank 1 was lost", Kind.PEER_LOST, "other nodes"),
+        ("torsh_runtime.errors.PeerLost: rank 1 was lost", Kind.PEER_LOST, "other ranks"),
         ("ValueError: No space left here, no CUDA", Kind.EXCEPTION, ""),
     ],
 )
@@ -244,3 +256,57 @@ def test_a_rank_that_aborts_because_it_lost_a_peer_only_followed() -> None:
     own = an_exit(2, 6, stderr=b"assertion failed\nFatal Python error: Aborted\n\n")
     assert cause(own, raised_later) is own
     assert diagnose(own).kind is Kind.CRASHED
+
+
+CHILD_GONE = b"""ERROR: Unexpected segmentation fault encountered in worker.
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 502, in Client
+ConnectionResetError: [Errno 104] Connection reset by peer
+"""
+
+
+def test_a_connection_to_a_child_that_breaks_blames_no_rank() -> None:
+    exit_ = an_exit(0, 1 << 8, stderr=CHILD_GONE)
+    assert blamed(exit_) is None
+    assert diagnose(exit_).kind is Kind.CRASHED
+    assert "SIGSEGV" in diagnose(exit_).why
+
+
+def test_an_abort_when_no_python_runs_any_more_is_an_early_exit() -> None:
+    words = b"""terminate called without an active exception
+Fatal Python error: Aborted
+
+Thread 0x00007f7c03bcbb80 (most recent call first):
+  <no Python frame>
+"""
+    ended = an_exit(0, 6, stderr=words)
+    assert diagnose(ended).kind is Kind.EARLY_EXIT
+    assert certainty(ended, an_exit(1, 15, stopped=True)) == "likely"
+    running = words.replace(b"  <no Python frame>", b'  File "t.py", line 3 in f')
+    assert diagnose(an_exit(0, 6, stderr=running)).kind is Kind.CRASHED
+
+
+def test_ranks_that_raised_the_same_are_alike_if_one_was_stopped_meanwhile() -> None:
+    error = b'Traceback (most recent call last):\n  File "t.py", line 3, in f\nValueError: bad\n'
+    first = an_exit(2, 1 << 8, stderr=error)
+    second = an_exit(3, 15, stopped=True, raised=True, stderr=error)
+    finding = explain([first, second]).finding
+    assert finding is not None
+    assert finding.ranks == (2, 3)
+    assert finding.certainty == "certain"
+
+
+def test_ranks_that_the_job_does_not_have_are_not_blamed() -> None:
+    words = raised("torsh_runtime.errors.PeerLost: rank 4000000 was lost during all_reduce")
+    finding = explain(
+        [an_exit(0, 1 << 8, stderr=words, ranks=2), an_exit(1, 15, stopped=True, ranks=2)]
+    ).finding
+    assert finding is not None
+    assert finding.ranks == (0,)
+
+
+def test_what_the_machine_knows_is_told() -> None:
+    error = raised("OSError: [Errno 98] Address already in use")
+    exit_ = an_exit(0, 1 << 8, stderr=error, facts="Port 5 is held by rank 1.")
+    assert diagnose(exit_).why.endswith("Port 5 is held by rank 1.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.exits import VALUE_ERROR, an_exit
 
+from torshrun.failure.account import parse
 from torshrun.failure.error_file import ACCOUNT_BYTES, load_account, write_account
 
 
@@ -82,3 +83,9 @@ def test_no_link_leads_elsewhere_where_it_is_left(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_account(str(path), an_exit(3, 9), 0)
     assert precious.read_text() == "kept"
+
+
+def test_words_that_are_no_text_are_none() -> None:
+    nested = '{"a":' * 300 + "1" + "}" * 300
+    content = f'{{"message": {{"message": {nested}, "extraInfo": {{"py_callstack": [1]}}}}}}'
+    assert parse(content).text == ""

@@ -11,7 +11,7 @@ from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
-from torshrun.failure.witness import Silent, Witness
+from torshrun.failure.witness import UNREAD, Silent, Witness
 
 IN_ALL_REDUCE = Standing(call="all_reduce", place="train.py:9")
 AWAY = Standing(place="load (train.py:5)", line="time.sleep(60)")
@@ -117,6 +117,8 @@ def test_nobody_is_certain_while_others_are_pointed_at() -> None:
         {"said": "TimeoutError: no answer"},
         {"kind": Kind.NETWORK},
         {"kind": Kind.ADDRESS_IN_USE},
+        {"kind": Kind.KILLED},
+        {"kind": Kind.CRASHED, "how": "killed by SIGBUS, exit code 135"},
     ],
 )
 def test_nobody_is_certain_of_what_others_may_be_behind(facts: dict[str, Any]) -> None:
@@ -280,6 +282,15 @@ def test_what_ranks_noted_themselves_decides_too() -> None:
 def test_all_different_is_undecided() -> None:
     calls = {0: "a()", 1: "b()", 2: "c()"}
     assert verdict(found(differs(0, calls)))[:2] == ((0, 1, 2), "undecided")
+
+
+def test_who_differs_from_a_reference_is_told_in_its_words() -> None:
+    odd = blames(1, 0, how="mismatch", blame={"text": "params[0] has sizes [5, 4]"})
+    finding = found(odd, stopped(0), stopped(2))
+    assert finding.ranks == (1,)
+    assert finding.reading.why == (
+        "rank 1 has something else than rank 0: params[0] has sizes [5, 4]."
+    )
 
 
 def test_an_unnamed_mismatch_may_be_anybodys() -> None:
@@ -535,15 +546,27 @@ def test_numbers_that_are_none_spread_so_nobody_can_tell_but_by_warnings() -> No
     warned = diverged(2, warning="RuntimeWarning: invalid value encountered in log")
     assert found(diverged(0), diverged(1)).certainty == "undecided"
     assert verdict(found(diverged(0), diverged(1), warned)) == ((2,), "likely", Kind.NAN)
-    assert verdict(found(diverged(1), blames(0, 1))) == ((1,), "certain", Kind.NAN)
+    assert verdict(found(diverged(1), blames(0, 1))) == ((1,), "likely", Kind.NAN)
+    assert found(diverged(0)).certainty == "certain"
+
+
+def test_who_looks_first_at_numbers_that_are_none_did_not_make_them() -> None:
+    made = blames(1, 0, warning="RuntimeWarning: divide by zero encountered in log")
+    had = blames(2, 0, warning="RuntimeWarning: invalid value encountered in subtract")
+    finding = found(raised(0, Kind.NAN), made, had)
+    assert verdict(finding) == ((1,), "likely", Kind.NAN)
+    assert any("divide by zero" in line for line in finding.evidence)
 
 
 def test_who_sent_what_others_cannot_read_or_who_cannot() -> None:
-    def reader(rank: int) -> Witness:
-        return blames(rank, how="unread", blame={"text": "cannot read what a rank sent: E"})
+    def reader(rank: int, error: str = "E") -> Witness:
+        return blames(rank, how="unread", blame={"text": f"cannot read what a rank sent: {error}"})
 
-    assert verdict(found(reader(0), blames(1))) == ((0, 1), "undecided", Kind.VERSION)
+    assert verdict(found(reader(0), blames(1))) == ((0,), "likely", Kind.VERSION)
     assert verdict(found(reader(0), reader(2), blames(1))) == ((1,), "likely", Kind.VERSION)
+    two = found(reader(0), reader(2), blames(1), blames(3))
+    assert (two.ranks, two.certainty) == ((0, 1, 2, 3), "undecided")
+    assert found(reader(0, "ModuleNotFoundError: x"), blames(1)).reading.kind is Kind.IMPORT
 
 
 def test_who_could_not_call_it_by_its_size_is_like_another_or_not() -> None:
@@ -589,3 +612,84 @@ def test_thousands_that_wait_take_little_time() -> None:
 
     ranks = [waits(rank, 7, standing=at(rank % 500 + 1)) for rank in range(8000) if rank != 7]
     assert found(*ranks, stopped(7, AWAY)).ranks == (7,)
+
+
+# ---- where groups are made
+
+
+def in_init(rank: int, **facts: Any) -> Witness:
+    return stopped(rank, Standing(call="init_process_group", place="train.py:3"), **facts)
+
+
+def counts(rank: int, came: int, room: int) -> Witness:
+    standing = Standing(call="init_process_group", place="train.py:3")
+    counted = {"came": came, "room": room}
+    return blames(rank, how="late", op="", blame=counted, standing=standing)
+
+
+def test_all_who_wait_for_more_ranks_than_there_are_blame_the_jobs_settings() -> None:
+    finding = found(counts(0, 2, 4), in_init(1))
+    assert verdict(finding) == ((), "likely", Kind.USAGE)
+    assert "waited for 4 ranks" in finding.reading.why
+    assert verdict(found(in_init(0), in_init(1), hang="no progress")) == ((), "likely", Kind.USAGE)
+
+
+def test_who_does_not_come_to_the_store_reaches_another_one() -> None:
+    assert verdict(found(counts(0, 1, 2), in_init(1))) == ((1,), "likely", Kind.NETWORK)
+    assert found(counts(0, 1, 3), in_init(1), in_init(2)).certainty == "undecided"
+
+
+def test_on_two_nodes_the_network_between_them_may_be_why_they_do_not_meet() -> None:
+    apart = found(in_init(0), in_init(1, node=1), hang="no progress")
+    assert verdict(apart) == ((0, 1), "undecided", Kind.NETWORK)
+
+
+def test_all_who_wait_in_new_group_have_not_made_the_same_groups() -> None:
+    at = Standing(call="new_group", place="train.py:3")
+    finding = found(stopped(0, at), stopped(1, at), hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.MISSING)
+
+
+def test_a_message_and_a_collective_that_wait_for_each_other_are_a_deadlock() -> None:
+    receiver = blames(1, 0, how="late", op="recv", standing=Standing(call="recv"))
+    finding = found(receiver, blames(0, 1, how="late", standing=IN_ALL_REDUCE))
+    assert verdict(finding) == ((0, 1), "undecided", Kind.DEADLOCK)
+
+
+def test_who_stood_elsewhere_when_sizes_did_not_fit_is_likely() -> None:
+    in_backward = [blames(rank, standing=Standing(call="backward")) for rank in (0, 1)]
+    at = Standing(call="all_reduce")
+    odd = blames(2, how="mismatch", standing=at, blame={"came": 696, "room": 4})
+    assert verdict(found(odd, *in_backward)) == ((2,), "likely", Kind.MISMATCH)
+
+
+def test_the_kind_of_a_threads_error_is_the_ranks() -> None:
+    idle = stopped(0, AWAY, thread="OSError: [Errno 27] File too large")
+    assert verdict(found(idle, waits(1, 0))) == ((0,), "likely", Kind.LIMIT)
+    assert "File too large" in found(idle, waits(1, 0)).reading.why
+
+
+# ---- what ranks were kept by
+
+
+def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
+    cleans = Standing(call="barrier", place="train.py:20", cleanup="finally")
+    finding = found(stopped(1, cleans), stopped(0, IN_ALL_REDUCE), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.EXCEPTION)
+    assert "finally" in finding.reading.why
+    both = found(stopped(1, cleans), stopped(0, cleans), hang="no progress")
+    assert both.reading.kind is not Kind.EXCEPTION
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "child", "kind"),
+    [
+        ("another process", f"a process that it had started {UNREAD}", Kind.DEADLOCK),
+        ("another process", "a process that it had started has ended", Kind.HUNG),
+        ("a file", f"a process that it had started {UNREAD}", Kind.HUNG),
+        ("a lock file", "", Kind.HUNG),
+    ],
+)
+def test_what_keeps_a_rank_from_a_collective(waits_for: str, child: str, kind: Kind) -> None:
+    kept = stopped(1, Standing(place="train.py:3", waits_for=waits_for), child=child)
+    assert verdict(found(waits(0, 1), kept)) == ((1,), "likely", kind)

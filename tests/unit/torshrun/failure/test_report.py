@@ -32,7 +32,7 @@ def test_the_report_names_the_cause_then_the_others_then_the_outlook() -> None:
         '  |   File "t.py", line 3',
         "  | ValueError: bad",
         "  its output is kept in /logs/1",
-        "  after it: ranks 0, 2 lost its peer; rank 3 stopped by torshrun",
+        "  after it: ranks 0, 2 lost a peer; rank 3 stopped by torshrun",
         "  restarting",
     ]
 

@@ -93,6 +93,7 @@ def test_names_of_calls(path: str, function: str, call: str) -> None:
         ("train.py", "lock.acquire()", "a lock"),
         ("train.py", "fcntl.flock(file, fcntl.LOCK_EX)", "a lock"),
         ("train.py", "os.waitpid(child, 0)", "another process"),
+        ("/lib/python3/site-packages/filelock/_api.py", "with FileLock(path):", "a lock file"),
         ("/usr/lib/python3.11/subprocess.py", "done = run(job)", "another process"),
         ("train.py", "data = connection.recv(1000)", "a connection"),
         ("/usr/lib/python3.11/ssl.py", "data = ask()", "a connection"),
@@ -121,10 +122,12 @@ def test_two_threads_at_locks_are_a_rank_that_waits_for_a_lock() -> None:
         ("train.py", 9, "<module>", "thread.join()"),
     )
     one = from_stack(f"{taking}\n{joins}")
-    two = from_stack(f"{taking}\n{taking}\n{joins}")
+    again = from_stack(f"{taking}\n{joins}\n{taking}\n{joins}")  # it was asked twice
+    two = from_stack(f"{taking}\n{taking.replace('0x', '0xf')}\n{joins.replace('0x', '0xa')}")
     assert one is not None
     assert two is not None
-    assert (one.waits_for, two.waits_for) == ("", "a lock")
+    assert again is not None
+    assert (one.waits_for, again.waits_for, two.waits_for) == ("", "", "a lock")
 
 
 def test_the_main_thread_counts_and_not_the_one_that_got_the_signal() -> None:
@@ -145,3 +148,38 @@ def test_what_is_no_stack_says_nothing(text: str) -> None:
 def test_no_text_is_an_error(text: str) -> None:
     assert from_stack(text) is None or isinstance(from_stack(text), Standing)
     from_trace(text.splitlines())
+
+
+def test_the_clean_up_that_a_rank_was_in() -> None:
+    own = ("train.py", 5, "main", "q.get()  # in finally")
+    frames = [("/lib/python3.11/queue.py", 1, "get", "x"), own]
+    standing = from_stack(stack(*frames))
+    assert standing is not None
+    assert (standing.cleanup, standing.line) == ("finally", "q.get()")
+
+
+FEEDING = """\
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+    waiter.acquire()
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 231 in _feed
+    nwait()
+"""
+
+
+def test_threads_that_have_nothing_to_do_are_in_no_deadlock() -> None:
+    stack = f"""{FEEDING}{FEEDING.replace("01", "02")}
+Current thread 0x00007f03 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 947 in wait
+    ready = selector.select(timeout)
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
+    if not self._poll(timeout):
+  File "/usr/lib/site-packages/torch/utils/data/dataloader.py", line 1291 in _try_get_data
+    data = self._data_queue.get(timeout=timeout)
+  File "train.py", line 11 in <module>
+    for batch in loader:
+"""
+    standing = from_stack(stack)
+    assert standing is not None
+    assert standing.waits_for == "another process"
+    assert standing.place == "train.py:11"

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
@@ -23,19 +25,20 @@ struct Registry {
   std::map<int, std::weak_ptr<Process>> processes;
 };
 
-// Whether all threads of a process are on their way out. False if it cannot be told.
-bool all_exit(const std::string& process) {
+// The sum of the numbers of all threads of a process, if all are on their way out. 0 if one is not, or if it
+// cannot be told.
+std::uint64_t exiting_threads(const std::string& process) {
   const std::string tasks = process + "/task";
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir(("/proc/" + tasks).c_str()), &closedir);
-  if (!directory) return false;
-  bool any = false;
+  if (!directory) return 0;
+  std::uint64_t sum = 0;
   while (const dirent* entry = readdir(directory.get())) {
     if (entry->d_name[0] == '.') continue;
     const auto thread = read_stat(tasks + "/" + entry->d_name);
-    if (!thread || !thread->exiting) return false;
-    any = true;
+    if (!thread || !thread->exiting) return 0;
+    sum += std::strtoull(entry->d_name, nullptr, 10);
   }
-  return any;
+  return sum;
 }
 
 }  // namespace
@@ -65,13 +68,14 @@ bool Process::has_ended() const {
   return poll(&entry, 1, 0) > 0;
 }
 
-// The threads are looked at twice, as one may have started another between being listed and ending. Should the
-// number be another process's by now, this one has ended all the more.
+// The threads are looked at twice, as one may have started another between being listed and ending: then they are
+// others. Should the number be another process's by now, this one has ended all the more.
 bool Process::is_ending() {
   if (was_ending()) return true;
   const std::string process = std::to_string(pid_);
-  const auto leader = read_stat(process);
-  const bool found = leader && leader->exiting && all_exit(process) && all_exit(process);
+  const auto leader = read_stat(pid_);
+  const std::uint64_t threads = leader && leader->exiting ? exiting_threads(process) : 0;
+  const bool found = threads != 0 && exiting_threads(process) == threads;
   if (found) ending_.store(true, std::memory_order_release);
   return found;
 }

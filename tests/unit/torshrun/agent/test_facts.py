@@ -1,0 +1,37 @@
+"""What the machine knows of a port that is taken and of a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from torshrun.agent.facts import facts_about
+from torshrun.failure.kinds import Kind
+
+
+def test_who_holds_the_port_is_named_with_its_rank() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        said = f"address already in use, port: {server.getsockname()[1]}"
+        held = facts_about(Kind.ADDRESS_IN_USE, said, {os.getpid(): 3})
+        assert "held by rank 3, " in held
+        assert f"(pid {os.getpid()})" in held
+        assert facts_about(Kind.EXCEPTION, said, {}) == ""
+    assert facts_about(Kind.ADDRESS_IN_USE, said, {}) == ""
+    assert facts_about(Kind.ADDRESS_IN_USE, "in use", {}) == ""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
+def test_the_file_system_that_is_full_is_named(tmp_path: Path) -> None:
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
+    if subprocess.run(mounted, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        (tmp_path / "a").write_bytes(bytes(1 << 16))
+        said = f"OSError: [Errno 28] No space left on device: '{tmp_path}/b'"
+        assert f"at {tmp_path} has 0 B free of 64 KiB" in facts_about(Kind.DISK_FULL, said, {})
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

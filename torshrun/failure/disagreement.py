@@ -1,0 +1,127 @@
+"""Judges ranks that called different things, or sent what others could not read. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from torshrun.failure.case import Case, call_of, comparable
+from torshrun.failure.finding import Certainty
+from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.signs import by_words
+from torshrun.failure.sizes import what_it_called
+from torshrun.failure.witness import Witness
+from torshrun.failure.wording import Verdict, differ
+from torshrun.text import format_ranks
+
+
+def disagreement(case: Case) -> Verdict | None:
+    """Ranks that called different things."""
+    claims = case.claims("mismatch")
+    if not claims:
+        return None
+    calls = {rank: call for each in claims if each.blame for rank, call in each.blame.calls.items()}
+    noted = _noted(case, claims)
+    silent = not any(each.blame.ranks or each.blame.calls for each in claims if each.blame)
+    stood = {each.rank: call_of(each) for each in case.waiting} if silent else {}
+    last, numbered = _last_calls(case, calls.keys()), _numbered_calls(case, calls)
+    for known in (calls, last, numbered, noted, stood):
+        odd = odd_one(known)
+        if odd is not None:
+            return Verdict({odd}, "likely", differ({odd}, known))
+    if len(calls) == 1:
+        return Verdict(calls, "likely", _fault(calls))
+    named = set(calls) or _apart_from_reference(case, claims)
+    certainty: Certainty = "likely" if len(named) == 1 else "undecided"
+    everybody = {each.rank for each in case.witnesses}
+    if not calls and named:
+        return Verdict(named, certainty, _unlike_reference(claims))
+    said = numbered or calls or noted or {each.rank: call_of(each) for each in claims}
+    return Verdict(named or everybody, certainty, differ(named, said))
+
+
+def _unlike_reference(claims: Sequence[Witness]) -> Reading:
+    """What is said of ranks that found others to have something else than they."""
+    found = next(each for each in claims if each.blame and each.blame.ranks)
+    assert found.blame
+    what = f"rank {found.rank} has something else than {format_ranks(found.blame.ranks)}"
+    reading = differ((), {})
+    return Reading(reading.kind, f"{what}: {found.blame.text}.", reading.advice)
+
+
+def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:
+    """What each rank called by its own account; of one that could not say, if it was what another
+    one did.
+    """
+    calls = {each.rank: comparable(each.call) for each in case.witnesses if each.call}
+    for each in claims:
+        if each.blame and each.blame.came and each.rank not in calls and len(calls) > 1:
+            calls[each.rank] = what_it_called(each.blame.came, each.blame.room, calls)
+    return {rank: call for rank, call in calls.items() if call}
+
+
+def _fault(calls: Mapping[int, str]) -> Reading:
+    """What is said of the only rank that all say did something wrong."""
+    ((rank, what),) = calls.items()
+    known = by_words([what], "")
+    kind, advice = (known.kind, known.advice) if known else (Kind.MISMATCH, "")
+    return Reading(kind, f"rank {rank}: {what}.", advice)
+
+
+def _apart_from_reference(case: Case, claims: Sequence[Witness]) -> set[int]:
+    """Of ranks that compare themselves with one: those that found a difference, or that one if all
+    others did; both if nobody else is known to be the same. Empty if they do not say with whom.
+    """
+    reference = {rank for each in claims if each.blame for rank in each.blame.ranks}
+    differing = {each.rank for each in claims if each.blame and each.blame.ranks} - reference
+    same = {each.rank for each in case.witnesses} - differing - reference
+    if len(differing) == 1 and same:
+        return differing
+    if len(reference) == 1 and len(differing) > 1 and not same:
+        return reference
+    return reference | differing
+
+
+def _last_calls(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
+    """What ranks noted of the collective that these ranks had entered last."""
+    stands = {each.rank: each.standing for each in case.witnesses if each.standing}
+    places = {(at.group, at.sequence) for rank, at in stands.items() if rank in ranks and at.last}
+    return {rank: at.last for rank, at in stands.items() if (at.group, at.sequence) in places}
+
+
+def _numbered_calls(case: Case, calls: Mapping[int, str]) -> Mapping[int, str]:
+    """The same with their numbers, where ranks that disagree called the same, but not before."""
+    if len(calls) < 2 or len({*calls.values()}) > 1:
+        return {}
+    stands = [(each.rank, each.standing) for each in case.witnesses if each.standing]
+    groups = {at.group for rank, at in stands if rank in calls}
+    return {
+        rank: f"{at.last} as operation {at.sequence}" for rank, at in stands if at.group in groups
+    }
+
+
+def odd_one(calls: Mapping[int, str]) -> int | None:
+    """The only rank of at least three whose call differs from all others', which are the same."""
+    counts = Counter(calls.values())
+    odd = [rank for rank, call in calls.items() if counts[call] == 1]
+    return odd[0] if len(calls) >= 3 and len(counts) == 2 and len(odd) == 1 else None
+
+
+def unread(case: Case) -> Verdict | None:
+    """Who alone sent what others could not read, or who alone could not: they have different code,
+    and most have the same.
+    """
+    readers = {each.rank for each in case.claims("unread")}
+    if not readers:
+        return None
+    others = {each.rank for each in case.witnesses} - readers
+    odd = others if len(others) == 1 < len(readers) else readers if len(readers) == 1 else set()
+    what = next(each.blame.text for each in case.claims("unread") if each.blame)
+    reading = of_ranks(Kind.VERSION, format_ranks(readers), "", "", what)
+    if _LACKS.search(what):
+        reading = reading._replace(kind=Kind.IMPORT)
+    return Verdict(odd or others | readers, "likely" if odd else "undecided", reading)
+
+
+_LACKS = re.compile(r"\b(?:ModuleNotFound|Import)Error\b")

@@ -1,0 +1,52 @@
+"""Judges ranks that stand where a process group is made, which does not come about. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torshrun.failure.case import Case, call_of
+from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.wording import Verdict
+from torshrun.text import format_ranks
+
+NOT_MET = "they do not reach the store at the port that MASTER_ADDR and MASTER_PORT name there"
+_MEETING = frozenset({"init_process_group", "new_group"})
+
+
+def meeting(case: Case) -> Verdict | None:
+    """All ranks came, and their group did not come about."""
+    there = {each.rank: call_of(each) for each in case.waiting}
+    calls = {*there.values()}
+    if len(there) < len(case.witnesses) or case.silent or not calls <= _MEETING:
+        return None
+    if "init_process_group" not in calls:
+        return Verdict(there, "undecided", _of_groups(there))
+    counting = {each.rank: each.blame.room for each in case.claims("late") if each.blame}
+    wanted = max(counting.values(), default=0)
+    if wanted > len(there) or (not wanted and len({each.node for each in case.witnesses}) == 1):
+        return Verdict((), "likely", _of_world_size(there, wanted))
+    late = there.keys() - counting.keys()
+    if wanted and len(late) == 1:
+        return Verdict(late, "likely", of_ranks(Kind.NETWORK, format_ranks(late), "", "", NOT_MET))
+    return None
+
+
+def _of_groups(ranks: Collection[int]) -> Reading:
+    return Reading(
+        Kind.MISSING,
+        f"{format_ranks(ranks)} waited for each other in new_group: they have not all made the "
+        "same groups before.",
+        "Every rank has to call new_group() for every group, in the same order, also for those "
+        "that it is no member of.",
+    )
+
+
+def _of_world_size(ranks: Collection[int], wanted: int) -> Reading:
+    more = f"{wanted} ranks" if wanted else "more than those, or at another address"
+    return Reading(
+        Kind.USAGE,
+        f"All ranks of the job ({len(ranks)}) came to init_process_group, and waited for {more}.",
+        "Leave world_size, rank and init_method out, so that WORLD_SIZE, RANK, MASTER_ADDR and "
+        "MASTER_PORT count, which torshrun sets; a number of ranks from a configuration has to be "
+        "that of the job (--nnodes times --nproc-per-node).",
+    )

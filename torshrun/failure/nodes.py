@@ -1,0 +1,36 @@
+"""Judges nodes that were lost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torshrun.failure.case import Case
+from torshrun.failure.finding import Certainty
+from torshrun.failure.kinds import Kind, of_ranks
+from torshrun.failure.signs import of_job
+from torshrun.failure.witness import Silent
+from torshrun.failure.wording import Verdict
+
+
+def silent(case: Case) -> Verdict | None:
+    """Nodes that were lost, if nothing else explains it."""
+    if not case.silent:
+        return None
+    return lost(case, case.silent, "certain" if len(case.silent) == 1 else "likely")
+
+
+def lost(case: Case, silent: Sequence[Silent], certainty: Certainty) -> Verdict:
+    names = " and ".join(each.name for each in silent)
+    why = "; ".join(filter(None, (each.why for each in silent[:1])))
+    nodes = [each.node for each in silent if each.node >= 0]
+    if all(each.is_unable for each in silent):
+        reading = of_job(f"{names} cannot run workers: {why}", Kind.AGENT)
+        return Verdict((), certainty, reading, nodes)
+    # Whose connections end has ended itself.
+    kind = Kind.NODE_LOST if case.claims("lost") else Kind.UNREACHABLE
+    reading = of_ranks(kind, names, "", "", why or "nothing more was heard of it")
+    return Verdict((), certainty, reading, nodes)
+
+
+def ranks_of(silent: Iterable[Silent]) -> set[int]:
+    return {rank for each in silent for rank in each.ranks}

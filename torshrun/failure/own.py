@@ -1,0 +1,108 @@
+"""Judges failures that are a rank's own: it failed, and blames nobody. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from torshrun.failure.case import Case
+from torshrun.failure.kinds import Kind
+from torshrun.failure.witness import Witness
+from torshrun.failure.wording import Verdict
+
+
+def own_failure(case: Case) -> Verdict | None:
+    """Who failed and blames nobody."""
+    if not case.own:
+        return None
+    classes = _alike(case.own)
+    if len(classes) == 1 and classes[0][0].reading.kind is Kind.NAN:
+        return _spread(case, classes[0])
+    chosen = _outstanding(case, classes)
+    if chosen is None:
+        ranks = [each.rank for found in classes for each in found]
+        return Verdict(ranks, "undecided", classes[0][0].reading)
+    doubts = len(classes) > 1 or case.silent or _others_are_pointed_at(case)
+    doubts = doubts or _may_be_anothers(case, chosen)
+    ranks = [each.rank for each in chosen]
+    return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+
+
+def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
+    """Whether another rank may be behind a failure that blames nobody: one that all others met,
+    that is told of another rank or of waiting, of what ranks share, or that came from outside.
+    """
+    if len(case.witnesses) == 1:
+        return False
+    rest = len(case.witnesses) - len(chosen)
+    met_by_most = 0 < rest < len(chosen)
+    first = chosen[0]
+    told = _OTHERS.search(first.said) and first.reading.kind in _OPEN
+    larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
+    hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
+    outside = first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
+    return met_by_most or bool(told) or hog or outside
+
+
+_OTHERS = re.compile(r"\b[Rr]ank[ #=:]*\d|[Tt]imed? ?out|\b[Pp]eer\b")
+_OPEN = (Kind.EXCEPTION, Kind.EXIT_CODE)
+_FROM_OUTSIDE = (
+    Kind.NETWORK,
+    Kind.STORE,
+    Kind.ADDRESS_IN_USE,
+    Kind.KILLED,  # by somebody
+    Kind.EARLY_EXIT,
+)
+_NOT_ITS_OWN = "killed by SIGBUS"
+"""Of a file that somebody cut short, or memory that all share."""
+_MUCH_MORE = 1.5
+
+
+def _spread(case: Case, alike: Sequence[Witness]) -> Verdict:
+    """Of ranks that have numbers which are none: a sum brings them from one to all, and who looks
+    first finds them. Whose arithmetic has warned is where they came from, and of several, whose
+    numbers were finite before.
+    """
+    warned = [each for each in case.witnesses if each.warning]
+    made = [each for each in warned if not _MAY_COME_OF_OTHERS.search(each.warning)]
+    origins = [each.rank for each in made or warned]
+    first = origins if len(origins) == 1 else [each.rank for each in alike]
+    if len(case.witnesses) == 1:
+        return Verdict(first, "certain", alike[0].reading)
+    return Verdict(first, "likely" if len(first) == 1 else "undecided", alike[0].reading)
+
+
+_MAY_COME_OF_OTHERS = re.compile("invalid value")  # as the difference of two that are infinite
+
+
+def _alike(witnesses: Iterable[Witness]) -> list[list[Witness]]:
+    """Those that failed alike together, in the order in which they did."""
+    classes: dict[str, list[Witness]] = defaultdict(list)
+    for each in sorted(witnesses, key=lambda each: (each.turn, each.node, each.at)):
+        classes[each.alike or f"rank {each.rank}"].append(each)
+    return list(classes.values())
+
+
+def _outstanding(case: Case, classes: list[list[Witness]]) -> list[Witness] | None:
+    """The failures among others that those may follow from; None if several are as likely."""
+    if len(classes) == 1:
+        return classes[0]
+    pointed_at = [found for found in classes if any(each.rank in case.named for each in found)]
+    if len(pointed_at) == 1:
+        return pointed_at[0]
+    strongest = max(classes, key=_strength)
+    rivals = [found for found in classes if found is not strongest]
+    if any(_strength(found) == _strength(strongest) for found in rivals):
+        return None
+    first = {each.node: each.at for each in reversed(strongest)}
+    came_before = (each.at < first.get(each.node, each.at) for found in rivals for each in found)
+    return None if any(came_before) else strongest
+
+
+def _strength(alike: Sequence[Witness]) -> int:
+    return max(each.strength for each in alike)
+
+
+def _others_are_pointed_at(case: Case) -> bool:
+    return bool(case.ends - {each.rank for each in case.own})

@@ -1,0 +1,152 @@
+"""Judges ranks that others wait for or lost: who did not come, and who waits for whom. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from torshrun.failure.case import MESSAGES, Case, call_of, comparable
+from torshrun.failure.disagreement import odd_one
+from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.nodes import lost, ranks_of
+from torshrun.failure.signs import by_words
+from torshrun.failure.witness import UNREAD
+from torshrun.failure.wording import Verdict, differ, listed, told
+from torshrun.text import format_ranks
+
+
+def pointed_at(case: Case) -> Verdict | None:
+    """Who is pointed at, and points at nobody."""
+    ends = case.ends
+    if not ends:
+        return None
+    gone = [each for each in case.silent if ends & {*each.ranks}]
+    if gone:
+        return lost(case, gone, "likely" if ends - ranks_of(gone) else "certain")
+    waiting = {each.rank: call_of(each) for each in case.of(ends) if call_of(each)}
+    if waiting.keys() == ends:
+        return _in_another(case, waiting)
+    ends = ends - waiting.keys()  # they may wait for the others
+    done = {each.rank for each in case.of(ends) if each.end == "done"}
+    if done == ends:
+        # Or those who need them went on for too long: nobody can be sure.
+        return Verdict(ends, "likely", told(case, Kind.EARLY_EXIT, ends))
+    if not case.of(ends) and case.claims("lost"):
+        who = format_ranks(ends)
+        return Verdict(ends, "likely", of_ranks(Kind.NODE_LOST, who, "", "", _UNHEARD))
+    return Verdict(ends, "likely", _why_absent(case, ends))
+
+
+def cleaning(case: Case) -> Verdict | None:
+    """Who stood in a clean-up while the others still waited in what comes before it."""
+    there = {each.rank for each in case.witnesses if each.standing and each.standing.cleanup}
+    ranks = {rank for rank in there if case.by_rank[rank].end == "stopped"}
+    waiting = [each.rank for each in case.waiting if each.rank not in there]
+    if not ranks or not waiting:
+        return None
+    who, (call, *_) = format_ranks(ranks), [call_of(case.by_rank[rank]) for rank in waiting]
+    why = f"{who} stood in a clean-up (finally or except), while {format_ranks(waiting)} waited in "
+    why += f"{call}: most likely an exception ended its work there, which it could not report yet."
+    return Verdict(ranks, "likely", Reading(Kind.EXCEPTION, why, _LET_IT_OUT))
+
+
+_LET_IT_OUT = (
+    "Look for what may raise before that line. Nothing in a clean-up should wait for other ranks, "
+    "no barrier and no collective: they do not come, and the exception is shown only after it; "
+    "traceback.print_exc() there shows it at once."
+)
+
+
+def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
+    """Of ranks that others wait for, and that were in a collective themselves."""
+    pointing = {each.rank: call_of(each) for each in case.of(case.edges.keys())}
+    calls = {**pointing, **ends}
+    if MESSAGES & {*calls.values()}:
+        return _mutual(case, calls, calls)
+    if set(ends.values()) <= set(pointing.values()):  # they came, and too late
+        return Verdict(ends, "likely", _why_absent(case, ends.keys()))
+    odd = odd_one(calls)
+    if odd is not None:
+        return Verdict({odd}, "likely", differ({odd}, calls))
+    return Verdict(calls, "undecided", differ(calls, calls))
+
+
+_UNHEARD = "others lost it, and nothing is known of its node"
+
+
+def circle(case: Case) -> Verdict | None:
+    """Ranks that point at each other."""
+    ranks = case.circles
+    if not ranks:
+        return None
+    votes = Counter(rank for whom in case.edges.values() for rank in whom)
+    (first, most), *rest = votes.most_common(2)
+    if most > 1 and (not rest or rest[0][1] < most) and first in ranks:
+        return Verdict({first}, "likely", told(case, Kind.MISSING, {first}))
+    calls = {each.rank: call_of(each) for each in case.of(ranks)}
+    return _mutual(case, ranks, calls)
+
+
+def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Verdict:
+    """Of ranks that wait for each other, in these calls."""
+    names = set(calls.values())
+    who, what = format_ranks(ranks), listed(calls)
+    told_calls = {each.rank: comparable(each.call) for each in case.of(ranks)}
+    if all(told_calls.values()) and len({*told_calls.values()}) > 1:
+        return Verdict(ranks, "undecided", differ(ranks, told_calls))
+    if len(names) > 1 and not names & MESSAGES:
+        return Verdict(ranks, "undecided", differ(ranks, calls))
+    alike = case.do_the_same(ranks)
+    if alike and not names <= MESSAGES:
+        return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
+    deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
+    return Verdict(ranks, "likely" if alike else "undecided", deadlock)
+
+
+_IN_VAIN = "they were in the same collective, and what they send does not arrive, or too slowly"
+
+
+def absent(case: Case) -> Verdict | None:
+    """Who stood outside of the collectives that others waited in."""
+    away = {each.rank for each in case.away}
+    if not away or not (case.waiting or case.claims("late")):
+        return None
+    return Verdict(away, "likely", _why_absent(case, away))
+
+
+def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
+    """What kept ranks from a collective that others waited in."""
+    found = case.of(ranks)
+    thread = next((each.thread for each in found if each.thread), "")
+    if thread:
+        reading, known = told(case, Kind.EXCEPTION, ranks, thread), by_words([thread], "")
+        return reading._replace(kind=known.kind, advice=known.hint) if known else reading
+    if any(each.is_deaf for each in found):
+        return told(case, Kind.HUNG, ranks, "something in the kernel, in state D")
+    awaited = next((each.standing.waits_for for each in found if each.standing), "")
+    if awaited == "a lock file":
+        return told(case, Kind.HUNG, ranks, f"{awaited}, {_LEFT_BEHIND}")
+    if awaited == "a lock":
+        return told(case, Kind.DEADLOCK, ranks, awaited)
+    child = next((each.child for each in found if each.child), "")
+    if child:
+        kind = Kind.DEADLOCK if UNREAD in child and awaited == "another process" else Kind.HUNG
+        return told(case, kind, ranks, f"{awaited or 'something'}; {child}")
+    return told(case, Kind.HUNG if awaited else Kind.MISSING, ranks, awaited)
+
+
+_LEFT_BEHIND = "which a process that was killed may have left behind"
+
+
+def elsewhere(case: Case) -> Verdict | None:
+    """Ranks that waited in different collectives, or for each other."""
+    # Who is ahead of others is not the one who keeps them waiting.
+    behind = [each for each in case.waiting if each.rank not in case.edges] or case.waiting
+    calls = {each.rank: call_of(each) for each in behind}
+    if len(calls) < 2:
+        return None
+    odd = odd_one(calls)
+    if odd is not None:
+        return Verdict({odd}, "likely", differ({odd}, calls))
+    waits = case.claims("late") or case.hang or len({*calls.values()}) > 1
+    return _mutual(case, calls, calls) if waits else None
