@@ -26,12 +26,12 @@ from torsh_runtime.parallel.fsdp.memory import (
     ReplicatedMemory,
 )
 from torsh_runtime.parallel.fsdp.node_memory import NodeMemory, Nodes
-from torsh_runtime.parallel.fsdp.norms import norm_of, power_sum
 from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
+from torsh_runtime.parallel.norms import norm_of, power_sum, together
 
 
 class FullyShardedDataParallel:
@@ -158,8 +158,7 @@ class FullyShardedDataParallel:
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
         replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
         own = [power_sum(adapter, each, norm_type) for each in (sharded, replicated)]
-        told = self._group.all_gather_numbers(np.array(own[:1], np.float64).view(np.int64))
-        total = norm_of([*told.view(np.float64)[:, 0].tolist(), own[1]], norm_type)
+        total = norm_of([*together(self._group, own[:1], norm_type), own[1]], norm_type)
         if total > max_norm:
             for gradient in [*sharded, *replicated]:
                 adapter.scale(gradient, max_norm / (total + 1e-6))
