@@ -84,6 +84,28 @@ def check(results: list[Any]) -> None:
         assert result["bits"] == results[0]["bits"]
 
 
+@cache
+def found_on_four(framework: str) -> dict[Any, list[Any]]:
+    bodies: dict[Any, Any] = {"mesh": partial(tensor_parallel.on_mesh, framework)}
+    bodies |= {
+        f"attention {kv}": partial(tensor_layers.self_attention, framework, kv, 0.0)
+        for kv in (6, 3, 2, 1)
+    }
+    return run_in_one_world(4, bodies, 60.0)
+
+
+@with_both
+def test_replicas_of_parts_train_as_one_process_does(framework: str) -> None:
+    check(found_on_four(framework)["mesh"])
+
+
+@with_both
+@pytest.mark.parametrize("kv_heads", [6, 3, 2, 1])
+def test_more_ranks_than_heads_of_keys_and_values(kv_heads: int, framework: str) -> None:
+    for apart in whole(found_on_four(framework)[f"attention {kv_heads}"]):
+        assert max(apart.values()) < 1e-9
+
+
 @with_both
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", TRAININGS)

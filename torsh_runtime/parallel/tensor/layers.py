@@ -47,6 +47,8 @@ class Layer:
     framework: ClassVar[str]
     functional: ClassVar[Any]
     """The framework's functions."""
+    communicates_in_backward = True
+    """See DistributedDataParallel."""
     axis: Axis
     where: str
     parameter_layouts: Layouts
