@@ -59,6 +59,7 @@ def of_torch() -> dict[str, Any]:
         "encoder": partial(tensor_layers.encoder_of_torch, False),
         "encoder norm_first": partial(tensor_layers.encoder_of_torch, True),
         "decoder": tensor_layers.decoder_of_torch,
+        "autocast": tensor_layers.autocast_of_torch,
         "dropout": tensor_layers.dropout_of_torch,
     }
 

@@ -271,6 +271,24 @@ def decoder_of_torch(rank: int) -> dict[str, float]:
     return compared(tools, whole, cut, arrays, lambda model, x: model(*x))
 
 
+def autocast_of_torch(rank: int) -> dict[str, float]:
+    """How far results are from the whole layers' in mixed precision, whose dtype they have."""
+    tools = kit("torch")
+    torch, nn = tools.torch, tools.nn
+
+    def make() -> Any:
+        tools.seed(3)
+        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    whole, cut = make(), make()
+    tr.parallelize(cut, None, {"0": tr.Column(), "2": tr.Row()})
+    with torch.autocast("cpu", torch.bfloat16):
+        results = [model(torch.ones(3, 8)) for model in (whole, cut)]
+    assert results[1].dtype is results[0].dtype is torch.bfloat16
+    apart = float((results[0] - results[1]).abs().max())
+    return {"within a few roundings": max(0.0, apart - 2**-6)}
+
+
 def dropout_of_torch(rank: int) -> dict[str, Any]:
     """What ranks drop of their own parts and of what they all have, also when computed anew."""
     tools = kit("torch")
