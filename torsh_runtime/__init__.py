@@ -219,6 +219,20 @@ if TYPE_CHECKING:
         dropout_region,
         random_stream,
     )
+    from torsh_runtime.parallel.tensor import (
+        Attention,
+        Block,
+        Column,
+        ColumnParallelLinear,
+        ParallelAttention,
+        Part,
+        Row,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        Vocabulary,
+        parallelize,
+        vocab_parallel_cross_entropy,
+    )
     from torsh_runtime.parallel.trees import (
         average_gradients,
     )
@@ -404,6 +418,20 @@ _HOMES = {
         "draw_by_name",
         "dropout_region",
         "random_stream",
+    ),
+    "torsh_runtime.parallel.tensor": (
+        "Attention",
+        "Block",
+        "Column",
+        "ColumnParallelLinear",
+        "ParallelAttention",
+        "Part",
+        "Row",
+        "RowParallelLinear",
+        "VocabParallelEmbedding",
+        "Vocabulary",
+        "parallelize",
+        "vocab_parallel_cross_entropy",
     ),
     "torsh_runtime.parallel.trees": ("average_gradients",),
     "torsh_runtime.status": ("report_step",),

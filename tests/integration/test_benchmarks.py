@@ -138,6 +138,13 @@ def test_torch_steps() -> None:
     assert "unedited/gloo" in printed
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+def test_tensor_parallel() -> None:
+    pytest.importorskip("torch")
+    assert "ours/bare" in run("tensor_parallel.py", "--here")
+
+
 def test_rendezvous() -> None:
     for backend in ("tcp", "memory"):
         assert "16 agents" in run("rendezvous.py", "--backend", backend)

@@ -129,3 +129,14 @@ def test_a_mesh(torshrun: Launcher) -> None:
     assert norms("several", 4) == alone
     assert norms("several", 3) == norms("alone", 1)
     assert len(alone) == 5
+
+
+@pytest.mark.torch
+@needs_torch
+def test_tensor_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    script, _ = snippets("tensor-parallel.md")
+    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
+    assert len(found) == 2
+    assert len({loss for loss, _ in found}) == 1
+    assert sorted(int(rows) for _, rows in found) == [50, 51]
