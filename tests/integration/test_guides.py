@@ -115,6 +115,17 @@ def test_compression(torshrun: Launcher) -> None:
     assert max(map(float, losses)) < 10
 
 
+@pytest.mark.torch
+@needs_torch
+def test_tensor_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    script, _ = snippets("tensor-parallel.md")
+    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
+    assert len(found) == 2
+    assert len({loss for loss, _ in found}) == 1
+    assert sorted(int(rows) for _, rows in found) == [50, 51]
+
+
 def test_a_mesh(torshrun: Launcher) -> None:
     """Norms are one process's, also where another number of ranks goes on."""
     script = snippets("mesh.md")[0]
@@ -129,14 +140,3 @@ def test_a_mesh(torshrun: Launcher) -> None:
     assert norms("several", 4) == alone
     assert norms("several", 3) == norms("alone", 1)
     assert len(alone) == 5
-
-
-@pytest.mark.torch
-@needs_torch
-def test_tensor_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
-    script, _ = snippets("tensor-parallel.md")
-    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
-    assert len(found) == 2
-    assert len({loss for loss, _ in found}) == 1
-    assert sorted(int(rows) for _, rows in found) == [50, 51]

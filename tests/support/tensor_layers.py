@@ -347,6 +347,8 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         lambda: tr.parallelize(nn.Linear(3, 4), None, {"": column.__class__}),
         lambda: tr.parallelize(nn.Linear(3, 1), None, {"": column}),
         lambda: tr.parallelize(nn.Linear(3, 9), None, {"": tr.Column(unit=2)}),
+        lambda: tr.parallelize(nn.LayerNorm(4), None, {"": tr.Part(-1)}),
+        lambda: tr.ParallelAttention(12, 1, framework=framework),
         lambda: tr.ParallelAttention(12, 5, framework=framework),
         lambda: tr.ParallelAttention(12, 6, num_kv_heads=4, framework=framework),
         lambda: _seeded(tools, 0, lambda: tr.ColumnParallelLinear(4, 4, framework=framework))(

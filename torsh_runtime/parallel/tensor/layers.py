@@ -281,11 +281,12 @@ class _OnPart(Layer):
 class NormOnPart(_OnPart):
     """LayerNorm or RMSNorm of a part of the sequence."""
 
-    def become(self, entry: Part, axis: Axis, where: str, lie: Layouts) -> None:
+    @classmethod
+    def shards(cls, plain: Any, entry: Part, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
-        super().become(entry, axis, where, lie)
-        if -len(self.normalized_shape) <= entry.dim < 0:
-            raise ConfigError(f"{where}: dimension {entry.dim} is normalised, and cannot be cut")
+        if -len(plain.normalized_shape) <= entry.dim < 0:
+            raise ConfigError(f"dimension {entry.dim} is normalised")
+        return {}
 
 
 class LayerNormOnPart(NormOnPart):
