@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -48,23 +48,9 @@ def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
     replicas if torch's generators are. ConfigError for a layout that does not fit the mesh.
     """
     coordinate = coordinate_on(mesh, "the region", layout)
-    with drawing_piece(lambda shape: layout, coordinate, layout.sharded()):
-        yield
-
-
-@contextmanager
-def drawing_piece(
-    layout_of: Callable[[tuple[int, ...]], TensorLayout],
-    coordinate: Mapping[str, int],
-    sharded: Sequence[str],
-) -> Iterator[None]:
-    """A block in which dropout is of pieces: what dropout_region() is made of.
-
-    layout_of: how the tensor lies of which this rank has a piece of this shape. coordinate: where
-    this rank stands along the axes. sharded: those along which pieces differ.
-    """
+    sharded = layout.sharded()
     with ExitStack() as held:
-        held.enter_context(nn_random.drawing(partial(_drawn, layout_of, coordinate)))
+        held.enter_context(nn_random.drawing(partial(_drawn, layout, layout.piece(coordinate))))
         torch = sys.modules.get("torch")
         if torch is not None and sharded:
             number = int(torch.randint(1 << 62, ()))  # replicas draw the same, and go on alike
@@ -77,8 +63,9 @@ def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> 
     the generator was seeded with, so that masks do not depend on which modules this rank has.
 
     A training in which `random_stream(seed, step, microbatch)` is around each forward pass then has
-    the same masks on every pipeline as in one process. is_random: which modules draw; None: those
-    that have a `dropout`, `dropout_p` or `p` that is a number above 0.
+    the same masks on every pipeline as in one process. A module that is called twice in one pass
+    draws the same twice. is_random: which modules draw; None: those that have a `dropout`,
+    `dropout_p` or `p` that is a number above 0.
     """
     adapter = adapter_class(model)(model)
     for name, module in adapter.modules():
@@ -100,15 +87,8 @@ def _is_random(module: Any) -> bool:
     return any(isinstance(each, float | int) and each > 0 for each in told)
 
 
-def _drawn(
-    layout_of: Callable[[tuple[int, ...]], TensorLayout],
-    coordinate: Mapping[str, int],
-    source: Any,
-    shape: tuple[int, ...],
-) -> Any:
+def _drawn(layout: TensorLayout, piece: Piece, source: Any, shape: tuple[int, ...]) -> Any:
     """This rank's of the numbers that one process draws for the whole tensor, row by row."""
-    layout = layout_of(shape)
-    piece = layout.piece(coordinate)
     if shape != piece.shape:
         raise ConfigError(
             f"dropout of a tensor of shape {shape} in a region of which this rank has {piece.shape}"
