@@ -165,6 +165,12 @@ if TYPE_CHECKING:
         DeviceMesh,
         init_device_mesh,
     )
+    from torsh_runtime.parallel.context import (
+        context_attention,
+        context_gather,
+        context_positions,
+        context_shard,
+    )
     from torsh_runtime.parallel.ddp.config import (
         BucketConfig,
     )
@@ -339,6 +345,12 @@ _HOMES = {
         "init_device_mesh",
     ),
     "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.parallel.context": (
+        "context_attention",
+        "context_gather",
+        "context_positions",
+        "context_shard",
+    ),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
     "torsh_runtime.parallel.fsdp": (

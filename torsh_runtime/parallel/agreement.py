@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -23,6 +24,19 @@ def texts_of_all(group: ProcessGroup, text: str) -> list[str]:
         rows[rank].tobytes()[:size].decode(errors="replace")
         for rank, size in enumerate(sizes.tolist())
     ]
+
+
+def check_alike(what: str, group: ProcessGroup, text: str) -> None:
+    """ConfigError on all ranks unless all have the same text: what they are about to do, or what
+    keeps them from it. It blocks."""
+    own = np.array([zlib.crc32(text.encode())], np.int64)
+    if len(np.unique(group.all_gather_numbers(own))) > 1:
+        everyone = texts_of_all(group, text)
+        raise disagreement(
+            f"{what} is not called alike on all ranks: {_by_rank(everyone)}. Make the same call on "
+            f"every rank",
+            dict(enumerate(everyone)),
+        )
 
 
 def check_agreed(
