@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from torsh_runtime.backends.base import (
         BackendType,
+        CommunicationStrategy,
         Envelope,
         PremulSum,
         ReduceOp,
@@ -165,6 +166,13 @@ if TYPE_CHECKING:
         DeviceMesh,
         init_device_mesh,
     )
+    from torsh_runtime.mesh.three_dimensions import (
+        CommunicationStats,
+        ProcessGroupIds,
+        ProcessGroupManager,
+        RankMapping,
+        ThreeDParallelismConfig,
+    )
     from torsh_runtime.parallel.context import (
         context_attention,
         context_gather,
@@ -199,6 +207,20 @@ if TYPE_CHECKING:
     from torsh_runtime.parallel.sampler import (
         DistributedSampler,
     )
+    from torsh_runtime.parallel.tensor import (
+        Attention,
+        Block,
+        Column,
+        ColumnParallelLinear,
+        ParallelAttention,
+        Part,
+        Row,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        Vocabulary,
+        parallelize,
+        vocab_parallel_cross_entropy,
+    )
     from torsh_runtime.parallel.trees import (
         average_gradients,
     )
@@ -212,8 +234,16 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "torsh_runtime.mesh.three_dimensions": (
+        "CommunicationStats",
+        "ProcessGroupIds",
+        "ProcessGroupManager",
+        "RankMapping",
+        "ThreeDParallelismConfig",
+    ),
     "torsh_runtime.backends.base": (
         "BackendType",
+        "CommunicationStrategy",
         "Envelope",
         "PremulSum",
         "ReduceOp",
@@ -371,6 +401,20 @@ _HOMES = {
     ),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
+    "torsh_runtime.parallel.tensor": (
+        "Attention",
+        "Block",
+        "Column",
+        "ColumnParallelLinear",
+        "ParallelAttention",
+        "Part",
+        "Row",
+        "RowParallelLinear",
+        "VocabParallelEmbedding",
+        "Vocabulary",
+        "parallelize",
+        "vocab_parallel_cross_entropy",
+    ),
     "torsh_runtime.parallel.trees": ("average_gradients",),
     "torsh_runtime.status": ("report_step",),
     "torsh_runtime.store.user": (

@@ -12,7 +12,7 @@ import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.layout import ShardedTensor
+from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
@@ -201,15 +201,28 @@ class FullyShardedDataParallel:
     def sharded_state_dict(self) -> dict[str, Any]:
         """All parameters as ShardedTensor, of which the values are no copies, and buffers as they
         are, under the model's names."""
-        pieces = {
-            name: ShardedTensor(self._adapter.values(parameter), flat.piece(number))
+        pieces = self.pieces()
+        named = {
+            name: ShardedTensor(self._adapter.values(parameter), pieces[id(parameter)])
             for unit in self._passes.units
             for flat, _ in unit.laid
-            for number, (name, parameter) in enumerate(
-                zip(flat.names, flat.parameters, strict=True)
-            )
+            for name, parameter in zip(flat.names, flat.parameters, strict=True)
         }
-        return {**pieces, **dict(self._adapter.buffers())}
+        return {**named, **dict(self._adapter.buffers())}
+
+    def pieces(self) -> dict[int, Piece]:
+        """What this rank has of each parameter of the model that was wrapped, by its id()."""
+        return {
+            id(parameter): flat.piece(number)
+            for unit in self._passes.units
+            for flat, _ in unit.laid
+            for number, parameter in enumerate(flat.parameters)
+        }
+
+    def sharded(self) -> set[int]:
+        """The id() of each parameter of which ranks of process_group have different parts."""
+        units = [unit for unit in self._passes.units if not unit.is_replicated]
+        return {id(parameter) for unit in units for parameter in unit.parameters}
 
     def _begin_alike(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
         adapter = self._adapter

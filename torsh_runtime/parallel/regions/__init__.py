@@ -21,20 +21,30 @@ from torsh_runtime.parallel.regions.maps import (
     Copy,
     Gather,
     Map,
+    Operation,
     ReduceScatter,
     Scatter,
     Sum,
     as_sizes,
 )
 
-__all__ = ["all_gather", "all_to_all", "copy", "gather", "reduce", "reduce_scatter", "scatter"]
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "applied",
+    "copy",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
 
 
 def copy(tensor: Any, group: ProcessGroup) -> Any:
     """The tensor, which is the same on all ranks and which each uses in its own way: backward sums
     their gradients.
     """
-    return _applied(tensor, Copy(group))
+    return _mapped(tensor, Copy(group))
 
 
 def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:
@@ -42,21 +52,21 @@ def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:
 
     overwrites: the sum takes the tensor's memory, of which nothing else may need the contents.
     """
-    return _applied(tensor, Sum(group, overwrites))
+    return _mapped(tensor, Sum(group, overwrites))
 
 
 def gather(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None = None) -> Any:
     """All ranks' tensors, one behind the other along a dimension, which all use alike: backward
     gives each its part of the gradient. sizes: None if all are as large as this one.
     """
-    return _applied(tensor, Gather(group, *_along(tensor, group, dim, sizes)))
+    return _mapped(tensor, Gather(group, *_along(tensor, group, dim, sizes)))
 
 
 def scatter(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
     """This rank's part, along a dimension, of a tensor that is the same on all ranks: backward
     gathers the gradients of all parts. It may be a view.
     """
-    return _applied(tensor, Scatter(group, *_along(tensor, group, dim, sizes)))
+    return _mapped(tensor, Scatter(group, *_along(tensor, group, dim, sizes)))
 
 
 def all_gather(
@@ -65,14 +75,14 @@ def all_gather(
     """All ranks' tensors, one behind the other along a dimension, which each uses in its own way:
     backward sums the gradients and gives each its part. sizes: None if all are as large as this.
     """
-    return _applied(tensor, AllGather(group, *_along(tensor, group, dim, sizes)))
+    return _mapped(tensor, AllGather(group, *_along(tensor, group, dim, sizes)))
 
 
 def reduce_scatter(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
     """This rank's part, along a dimension, of the sum of all ranks' tensors: backward gathers the
     gradients of all parts.
     """
-    return _applied(tensor, ReduceScatter(group, *_along(tensor, group, dim, sizes)))
+    return _mapped(tensor, ReduceScatter(group, *_along(tensor, group, dim, sizes)))
 
 
 def all_to_all(
@@ -93,7 +103,7 @@ def all_to_all(
         return tensor
     dims = split_dim % len(tensor.shape), cat_dim % len(tensor.shape)
     there, back = as_sizes(group, inputs), as_sizes(group, outputs)
-    return _applied(tensor, AllToAll(group, dims[0], there, dims[1], back))
+    return _mapped(tensor, AllToAll(group, dims[0], there, dims[1], back))
 
 
 def _along(
@@ -103,19 +113,22 @@ def _along(
     return dim, as_sizes(group, sizes or (tensor.shape[dim],) * group.world_size)
 
 
-def _applied(tensor: Any, applied: Map) -> Any:
-    if applied.group.world_size == 1:
-        return tensor
+def _mapped(tensor: Any, applied_map: Map) -> Any:
+    return tensor if applied_map.group.world_size == 1 else applied(tensor, applied_map)
+
+
+def applied(tensor: Any, operation: Operation) -> Any:
+    """What an operation makes of a tensor, through which gradients flow by way of its adjoint."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        from torsh_runtime.parallel.regions.torch import mapped
+        from torsh_runtime.parallel.regions import torch as in_torch
 
-        return mapped(tensor, applied)
+        return in_torch.applied(tensor, operation)
     nn = sys.modules.get("torsh_runtime.nn")
     if nn is not None and isinstance(tensor, nn.Tensor):
-        from torsh_runtime.parallel.regions.nn import mapped as mapped_in_nn
+        from torsh_runtime.parallel.regions import nn as in_nn
 
-        return mapped_in_nn(tensor, applied)
+        return in_nn.applied(tensor, operation)
     raise TypeError(
         f"a {type(tensor).__module__}.{type(tensor).__qualname__} is no tensor of torch or of "
         f"torsh_runtime.nn"

@@ -1,7 +1,6 @@
 """Linear maps of what the ranks of a group have to what they get, each with its adjoint.
 
-The adjoint is what a backward pass does: of a map's it is the map again. Arrays that are given to
-a map stay as they are, unless it says otherwise.
+The adjoint is what a backward pass does; the adjoint's own is the map again.
 """
 
 from __future__ import annotations
@@ -26,11 +25,8 @@ Sizes = tuple[int, ...]
 """Along a dimension, of each rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Map(ABC):
-    """One of them, for a group."""
-
-    group: ProcessGroup
+class Operation(ABC):
+    """What can be done to an array within a graph. It stays as it is, unless is_in_place."""
 
     @abstractmethod
     def __call__(self, array: Array) -> Array:
@@ -38,13 +34,20 @@ class Map(ABC):
 
     @property
     @abstractmethod
-    def adjoint(self) -> Map:
-        """What maps the gradients of what ranks get to those of what they have."""
+    def adjoint(self) -> Operation:
+        """What makes of the gradient of what this rank got that of what it had."""
 
     @property
     def is_in_place(self) -> bool:
         """Whether what this rank gets takes the place of what it has."""
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Operation):
+    """A linear one, for a group."""
+
+    group: ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Copy(Map):
         return array
 
     @property
-    def adjoint(self) -> Map:
+    def adjoint(self) -> Operation:
         return Sum(self.group)
 
 
@@ -71,7 +74,7 @@ class Sum(Map):
         return total
 
     @property
-    def adjoint(self) -> Map:
+    def adjoint(self) -> Operation:
         return Copy(self.group)
 
     @property
@@ -108,7 +111,7 @@ class Gather(_Along):
         return self._gathered(array)
 
     @property
-    def adjoint(self) -> Map:
+    def adjoint(self) -> Operation:
         return Scatter(self.group, self.dim, self.sizes)
 
 
@@ -122,7 +125,7 @@ class Scatter(_Along):
         return part(array, self.dim, start, start + self.sizes[self.group.rank])
 
     @property
-    def adjoint(self) -> Map:
+    def adjoint(self) -> Operation:
         return Gather(self.group, self.dim, self.sizes)
 
 
@@ -134,7 +137,7 @@ class AllGather(_Along):
         return self._gathered(array)
 
     @property
-    def adjoint(self) -> Map:
+    def adjoint(self) -> Operation:
         return ReduceScatter(self.group, self.dim, self.sizes)
 
 
@@ -150,7 +153,7 @@ class ReduceScatter(_Along):
         return own
 
     @property
-    def adjoint(self) -> Map:
+    def adjoint(self) -> Operation:
         return AllGather(self.group, self.dim, self.sizes)
 
 
@@ -178,7 +181,7 @@ class AllToAll(Map):
         return whole
 
     @property
-    def adjoint(self) -> Map:
+    def adjoint(self) -> Operation:
         return AllToAll(self.group, self.cat_dim, self.outputs, self.split_dim, self.inputs)
 
 

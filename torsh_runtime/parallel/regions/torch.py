@@ -1,4 +1,4 @@
-"""Maps as operations of torch's autograd."""
+"""Operations in graphs of torch's autograd."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any
 import torch
 
 from torsh_runtime.integrations.torch.compiling import leave_alone
-from torsh_runtime.parallel.regions.maps import Map
+from torsh_runtime.parallel.regions.maps import Operation
 
 
-class _Mapped(torch.autograd.Function):
+class _Applied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, applied: Map) -> torch.Tensor:
-        ctx.applied = applied
-        if applied.is_in_place:
+    def forward(ctx: Any, tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
+        ctx.operation = operation
+        if operation.is_in_place:
             ctx.mark_dirty(tensor)
-        result: torch.Tensor = applied(tensor)
+        result: torch.Tensor = operation(tensor)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return mapped(gradients[0], ctx.applied.adjoint), None
+        return applied(gradients[0], ctx.operation.adjoint), None
 
 
 @leave_alone
-def mapped(tensor: torch.Tensor, applied: Map) -> torch.Tensor:
-    """What the map makes of it, through which gradients flow by way of its adjoint."""
+def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
+    """See regions.applied()."""
     if not (tensor.requires_grad and torch.is_grad_enabled()):
-        found: torch.Tensor = applied(tensor)
+        found: torch.Tensor = operation(tensor)
         return found
-    apply: Any = _Mapped.apply
-    result: torch.Tensor = apply(tensor, applied)
+    apply: Any = _Applied.apply
+    result: torch.Tensor = apply(tensor, operation)
     return result
