@@ -185,6 +185,9 @@ if TYPE_CHECKING:
     from torsh_runtime.parallel.ddp.wrapper import (
         DistributedDataParallel,
     )
+    from torsh_runtime.parallel.experts import (
+        MixtureOfExperts,
+    )
     from torsh_runtime.parallel.fsdp import (
         BackwardPrefetch,
         CustomAutoWrap,
@@ -383,6 +386,7 @@ _HOMES = {
     ),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
+    "torsh_runtime.parallel.experts": ("MixtureOfExperts",),
     "torsh_runtime.parallel.fsdp": (
         "BackwardPrefetch",
         "CustomAutoWrap",

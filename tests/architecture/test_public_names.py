@@ -34,6 +34,7 @@ NAMES = {
     "MemoryConfig",
     "MemoryStats",
     "MixedPrecision",
+    "MixtureOfExperts",
     "ModuleTypeBasedAutoWrap",
     "NoAutoWrap",
     "ShardedGradScaler",

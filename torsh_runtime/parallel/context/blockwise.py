@@ -9,11 +9,11 @@ from typing import Any
 from torsh_runtime.parallel.context.kernels import Kernel
 from torsh_runtime.parallel.context.routes import Route
 from torsh_runtime.parallel.context.tasks import Task
-from torsh_runtime.parallel.operations import Array, Operation, functions_of
+from torsh_runtime.parallel.operations import Array, JointOperation, functions_of
 
 
 @dataclass(frozen=True, slots=True)
-class Blockwise(Operation):
+class Blockwise(JointOperation):
     """Softmax over blocks, one after the other, merged by their logsumexp (Milakov and
     Gimelshein, Online normalizer calculation for softmax, 2018).
     """

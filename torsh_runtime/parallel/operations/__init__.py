@@ -10,10 +10,18 @@ from typing import Any
 from torsh_runtime.numpy_or_cupy import array_module
 from torsh_runtime.parallel.regions.arrays import Array
 
-__all__ = ["Array", "Operation", "applied", "functions_of", "is_recorded", "is_torch", "joined"]
+__all__ = [
+    "Array",
+    "JointOperation",
+    "applied",
+    "functions_of",
+    "is_recorded",
+    "is_torch",
+    "joined",
+]
 
 
-class Operation(ABC):
+class JointOperation(ABC):
     """What makes an array of several, and their gradients of its gradient. Arrays are numpy's,
     cupy's or torch's, and stay as they are.
     """
@@ -27,7 +35,7 @@ class Operation(ABC):
         """For each array of forward its gradient."""
 
 
-def applied(operation: Operation, *tensors: Any) -> Any:
+def applied(operation: JointOperation, *tensors: Any) -> Any:
     """The result as a tensor, through which gradients flow. TypeError for what is no tensor."""
     if is_torch(tensors[0]):
         from torsh_runtime.parallel.operations.torch import applied_in_torch

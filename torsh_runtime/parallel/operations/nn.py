@@ -6,7 +6,7 @@ from typing import Any
 
 from torsh_runtime.nn import Function, Tensor
 from torsh_runtime.nn.graph import operand
-from torsh_runtime.parallel.operations import Operation
+from torsh_runtime.parallel.operations import JointOperation
 
 
 class _Applied(Function):
@@ -23,7 +23,7 @@ class _Applied(Function):
         return None, *(None if each is None else Tensor(each) for each in found)
 
 
-def applied_in_nn(operation: Operation, *tensors: Tensor) -> Tensor:
+def applied_in_nn(operation: JointOperation, *tensors: Tensor) -> Tensor:
     """The result, through which gradients flow."""
     result: Tensor = _Applied.apply(operation, *tensors)
     return result

@@ -8,12 +8,12 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from torsh_runtime.integrations.torch.compiling import leave_alone
-from torsh_runtime.parallel.operations import Operation
+from torsh_runtime.parallel.operations import JointOperation
 
 
 class _Applied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, operation: Operation, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, operation: JointOperation, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.operation = operation
         result: torch.Tensor
         result, saved = operation.forward(*tensors)
@@ -27,7 +27,7 @@ class _Applied(torch.autograd.Function):
 
 
 @leave_alone
-def applied_in_torch(operation: Operation, *tensors: torch.Tensor) -> torch.Tensor:
+def applied_in_torch(operation: JointOperation, *tensors: torch.Tensor) -> torch.Tensor:
     """The result, through which gradients flow."""
     apply: Any = _Applied.apply
     result: torch.Tensor = apply(operation, *tensors)
