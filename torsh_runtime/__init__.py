@@ -162,6 +162,10 @@ if TYPE_CHECKING:
     from torsh_runtime.integrations.torch.batch_norm import (
         SyncBatchNorm,
     )
+    from torsh_runtime.layout import (
+        Shard,
+        TensorLayout,
+    )
     from torsh_runtime.mesh.mesh import (
         DeviceMesh,
         init_device_mesh,
@@ -172,6 +176,9 @@ if TYPE_CHECKING:
         ProcessGroupManager,
         RankMapping,
         ThreeDParallelismConfig,
+    )
+    from torsh_runtime.parallel.clipping import (
+        clip_grad_norm_,
     )
     from torsh_runtime.parallel.context import (
         context_attention,
@@ -204,11 +211,22 @@ if TYPE_CHECKING:
         auto_wrap_modules,
         fsdp_wrap,
     )
+    from torsh_runtime.parallel.initial import (
+        init_parameters,
+    )
+    from torsh_runtime.parallel.layouts import (
+        layouts_of,
+    )
     from torsh_runtime.parallel.optimizer import (
         DistributedOptimizer,
     )
     from torsh_runtime.parallel.sampler import (
         DistributedSampler,
+    )
+    from torsh_runtime.parallel.streams import (
+        draw_by_name,
+        dropout_region,
+        random_stream,
     )
     from torsh_runtime.parallel.tensor import (
         Attention,
@@ -237,6 +255,18 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "torsh_runtime.layout": (
+        "Shard",
+        "TensorLayout",
+    ),
+    "torsh_runtime.parallel.streams": (
+        "draw_by_name",
+        "dropout_region",
+        "random_stream",
+    ),
+    "torsh_runtime.parallel.layouts": ("layouts_of",),
+    "torsh_runtime.parallel.initial": ("init_parameters",),
+    "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
     "torsh_runtime.mesh.three_dimensions": (
         "CommunicationStats",
         "ProcessGroupIds",

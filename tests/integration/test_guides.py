@@ -130,3 +130,14 @@ def test_compression(torshrun: Launcher) -> None:
     assert training.count(compressor) == 1
     losses = re.findall(r"loss ([\d.]+)", output(torshrun, training.replace(compressor, momentum)))
     assert max(map(float, losses)) < 10
+
+
+@pytest.mark.torch
+@needs_torch
+def test_tensor_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    script, _ = snippets("tensor-parallel.md")
+    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
+    assert len(found) == 2
+    assert len({loss for loss, _ in found}) == 1
+    assert sorted(int(rows) for _, rows in found) == [50, 51]

@@ -145,15 +145,18 @@ def cut_loss(scores: Any, targets: Any) -> Any:
     )
 
 
-def train(tools: Kit, model: Any, loss: Loss) -> dict[str, Any]:
-    """Losses, the first step's gradients, and the parameters after all."""
+def train(
+    tools: Kit, model: Any, loss: Loss, clip: Callable[[Any], float] | None = None
+) -> dict[str, Any]:
+    """Losses, or norms of gradients that are clipped, the first step's gradients, and the
+    parameters after all."""
     optimizer, losses, gradients = tools.adamw(model), [], {}
     tools.seed(5)
     for indices, targets in batches():
         found = loss(model(tools.tensor(indices)), tools.tensor(targets))
         optimizer.zero_grad()
         found.backward()
-        losses.append(found.item())
+        losses.append(found.item() if clip is None else clip(model))
         gradients = gradients or {n: plain(p.grad).copy() for n, p in model.named_parameters()}
         optimizer.step()
     parameters = {name: plain(each).copy() for name, each in model.named_parameters()}
@@ -194,3 +197,40 @@ def beside_one_process(framework: str, plan: Plan, rank: int, **options: Any) ->
     expected = train(tools, gpt(tools, **options), whole_loss(tools))
     model = tr.parallelize(gpt(tools, **options), None, plan)
     return farthest(model, train(tools, model, cut_loss), expected, rank)
+
+
+def on_mesh(framework: str, rank: int) -> dict[str, Any]:
+    """Two replicas of two parts each, whose gradients are clipped, beside one process that has the
+    batches of both."""
+    tools, mesh = kit(framework), tr.init_device_mesh((2, 2), ("dp", "tp"))
+    index = mesh.get_local_rank("dp")
+    rows = slice(index, index + 1)
+
+    def counted(targets: Any) -> Any:
+        return tools.tensor(plain(targets) % CLASSES)  # as many on each replica
+
+    def own_loss(scores: Any, targets: Any) -> Any:
+        own = counted(targets)[rows]
+        return tr.vocab_parallel_cross_entropy(scores, own, mesh["tp"], num_classes=CLASSES)
+
+    def all_loss(scores: Any, targets: Any) -> Any:
+        return tools.F.cross_entropy(scores.reshape(-1, CLASSES), counted(targets).reshape(-1))
+
+    whole, cut = gpt(tools), tr.parallelize(gpt(tools), mesh, SPREAD)
+    wrapped = tr.DistributedDataParallel(cut, process_group=mesh["dp"].get_group())
+
+    def clipped(model: Any) -> float:
+        return tr.clip_grad_norm_(model, 0.1)
+
+    def clipped_on_mesh(model: Any) -> float:
+        return tr.clip_grad_norm_(model, 0.1, mesh)
+
+    expected = train(tools, whole, all_loss, clipped)
+    norm = np.sqrt(sum((each**2).sum() for each in expected["gradients"].values()))
+    assert np.isclose(norm, 0.1, rtol=1e-5)
+    forward = cut.forward
+    cut.forward = lambda indices: forward(indices[rows])
+    found = train(tools, wrapped, own_loss, clipped_on_mesh)
+    for kind in ("gradients", "parameters"):
+        found[kind] = {name.removeprefix("module."): each for name, each in found[kind].items()}
+    return farthest(cut, found, expected, mesh.get_local_rank("tp"))

@@ -59,6 +59,11 @@ class ModuleAdapter(ABC, Generic[T]):
     def values(self, tensor: T) -> Any:
         """What collectives take, which share its memory: it itself, or an array."""
 
+    def tensor(self, values: Any) -> T:
+        """The counterpart of values(): a tensor of the same memory."""
+        tensor: T = values
+        return tensor
+
     @abstractmethod
     def flat(self, like: T, size: int, group: ProcessGroup, dtype: str | None = None) -> T:
         """An uninitialised tensor of `size` elements of the same kind, or of another dtype, where

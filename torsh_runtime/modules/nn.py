@@ -52,6 +52,9 @@ class NnModule(ModuleAdapter[Any]):
     def values(self, tensor: Any) -> Any:
         return tensor.data if isinstance(tensor, nn.Tensor) else tensor
 
+    def tensor(self, values: Any) -> Any:
+        return nn.Tensor(values)
+
     def flat(self, like: Any, size: int, group: ProcessGroup, dtype: str | None = None) -> Any:
         array = self.values(like)
         kind = array.dtype if dtype is None else dtype_named(dtype)

@@ -5,8 +5,7 @@ Numbers on a GPU are drawn there, from a seed that this generator gives, so its 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,22 +13,52 @@ import numpy as np
 
 from torsh_runtime.nn.arrays import Array, array_module
 
-_generator = np.random.default_rng()
+Draw = Callable[[Any, tuple[int, ...]], Array]
+"""(generator of numpy or cupy, shape) -> uniform numbers from [0, 1), of float32."""
+
+_seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
+_generator = np.random.default_rng(_seed)
+
+
+def _draw(source: Any, shape: tuple[int, ...]) -> Array:
+    drawn: Array = source.random(shape, dtype=np.float32)
+    return drawn
+
+
+_drawn: Draw = _draw
 
 
 def manual_seed(seed: int) -> None:
     """Begin anew from `seed`."""
-    set_rng_state(np.random.PCG64(seed).state)
+    set_rng_state({**np.random.PCG64(seed).state, "seed": seed})
+
+
+def initial_seed() -> int:
+    """What the generator was seeded with."""
+    return _seed
 
 
 def get_rng_state() -> dict[str, Any]:
     """The generator's state, which JSON can hold."""
-    return dict(_generator.bit_generator.state)
+    return {**_generator.bit_generator.state, "seed": _seed}
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Go on from a state that get_rng_state() returned."""
+    global _seed
+    _seed = state.get("seed", _seed)
     _generator.bit_generator.state = state
+
+
+@contextmanager
+def drawing(draw: Draw) -> Iterator[None]:
+    """Have the numbers that kept() compares with its probability drawn by this in the block."""
+    global _drawn
+    before, _drawn = _drawn, draw
+    try:
+        yield
+    finally:
+        _drawn = before
 
 
 def generator() -> np.random.Generator:
@@ -44,33 +73,9 @@ def randn(*shape: int) -> Any:
     return Tensor(_generator.standard_normal(shape, dtype=np.float32))
 
 
-class _Drawn(threading.local):
-    part: tuple[int, int, int] | None = None
-
-
-_drawn = _Drawn()
-
-
-@contextmanager
-def drawing_part(dim: int, start: int, size: int) -> Iterator[None]:
-    """Within the block arrays that dropout is for are parts, from `start` on, of those that have
-    this size along `dim`: what is drawn for them is their part of what is drawn for the whole.
-    """
-    before, _drawn.part = _drawn.part, (dim, start, size)
-    try:
-        yield
-    finally:
-        _drawn.part = before
-
-
 def kept(like: Array, p: float) -> Array:
     """0 with probability p, else 1 / (1 - p), for each element of `like` and of its dtype."""
     xp = array_module(like)
     source = _generator if xp is np else xp.random.default_rng(int(_generator.integers(2**63)))
-    shape, own = [*like.shape], [slice(None)] * like.ndim
-    if _drawn.part is not None:
-        dim, start, size = _drawn.part
-        own[dim] = slice(start, start + shape[dim])
-        shape[dim] = size
-    chosen = source.random(shape, dtype=np.float32)[tuple(own)] >= p
+    chosen = _drawn(source, like.shape) >= p
     return chosen * like.dtype.type(1 / (1 - p) if p < 1 else 0)

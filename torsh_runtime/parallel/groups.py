@@ -12,15 +12,15 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 
 
 def group_of(given: Any) -> ProcessGroup:
-    """The group itself; of a DeviceMesh of one axis its group; for None the default one, or
-    torch.distributed's if only torch has one.
+    """The group itself; of a DeviceMesh that of all its ranks, as of mesh["dp", "cp"]; for None the
+    default one, or torch.distributed's if only torch has one.
 
     ConfigError for a group of torch's on another backend than "torsh", and if there is none.
     """
     if isinstance(given, ProcessGroup):
         return given
     if isinstance(given, DeviceMesh):
-        return given.get_group()
+        return given.flatten().get_group()
     distributed = sys.modules.get("torch.distributed")
     if given is None:
         if has_default_group() or distributed is None or not distributed.is_initialized():

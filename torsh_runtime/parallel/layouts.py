@@ -42,9 +42,12 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
     return found
 
 
-def piece_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None) -> Piece:
-    """What this rank has of the parameter of this name. ConfigError if that takes axes which the
-    mesh has not, or with other sizes."""
+def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> dict[str, int]:
+    """Where this rank stands along the layout's axes; 0 along those where that makes no difference.
+
+    name: of what has the layout. ConfigError if it takes axes that the mesh has not, or with other
+    sizes.
+    """
     coordinate = dict.fromkeys((axis for axis, _, _ in layout.axes), 0)
     sharded = layout.sharded()
     here = {} if mesh is None else mesh.coordinate
@@ -57,7 +60,12 @@ def piece_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None) -> Piece:
                 f"pass the mesh that the model was made for"
             )
         coordinate[axis] = here[axis]
-    return layout.piece(coordinate)
+    return coordinate
+
+
+def piece_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None) -> Piece:
+    """What this rank has of the parameter of this name. ConfigError as coordinate_on()."""
+    return layout.piece(coordinate_on(mesh, name, layout))
 
 
 def cut(whole: Any, piece: Piece) -> Any:

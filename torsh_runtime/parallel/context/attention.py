@@ -45,7 +45,7 @@ def context_attention(
     them: of n ranks, rank r has chunk r and chunk 2n - 1 - r of 2n. Returns (batch, heads, tokens,
     F). All ranks call it alike, and so do their backward passes.
 
-    axis: the ranks, a process group or a DeviceMesh of one axis. causal: a token looks at itself
+    axis: the ranks, a process group or a DeviceMesh, as mesh["cp"]. causal: a token looks at itself
     and those before it. documents: cumulative lengths (0, ..., length) of those that are packed
     into a sequence, or such for each row of the batch; tokens look at their own document.
     length: of the whole sequence; None if all ranks have as many tokens as this one. scale: None is

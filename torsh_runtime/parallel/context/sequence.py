@@ -18,7 +18,7 @@ def context_shard(tensor: Any, axis: Any, dim: int = 1) -> Any:
     """This rank's tokens of whole sequences, which lie along `dim`: an early and a late chunk (see
     context_attention). A tensor of torch or nn, through which gradients flow, or an array.
 
-    axis: a process group, or a DeviceMesh of one axis. ConfigError for fewer tokens than two for
+    axis: a process group, or a DeviceMesh, as mesh["cp"]. ConfigError for fewer tokens than two for
     each rank.
     """
     group = group_of(axis)

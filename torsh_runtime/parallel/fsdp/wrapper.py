@@ -26,12 +26,13 @@ from torsh_runtime.parallel.fsdp.memory import (
     ReplicatedMemory,
 )
 from torsh_runtime.parallel.fsdp.node_memory import NodeMemory, Nodes
-from torsh_runtime.parallel.fsdp.norms import norm_of, power_sum
 from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
+from torsh_runtime.parallel.layouts import layouts_of
+from torsh_runtime.parallel.norms import norm_of, power_sum, together
 
 
 class FullyShardedDataParallel:
@@ -153,17 +154,27 @@ class FullyShardedDataParallel:
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale all gradients so that their norm, as of one vector over all ranks, is at most
-        max_norm. Returns what it was. All ranks call it."""
+        max_norm. Returns what it was. All ranks call it. ConfigError for a model that is sharded
+        over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the norm."""
+        self._check_no_mesh()
         units, adapter = self._passes.units, self._adapter
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
         replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
         own = [power_sum(adapter, each, norm_type) for each in (sharded, replicated)]
-        told = self._group.all_gather_numbers(np.array(own[:1], np.float64).view(np.int64))
-        total = norm_of([*told.view(np.float64)[:, 0].tolist(), own[1]], norm_type)
+        total = norm_of([*together(self._group, own[:1], norm_type), own[1]], norm_type)
         if total > max_norm:
             for gradient in [*sharded, *replicated]:
                 adapter.scale(gradient, max_norm / (total + 1e-6))
         return total
+
+    def _check_no_mesh(self) -> None:
+        found = layouts_of(self.module).items()
+        name, axes = next(((n, each.sharded()) for n, each in found if each.sharded()), ("", ()))
+        if axes:
+            raise ConfigError(
+                f"{name!r} is sharded over the axes {', '.join(axes)} of a mesh as well: call "
+                f"tr.clip_grad_norm_(model, max_norm, mesh)"
+            )
 
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:

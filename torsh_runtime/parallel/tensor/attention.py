@@ -12,7 +12,7 @@ from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import cuts, sharded
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.parts import Layouts
-from torsh_runtime.parallel.tensor.plan import Attention
+from torsh_runtime.parallel.tensor.plan import Attention, Column
 from torsh_runtime.parallel.tensor.streams import drawing_part
 
 
@@ -55,13 +55,10 @@ class MultiheadAttention(_Heads):
         self.head_dim = self.embed_dim // self.num_heads
 
     def _all_entered(self, *inputs: Any) -> list[Any]:
-        """What each rank may use in its own way; of one tensor it is one."""
-        known: dict[int, Any] = {}
+        """What each rank may use in its own way."""
         for each in inputs:
-            if id(each) not in known:
-                self._check(each, self.whole_dim, "all features")
-                known[id(each)] = self._entered(each, self.entry.sequence_dim)
-        return [known[id(each)] for each in inputs]
+            self._check(each, self.whole_dim, "all features")
+        return [self._entered(each, self.entry.sequence_dim) for each in inputs]
 
     @property
     def whole_dim(self) -> int:
@@ -82,21 +79,28 @@ class ReplicatedColumns(Layer):
         mesh: Axis,
         start: int,
         end: int,
+        sequence_dim: int | None = None,
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
         """start, end: of this rank's features."""
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
         self.own = slice(start, end)
-        self._divide(None, mesh)
+        self._divide(Column(sequence_dim=sequence_dim), mesh)
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        return {}
 
     def forward(self, input: Any) -> Any:
-        """input: (…, in_features), which each rank uses in its own way."""
+        """input: (…, in_features)."""
         self._check(input, self.in_features, "all input features")
+        entered = self._entered(input, self.entry.sequence_dim)
         group = self.axis.group
         weight = regions.copy(self.weight, group)[self.own]
         bias = None if self.bias is None else regions.copy(self.bias, group)[self.own]
-        return self.functional.linear(input, weight, bias)
+        return self.functional.linear(entered, weight, bias)
 
 
 class ParallelAttention(_Heads):
@@ -141,31 +145,28 @@ class ParallelAttention(_Heads):
 
     def _add_layers(self, bias: bool, is_cut: bool, kv_heads: tuple[int, int], dtype: Any) -> None:
         layers, width, embed = layers_of(self.framework), self.head_dim, self.embed_dim
-        named: dict[str, Any] = {"mesh": self.axis, "dtype": dtype}
+        dim = self.entry.sequence_dim
+        named: dict[str, Any] = {"mesh": self.axis, "sequence_dim": dim, "dtype": dtype}
         column, row = layers.ColumnParallelLinear, layers.RowParallelLinear
         unit = width * (self.num_heads // self.num_kv_heads if is_cut else 1)
-        self.q_proj = column(embed, embed, bias, False, unit=unit, input_is_copied=True, **named)
+        self.q_proj = column(embed, embed, bias, False, unit=unit, **named)
+        first, last = (width * each for each in kv_heads)
         for name in ("k_proj", "v_proj"):
             out = width * self.num_kv_heads
             if is_cut:
-                made = column(embed, out, bias, False, unit=width, input_is_copied=True, **named)
+                made = column(embed, out, bias, False, unit=width, **named)
             else:
-                own = [width * each for each in kv_heads]
-                made = layers.ReplicatedColumns(embed, out, bias, *own, **named)
+                made = layers.ReplicatedColumns(embed, out, bias, start=first, end=last, **named)
             setattr(self, name, made)
-        dim = self.entry.sequence_dim
-        self.out_proj = row(embed, embed, bias, unit=unit, sequence_dim=dim, **named)
+        self.out_proj = row(embed, embed, bias, unit=unit, **named)
 
     def forward(self, input: Any, attn_mask: Any = None, is_causal: bool = False) -> Any:
         """input: (…, L, embed_dim), to the same. attn_mask: booleans (False is not looked at) or
         numbers to add, (L, L) or (…, num_heads, L, L). is_causal: position i looks at 0 to i.
         """
-        self._check(input, self.embed_dim, "all features")
-        entered = self._entered(input, self.entry.sequence_dim)
-        queries = self._heads_first(self.q_proj(entered))
+        queries = self._heads_first(self.q_proj(input))
         keys, values = (
-            self._looked_at(self._heads_first(layer(entered)))
-            for layer in (self.k_proj, self.v_proj)
+            self._looked_at(self._heads_first(layer(input))) for layer in (self.k_proj, self.v_proj)
         )
         mask, dropout = self._own_mask(attn_mask), self.dropout if self.training else 0.0
         with self._drawing(queries):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.tensor.entrance import Entrance
 
 DEFAULT_NAME = "tp"
 
@@ -19,6 +20,8 @@ class Axis:
 
     name: str
     group: ProcessGroup
+    enter: Entrance = field(default_factory=Entrance, compare=False, repr=False)
+    """Of the layers that are made along it together."""
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self

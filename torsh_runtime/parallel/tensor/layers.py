@@ -47,6 +47,8 @@ class Layer:
     framework: ClassVar[str]
     functional: ClassVar[Any]
     """The framework's functions."""
+    communicates_in_backward = True
+    """See DistributedDataParallel."""
     axis: Axis
     where: str
     parameter_layouts: Layouts
@@ -91,9 +93,7 @@ class Layer:
 
     def _entered(self, tensor: Any, sequence_dim: int | None) -> Any:
         """What each rank may use in its own way."""
-        if sequence_dim is None:
-            return regions.copy(tensor, self.axis.group)
-        return regions.all_gather(tensor, self.axis.group, sequence_dim)
+        return self.axis.enter(tensor, self.axis.group, sequence_dim)
 
     def _summed(self, tensor: Any, sequence_dim: int | None) -> Any:
         """The sum of what the ranks computed and need no more; or this rank's part of it."""
@@ -131,19 +131,17 @@ class ColumnParallelLinear(Layer):
         mesh: Any = None,
         unit: int = 1,
         sequence_dim: int | None = None,
-        input_is_copied: bool = False,
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
         """mesh: one with one axis, or with one called "tp", or a group; None: the default group.
-        unit, sequence_dim, input_is_copied: see Column. framework: "torch" or "nn"; None: torch if
-        it is loaded.
+        unit, sequence_dim: see Column. framework: "torch" or "nn"; None: torch if it is loaded.
 
         All ranks make the whole first and keep their parts, so they are seeded alike; ConfigError
         on all of them if they were not, and for features that cannot be cut.
         """
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
-        self._divide(Column(gather_output, unit, (), sequence_dim, input_is_copied), mesh)
+        self._divide(Column(gather_output, unit, sequence_dim=sequence_dim), mesh)
 
     @classmethod
     def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
@@ -161,9 +159,8 @@ class ColumnParallelLinear(Layer):
     def forward(self, input: Any) -> Any:
         """input: (…, in_features)."""
         self._check(input, self.in_features, "all input features")
-        if not self.entry.input_is_copied:
-            input = self._entered(input, self.entry.sequence_dim)
-        result = self.functional.linear(input, self.weight, self.bias)
+        entered = self._entered(input, self.entry.sequence_dim)
+        result = self.functional.linear(entered, self.weight, self.bias)
         if not self.entry.gather_output:
             return result
         return regions.gather(result, self.axis.group, -1, self.sizes)

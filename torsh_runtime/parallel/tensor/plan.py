@@ -23,8 +23,6 @@ class Column:
     that is all outputs together."""
     sequence_dim: int | None = None
     """The dimension of the input of which each rank has an equal part; None if all have all."""
-    input_is_copied: bool = False
-    """Whether the input is what regions.copy() returned, which several layers may share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from torsh_runtime.parallel.tensor.axis import Axis
+import numpy as np
 
-_FAR = 0x9E3779B97F4A7C15
-"""Odd, so that no two ranks of an axis have one seed."""
+from torsh_runtime.nn import random
+from torsh_runtime.parallel.regions.arrays import Array, part, resized
+from torsh_runtime.parallel.streams import random_stream
+from torsh_runtime.parallel.tensor.axis import Axis
 
 
 def drawing_part(
@@ -23,23 +24,17 @@ def drawing_part(
 
     cuts: where the ranks' parts end; none if they are equal.
     """
-    own, index = tensor.shape[dim], axis.index
-    start, size = (cuts[index], cuts[-1]) if cuts else (own * index, own * axis.size)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return _own_stream(torch, tensor, index)
-    part: AbstractContextManager[None] = import_module("torsh_runtime.nn.random").drawing_part(
-        dim, start, size
-    )
-    return part
+        number = int(torch.randint(1 << 62, ()))  # which checkpointing draws again
+        return random_stream(number, axis.index)
+    own, index = tensor.shape[dim], axis.index
+    start, size = (cuts[index], cuts[-1]) if cuts else (own * index, own * axis.size)
+    return random.drawing(partial(_drawn, dim, start, size))
 
 
-@contextmanager
-def _own_stream(torch: Any, tensor: Any, index: int) -> Iterator[None]:
-    """The seed comes from the stream that all ranks have in common, which activation checkpointing
-    sets back for computing once more."""
-    seed = int(torch.randint(2**62, ()))
-    devices = [] if tensor.device.type == "cpu" else [tensor.device]
-    with torch.random.fork_rng(devices):
-        torch.manual_seed((seed + (index + 1) * _FAR) % 2**63)
-        yield
+def _drawn(dim: int, start: int, size: int, source: Any, shape: tuple[int, ...]) -> Array:
+    """What is drawn for the whole, of which this rank has that from `start` on."""
+    place = dim % len(shape)
+    whole = source.random(resized(shape, place, size), dtype=np.float32)
+    return part(whole, place, start, start + shape[place])
