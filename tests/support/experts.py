@@ -125,8 +125,8 @@ def differences(name: str, framework: str, rank: int, ranks: int) -> dict[str, f
     have the same experts."""
     case, kind = CASES[name], Framework(framework)
     copies = 2 if ranks == 4 else 1
-    mesh = tr.init_device_mesh((copies, -1), ("edp", "ep"))
-    layer = kind.layer(case, mesh["ep"], mesh.flatten("dp"))
+    mesh = tr.init_device_mesh((-1,), ("dp",)).view({"edp": copies, "ep": -1}, over=("dp",))
+    layer = kind.layer(case, mesh["ep"], mesh["dp"])
     expected = of_one_process(case, kind, ranks)
     tokens, factors = (each[rank] for each in inputs(ranks))
     leaf = kind.tensor(tokens, True)
@@ -141,13 +141,15 @@ def differences(name: str, framework: str, rank: int, ranks: int) -> dict[str, f
     }
     layouts = layouts_of(layer)
     for key, parameter in layer.named_parameters():
-        gradient, wanted = np.array(parameter.grad), expected[key]
-        over = mesh["edp"].get_group() if key in layouts else tr.group.WORLD
-        assert over is not None
+        gradient, wanted = parameter.grad if kind.torch else parameter.grad.data, expected[key]
+        over = mesh["edp" if key in layouts else "dp"].get_group()
         over.all_reduce(gradient)
+        gradient /= over.world_size
         if key in layouts:
             wanted = cut(wanted, layouts[key].piece({"ep": mesh.get_local_rank("ep")}))
-        pairs[key] = (gradient / over.world_size, wanted)
+        pairs[key] = (np.array(gradient), wanted)
+    squares = sum(float((expected[key] ** 2).sum()) for key in ("router", "up", "down"))
+    pairs["norm"] = (np.array(tr.clip_grad_norm_(layer, 1e9, mesh)), np.array(squares**0.5))
     assert all(found.shape == wanted.shape for found, wanted in pairs.values())
     return {
         key: float(np.abs(found - wanted).max(initial=0)) for key, (found, wanted) in pairs.items()

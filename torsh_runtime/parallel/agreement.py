@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -12,19 +11,6 @@ from torsh_runtime.errors import disagreement
 from torsh_runtime.modules.base import ModuleAdapter
 
 __all__ = ["check_agreed", "send_from", "texts_of_all"]
-
-
-def check_alike(what: str, group: ProcessGroup, text: str) -> None:
-    """ConfigError on all ranks unless all have the same text: what they are about to do, or what
-    keeps them from it. It blocks."""
-    own = np.array([zlib.crc32(text.encode())], np.int64)
-    if len(np.unique(group.all_gather_numbers(own))) > 1:
-        everyone = texts_of_all(group, text)
-        raise disagreement(
-            f"{what} is not called alike on all ranks: {_by_rank(everyone)}. Make the same call on "
-            f"every rank",
-            dict(enumerate(everyone)),
-        )
 
 
 def check_agreed(

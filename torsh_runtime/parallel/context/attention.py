@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.agreement import check_alike
 from torsh_runtime.parallel.context.blockwise import Blockwise
 from torsh_runtime.parallel.context.chunks import lengths, seen
 from torsh_runtime.parallel.context.heads import attention_by_heads, refusal
@@ -110,7 +110,7 @@ def _agreed(
         f"{method}, {plan}, scale {scale}, shapes without tokens {shapes}, {query.dtype}, "
         f"{'with' if is_recorded(*tensors) else 'without'} a backward pass"
     )
-    check_alike("context_attention", group, problem or text)
+    check_same(group, "calls of context_attention", problem or text)
     if problem:
         raise ConfigError(f"context_attention: {problem}")
     return plan

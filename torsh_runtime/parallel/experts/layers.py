@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.arrays import raw
+from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.agreement import check_alike
 from torsh_runtime.parallel.experts.routing import (
     Assignment,
     Exchange,
@@ -43,6 +43,20 @@ class _Ranks:
     """Of the experts' axis, in layouts."""
     experts: ProcessGroup
     tokens: ProcessGroup
+
+    @classmethod
+    def of(cls, mesh: Any, data: Any) -> Self:
+        """See MixtureOfExperts. ConfigError for a mesh of several axes, which layouts could not
+        name."""
+        name, experts = _DEFAULT_NAME, group_of(mesh)
+        if isinstance(mesh, DeviceMesh):
+            name, *others = mesh.mesh_dim_names
+            if others:
+                raise ConfigError(
+                    f"MixtureOfExperts: {mesh} has several axes: make one of them by view(), as in "
+                    f"mesh.view({{'ep': -1}}, over=('dp', 'cp'))['ep']"
+                )
+        return cls(name, experts, experts if data is None else group_of(data))
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -105,7 +119,7 @@ class MixtureOfExperts:
         None: it takes all.
 
         mesh: the axis that has the experts, a DeviceMesh of one axis or a process group; None: the
-        default group. data: the same for those who have tokens of their own, over which the
+        default group. data: a mesh or group of those who have tokens of their own, over which the
         auxiliary loss and the capacity are counted; None: the ranks of `mesh`. dtype: float32
         unless given. framework: "torch" or "nn"; None: torch if it is loaded.
 
@@ -115,12 +129,11 @@ class MixtureOfExperts:
         super().__init__()
         self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k
         self.activation, self.gated, self.capacity_factor = activation, gated, capacity_factor
-        name = mesh.mesh_dim_names[0] if isinstance(mesh, DeviceMesh) else _DEFAULT_NAME
-        experts = group_of(mesh)
-        self.ranks = _Ranks(name, experts, experts if data is None else group_of(data))
+        self.ranks = _Ranks.of(mesh, data)
+        experts = self.ranks.experts
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
         problem = self._problem()
-        check_alike("MixtureOfExperts", experts, problem or options)
+        check_same(experts, "MixtureOfExperts", problem or options)
         if problem:
             raise ConfigError(f"MixtureOfExperts: {problem}")
         starts = [
@@ -162,7 +175,9 @@ class MixtureOfExperts:
         values = adapter_class(self)(self).values(self.router)
         memory = None if getattr(values, "is_meta", False) else raw.memory_of(values)
         digest = 0 if memory is None else zlib.crc32(memory.data)
-        check_alike("MixtureOfExperts", self.ranks.experts, f"router's values {digest:08x}")
+        check_same(
+            self.ranks.experts, "MixtureOfExperts", f"one with the router's values {digest:08x}"
+        )
 
     def forward(self, input: Any) -> tuple[Any, Any]:
         """input: (…, embed_dim), this rank's tokens, maybe none. Returns the same shape, and the
@@ -233,7 +248,7 @@ class MixtureOfExperts:
         text = f"{input.dtype}, {'with' if is_recorded(input, self.up) else 'without'} gradients"
         if not is_fit:
             text = f"an input of shape {tuple(input.shape)} is not (…, {self.embed_dim})"
-        check_alike("MixtureOfExperts", self.ranks.experts, text)
+        check_same(self.ranks.experts, "inputs of MixtureOfExperts", text)
         if not is_fit:
             raise ConfigError(f"MixtureOfExperts: {text}")
 
