@@ -27,20 +27,15 @@ class Blockwise(JointOperation):
 
     def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
         query, key, value = arrays
-        batch, heads, length, _ = query.shape
-        output = _empty(query, (batch, heads, length, value.shape[-1]))
-        logsumexp = _empty(query, (batch, heads, length))
-        for step, (source, (keys, values)) in enumerate(self.route().blocks([key, value])):
+        merged = _Merged(query, value)
+        for source, (keys, values) in self.route().blocks([key, value]):
             for task in self.tasks[source]:
                 own, at = _places(task)
                 operands = query[own], keys[at], values[at]
-                found = self.kernel.forward(*operands, task.is_causal, self.scale)
-                if step == 0:
-                    output[own], logsumexp[own] = found
-                else:
-                    _merge(output[own], logsumexp[own], *found)
-        result = _as(output, query)
-        return result, (query, key, value, result, logsumexp)
+                merged.add(own, *self.kernel.forward(*operands, task.is_causal, self.scale))
+            merged.is_begun = True
+        result = _as(merged.output, query)
+        return result, (query, key, value, result, merged.logsumexp)
 
     def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
         query, key, value, output, logsumexp = saved
@@ -71,6 +66,29 @@ def _places(task: Task) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Of its queries and of its keys."""
     every = slice(None)
     return (task.rows, every, task.queries), (task.rows, every, task.keys)
+
+
+class _Merged:
+    """What the blocks make together. In the first one each query has its only task."""
+
+    output: Array
+    logsumexp: Array
+
+    def __init__(self, query: Array, value: Array) -> None:
+        self._like, self._shape = query, (*query.shape[:3], value.shape[-1])
+        self.is_begun = False
+
+    def add(self, own: tuple[slice, ...], output: Array, logsumexp: Array) -> None:
+        """Let what these were made of count too, for some queries; both arrays are taken."""
+        if self.is_begun:
+            _merge(self.output[own], self.logsumexp[own], output, logsumexp)
+        elif output.shape == self._shape:
+            self.output, self.logsumexp = output, logsumexp
+        else:
+            if not hasattr(self, "output"):
+                self.output = _empty(self._like, self._shape)
+                self.logsumexp = _empty(self._like, self._shape[:3])
+            self.output[own], self.logsumexp[own] = output, logsumexp
 
 
 def _merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
