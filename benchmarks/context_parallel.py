@@ -62,7 +62,7 @@ def step(attention: Callable[..., torch.Tensor], parts: Sequence[torch.Tensor]) 
 def steps(whole: Sequence[torch.Tensor]) -> dict[str, Step]:
     """By name; "one process" is for rank 0."""
     world = tr.group.WORLD
-    parts = [tr.context_shard(each, world, 2) for each in whole]
+    parts = [tr.context_shard(each.transpose(1, 2), world).transpose(1, 2) for each in whole]
     found = {
         method: step(lambda *each, m=method: tr.context_attention(*each, world, method=m), parts)
         for method in METHODS
@@ -132,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     tr.init_process_group()
     torch.manual_seed(0)
-    shape = (1, options.heads, options.tokens, options.head_dim)
-    whole = [torch.randn(shape) for _ in range(4)]
+    shape = (1, options.tokens, options.heads, options.head_dim)
+    whole = [torch.randn(shape).transpose(1, 2) for _ in range(4)]  # as projections give them
     todo = steps(whole)
     check_results(todo)
     times: dict[str, list[float]] = {name: [] for name in todo}

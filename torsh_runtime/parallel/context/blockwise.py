@@ -120,8 +120,7 @@ class _Sum:
     def array(self) -> Array:
         """All of it; zeros where nothing was added."""
         if self._total is None:
-            self._total = _empty(self._like, self._like.shape)
-            self._total[...] = 0
+            self._total = functions_of(self._like).zeros_like(self._like, dtype=_kind(self._like))
         return self._total
 
 

@@ -68,7 +68,7 @@ class Ring(Route):
         self._under_way: list[Work] = []
 
     def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
-        here = [contiguous(each) for each in own]
+        here = own
         for step in range(self._group.world_size):
             self._step = step
             source, after = self._source(0), self._source(1)
@@ -111,13 +111,17 @@ class Ring(Route):
         return self._added(self._own)
 
     def _pass_on(self, block: Block, coming: int, tag: int) -> tuple[list[Work], Block]:
-        """Begin to send it to the rank before, and to receive so many tokens from the next."""
+        """Begin to send it to the rank before, and to receive so many tokens from the next.
+
+        They travel token by token, as models make them, and as torch's kernel gives gradients.
+        """
         group = self._group
-        room = [empty(each, resized(each.shape, 2, coming)) for each in block]
+        sent = [contiguous(each.swapaxes(1, 2)) for each in block]
+        room = [empty(each, resized(each.shape, 1, coming)) for each in sent]
         before, behind = ((group.rank + step) % group.world_size for step in (-1, 1))
         works = [group.recv(each, behind, tag, async_op=True) for each in room]
-        works += [group.send(each, before, tag, async_op=True) for each in block]
-        return works, room
+        works += [group.send(each, before, tag, async_op=True) for each in sent]
+        return works, [each.swapaxes(1, 2) for each in room]
 
 
 class Gathering(Route):
@@ -156,7 +160,7 @@ class Gathering(Route):
 
 def _cut(block: Block, tokens: int) -> Block:
     """The first ones."""
-    return [contiguous(part(each, 2, 0, tokens)) for each in block]
+    return [part(each, 2, 0, tokens) for each in block]
 
 
 def _wait(works: Sequence[Work]) -> None:
