@@ -255,25 +255,6 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "torsh_runtime.layout": (
-        "Shard",
-        "TensorLayout",
-    ),
-    "torsh_runtime.parallel.streams": (
-        "draw_by_name",
-        "dropout_region",
-        "random_stream",
-    ),
-    "torsh_runtime.parallel.layouts": ("layouts_of",),
-    "torsh_runtime.parallel.initial": ("init_parameters",),
-    "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
-    "torsh_runtime.mesh.three_dimensions": (
-        "CommunicationStats",
-        "ProcessGroupIds",
-        "ProcessGroupManager",
-        "RankMapping",
-        "ThreeDParallelismConfig",
-    ),
     "torsh_runtime.backends.base": (
         "BackendType",
         "CommunicationStrategy",
@@ -403,11 +384,23 @@ _HOMES = {
         "StoreTimeout",
         "TorshError",
     ),
+    "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.layout": (
+        "Shard",
+        "TensorLayout",
+    ),
     "torsh_runtime.mesh.mesh": (
         "DeviceMesh",
         "init_device_mesh",
     ),
-    "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.mesh.three_dimensions": (
+        "CommunicationStats",
+        "ProcessGroupIds",
+        "ProcessGroupManager",
+        "RankMapping",
+        "ThreeDParallelismConfig",
+    ),
+    "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
     "torsh_runtime.parallel.context": (
         "context_attention",
         "context_gather",
@@ -433,8 +426,15 @@ _HOMES = {
         "auto_wrap_modules",
         "fsdp_wrap",
     ),
+    "torsh_runtime.parallel.initial": ("init_parameters",),
+    "torsh_runtime.parallel.layouts": ("layouts_of",),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
+    "torsh_runtime.parallel.streams": (
+        "draw_by_name",
+        "dropout_region",
+        "random_stream",
+    ),
     "torsh_runtime.parallel.tensor": (
         "Attention",
         "Block",

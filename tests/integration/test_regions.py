@@ -29,6 +29,7 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     bodies["alone"] = lambda rank: regions.alone(framework)
     if framework == "torch":
         bodies["twice"] = partial(regions.twice, ranks=ranks)
+        bodies["saved"] = regions.overwritten_though_saved
     return run_in_one_world(ranks, bodies, 60.0)
 
 
@@ -53,6 +54,13 @@ def test_is_what_one_process_computes(name: str, ranks: int, framework: str) -> 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_sums_take_memory_that_they_may(ranks: int, framework: str) -> None:
     assert all(whole(found(framework, ranks)["overwriting"]))
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_sums_in_memory_that_is_needed_are_noticed() -> None:
+    for said in whole(found("torch", 2)["saved"]):
+        assert "modified by an inplace operation" in said
 
 
 @with_both

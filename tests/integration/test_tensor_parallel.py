@@ -59,6 +59,7 @@ def of_torch() -> dict[str, Any]:
         "encoder": partial(tensor_layers.encoder_of_torch, False),
         "encoder norm_first": partial(tensor_layers.encoder_of_torch, True),
         "decoder": tensor_layers.decoder_of_torch,
+        "autocast": tensor_layers.autocast_of_torch,
         "dropout": tensor_layers.dropout_of_torch,
     }
 
@@ -142,7 +143,7 @@ def test_ranks_drop_the_same_of_what_all_have_and_their_own_of_parts(ranks: int)
 @with_both
 def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
     for said in whole(found(framework, 2)["refused"]):
-        assert len(said) == 18, said
+        assert len(said) == 20, said
         assert "'upp' in the plan matches no module; there are: up" in said[0]
         assert "both match 'up'" in said[1]
         assert "'norm' is a LayerNorm, and Column() is for Linear" in said[2]
@@ -156,8 +157,10 @@ def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
         assert "give Column(), Row()" in said[10]
         assert "1 features are too few for 2 ranks" in said[11]
         assert "9 features are no whole number of heads of 2" in said[12]
-        assert "5 heads do not divide an embedding of 12" in said[13]
-        assert "4 heads of keys and values" in said[14]
-        assert "an input of shape (2, 3) came" in said[15]
-        assert "'torch' or 'nn'" in said[16]
-        assert "none called 'tp'" in said[17]
+        assert "dimension -1 is normalised" in said[13]
+        assert "1 heads are too few for 2 ranks" in said[14]
+        assert "5 heads do not divide an embedding of 12" in said[15]
+        assert "4 heads of keys and values" in said[16]
+        assert "an input of shape (2, 3) came" in said[17]
+        assert "'torch' or 'nn'" in said[18]
+        assert "none called 'tp'" in said[19]

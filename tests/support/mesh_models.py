@@ -224,6 +224,10 @@ def check_clip(framework: str, sizes: Sizes | None, is_wrapped: bool) -> list[fl
     if is_wrapped:
         with pytest.raises(tr.ConfigError, match="clip_grad_norm_"):
             training.model.clip_grad_norm_(1.0)
+        told = training.model.sharded_state_dict(training.mesh)
+        assert {f"module.{name}": each.piece for name, each in told.items()} == {
+            name: piece for name, _, piece in pieces(training.model, training.mesh)
+        }
     found = []
     for kind in (2.0, 1.0, math.inf):
         give_gradients(training.model, training.mesh)

@@ -247,6 +247,20 @@ def overwriting(framework: str, rank: int, ranks: int) -> bool:
     return bool(in_place and fits)
 
 
+def overwritten_though_saved(rank: int) -> str:
+    """What torch says of a sum in memory that a backward pass needs."""
+    torch: Any = importlib.import_module("torch")
+    group = tr.group.WORLD
+    assert group is not None
+    saved = torch.ones(2, requires_grad=True).exp()
+    regions.reduce(saved, group, overwrites=True)
+    try:
+        saved.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def refused(framework: str, rank: int, ranks: int) -> list[str]:
     """What each wrong call says."""
     kind, group = Framework(framework), tr.group.WORLD

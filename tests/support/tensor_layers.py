@@ -271,6 +271,24 @@ def decoder_of_torch(rank: int) -> dict[str, float]:
     return compared(tools, whole, cut, arrays, lambda model, x: model(*x))
 
 
+def autocast_of_torch(rank: int) -> dict[str, float]:
+    """How far results are from the whole layers' in mixed precision, whose dtype they have."""
+    tools = kit("torch")
+    torch, nn = tools.torch, tools.nn
+
+    def make() -> Any:
+        tools.seed(3)
+        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    whole, cut = make(), make()
+    tr.parallelize(cut, None, {"0": tr.Column(), "2": tr.Row()})
+    with torch.autocast("cpu", torch.bfloat16):
+        results = [model(torch.ones(3, 8)) for model in (whole, cut)]
+    assert results[1].dtype is results[0].dtype is torch.bfloat16
+    apart = float((results[0] - results[1]).abs().max())
+    return {"within a few roundings": max(0.0, apart - 2**-6)}
+
+
 def dropout_of_torch(rank: int) -> dict[str, Any]:
     """What ranks drop of their own parts and of what they all have, also when computed anew."""
     tools = kit("torch")
@@ -329,6 +347,8 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         lambda: tr.parallelize(nn.Linear(3, 4), None, {"": column.__class__}),
         lambda: tr.parallelize(nn.Linear(3, 1), None, {"": column}),
         lambda: tr.parallelize(nn.Linear(3, 9), None, {"": tr.Column(unit=2)}),
+        lambda: tr.parallelize(nn.LayerNorm(4), None, {"": tr.Part(-1)}),
+        lambda: tr.ParallelAttention(12, 1, framework=framework),
         lambda: tr.ParallelAttention(12, 5, framework=framework),
         lambda: tr.ParallelAttention(12, 6, num_kv_heads=4, framework=framework),
         lambda: _seeded(tools, 0, lambda: tr.ColumnParallelLinear(4, 4, framework=framework))(

@@ -13,6 +13,7 @@ import numpy as np
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
+from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
@@ -31,7 +32,7 @@ from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
-from torsh_runtime.parallel.layouts import layouts_of
+from torsh_runtime.parallel.layouts import layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 
 
@@ -209,12 +210,18 @@ class FullyShardedDataParallel:
         with self.summon_full_params():
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
-    def sharded_state_dict(self) -> dict[str, Any]:
+    def sharded_state_dict(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
         """All parameters as ShardedTensor, of which the values are no copies, and buffers as they
-        are, under the model's names."""
-        pieces = self.pieces()
+        are, under the model's names. mesh: what the model's layouts are on, if it has any;
+        ConfigError if they do not fit it."""
+        pieces, layouts = self.pieces(), layouts_by_id(self.module)
+
+        def piece(name: str, key: int) -> Piece:
+            whole = layouts.get(key)
+            return pieces[key] if whole is None else part_of(name, whole, mesh, pieces[key])
+
         named = {
-            name: ShardedTensor(self._adapter.values(parameter), pieces[id(parameter)])
+            name: ShardedTensor(self._adapter.values(parameter), piece(name, id(parameter)))
             for unit in self._passes.units
             for flat, _ in unit.laid
             for name, parameter in zip(flat.names, flat.parameters, strict=True)

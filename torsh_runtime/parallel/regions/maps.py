@@ -26,7 +26,7 @@ Sizes = tuple[int, ...]
 
 
 class Operation(ABC):
-    """What can be done to an array within a graph. It stays as it is, unless is_in_place."""
+    """What can be done to an array within a graph."""
 
     @abstractmethod
     def __call__(self, array: Array) -> Array:
@@ -39,7 +39,8 @@ class Operation(ABC):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether what this rank gets takes the place of what it has."""
+        """Whether what this rank gets takes the place of what it has, of which nobody needs that.
+        Only where gradients stay as they are."""
         return False
 
 

@@ -21,5 +21,8 @@ class _Applied(Function):
 
 def applied(tensor: Tensor, operation: Operation) -> Tensor:
     """See regions.applied()."""
+    if operation.is_in_place:
+        operation(tensor.data)
+        return tensor
     result: Tensor = _Applied.apply(tensor, operation)
     return result

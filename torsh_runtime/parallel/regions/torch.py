@@ -14,8 +14,6 @@ class _Applied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
         ctx.operation = operation
-        if operation.is_in_place:
-            ctx.mark_dirty(tensor)
         result: torch.Tensor = operation(tensor)
         return result
 
@@ -27,6 +25,10 @@ class _Applied(torch.autograd.Function):
 @leave_alone
 def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     """See regions.applied()."""
+    if operation.is_in_place:  # gradients need no node, which would cost them time
+        operation(tensor.detach())
+        torch.autograd.graph.increment_version(tensor)  # who has saved it notices
+        return tensor
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         found: torch.Tensor = operation(tensor)
         return found

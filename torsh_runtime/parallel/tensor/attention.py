@@ -137,25 +137,29 @@ class ParallelAttention(_Heads):
         self.become(Attention(sequence_dim), axis, type(self).__name__, {})
         share = num_heads // kv_heads
         is_cut = kv_heads >= axis.size
-        self.head_cuts = cuts(num_heads, axis.size, share if is_cut else 1)
+        unit = self.head_dim * (share if is_cut else 1)
+        self.head_cuts = tuple(at // self.head_dim for at in cuts(embed_dim, axis.size, unit))
         heads = range(num_heads)[self.own_heads]
         first, last = heads[0] // share, heads[-1] // share
         self.looks_at = None if share == 1 else [head // share - first for head in heads]
-        self._add_layers(bias, is_cut, (first, last + 1), dtype)
+        self._add_layers(bias, unit, None if is_cut else (first, last + 1), dtype)
 
-    def _add_layers(self, bias: bool, is_cut: bool, kv_heads: tuple[int, int], dtype: Any) -> None:
+    def _add_layers(
+        self, bias: bool, unit: int, kv_heads: tuple[int, int] | None, dtype: Any
+    ) -> None:
+        """unit: of features of queries. kv_heads: first and last (exclusive) that this rank uses;
+        None if they are cut as well."""
         layers, width, embed = layers_of(self.framework), self.head_dim, self.embed_dim
         dim = self.entry.sequence_dim
         named: dict[str, Any] = {"mesh": self.axis, "sequence_dim": dim, "dtype": dtype}
         column, row = layers.ColumnParallelLinear, layers.RowParallelLinear
-        unit = width * (self.num_heads // self.num_kv_heads if is_cut else 1)
         self.q_proj = column(embed, embed, bias, False, unit=unit, **named)
-        first, last = (width * each for each in kv_heads)
+        out = width * self.num_kv_heads
         for name in ("k_proj", "v_proj"):
-            out = width * self.num_kv_heads
-            if is_cut:
+            if kv_heads is None:
                 made = column(embed, out, bias, False, unit=width, **named)
             else:
+                first, last = (width * each for each in kv_heads)
                 made = layers.ReplicatedColumns(embed, out, bias, start=first, end=last, **named)
             setattr(self, name, made)
         self.out_proj = row(embed, embed, bias, unit=unit, **named)

@@ -72,7 +72,8 @@ class Layer:
 
     def become(self, entry: Any, axis: Axis, where: str, lie: Layouts) -> None:
         """Be what the entry says, for the parameters have their parts."""
-        self.entry, self.axis, self.where, self.parameter_layouts = entry, axis, where, lie
+        self.entry, self.axis, self.parameter_layouts = entry, axis, lie
+        self.where = where or type(self).__name__
 
     def _divide(self, entry: Any, mesh: Any) -> None:
         """Be a new layer's part, of which all ranks have made the whole."""
@@ -210,7 +211,8 @@ class RowParallelLinear(Layer):
         summed = self._summed(self.functional.linear(input, self.weight), dim)
         if self.bias is None:
             return summed
-        return summed + (self.bias if dim is None else regions.copy(self.bias, self.axis.group))
+        bias = self.bias if dim is None else regions.copy(self.bias, self.axis.group)
+        return summed + (bias if bias.dtype == summed.dtype else bias.to(summed.dtype))
 
 
 class VocabParallelEmbedding(Layer):
@@ -279,11 +281,12 @@ class _OnPart(Layer):
 class NormOnPart(_OnPart):
     """LayerNorm or RMSNorm of a part of the sequence."""
 
-    def become(self, entry: Part, axis: Axis, where: str, lie: Layouts) -> None:
+    @classmethod
+    def shards(cls, plain: Any, entry: Part, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
-        super().become(entry, axis, where, lie)
-        if -len(self.normalized_shape) <= entry.dim < 0:
-            raise ConfigError(f"{where}: dimension {entry.dim} is normalised, and cannot be cut")
+        if -len(plain.normalized_shape) <= entry.dim < 0:
+            raise ConfigError(f"dimension {entry.dim} is normalised")
+        return {}
 
 
 class LayerNormOnPart(NormOnPart):
