@@ -180,11 +180,20 @@ if TYPE_CHECKING:
     from torsh_runtime.parallel.clipping import (
         clip_grad_norm_,
     )
+    from torsh_runtime.parallel.context import (
+        context_attention,
+        context_gather,
+        context_positions,
+        context_shard,
+    )
     from torsh_runtime.parallel.ddp.config import (
         BucketConfig,
     )
     from torsh_runtime.parallel.ddp.wrapper import (
         DistributedDataParallel,
+    )
+    from torsh_runtime.parallel.experts import (
+        MixtureOfExperts,
     )
     from torsh_runtime.parallel.fsdp import (
         BackwardPrefetch,
@@ -395,8 +404,15 @@ _HOMES = {
         "ThreeDParallelismConfig",
     ),
     "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
+    "torsh_runtime.parallel.context": (
+        "context_attention",
+        "context_gather",
+        "context_positions",
+        "context_shard",
+    ),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
+    "torsh_runtime.parallel.experts": ("MixtureOfExperts",),
     "torsh_runtime.parallel.fsdp": (
         "BackwardPrefetch",
         "CustomAutoWrap",

@@ -75,6 +75,14 @@ def test_elastic_resume() -> None:
     assert done.stdout.count("; 0 steps are lost") == 3
 
 
+@pytest.mark.torch
+def test_context_parallel() -> None:
+    pytest.importorskip("torch")
+    printed = launched("context_parallel.py", "--quick")
+    assert "all_to_all" in printed
+    assert "torch's context_parallel on gloo: " in printed
+
+
 def test_compression_training() -> None:
     printed = launched("compression_training.py", "--quick", "--compressors", "int8")
     assert "Digits" in printed

@@ -64,6 +64,23 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
+def test_context_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    (script,) = snippets("context-parallel.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 1.0
+
+
+def test_experts(torshrun: Launcher) -> None:
+    (script,) = snippets("experts.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.5
+
+
+@pytest.mark.torch
+@needs_torch
 def test_checkpoints(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     (script,) = snippets("checkpoints.md")
