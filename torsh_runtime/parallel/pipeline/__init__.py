@@ -1,0 +1,1 @@
+"""Pipeline parallelism: ranks have different stages of a model, and schedules are data."""
