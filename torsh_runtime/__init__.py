@@ -155,6 +155,7 @@ if TYPE_CHECKING:
         ConfigError,
         GradientError,
         PeerLost,
+        PipelineError,
         StoreError,
         StoreTimeout,
         TorshError,
@@ -210,6 +211,9 @@ if TYPE_CHECKING:
     )
     from torsh_runtime.parallel.optimizer import (
         DistributedOptimizer,
+    )
+    from torsh_runtime.parallel.pipeline import (
+        PipelineParallel,
     )
     from torsh_runtime.parallel.sampler import (
         DistributedSampler,
@@ -376,6 +380,7 @@ _HOMES = {
         "ConfigError",
         "GradientError",
         "PeerLost",
+        "PipelineError",
         "StoreError",
         "StoreTimeout",
         "TorshError",
@@ -403,6 +408,7 @@ _HOMES = {
         "auto_wrap_modules",
         "fsdp_wrap",
     ),
+    "torsh_runtime.parallel.pipeline": ("PipelineParallel",),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
     "torsh_runtime.parallel.trees": ("average_gradients",),

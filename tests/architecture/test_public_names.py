@@ -54,6 +54,8 @@ NAMES = {
     "GroupMember",
     "P2POp",
     "PeerLost",
+    "PipelineError",
+    "PipelineParallel",
     "Persistent",
     "PrefixStore",
     "PremulSum",

@@ -1,0 +1,196 @@
+"""Models trained in pipelines and in one process; each function one rank's part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import torsh_runtime as tr
+from torsh_runtime import nn, optim
+
+WIDTH, ROWS, MICROBATCHES, STEPS = 12, 24, 6, 3
+SCHEDULES = ("gpipe", "1f1b", "1f1b+1", "interleaved", "zb-h1", "zbv", "auto")
+
+
+class NnSkip(nn.Module):
+    """A layer, and what came into it for later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=np.float64)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x).tanh(), x
+
+
+class NnJoin(nn.Module):
+    """The end of a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=np.float64)
+
+    def forward(self, x: Any, skipped: Any) -> Any:
+        return self.linear(x) + skipped
+
+
+class NnHead(nn.Module):
+    """Scores by the embedding's own weight."""
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.linear(x, self.weight)
+
+
+class NnModel(nn.Module):
+    """An embedding, layers with a skip connection, and a head that is tied if wanted."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(9, WIDTH, dtype=np.float64)
+        self.blocks = nn.Sequential(NnSkip(), NnJoin(), nn.LayerNorm(WIDTH, dtype=np.float64))
+        head: Any = NnHead(self.tokens.weight)
+        self.head = head if tied else nn.Linear(WIDTH, 9, bias=False, dtype=np.float64)
+
+    def forward(self, x: Any) -> Any:
+        x = self.tokens(x)
+        return self.head(self.blocks[2](self.blocks[1](*self.blocks[0](x))))
+
+
+def nn_model(tied: bool = False) -> Any:
+    nn.manual_seed(3)
+    return NnModel(tied)
+
+
+def nn_loss(scores: Any, target: Any) -> Any:
+    return nn.functional.cross_entropy(scores, target)
+
+
+def torch_model(tied: bool = False) -> Any:
+    """The same, with its values."""
+    import torch
+
+    class Skip(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x).tanh(), x
+
+    class Join(Skip):
+        def forward(self, x: Any, skipped: Any) -> Any:  # type: ignore[override]
+            return self.linear(x) + skipped
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = torch.nn.Embedding(9, WIDTH)
+            self.blocks = torch.nn.Sequential(Skip(), Join(), torch.nn.LayerNorm(WIDTH))
+            self.head = torch.nn.Linear(WIDTH, 9, bias=False)
+            if tied:
+                self.head.weight = self.tokens.weight
+
+        def forward(self, x: Any) -> Any:
+            x = self.tokens(x)
+            return self.head(self.blocks[2](self.blocks[1](*self.blocks[0](x))))
+
+    torch.manual_seed(3)
+    return Model().double()
+
+
+def torch_loss(scores: Any, target: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(scores, target)
+
+
+def batch(step: int, rows: int = ROWS) -> tuple[Any, Any]:
+    random = np.random.default_rng(step)
+    return random.integers(9, size=rows), random.integers(9, size=rows)
+
+
+def of(kind: str) -> tuple[Callable[..., Any], Any, Callable[[Any], Any]]:
+    """A model's maker, its loss, and what makes tensors."""
+    if kind == "nn":
+        return nn_model, nn_loss, nn.from_numpy
+    import torch
+
+    return torch_model, torch_loss, torch.from_numpy
+
+
+def optimizer_of(kind: str, model: Any) -> Any:
+    if kind == "nn":
+        return optim.AdamW(model.parameters(), lr=0.01)
+    import torch
+
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def values(model: Any) -> dict[str, Any]:
+    return {name: np.array(p.data) for name, p in model.named_parameters()}
+
+
+def alone(
+    kind: str, tied: bool, rows: int = ROWS, parts: int = MICROBATCHES, clips: bool = True
+) -> dict[str, Any]:
+    """One process that accumulates the microbatches' gradients."""
+    make, loss_fn, tensor = of(kind)
+    model = make(tied)
+    optimizer = optimizer_of(kind, model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for x, y in zip(*(np.array_split(each, parts) for each in batch(step, rows)), strict=True):
+            (loss_fn(model(tensor(x)), tensor(y)) * (len(x) / rows)).backward()
+        norm = tr.clip_grad_norm_(model, 0.5) if clips else 0.0
+        optimizer.step()
+    return {**values(model), "norm": norm}
+
+
+CUTS = {2: ["blocks.1"], 3: ["blocks.0", "blocks.2"], 4: ["blocks.0", "blocks.1", "head"]}
+
+
+def together(
+    rank: int, kind: str, schedule: Any, stages: int, tied: bool = False, **options: Any
+) -> dict[str, Any]:
+    """A pipeline over all ranks, or over "pp" of a mesh with "dp"."""
+    make, loss_fn, tensor = of(kind)
+    rows, share = options.pop("rows", ROWS), slice(None)
+    mesh, clips = None, options.pop("clips", True)
+    alike = tr.init_device_mesh({"pp": tr.get_world_size()})
+    if options.pop("dp", False):
+        mesh = tr.init_device_mesh({"dp": 2, "pp": -1})
+        group = mesh.get_group("dp")
+        options["wrap"] = lambda each: tr.DistributedDataParallel(each, process_group=group)
+        half = rows // 2
+        share = slice(half * group.rank, half * (group.rank + 1))
+    pipeline = tr.PipelineParallel(
+        make(tied),
+        options.pop("parts", MICROBATCHES),
+        cuts=CUTS[stages],
+        schedule=schedule,
+        loss_fn=loss_fn,
+        mesh=mesh,
+        **options,
+    )
+    optimizer = optimizer_of(kind, pipeline.module)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x, y = (tensor(each[share]) for each in batch(step, rows))
+        losses.append(pipeline.step(x, y))
+        norm = tr.clip_grad_norm_(pipeline.module, 0.5, mesh or alike) if clips else 0.0
+        optimizer.step()
+    return {**values(pipeline.module), "norm": norm, "losses": losses, "peaks": pipeline.peaks}
+
+
+def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in results:
+        found |= each
+    return found

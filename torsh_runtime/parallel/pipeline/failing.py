@@ -1,0 +1,59 @@
+"""How all ranks of a pipeline learn what one of them raised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from torsh_runtime.comm.default import default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommError, PipelineError, TorshError
+
+T = TypeVar("T")
+
+
+class Failures:
+    """Of one pipeline. Who raises writes down what, and then aborts the group, so that nobody waits
+    for it; the others find it there."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._key = f"pipeline/{group.name}"
+
+    def telling(self, call: Callable[[], T]) -> T:
+        """What it returns. The PipelineError that it raises, or that made another rank abort."""
+        try:
+            return call()
+        except PipelineError as error:
+            if isinstance(error.__cause__, CommError):
+                raise self._told() or error from error.__cause__
+            self._tell(error)
+            raise
+        except CommError as error:
+            told = self._told()
+            if told is None:
+                raise
+            raise told from error
+
+    def _tell(self, error: PipelineError) -> None:
+        facts = [error.rank, error.stage, error.microbatch, error.step, error.reason]
+        store = _store()
+        if store is not None:
+            with suppress(TorshError):
+                store.compare_set(self._key, "", json.dumps(facts))
+        self._group.abort()
+
+    def _told(self) -> PipelineError | None:
+        store = _store()
+        with suppress(TorshError):
+            if store is not None and store.check([self._key]):
+                return PipelineError(*json.loads(store.get(self._key)))
+        return None
+
+
+def _store() -> Any:
+    """The job's, which lives on when a group is dead; None where a group has no job."""
+    make = getattr(default_group(), "store", None)
+    return None if make is None else make()
