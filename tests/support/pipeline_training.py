@@ -194,3 +194,134 @@ def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for each in results:
         found |= each
     return found
+
+
+def odd(rank: int, kind: str) -> dict[str, Any]:
+    """Uneven microbatches, weighted; microbatches of several shapes; batches of other sizes."""
+    make, loss_fn, tensor = of(kind)
+    options = {"cuts": CUTS[2], "loss_fn": loss_fn, "checkpoint": rank >= 0}
+    pipeline = tr.PipelineParallel(make(), 4, **options)
+    model = make()
+    found: dict[str, Any] = {}
+    for number, rows in enumerate((10, 7, 10)):
+        x, y = map(tensor, batch(number, rows))
+        pipeline.module.zero_grad()
+        model.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        mean = pipeline.step(x if rank == 0 else None, y if rank else None)
+        found[f"loss {number}"] = mean, loss.item()
+        for name, parameter in pipeline.module.named_parameters():
+            whole = dict(model.named_parameters())[name].grad
+            found[f"{name} {number}"] = np.array(parameter.grad.data), np.array(whole.data)
+    parts = [batch(number, rows) for number, rows in enumerate((3, 5, 2, 4))]
+    xs, ys = ([tensor(each) for each in side] for side in zip(*parts, strict=True))
+    model = make_like(pipeline, kind, rank)
+    losses = [loss_fn(model(x), y).item() for x, y in zip(xs, ys, strict=True)]
+    expected = float(np.average(losses, weights=[3, 5, 2, 4]))
+    found["varying"] = pipeline.step(xs, ys), expected
+    found["evaluated"] = pipeline.evaluate(tensor(parts[1][0]), tensor(parts[1][1])), losses[1]
+    outputs = pipeline.forward(tensor(parts[2][0]))
+    whole = model(tensor(parts[2][0]))
+    if outputs is not None:
+        found["outputs"] = np.array(outputs.data), np.array(whole.data)
+    doubled = tr.PipelineParallel(make(), 4, tokens=lambda y: int((y.data > 4).sum()), **options)
+    y = parts[1][1]
+    counts = [(part > 4).sum() for part in np.array_split(y, 4)]
+    pieces = zip(*(np.array_split(each, 4) for each in parts[1]), strict=True)
+    means = [loss_fn(make()(tensor(a)), tensor(b)).item() for a, b in pieces]
+    weighted = float(np.average(means, weights=counts))
+    found["tokens"] = doubled.evaluate(tensor(parts[1][0]), tensor(y)), weighted
+    return found
+
+
+def make_like(pipeline: Any, kind: str, rank: int) -> Any:
+    """The unsplit model, which has not been trained."""
+    del pipeline, rank
+    return of(kind)[0]()
+
+
+def refusals(rank: int) -> list[str]:
+    """What each wrong use says."""
+    x, y = map(nn.from_numpy, batch(0))
+    make: Callable[..., Any] = tr.PipelineParallel
+    good: dict[str, Any] = {"cuts": CUTS[2], "loss_fn": nn_loss}
+    pipeline = make(nn_model(), 6, **good)
+    wrong: list[Callable[[], object]] = [
+        lambda: make(nn_model(), 6, cuts=["blocks.7"]),
+        lambda: make(nn_model(), 6, cuts=["head", "blocks.1"]),
+        lambda: make(nn_model(), 6 + rank, **good),
+        lambda: make(nn_model(), 6, schedule="zbv", **good),
+        lambda: make(nn_model(), 6, schedule="2f2b", **good),
+        lambda: make(nn_model(), 6, (0, 0), **good),
+        lambda: make(nn_model(), 6),
+        lambda: make(nn_model(), 6, cuts=2),
+        lambda: pipeline.step(x[: 5 + rank], y),
+        lambda: pipeline.step(x[: 12 + rank], y),
+        lambda: pipeline.step(None, y),
+        lambda: make(nn_model(), 6, cuts=CUTS[2]).step(x, y),
+    ]
+    said = []
+    for call in wrong:
+        try:
+            call()
+            said.append("")
+        except tr.ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def measured(rank: int) -> dict[str, Any]:
+    """A pipeline that is cut where measuring says and whose table is chosen."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
+    x = nn.Tensor(np.ones((64, 256), np.float32))
+    pipeline = tr.PipelineParallel(
+        model, 4, cuts=2, example=x[:16], schedule="auto", loss_fn=lambda a, b: (a - b).mean()
+    )
+    pipeline.step(x, x)
+    own = [name for name, _ in pipeline.module.named_parameters()]
+    timeline = pipeline.timeline()
+    return {
+        "own": own,
+        "costs": pipeline.costs,
+        "table": pipeline.table.name,
+        "spans": [len(row) for row in timeline.spans],
+        "simulated": pipeline.simulation().peaks,
+    }
+
+
+class Failing(nn.Module):
+    """Raises in the third forward pass, or in the second backward pass."""
+
+    def __init__(self, backward: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 9, dtype=np.float64)
+        self.backward, self.calls = backward, 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        if self.calls == 3 and not self.backward:
+            raise ArithmeticError("no more")
+        y = self.linear(x)
+        if self.calls == 2 and self.backward:
+            y.register_hook(self._refuse)
+        return y
+
+    def _refuse(self, gradient: Any) -> None:
+        raise ArithmeticError("no way back")
+
+
+def failing(rank: int, backward: bool) -> Any:
+    """What a rank's step raises."""
+    stages = [
+        nn.Linear(WIDTH, WIDTH, dtype=np.float64),
+        nn.Linear(WIDTH, WIDTH, dtype=np.float64),
+        Failing(backward),
+    ]
+    pipeline = tr.PipelineParallel(stages, 6, loss_fn=nn_loss)
+    x = nn.Tensor(np.ones((12, WIDTH)))
+    try:
+        pipeline.step(x, nn.from_numpy(np.zeros(12, np.int64)))
+    except tr.PipelineError as error:
+        return error.rank, error.stage, error.microbatch, str(error)
+    return None

@@ -12,6 +12,8 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError, PipelineError, TorshError
 
 T = TypeVar("T")
+_PATIENCE = 2.0
+"""Seconds in which other ranks, who may be computing, have to learn what was raised."""
 
 
 class Failures:
@@ -30,6 +32,7 @@ class Failures:
             if isinstance(error.__cause__, CommError):
                 raise self._told() or error from error.__cause__
             self._tell(error)
+            self._wait_for_others()
             raise
         except CommError as error:
             told = self._told()
@@ -49,8 +52,17 @@ class Failures:
         store = _store()
         with suppress(TorshError):
             if store is not None and store.check([self._key]):
-                return PipelineError(*json.loads(store.get(self._key)))
+                told = PipelineError(*json.loads(store.get(self._key)))
+                self._wait_for_others()
+                return told
         return None
+
+    def _wait_for_others(self) -> None:
+        """A little, for the store may end with this process."""
+        store = _store()
+        with suppress(TorshError):
+            if store is not None:
+                store.barrier(f"{self._key}/known", self._group.world_size, _PATIENCE)
 
 
 def _store() -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,38 +20,51 @@ from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, Span
 from torsh_runtime.parallel.pipeline.stage import Stage
 from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
 
-RUNS = 3
-"""The least time of so many counts; the first one agrees on shapes."""
-Run = Callable[[Table], Sequence[Span]]
+RUNS, WARM_UP = 9, 2
+"""The median of so many counts, after some more."""
+BURST = 4
+"""So many messages one after the other, as many as a shaped link may let pass at once."""
+_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
 
 def measured_costs(
     group: ProcessGroup,
     stages: Mapping[int, Stage],
     placement: Sequence[int],
-    run: Run,
+    run: Callable[[Table], object],
     can_split: bool,
 ) -> Costs:
-    """Of one microbatch, the same on all ranks. run: takes the steps of a table of one microbatch,
-    and returns this rank's spans."""
-    tables = [_single(placement, Kind.BACKWARD)]
-    if can_split:
-        tables.append(_single(placement, Kind.INPUT, Kind.WEIGHT))
-    best: dict[tuple[int, Kind], float] = {}
-    with _unchanged(stages):
-        for table in tables:
-            for _ in range(RUNS):
-                for step, start, end in ((s.step, s.start, s.end) for s in run(table)):
-                    key = step.stage, step.kind
-                    best[key] = min(best.get(key, end - start), end - start)
+    """Of one microbatch, the same on all ranks, who compute at the same time as they do in
+    training. run: takes the steps of a table of one microbatch."""
     own = np.zeros((len(placement), 6))
+    with _unchanged(stages):
+        for stage in stages.values():
+            stage.is_sampling = True
+        run(one(placement))
+        for stage in stages.values():
+            stage.is_sampling = False
+        for (number, kind), times in _times(group, stages, can_split).items():
+            own[number, _KINDS.index(kind)] = median(times)
     for number, stage in stages.items():
-        row = [best.get((number, kind), 0.0) for kind in _KINDS]
-        own[number, :5] = [*row, stage.held]
+        own[number, 4] = stage.held
+        stage.sample, stage.sample_gradients = None, ()
     return _costs(group, own, placement, {n: s.sent_bytes for n, s in stages.items()})
 
 
-_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+def _times(
+    group: ProcessGroup, stages: Mapping[int, Stage], can_split: bool
+) -> dict[tuple[int, Kind], list[float]]:
+    times: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+    for turn in range(WARM_UP + RUNS):
+        group.barrier()
+        for number, stage in stages.items():
+            for kind, call in stage.again(can_split):
+                begun = time.perf_counter()
+                call()
+                stage.autograd.synchronise()
+                if turn >= WARM_UP:
+                    times[number, kind].append(time.perf_counter() - begun)
+    return times
 
 
 def _costs(
@@ -71,29 +86,35 @@ def _costs(
 
 
 def _message(group: ProcessGroup, pair: tuple[int, int], size: int) -> float:
-    """Seconds that a message of so many bytes takes from the one to the other: half of there and
-    back."""
-    memory = np.zeros(max(size, 1), np.uint8)
-    other = pair[1] if group.rank == pair[0] else pair[0]
+    """Seconds that a message of so many bytes takes from the one to the other, of several that
+    follow each other."""
+    memory, answer = np.zeros(max(size, 1), np.uint8), np.zeros(1, np.uint8)
     times = []
     for _ in range(RUNS):
         begun = time.perf_counter()
-        for sends in (True, False) if group.rank == pair[0] else (False, True):
-            (group.send if sends else group.recv)(memory, other, 1)
-        times.append((time.perf_counter() - begun) / 2)
-    return min(times)
+        if group.rank == pair[0]:
+            works = [group.send(memory, pair[1], 1, async_op=True) for _ in range(BURST)]
+            for work in works:
+                work.wait()
+            group.recv(answer, pair[1], 1)
+        else:
+            for _ in range(BURST):
+                group.recv(memory, pair[0], 1)
+            group.send(answer, pair[0], 1)
+        times.append((time.perf_counter() - begun) / BURST)
+    return median(times)
 
 
-def _single(placement: Sequence[int], *back: Kind) -> Table:
-    """One microbatch forward and back."""
+def one(placement: Sequence[int]) -> Table:
+    """The table of one microbatch that goes forward and back."""
     stages = range(len(placement))
     steps = [Step(stage, Kind.FORWARD, 0) for stage in stages]
-    steps += [Step(stage, kind, 0) for stage in reversed(stages) for kind in back]
+    steps += [Step(stage, Kind.BACKWARD, 0) for stage in reversed(stages)]
     rows = [
         tuple(step for step in steps if placement[step.stage] == rank)
         for rank in range(1 + max(placement))
     ]
-    return Table(tuple(rows), f"one {'+'.join(kind.value for kind in back)}")
+    return Table(tuple(rows), "one microbatch")
 
 
 @contextmanager

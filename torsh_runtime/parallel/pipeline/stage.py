@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
+from torsh_runtime.parallel.pipeline.table import Kind
 
 REDUCES = "reduce_gradients"
 """The method of a wrapper for data parallelism that reduces what no_sync() has left."""
@@ -47,10 +49,12 @@ class Stage:
         self._passages: dict[int, _Passage] = {}
         self.peak = 0
         """The most microbatches that were alive at once."""
-        self.notes_bytes = False
-        """Whether forward passes note these, which takes time."""
+        self.is_sampling = False
+        """Whether passes leave what they are of in `sample`, and these:"""
         self.held = self.sent_bytes = 0
         """Of a microbatch: what it holds until its backward pass has ended, and of its outputs."""
+        self.sample: _Passage | None = None
+        self.sample_gradients: Sequence[Any] = ()
 
     def evaluate(self, inputs: Sequence[Any]) -> Any:
         """What the module returns, which cannot be differentiated."""
@@ -70,8 +74,9 @@ class Stage:
         passage = _Passage(inputs, None, target, weight)
         if self._checkpoints:
             passage.random = self.autograd.random_state()
-        if self.notes_bytes and not self.held:
+        if self.is_sampling:
             self._note_bytes(passage)
+            self.sample = passage
         outputs = self._computed(passage, record=not self._checkpoints)
         if not self._checkpoints:
             passage.outputs = outputs
@@ -92,6 +97,8 @@ class Stage:
     def backward(self, microbatch: int, gradients: Sequence[Any]) -> list[Any]:
         """Gradients of the inputs that want them; those of parameters are accumulated."""
         passage = self._passages.pop(microbatch)
+        if self.is_sampling:
+            self.sample_gradients = gradients
         outputs, wanted = self._differentiable(passage, gradients)
         if outputs:
             self.autograd.backward(outputs, wanted)
@@ -112,6 +119,26 @@ class Stage:
         later = self._passages.pop(microbatch).later
         if later is not None:
             later()
+
+    def again(self, splits: bool) -> Iterator[tuple[Kind, Callable[[], object]]]:
+        """Steps of the sample, to be taken in order, some of them twice: they can be timed."""
+        assert self.sample is not None, "it has been taken before"
+        target, weight = self.sample.target, self.sample.weight
+        gradients = self.sample_gradients
+        for self.splits in (False, True)[: 1 + splits]:
+            inputs = [self._fresh(each) for each in self.sample.inputs]
+            yield Kind.FORWARD, partial(self.forward, 0, inputs, target, weight)
+            if self.splits:
+                yield Kind.INPUT, partial(self.backward_inputs, 0, gradients)
+                yield Kind.WEIGHT, partial(self.weights, 0)
+            else:
+                yield Kind.BACKWARD, partial(self.backward, 0, gradients)
+
+    def _fresh(self, value: Any) -> Any:
+        """A leaf of the same values, without a gradient."""
+        if not hasattr(value, "requires_grad"):
+            return value
+        return self.autograd.leaf(self.autograd.values(value), value.requires_grad)
 
     def forget(self) -> None:
         """All that is under way."""

@@ -19,7 +19,7 @@ from torsh_runtime.parallel.pipeline.failing import Failures
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
 from torsh_runtime.parallel.pipeline.planning import agreed, planned
 from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
-from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, Span, simulate
+from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.stage import REDUCES, Stage
 from torsh_runtime.parallel.pipeline.table import Table
 from torsh_runtime.parallel.pipeline.wire import Wire
@@ -166,14 +166,13 @@ class PipelineParallel:
         """What steps of the first microbatch take, in seconds, and what it holds, in bytes; the
         same on all ranks. Gradients, buffers and random numbers are afterwards what they were."""
 
-        def run(table: Table) -> Sequence[Span]:
-            self._run(table, batch, target, most=1)
-            return self._executor.spans
-
-        self._notes_bytes(True)
-        split = self._can_split
-        self.costs = measured_costs(self.group, self._stages, self.placement, run, split)
-        self._notes_bytes(False)
+        self.costs = measured_costs(
+            self.group,
+            self._stages,
+            self.placement,
+            lambda table: self._run(table, batch, target, most=1),
+            self._can_split,
+        )
         return self.costs
 
     def simulation(self) -> Simulation:
@@ -263,10 +262,6 @@ class PipelineParallel:
                 found /= self._data.world_size
         self.group.broadcast(found, self.placement[-1])
         return float(found[0])
-
-    def _notes_bytes(self, wanted: bool) -> None:
-        for stage in self._stages.values():
-            stage.notes_bytes = wanted
 
 
 def _data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
