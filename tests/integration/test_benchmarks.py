@@ -132,6 +132,11 @@ def test_torch_steps() -> None:
     assert "unedited/gloo" in printed
 
 
+@pytest.mark.torch
+def test_pipeline() -> None:
+    assert "torch zb" in run("pipeline.py", "--what", "steps,split")
+
+
 def test_rendezvous() -> None:
     for backend in ("tcp", "memory"):
         assert "16 agents" in run("rendezvous.py", "--backend", backend)
