@@ -49,6 +49,10 @@ def found(ranks: int) -> dict[Any, list[Any]]:
                     clips=tied or ranks == 4,
                     dp=ranks == 4,
                 )
+        for schedule in ("1f1b", "gpipe") if ranks == 4 else ():
+            bodies[kind, "sharded", schedule] = partial(
+                pipeline_training.sharded, kind=kind, schedule=schedule
+            )
     return run_in_one_world(ranks, bodies, 60.0)
 
 
@@ -84,6 +88,13 @@ def test_bits_are_those_of_one_process(kind: str, ranks: int, schedule: str) -> 
     got = pipeline_training.joined(whole(found(ranks)[kind, schedule, False]))
     for name, value in whole(found(ranks)[kind, "alone", False])[0].items():
         assert np.array_equal(got[name], value), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_stages_are_sharded(kind: str, schedule: str) -> None:
+    for losses, expected in whole(found(4)[kind, "sharded", schedule]):
+        np.testing.assert_allclose(losses, expected, rtol=1e-9)
 
 
 def test_no_more_microbatches_are_alive_than_simulated() -> None:

@@ -325,3 +325,36 @@ def failing(rank: int, backward: bool) -> Any:
     except tr.PipelineError as error:
         return error.rank, error.stage, error.microbatch, str(error)
     return None
+
+
+def sharded(rank: int, kind: str, schedule: str) -> tuple[list[float], list[float]]:
+    """Losses of a pipeline whose stages are sharded, and of one process."""
+    make, loss_fn, tensor = of(kind)
+    mesh = tr.init_device_mesh({"dp": 2, "pp": -1})
+    group = mesh.get_group("dp")
+    pipeline = tr.PipelineParallel(
+        make(),
+        MICROBATCHES,
+        cuts=CUTS[2],
+        schedule=schedule,
+        loss_fn=loss_fn,
+        mesh=mesh,
+        wrap=lambda each: tr.FullyShardedDataParallel(each, process_group=group, min_num_params=0),
+    )
+    (stage,) = pipeline.stages.values()
+    model = make()
+    pairs = [(each, optimizer_of(kind, each)) for each in (stage, model)]
+    half, losses = ROWS // 2, ([], [])
+    share = slice(half * group.rank, half * (group.rank + 1))
+    for step in range(STEPS + 1):
+        for module, _ in pairs:
+            module.zero_grad()
+        x, y = map(tensor, batch(step))
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        losses[0].append(pipeline.step(x[share], y[share]))
+        losses[1].append(loss.item())
+        for module, optimizer in pairs:
+            tr.clip_grad_norm_(module, 0.5, mesh if module is stage else None)
+            optimizer.step()
+    return losses

@@ -55,6 +55,9 @@ class Executor:
         """
         self._work, self.spans, self.outputs = work, [], {}
         self._wire.begin(key)
+        for number, stage in self._stages.items():
+            back = [s.microbatch for s in row if s.stage == number and s.kind is Kind.BACKWARD]
+            stage.last = back[-1] if back else None
         awaited = [message for message in map(self._awaited, row) if message is not None]
         begun = time.perf_counter()
         taken = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,6 +46,8 @@ class Stage:
         self.number, self.module = number, module
         self.autograd, self._loss_fn, self._checkpoints = autograd, loss_fn, checkpoints
         self.splits = False
+        self.last: int | None = None
+        """The microbatch whose backward pass is the last one of a step; None: each could be."""
         self._passages: dict[int, _Passage] = {}
         self.peak = 0
         """The most microbatches that were alive at once."""
@@ -101,7 +103,8 @@ class Stage:
             self.sample_gradients = gradients
         outputs, wanted = self._differentiable(passage, gradients)
         if outputs:
-            self.autograd.backward(outputs, wanted)
+            with self._reducing(microbatch):
+                self.autograd.backward(outputs, wanted)
         return self._of_inputs(passage)
 
     def backward_inputs(self, microbatch: int, gradients: Sequence[Any]) -> list[Any]:
@@ -166,6 +169,13 @@ class Stage:
         """A wrapper for data parallelism leaves its reduction for the step of the table."""
         is_left = hasattr(self.module, REDUCES)
         return self.module.no_sync() if is_left else nullcontext()
+
+    def _reducing(self, microbatch: int) -> AbstractContextManager[object]:
+        """A wrapper that reduces within backward passes does so in the last one."""
+        has_more = self.last not in (None, microbatch) and not hasattr(self.module, REDUCES)
+        is_told = has_more and hasattr(self.module, "no_sync")
+        held: AbstractContextManager[object] = self.module.no_sync() if is_told else nullcontext()
+        return held
 
     def _again(self, passage: _Passage) -> tuple[Any, ...]:
         present = self.autograd.random_state()
