@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import pipeline_training
+from support import pipeline_tables, pipeline_training
 from support.forked import Raised
 from support.worlds import run_in_one_world, run_processes
 
@@ -95,6 +95,15 @@ def test_bits_are_those_of_one_process(kind: str, ranks: int, schedule: str) -> 
 def test_stages_are_sharded(kind: str, schedule: str) -> None:
     for losses, expected in whole(found(4)[kind, "sharded", schedule]):
         np.testing.assert_allclose(losses, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_table_runs(ranks: int) -> None:
+    body = partial(pipeline_tables.run, seeds=range(20))
+    for results in whole(run_processes(ranks, body, 60.0)):
+        assert len(results) > 20
+        for name, got, expected in results:
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_no_more_microbatches_are_alive_than_simulated() -> None:

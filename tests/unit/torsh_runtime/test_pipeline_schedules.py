@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.pipeline_tables import random_table
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline import builders, files
-from torsh_runtime.parallel.pipeline.simulation import Costs, dependency, simulate
-from torsh_runtime.parallel.pipeline.table import Kind, Step, Table, check
+from torsh_runtime.parallel.pipeline.simulation import Costs, simulate
+from torsh_runtime.parallel.pipeline.table import Kind, Table, check
 
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 33)]
 
@@ -154,33 +155,6 @@ def test_reductions_follow_a_stages_last_backward_pass() -> None:
     assert [str(s) for s in builders.zb_h1(2, 2).with_reductions().rows[1]] == [
         *("1F0", "1I0", "1F1", "1I1", "1W0", "1W1", "1REDUCE_GRAD")
     ]
-
-
-def random_table(seed: int) -> Table:
-    """Steps in any order in which each can be taken."""
-    source = random.Random(seed)
-    ranks, microbatches = source.randint(1, 4), source.randint(1, 5)
-    stages = ranks * source.randint(1, 2)
-    placement = [*range(ranks), *(source.randrange(ranks) for _ in range(stages - ranks))]
-    splits = [source.random() < 0.5 for _ in range(stages * microbatches)]
-    pending = []
-    for stage in range(stages):
-        for microbatch in range(microbatches):
-            split = splits[stage * microbatches + microbatch]
-            kinds = (Kind.INPUT, Kind.WEIGHT) if split else (Kind.BACKWARD,)
-            pending += [Step(stage, kind, microbatch) for kind in (Kind.FORWARD, *kinds)]
-    rows: list[list[Step]] = [[] for _ in range(ranks)]
-    done: set[Step] = set()
-    while pending:
-        step = source.choice([s for s in pending if dependency(s, stages) in {None, *done}])
-        pending.remove(step)
-        done |= {step, replace_kind(step)}
-        rows[placement[step.stage]].append(step)
-    return Table(tuple(map(tuple, rows)), f"random {seed}")
-
-
-def replace_kind(step: Step) -> Step:
-    return step._replace(kind=Kind.BACKWARD) if step.kind is Kind.INPUT else step
 
 
 def test_random_tables_end() -> None:
