@@ -44,7 +44,7 @@ class Splitting(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = _CALLS.get(func)
-        if found is not None and not torch.is_autocast_enabled("cpu"):
+        if found is not None and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             result = found(self._later, *args, **(kwargs or {}))
             if result is not None:
                 return result
