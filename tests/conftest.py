@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Full length takes longer than the timeout of pyproject.toml."""
+    """Full length takes longer than the timeout of pyproject.toml. What tests start must not
+    ignore what a shell in the background, or nohup, has this process ignore.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signo in (signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(signo) is signal.SIG_IGN:
+            signal.signal(signo, signal.SIG_DFL)
     if config.getoption("--soak") and config.getoption("timeout") is None:
         config.option.timeout = 3600
 

@@ -223,6 +223,20 @@ if TYPE_CHECKING:
         dropout_region,
         random_stream,
     )
+    from torsh_runtime.parallel.tensor import (
+        Attention,
+        Block,
+        Column,
+        ColumnParallelLinear,
+        ParallelAttention,
+        Part,
+        Row,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        Vocabulary,
+        parallelize,
+        vocab_parallel_cross_entropy,
+    )
     from torsh_runtime.parallel.trees import (
         average_gradients,
     )
@@ -236,25 +250,6 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "torsh_runtime.layout": (
-        "Shard",
-        "TensorLayout",
-    ),
-    "torsh_runtime.parallel.streams": (
-        "draw_by_name",
-        "dropout_region",
-        "random_stream",
-    ),
-    "torsh_runtime.parallel.layouts": ("layouts_of",),
-    "torsh_runtime.parallel.initial": ("init_parameters",),
-    "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
-    "torsh_runtime.mesh.three_dimensions": (
-        "CommunicationStats",
-        "ProcessGroupIds",
-        "ProcessGroupManager",
-        "RankMapping",
-        "ThreeDParallelismConfig",
-    ),
     "torsh_runtime.backends.base": (
         "BackendType",
         "CommunicationStrategy",
@@ -385,11 +380,23 @@ _HOMES = {
         "StoreTimeout",
         "TorshError",
     ),
+    "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.layout": (
+        "Shard",
+        "TensorLayout",
+    ),
     "torsh_runtime.mesh.mesh": (
         "DeviceMesh",
         "init_device_mesh",
     ),
-    "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.mesh.three_dimensions": (
+        "CommunicationStats",
+        "ProcessGroupIds",
+        "ProcessGroupManager",
+        "RankMapping",
+        "ThreeDParallelismConfig",
+    ),
+    "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
     "torsh_runtime.parallel.fsdp": (
@@ -408,9 +415,30 @@ _HOMES = {
         "auto_wrap_modules",
         "fsdp_wrap",
     ),
-    "torsh_runtime.parallel.pipeline": ("PipelineParallel",),
+    "torsh_runtime.parallel.initial": ("init_parameters",),
+    "torsh_runtime.parallel.layouts": ("layouts_of",),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
+    "torsh_runtime.parallel.pipeline": ("PipelineParallel",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
+    "torsh_runtime.parallel.streams": (
+        "draw_by_name",
+        "dropout_region",
+        "random_stream",
+    ),
+    "torsh_runtime.parallel.tensor": (
+        "Attention",
+        "Block",
+        "Column",
+        "ColumnParallelLinear",
+        "ParallelAttention",
+        "Part",
+        "Row",
+        "RowParallelLinear",
+        "VocabParallelEmbedding",
+        "Vocabulary",
+        "parallelize",
+        "vocab_parallel_cross_entropy",
+    ),
     "torsh_runtime.parallel.trees": ("average_gradients",),
     "torsh_runtime.status": ("report_step",),
     "torsh_runtime.store.user": (

@@ -7,6 +7,18 @@ import inspect
 import torsh_runtime as tr
 
 NAMES = {
+    "Attention",
+    "Block",
+    "Column",
+    "ColumnParallelLinear",
+    "ParallelAttention",
+    "Part",
+    "Row",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "Vocabulary",
+    "parallelize",
+    "vocab_parallel_cross_entropy",
     "Shard",
     "TensorLayout",
     "draw_by_name",

@@ -57,6 +57,12 @@ def test_many_groups() -> None:
     assert "20 groups of 2 ranks" in launched("many_groups.py", "--groups", "20")
 
 
+@pytest.mark.torch
+def test_mesh() -> None:
+    pytest.importorskip("torch")
+    assert "ours, all axes" in run("mesh.py")
+
+
 def test_checkpoint() -> None:
     assert "state of 8 MB over 2 ranks" in launched("checkpoint.py", "--quick")
 
@@ -135,6 +141,13 @@ def test_torch_steps() -> None:
 @pytest.mark.torch
 def test_pipeline() -> None:
     assert "torch zb" in run("pipeline.py", "--what", "steps,split")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_tensor_parallel() -> None:
+    pytest.importorskip("torch")
+    assert "ours/bare" in run("tensor_parallel.py", "--here")
 
 
 def test_rendezvous() -> None:

@@ -61,3 +61,33 @@ def test_norms_are_those_of_the_whole_model(framework: str) -> None:
     for results in on_ranks(SOURCE, bodies).values():
         np.testing.assert_allclose(results[0], mesh_models.whole_norms(), rtol=1e-12)
         assert all(each == results[0] for each in results)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_tensor_and_data_parallelism_train_as_one_process_and_go_on_in_one(
+    framework: str, tmp_path: Path
+) -> None:
+    if framework == "torch":
+        pytest.importorskip("torch._dynamo")
+    from support import mesh_training
+
+    sizes = {"dp": 2, "tp": 2}
+    parallel = on_ranks(
+        sizes,
+        {
+            way: partial(mesh_training.on_mesh, framework, way, tmp_path / way)
+            for way in ("ddp", "fsdp")
+        },
+    )
+    folders = {None: None, **{way: tmp_path / way for way in parallel}}
+    alone = on_ranks(
+        {"all": 1},
+        {way: partial(mesh_training.alone, framework, each) for way, each in folders.items()},
+    )
+    norms, parameters = alone[None][0]
+    for way, results in parallel.items():
+        assert all(each == results[0] for each in results)
+        later, loaded = alone[way][0]
+        np.testing.assert_allclose(results[0] + later, norms, rtol=1e-12)
+        for name, value in parameters.items():
+            np.testing.assert_allclose(loaded[name], value, rtol=1e-9, atol=1e-12)

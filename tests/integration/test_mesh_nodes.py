@@ -10,6 +10,8 @@ import pytest
 from support.hosts import needs_hosts, plugged, run_on_hosts
 
 import torsh_runtime as tr
+from torsh_runtime.comm.choosing import backend_type
+from torsh_runtime.comm.default import default_group
 
 pytestmark = [needs_hosts, pytest.mark.netns]
 
@@ -39,9 +41,9 @@ def work(rank: int) -> Any:
         bad.get_group("tp")
     (message,) = said.messages
     assert "'tp', goes over several nodes" in message
-    own = "ring" if rank < 2 else "tree"
-    with pytest.raises(tr.ConfigError, match="TORSH_ALGORITHM"):
-        tr.init_device_mesh({"dp": 2, "tp": 2}, comm_strategy=own).get_group("dp")
+    session, kind = default_group().session, backend_type("native")
+    with pytest.raises(tr.ConfigError, match="TORSH_ALGORITHM"):  # a group knows its strategy
+        session.group("own", range(4), kind, 20.0, "ring" if rank < 2 else "tree")
     tr.barrier()
 
 

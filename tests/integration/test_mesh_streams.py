@@ -81,3 +81,28 @@ def test_a_stream_leaves_no_trace() -> None:
     with tr.random_stream("a", 1):
         assert (torch.rand(2).tolist(), nn.randn(2).data.tolist()) == drawn
     assert nn.random.initial_seed() == 2
+
+
+@pytest.mark.torch
+@needs_torch
+def test_what_checkpointing_computes_again_is_drawn_again() -> None:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    layers = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Dropout(0.5))
+    tr.draw_by_name(layers)
+    given, results = torch.ones(2, 64, requires_grad=True), []
+    for microbatch in range(2):  # two forward passes, and then their backward passes
+        with tr.random_stream(7, microbatch):
+            results.append(checkpoint(layers, given[microbatch], use_reentrant=False))
+    torch.stack(results).sum().backward()
+    assert given.grad is not None
+    assert torch.equal(given.grad, torch.stack(results))
+    own = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
+    tr.draw_by_name(own)
+    ones = nn.Tensor(np.ones(64), requires_grad=True)
+    with tr.random_stream(7, 0):
+        result = nn.checkpoint(own, ones)
+    result.sum().backward()
+    assert ones.grad is not None
+    assert (ones.grad.data == result.data).all()

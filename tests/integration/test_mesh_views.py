@@ -115,8 +115,21 @@ def three_dimensions(rank: int) -> None:
             tr.ProcessGroupManager(tr.ThreeDParallelismConfig(*wrong))
 
 
+def disagreements(rank: int) -> None:
+    sizes = {"dp": 2, "tp": 2} if rank else {"dp": 4, "tp": 2}
+    for comm_strategy in (None, "ring" if rank else "tree"):
+        with pytest.raises(tr.ConfigError, match=r"ranks mean different meshes.*rank.s. 1, 2, 3"):
+            tr.init_device_mesh(sizes, comm_strategy=comm_strategy)
+        sizes = {"dp": 2, "tp": 2}
+    with pytest.raises(tr.ConfigError, match="multiply"):
+        tr.init_device_mesh({"dp": 4, "tp": 2})
+
+
 def test_of_four_ranks() -> None:
-    bodies = {each: each for each in (names_and_views, measured, strategies, three_dimensions)}
+    bodies = {
+        each: each
+        for each in (names_and_views, measured, strategies, three_dimensions, disagreements)
+    }
     for results in run_in_one_world(4, bodies, 60.0).values():
         check(results)
 

@@ -20,7 +20,7 @@ class Launcher:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Short: the path of a Unix socket in it, as multiprocessing makes one, has 107 bytes at most.
+        # Short: the path of a Unix socket, as multiprocessing makes one in it, has 107 bytes.
         self.temporary = Path(tempfile.mkdtemp(prefix="test-"))
         self.mark = os.urandom(8).hex()
         kept = {name: value for name, value in os.environ.items() if name not in CLEARED}

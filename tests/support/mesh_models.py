@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from support.checkpoint_training import everything
 
 import torsh_runtime as tr
@@ -119,7 +120,7 @@ def initial(name: str, tensor: Any) -> None:
 def wrapped(model: Any, mesh: tr.DeviceMesh) -> Any:
     """Sharded over the replicas too."""
     return tr.FullyShardedDataParallel(
-        model, process_group=mesh.get_group("dp"), auto_wrap_policy=tr.SizeBasedAutoWrap(100)
+        model, process_group=mesh["dp"], auto_wrap_policy=tr.SizeBasedAutoWrap(100)
     )
 
 
@@ -220,6 +221,13 @@ def check_load(framework: str, sizes: Sizes | None, is_wrapped: bool, directory:
 def check_clip(framework: str, sizes: Sizes | None, is_wrapped: bool) -> list[float]:
     """Norms, and that gradients are scaled by them."""
     training = Training(framework, sizes, is_wrapped)
+    if is_wrapped:
+        with pytest.raises(tr.ConfigError, match="clip_grad_norm_"):
+            training.model.clip_grad_norm_(1.0)
+        told = training.model.sharded_state_dict(training.mesh)
+        assert {f"module.{name}": each.piece for name, each in told.items()} == {
+            name: piece for name, _, piece in pieces(training.model, training.mesh)
+        }
     found = []
     for kind in (2.0, 1.0, math.inf):
         give_gradients(training.model, training.mesh)

@@ -35,6 +35,7 @@ OWN_MODES = ("gloo", "own")
 LEFT_OUT = {
     "test_DistributedDataParallel_requires_grad": "ConfigError, a ValueError, is no RuntimeError",
     "test_ddp_logging_data_cpu": "asks for what torch's reducer logs of itself",
+    "test_static_graph_api_cpu": "calls a private method; static_graph=True is the public way",
 }
 """What our DistributedDataParallel can't express, and why."""
 Outcomes = dict[str, list[Any]]

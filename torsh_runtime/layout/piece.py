@@ -157,7 +157,8 @@ class Piece:
         own = self.spans[dim]
         ends = [0, *(end for span in own for end in span), self.global_shape[dim]]
         size = sum(last - first for first, last in own)
-        return ends == sorted(ends) and (own[0][0], size) == (self.offsets[dim], self.shape[dim])
+        first = own[0][0] if own else -1
+        return ends == sorted(ends) and (first, size) == (self.offsets[dim], self.shape[dim])
 
     def _number(self, index: tuple[int, ...]) -> int:
         number = 0

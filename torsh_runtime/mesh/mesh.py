@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -51,7 +52,7 @@ def init_device_mesh(
     `init_device_mesh((2, -1), ("dp", "tp"))`.
 
     Every rank calls it, with the same arguments, and in the same order where there are several.
-    Nothing is communicated. See DeviceMesh for the arguments, and for what is raised.
+    See DeviceMesh for the arguments, and for what is raised.
     """
     if isinstance(device_type, Mapping):
         device_type, mesh_shape = tuple(device_type.values()), tuple(device_type)
@@ -97,15 +98,17 @@ class DeviceMesh:
         lie, which says what backend the groups have: `group`'s if it serves those.
         backend_override: another one for some axes, by name or number. comm_strategy: how ranks of
         several nodes carry out collectives, for all axes or by name: "adaptive", "standard",
-        "ring", "tree" or "hierarchical"; else what TORSH_ALGORITHM says. Raises ConfigError for
-        what does not fit.
+        "ring", "tree" or "hierarchical"; else what TORSH_ALGORITHM says.
+
+        All ranks of the group call it; they tell each other what mesh they mean. Raises ConfigError
+        for what does not fit, on all ranks if they mean different ones, and CommError as the group.
         """
         root = group or default_group()
         groups = Groups(root)  # which refuses who is not in the group
-        shape = resolved(mesh_shape, root.world_size)
-        names = mesh_dim_names or [f"dim_{dim}" for dim in range(len(shape))]
-        layout = Layout.dense(shape, names)
-        options = device_type, backend_override or {}, comm_strategy
+        names = mesh_dim_names or [f"dim_{dim}" for dim in range(len(mesh_shape))]
+        options = device_type, dict(backend_override or {}), comm_strategy
+        check_same(root, "meshes", f"{tuple(mesh_shape)} {tuple(names)} {options}")
+        layout = Layout.dense(resolved(mesh_shape, root.world_size), names)
         ways = ways_of(layout.names, device_type, root, *options[1:])
         self._be(layout, root.rank, device_type, ways, groups)
         self._asked = tuple(mesh_shape), tuple(names), options

@@ -34,18 +34,13 @@ class OperationStats:
         """Bytes a second."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
-    def __add__(self, other: OperationStats) -> OperationStats:
-        return OperationStats(
-            self.calls + other.calls, self.bytes + other.bytes, self.seconds + other.seconds
-        )
-
 
 class Meter:
     """Counts the calls of one group, whatever backend it has."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[str, OperationStats] = {}
+        self._found: dict[str, list[Any]] = {}
 
     def around(self, backend: Backend) -> Backend:
         """What stands for a backend, for ProcessGroup.observe()."""
@@ -54,13 +49,16 @@ class Meter:
     def stats(self) -> dict[str, OperationStats]:
         """By operation, so far."""
         with self._lock:
-            return dict(self._found)
+            return {name: OperationStats(*told) for name, told in self._found.items()}
 
     def add(self, operation: str, calls: int, num_bytes: int, began: float) -> None:
         """So many calls have come to their end, which began together."""
-        own = OperationStats(calls, num_bytes, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
         with self._lock:
-            self._found[operation] = self._found.get(operation, OperationStats()) + own
+            told = self._found.setdefault(operation, [0, 0, 0.0])
+            told[0] += calls
+            told[1] += num_bytes
+            told[2] += seconds
 
 
 class _Metered:
@@ -76,25 +74,23 @@ class _Metered:
 
     def all_reduce_coalesced(self, arrays: Any, *arguments: Any) -> list[Work]:
         """Counts as so many calls of all_reduce as the backend makes of it."""
-        began, size = time.perf_counter(), sum(map(_bytes, arrays))
+        size, began = _bytes(arrays), time.perf_counter()
         works = self._backend.all_reduce_coalesced(arrays, *arguments)
-        done = partial(self._meter.add, "all_reduce", len(works), size, began)
-        if works:
-            _when_done(works[-1], arguments[-1] is True, done)
+        told = "all_reduce", len(works), size, began
+        if works and arguments[-1] is True:
+            works[-1].add_done_callback(lambda _: self._meter.add(*told))
+        else:
+            self._meter.add(*told)
         return works
 
     def _call(self, name: str, operation: Callable[..., Work], *arguments: Any) -> Work:
-        began, size = time.perf_counter(), max(map(_bytes, arguments))
+        size, began = max(map(_bytes, arguments)), time.perf_counter()
         work = operation(*arguments)
-        _when_done(work, arguments[-1] is True, partial(self._meter.add, name, 1, size, began))
+        if arguments[-1] is True:
+            work.add_done_callback(lambda _: self._meter.add(name, 1, size, began))
+        else:
+            self._meter.add(name, 1, size, began)
         return work
-
-
-def _when_done(work: Work, is_async: bool, done: Callable[[], None]) -> None:
-    if is_async:
-        work.add_done_callback(lambda _: done())
-    else:
-        done()
 
 
 def _bytes(argument: Any) -> int:

@@ -21,6 +21,8 @@ class ModuleAdapter(ABC, Generic[T]):
 
     module_class: ClassVar[type]
     """What models are instances of, and so are wrappers around them."""
+    framework: ClassVar[str]
+    """"torch" or "nn"."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

@@ -24,6 +24,7 @@ class NnModule(ModuleAdapter[Any]):
     """A torsh_runtime.nn.Module. See ModuleAdapter."""
 
     module_class = nn.Module
+    framework = "nn"
 
     def parameters(self) -> Named[Any]:
         return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def _draw(source: Any, shape: tuple[int, ...]) -> Array:
     return drawn
 
 
-_drawn: Draw = _draw
+_drawn: ContextVar[Draw] = ContextVar("how kept() draws", default=_draw)
 
 
 def manual_seed(seed: int) -> None:
@@ -53,12 +54,11 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 @contextmanager
 def drawing(draw: Draw) -> Iterator[None]:
     """Have the numbers that kept() compares with its probability drawn by this in the block."""
-    global _drawn
-    before, _drawn = _drawn, draw
+    token = _drawn.set(draw)
     try:
         yield
     finally:
-        _drawn = before
+        _drawn.reset(token)
 
 
 def generator() -> np.random.Generator:
@@ -77,5 +77,5 @@ def kept(like: Array, p: float) -> Array:
     """0 with probability p, else 1 / (1 - p), for each element of `like` and of its dtype."""
     xp = array_module(like)
     source = _generator if xp is np else xp.random.default_rng(int(_generator.integers(2**63)))
-    chosen = _drawn(source, like.shape) >= p
+    chosen = _drawn.get()(source, like.shape) >= p
     return chosen * like.dtype.type(1 / (1 - p) if p < 1 else 0)

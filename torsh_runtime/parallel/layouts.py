@@ -68,6 +68,18 @@ def piece_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None) -> Piece:
     return layout.piece(coordinate_on(mesh, name, layout))
 
 
+def part_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None, part: Piece) -> Piece:
+    """The same where a wrapper has left this part of what the rank has. ConfigError also for a part
+    of something of another shape."""
+    held = piece_of(name, layout, mesh)
+    if part.global_shape != held.shape:
+        raise ConfigError(
+            f"{name!r} is of shape {part.global_shape}, and its layout gives this rank "
+            f"{held.shape} of {held.global_shape}"
+        )
+    return held.part(part.start, part.end)
+
+
 def cut(whole: Any, piece: Piece) -> Any:
     """The piece's elements of a whole array or tensor, in the piece's shape: a view where it is one
     box, else a copy. ConfigError for a whole of another shape, or a part of a box."""

@@ -63,8 +63,9 @@ def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> 
     the generator was seeded with, so that masks do not depend on which modules this rank has.
 
     A training in which `random_stream(seed, step, microbatch)` is around each forward pass then has
-    the same masks on every pipeline as in one process. is_random: which modules draw; None: those
-    that have a `dropout`, `dropout_p` or `p` that is a number above 0.
+    the same masks on every pipeline as in one process. A module that is called twice in one pass
+    draws the same twice. is_random: which modules draw; None: those that have a `dropout`,
+    `dropout_p` or `p` that is a number above 0.
     """
     adapter = adapter_class(model)(model)
     for name, module in adapter.modules():

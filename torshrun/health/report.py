@@ -66,7 +66,8 @@ def _situation(state: RankState, waited: Collective | None) -> str:
     status = state.sample.status
     if state.waits_in is not None:
         return f"in {numbered(state.waits_in)}"
-    before = "ended" if not state.sample.alive else "in no collective" if waited is None else ""
+    nowhere = "in no collective" if status.initialised else "in no collective of torsh_runtime"
+    before = "ended" if not state.sample.alive else nowhere if waited is None else ""
     last = status.collective if waited is None else find(status, waited.group)
     if last is None:
         return before or ("in another group" if status.initialised else "not initialised")

@@ -13,6 +13,7 @@ import numpy as np
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
+from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
@@ -31,6 +32,7 @@ from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
+from torsh_runtime.parallel.layouts import layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 
 
@@ -153,7 +155,9 @@ class FullyShardedDataParallel:
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale all gradients so that their norm, as of one vector over all ranks, is at most
-        max_norm. Returns what it was. All ranks call it."""
+        max_norm. Returns what it was. All ranks call it. ConfigError for a model that is sharded
+        over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the norm."""
+        self._check_no_mesh()
         units, adapter = self._passes.units, self._adapter
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
         replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
@@ -163,6 +167,15 @@ class FullyShardedDataParallel:
             for gradient in [*sharded, *replicated]:
                 adapter.scale(gradient, max_norm / (total + 1e-6))
         return total
+
+    def _check_no_mesh(self) -> None:
+        found = layouts_of(self.module).items()
+        name, axes = next(((n, each.sharded()) for n, each in found if each.sharded()), ("", ()))
+        if axes:
+            raise ConfigError(
+                f"{name!r} is sharded over the axes {', '.join(axes)} of a mesh as well: call "
+                f"tr.clip_grad_norm_(model, max_norm, mesh)"
+            )
 
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
@@ -197,12 +210,18 @@ class FullyShardedDataParallel:
         with self.summon_full_params():
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
-    def sharded_state_dict(self) -> dict[str, Any]:
+    def sharded_state_dict(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
         """All parameters as ShardedTensor, of which the values are no copies, and buffers as they
-        are, under the model's names."""
-        pieces = self.pieces()
+        are, under the model's names. mesh: what the model's layouts are on, if it has any;
+        ConfigError if they do not fit it."""
+        pieces, layouts = self.pieces(), layouts_by_id(self.module)
+
+        def piece(name: str, key: int) -> Piece:
+            whole = layouts.get(key)
+            return pieces[key] if whole is None else part_of(name, whole, mesh, pieces[key])
+
         named = {
-            name: ShardedTensor(self._adapter.values(parameter), pieces[id(parameter)])
+            name: ShardedTensor(self._adapter.values(parameter), piece(name, id(parameter)))
             for unit in self._passes.units
             for flat, _ in unit.laid
             for name, parameter in zip(flat.names, flat.parameters, strict=True)

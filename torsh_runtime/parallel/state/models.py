@@ -12,7 +12,7 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
-from torsh_runtime.parallel.layouts import layouts_by_id, piece_of
+from torsh_runtime.parallel.layouts import layouts_by_id, part_of
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
 
@@ -86,13 +86,7 @@ class ModelState:
         part = self._parts.get(key, Piece.whole(shape))
         if key not in self._layouts:
             return part
-        held = piece_of(name, self._layouts[key], self._mesh)
-        if part.global_shape != held.shape:
-            raise ConfigError(
-                f"{name!r} is of shape {part.global_shape}, and its layout gives this rank "
-                f"{held.shape} of {held.global_shape}"
-            )
-        return held.part(part.start, part.end)
+        return part_of(name, self._layouts[key], self._mesh, part)
 
 
 def is_model(thing: object) -> bool:

@@ -99,7 +99,7 @@ def test_silence_of_all() -> None:
     hang = Hang(seconds=9.6, ranks=(absent(0), absent(1, BEHIND)), suspect=0)
     lines = describe(hang, {}).split("\n")
     assert lines[0] == "no progress for 10 s: no output and no CPU use of any worker"
-    assert lines[1] == "  rank 0: in no collective"
+    assert lines[1] == "  rank 0: in no collective of torsh_runtime"
     assert lines[2].startswith("  rank 1: in no collective, last in all_reduce")
 
 
