@@ -155,6 +155,7 @@ if TYPE_CHECKING:
         ConfigError,
         GradientError,
         PeerLost,
+        PipelineError,
         StoreError,
         StoreTimeout,
         TorshError,
@@ -219,6 +220,9 @@ if TYPE_CHECKING:
     )
     from torsh_runtime.parallel.optimizer import (
         DistributedOptimizer,
+    )
+    from torsh_runtime.parallel.pipeline import (
+        PipelineParallel,
     )
     from torsh_runtime.parallel.sampler import (
         DistributedSampler,
@@ -383,6 +387,7 @@ _HOMES = {
         "ConfigError",
         "GradientError",
         "PeerLost",
+        "PipelineError",
         "StoreError",
         "StoreTimeout",
         "TorshError",
@@ -432,6 +437,7 @@ _HOMES = {
     "torsh_runtime.parallel.initial": ("init_parameters",),
     "torsh_runtime.parallel.layouts": ("layouts_of",),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
+    "torsh_runtime.parallel.pipeline": ("PipelineParallel",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
     "torsh_runtime.parallel.streams": (
         "draw_by_name",

@@ -68,6 +68,8 @@ NAMES = {
     "GroupMember",
     "P2POp",
     "PeerLost",
+    "PipelineError",
+    "PipelineParallel",
     "Persistent",
     "PrefixStore",
     "PremulSum",

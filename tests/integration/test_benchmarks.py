@@ -147,6 +147,11 @@ def test_torch_steps() -> None:
 
 
 @pytest.mark.torch
+def test_pipeline() -> None:
+    assert "torch zb" in run("pipeline.py", "--what", "steps,split")
+
+
+@pytest.mark.torch
 @pytest.mark.slow
 def test_tensor_parallel() -> None:
     pytest.importorskip("torch")
