@@ -81,7 +81,7 @@ def steps(options: argparse.Namespace) -> list[Check]:
     for name in times:
         against = ratio(times, name, "work")
         simulated = found[0]["simulated"].get(name)
-        near = simulated and simulated / median(times[name])
+        near = simulated and median(a / b for a, b in zip(simulated, times[name], strict=True))
         cells = [name, f"{1e3 * median(times[name]):.1f}", f"{against:.3f}"]
         rows.append([*cells, table.ratio(near)])
         if name in _STEPS:

@@ -80,12 +80,18 @@ class Measuring:
         for name, pipeline in ours.items():
             calls[name] = lambda pipeline=pipeline: pipeline.step(self.data, self.data)
         calls |= {name: self.torchs(kind) for name, kind in TORCH.items()}
-        times = self._in_turns(calls)
-        found: dict[str, Any] = {"times": times, "simulated": {}, "alive": {}}
+        makespans: dict[str, list[float]] = {name: [] for name in ours}
+
+        def simulate() -> None:
+            for name, pipeline in ours.items():
+                pipeline.measure(self.data, self.data)
+                makespans[name].append(pipeline.simulation().makespan)
+
+        times = self._in_turns(calls, simulate)
+        simulations = {name: found[_WARM_UP:] for name, found in makespans.items()}
+        found: dict[str, Any] = {"times": times, "simulated": simulations, "alive": {}}
         for name, pipeline in ours.items():
-            pipeline.measure(self.data, self.data)
             simulated = pipeline.simulation()
-            found["simulated"][name] = simulated.makespan
             costs = pipeline.costs
             held = [peak / costs.activation[rank] for rank, peak in enumerate(simulated.peaks)]
             found["alive"][name] = held[self.rank], pipeline.peaks[self.rank]
@@ -139,8 +145,10 @@ class Measuring:
             "simulated": best.simulation().makespan,
         }
 
-    def _in_turns(self, calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-        """Seconds of each turn, until the slower rank has ended."""
+    def _in_turns(
+        self, calls: dict[str, Callable[[], object]], after: Callable[[], None] | None = None
+    ) -> dict[str, list[float]]:
+        """Seconds of each turn, until the slower rank has ended. after: called after each turn."""
         rows = []
         for _ in range(_WARM_UP + self.plan["turns"]):
             row = []
@@ -150,6 +158,8 @@ class Measuring:
                 call()
                 row.append(time.perf_counter() - began)
             rows.append(row)
+            if after is not None:
+                after()
         times = np.array(rows[_WARM_UP:])
         tr.all_reduce(times, tr.ReduceOp.MAX)
         return dict(zip(calls, times.T.tolist(), strict=True))
