@@ -122,12 +122,13 @@ class Rank:
         begin = time.perf_counter()
         made = make()
         for group in made.get_all_groups() if hasattr(made, "get_all_groups") else [made]:
-            _reduce(group)
+            first_use(group)
         self.times.setdefault(name, []).append(time.perf_counter() - begin)
         return made
 
 
-def _reduce(group: Any) -> None:
+def first_use(group: Any) -> None:
+    """An all_reduce of 8 bytes."""
     import numpy as np
 
     import torsh_runtime as tr
@@ -141,8 +142,9 @@ def _reduce(group: Any) -> None:
     dist.all_reduce(torch.ones(1, dtype=torch.float64), group=group)
 
 
-def measure(ranks: int, scene: str, rounds: int) -> Times:
-    """What the scene's ranks were slowest at, round by round. RuntimeError if one failed."""
+def measure(ranks: int, scene: str, rounds: int, kind: type[Rank] = Rank) -> Times:
+    """What the ranks were slowest at in the scene of this kind of them, round by round.
+    RuntimeError if one failed."""
     import torsh_runtime.integrations.torch  # noqa: F401
 
     context, port = get_context("fork"), _ports(rounds + 2)
@@ -150,7 +152,7 @@ def measure(ranks: int, scene: str, rounds: int) -> Times:
     pipes = []
     for rank in range(ranks):
         reader, writer = context.Pipe(False)
-        arguments = (rank, ranks, port, meet, scene, rounds, writer)
+        arguments = (kind, rank, ranks, port, meet, scene, rounds, writer)
         context.Process(target=_be_rank, args=arguments).start()
         writer.close()
         pipes.append(reader)
@@ -164,9 +166,16 @@ def measure(ranks: int, scene: str, rounds: int) -> Times:
 
 
 def _be_rank(
-    number: int, ranks: int, port: int, meet: Barrier, scene: str, rounds: int, writer: Any
+    kind: type[Rank],
+    number: int,
+    ranks: int,
+    port: int,
+    meet: Barrier,
+    scene: str,
+    rounds: int,
+    writer: Any,
 ) -> None:
-    rank = Rank(number, ranks, port, meet)
+    rank = kind(number, ranks, port, meet)
     getattr(rank, scene)(rounds)
     meet.wait()  # the first one serves the store
     writer.send(rank.times)

@@ -120,21 +120,22 @@ def training_step(model: nn.Module, width: int, batch: int) -> Callable[[], floa
     return step
 
 
-def agreed(count: float, bounds: tuple[int, int]) -> int:
+def agreed(count: float, bounds: tuple[int, int], group: Any = None) -> int:
     """Rank 0's count, within the bounds, on all ranks."""
     low, high = bounds
     chosen = torch.tensor([min(max(int(count), low), high)])
-    dist.broadcast(chosen, 0)
+    dist.broadcast(chosen, 0, group)
     return int(chosen)
 
 
-def measure(step: Call, plan: dict[str, Any], probe: Probe) -> dict[str, Any]:
-    """Warm up, then time the steps between two looks at the machine."""
-    count = agreed(plan["seconds"] / 2 / typical(step, _CHECKED_STEPS), plan["iterations"])
+def measure(step: Call, plan: dict[str, Any], probe: Probe, group: Any = None) -> dict[str, Any]:
+    """Warm up, then time the steps between two looks at the machine; of all ranks or a group."""
+    typically = typical(step, _CHECKED_STEPS)
+    count = agreed(plan["seconds"] / 2 / typically, plan["iterations"], group)
     before = probe.look()
-    dist.barrier()
+    dist.barrier(group)
     times = figures(step, count)
-    dist.barrier()
+    dist.barrier(group)
     return {"before_ns": before, "after_ns": probe.look(), **times}
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from torsh_runtime.backends.base import (
         BackendType,
+        CommunicationStrategy,
         Envelope,
         PremulSum,
         ReduceOp,
@@ -154,6 +155,7 @@ if TYPE_CHECKING:
         ConfigError,
         GradientError,
         PeerLost,
+        PipelineError,
         StoreError,
         StoreTimeout,
         TorshError,
@@ -161,15 +163,38 @@ if TYPE_CHECKING:
     from torsh_runtime.integrations.torch.batch_norm import (
         SyncBatchNorm,
     )
+    from torsh_runtime.layout import (
+        Shard,
+        TensorLayout,
+    )
     from torsh_runtime.mesh.mesh import (
         DeviceMesh,
         init_device_mesh,
+    )
+    from torsh_runtime.mesh.three_dimensions import (
+        CommunicationStats,
+        ProcessGroupIds,
+        ProcessGroupManager,
+        RankMapping,
+        ThreeDParallelismConfig,
+    )
+    from torsh_runtime.parallel.clipping import (
+        clip_grad_norm_,
+    )
+    from torsh_runtime.parallel.context import (
+        context_attention,
+        context_gather,
+        context_positions,
+        context_shard,
     )
     from torsh_runtime.parallel.ddp.config import (
         BucketConfig,
     )
     from torsh_runtime.parallel.ddp.wrapper import (
         DistributedDataParallel,
+    )
+    from torsh_runtime.parallel.experts import (
+        MixtureOfExperts,
     )
     from torsh_runtime.parallel.fsdp import (
         BackwardPrefetch,
@@ -187,14 +212,45 @@ if TYPE_CHECKING:
         auto_wrap_modules,
         fsdp_wrap,
     )
+    from torsh_runtime.parallel.initial import (
+        init_parameters,
+    )
+    from torsh_runtime.parallel.layouts import (
+        layouts_of,
+    )
     from torsh_runtime.parallel.optimizer import (
         DistributedOptimizer,
+    )
+    from torsh_runtime.parallel.pipeline import (
+        PipelineParallel,
     )
     from torsh_runtime.parallel.sampler import (
         DistributedSampler,
     )
+    from torsh_runtime.parallel.streams import (
+        draw_by_name,
+        dropout_region,
+        random_stream,
+    )
+    from torsh_runtime.parallel.tensor import (
+        Attention,
+        Block,
+        Column,
+        ColumnParallelLinear,
+        ParallelAttention,
+        Part,
+        Row,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        Vocabulary,
+        parallelize,
+        vocab_parallel_cross_entropy,
+    )
     from torsh_runtime.parallel.trees import (
         average_gradients,
+    )
+    from torsh_runtime.parallel.verification import (
+        verify,
     )
     from torsh_runtime.status import (
         report_step,
@@ -208,6 +264,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "torsh_runtime.backends.base": (
         "BackendType",
+        "CommunicationStrategy",
         "Envelope",
         "PremulSum",
         "ReduceOp",
@@ -330,17 +387,37 @@ _HOMES = {
         "ConfigError",
         "GradientError",
         "PeerLost",
+        "PipelineError",
         "StoreError",
         "StoreTimeout",
         "TorshError",
+    ),
+    "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.layout": (
+        "Shard",
+        "TensorLayout",
     ),
     "torsh_runtime.mesh.mesh": (
         "DeviceMesh",
         "init_device_mesh",
     ),
-    "torsh_runtime.integrations.torch.batch_norm": ("SyncBatchNorm",),
+    "torsh_runtime.mesh.three_dimensions": (
+        "CommunicationStats",
+        "ProcessGroupIds",
+        "ProcessGroupManager",
+        "RankMapping",
+        "ThreeDParallelismConfig",
+    ),
+    "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
+    "torsh_runtime.parallel.context": (
+        "context_attention",
+        "context_gather",
+        "context_positions",
+        "context_shard",
+    ),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
+    "torsh_runtime.parallel.experts": ("MixtureOfExperts",),
     "torsh_runtime.parallel.fsdp": (
         "BackwardPrefetch",
         "CustomAutoWrap",
@@ -357,9 +434,32 @@ _HOMES = {
         "auto_wrap_modules",
         "fsdp_wrap",
     ),
+    "torsh_runtime.parallel.initial": ("init_parameters",),
+    "torsh_runtime.parallel.layouts": ("layouts_of",),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
+    "torsh_runtime.parallel.pipeline": ("PipelineParallel",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
+    "torsh_runtime.parallel.streams": (
+        "draw_by_name",
+        "dropout_region",
+        "random_stream",
+    ),
+    "torsh_runtime.parallel.tensor": (
+        "Attention",
+        "Block",
+        "Column",
+        "ColumnParallelLinear",
+        "ParallelAttention",
+        "Part",
+        "Row",
+        "RowParallelLinear",
+        "VocabParallelEmbedding",
+        "Vocabulary",
+        "parallelize",
+        "vocab_parallel_cross_entropy",
+    ),
     "torsh_runtime.parallel.trees": ("average_gradients",),
+    "torsh_runtime.parallel.verification": ("verify",),
     "torsh_runtime.status": ("report_step",),
     "torsh_runtime.store.user": (
         "PrefixStore",

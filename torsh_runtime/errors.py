@@ -87,6 +87,26 @@ class BackendUnavailable(TorshError):
         return type(self), (self.feature, self.remedy), self.__dict__
 
 
+class PipelineError(TorshError, RuntimeError):
+    """A stage of a pipeline raised, or what it waits for did not come; all ranks of the pipeline
+    raise it, and their group is dead.
+
+    Attributes: rank (whose stage it was, in the pipeline's group), step (such as "F5 of stage 0"),
+    stage, microbatch (None: of none), reason (what went wrong there).
+    """
+
+    def __init__(
+        self, rank: int, stage: int, microbatch: int | None, step: str, reason: str
+    ) -> None:
+        super().__init__(f"rank {rank} of the pipeline, stage {stage}, {step}: {reason}")
+        self.rank, self.stage, self.microbatch = rank, stage, microbatch
+        self.step, self.reason = step, reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = self.rank, self.stage, self.microbatch, self.step, self.reason
+        return type(self), facts, self.__dict__
+
+
 class CommError(TorshError, RuntimeError):
     """A collective did not complete. The process group it happened in is dead afterwards;
     a new one may be made in the same process.

@@ -140,10 +140,12 @@ class Job:
         ranks: Sequence[int],
         timeout: float,
         parent: Backend | None = None,
+        strategy: str | None = None,
     ) -> Backend:
         """This rank's end of a new group; `rank` is its place among `ranks`.
 
         parent: the default group's backend, which may make it by its own means.
+        strategy: as NativeBackend.connect() takes it, for the native backend only.
         """
         if len(ranks) == 1 and kind in ALONE:
             return SingleBackend(kind)
@@ -158,7 +160,8 @@ class Job:
             left = max(deadline - time.monotonic(), 0.001)
             if isinstance(agreed, ByDevice):
                 return self._by_device(agreed, store, name, rank, ranks, left, parent)
-            return _make_backend(agreed, store, rank, len(ranks), left, name, parent is None)
+            is_parent = parent is None
+            return _make_backend(agreed, store, rank, len(ranks), left, name, is_parent, strategy)
         except BaseException as error:
             give_up(store, rank, error)
             raise
@@ -253,12 +256,18 @@ class LateJob:
             return self._job
 
     def make_backend(
-        self, kind: BackendKind, name: str, rank: int, ranks: Sequence[int], timeout: float
+        self,
+        kind: BackendKind,
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: float,
+        strategy: str | None = None,
     ) -> Backend:
         """As Job's; no store is made where none is needed."""
         if kind in ALONE:
             return SingleBackend(kind)
-        return self.made().make_backend(kind, name, rank, ranks, timeout)
+        return self.made().make_backend(kind, name, rank, ranks, timeout, strategy=strategy)
 
     def store(self, timeout: float) -> Store:
         """As Job's."""
@@ -323,12 +332,14 @@ def _make_backend(
     timeout: float,
     name: str,
     is_parent: bool,
+    strategy: str | None,
 ) -> Backend:
     """`is_parent`: whether further groups are made of it."""
     connect = backend_class(kind).connect
     options: dict[str, Any] = {}
     if kind is BackendType.NATIVE:
         options = {"name": name, "share_arrays": is_parent, "subgroups": is_parent}
+        options["strategy"] = strategy
     backend: Backend = connect(store, rank, world_size, timeout, **options)
     return backend
 

@@ -57,6 +57,12 @@ def test_many_groups() -> None:
     assert "20 groups of 2 ranks" in launched("many_groups.py", "--groups", "20")
 
 
+@pytest.mark.torch
+def test_mesh() -> None:
+    pytest.importorskip("torch")
+    assert "ours, all axes" in run("mesh.py")
+
+
 def test_checkpoint() -> None:
     assert "state of 8 MB over 2 ranks" in launched("checkpoint.py", "--quick")
 
@@ -67,6 +73,14 @@ def test_elastic_resume() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("; 0 steps are lost") == 3
+
+
+@pytest.mark.torch
+def test_context_parallel() -> None:
+    pytest.importorskip("torch")
+    printed = launched("context_parallel.py", "--quick")
+    assert "all_to_all" in printed
+    assert "torch's context_parallel on gloo: " in printed
 
 
 def test_compression_training() -> None:
@@ -130,6 +144,18 @@ def test_torch_steps() -> None:
     printed = run("torch_steps.py", "--here", "--models", "DDP")
     assert "torsh/gloo" in printed
     assert "unedited/gloo" in printed
+
+
+@pytest.mark.torch
+def test_pipeline() -> None:
+    assert "torch zb" in run("pipeline.py", "--what", "steps,split")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_tensor_parallel() -> None:
+    pytest.importorskip("torch")
+    assert "ours/bare" in run("tensor_parallel.py", "--here")
 
 
 def test_rendezvous() -> None:

@@ -256,6 +256,8 @@ def lies() -> Iterator[Any]:
     yield lambda told: told["files"][name].update(checksums=[True])
     yield lambda told: tensor(told).update(shape=[1 << 62])
     yield lambda told: tensor(told).update(shape=[-1])
+    for spans in ([[]], [[[0, 1], [3, 1 << 40]]], [[[1, 2], [0, 1]]], [[0, 1]], 7):
+        yield lambda told, spans=spans: tensor(told)["pieces"][0]["piece"].update(spans=spans)
     yield lambda told: tensor(told).update(dtype="object")
     yield lambda told: tensor(told).update(dtype=["float64"])
     yield lambda told: tensor(told)["pieces"][0].update(start=1 << 40)

@@ -64,6 +64,23 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
+def test_context_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    (script,) = snippets("context-parallel.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 1.0
+
+
+def test_experts(torshrun: Launcher) -> None:
+    (script,) = snippets("experts.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.5
+
+
+@pytest.mark.torch
+@needs_torch
 def test_checkpoints(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     (script,) = snippets("checkpoints.md")
@@ -113,3 +130,43 @@ def test_compression(torshrun: Launcher) -> None:
     assert training.count(compressor) == 1
     losses = re.findall(r"loss ([\d.]+)", output(torshrun, training.replace(compressor, momentum)))
     assert max(map(float, losses)) < 10
+
+
+@pytest.mark.torch
+@needs_torch
+def test_pipeline_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    script, pure = snippets("pipeline-parallel.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.1
+    command = [sys.executable, "-c", pure]
+    done = subprocess.run(command, cwd=torshrun.folder, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("17.0 0.29"), done.stderr
+
+
+@pytest.mark.torch
+@needs_torch
+def test_tensor_parallelism(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    script, _ = snippets("tensor-parallel.md")
+    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
+    assert len(found) == 2
+    assert len({loss for loss, _ in found}) == 1
+    assert sorted(int(rows) for _, rows in found) == [50, 51]
+
+
+def test_a_mesh(torshrun: Launcher) -> None:
+    """Norms are one process's, also where another number of ranks goes on."""
+    script = snippets("mesh.md")[0]
+
+    def norms(directory: str, ranks: int) -> list[str]:
+        (torshrun.folder / "train.py").write_text(script.replace("checkpoints", directory))
+        code, out, err = torshrun.run("--nproc-per-node", str(ranks), "train.py")
+        assert code == 0, err
+        return re.findall(r"step \d+: norm [\d.]+", out)
+
+    alone = norms("alone", 1)
+    assert norms("several", 4) == alone
+    assert norms("several", 3) == norms("alone", 1)
+    assert len(alone) == 5

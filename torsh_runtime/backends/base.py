@@ -78,6 +78,19 @@ class BackendType(StrEnum):
     """World size 1: nothing to communicate."""
 
 
+class CommunicationStrategy(StrEnum):
+    """How ranks of several nodes carry out collectives, in the order of across::Strategy."""
+
+    ADAPTIVE = "adaptive"
+    """By size, and hierarchical where a node has several ranks; the default."""
+    STANDARD = "standard"
+    """All to one rank, and from there to all."""
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+    """First within nodes, then between them."""
+
+
 class ByDevice(NamedTuple):
     """Two backends of one group: each has the arrays of its kind of device."""
 

@@ -13,7 +13,9 @@ from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece
 
-VERSION = 1
+VERSION = 2
+"""Of manifests with pieces of several boxes, which the version before knows not."""
+_BOXES = 1
 NAME = "manifest.json"
 _LATEST = 1 << 36
 """Seconds since 1970 that a date can still be made of."""
@@ -76,7 +78,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """For a file."""
-        content = json.dumps({"version": VERSION, **asdict(self)}).encode()
+        pieces = [each.piece for tensor in self.tensors.values() for each in tensor.pieces]
+        version = VERSION if any(piece.spans for piece in pieces) else _BOXES
+        content = json.dumps({"version": version, **asdict(self)}).encode()
         return b"%08x\n" % zlib.crc32(content) + content
 
     @classmethod
@@ -87,7 +91,7 @@ class Manifest:
             raise CheckpointError(f"{NAME} is damaged: it has not the checksum that it begins with")
         try:
             told = json.loads(content)
-            if told["version"] != VERSION:
+            if told["version"] not in (_BOXES, VERSION):
                 raise CheckpointError(
                     f"{NAME} is of version {told['version']!r}, this is version {VERSION}: load it "
                     f"with the torsh_runtime that wrote it"
@@ -135,10 +139,17 @@ def _tensor(told: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredT
 def piece_from(told: Mapping[str, Any]) -> Piece:
     """What asdict() gave, checked. ValueError, KeyError or TypeError for anything else."""
     whole, offsets, shape = (_counts(told[each]) for each in ("global_shape", "offsets", "shape"))
+    start, end = _count(told["start"]), _count(told["end"])
+    spans = tuple(tuple(map(_span, own)) for own in told.get("spans", ()))
     try:
-        return Piece(whole, offsets, shape, _count(told["start"]), _count(told["end"]))
+        return Piece(whole, offsets, shape, start, end, spans)
     except ConfigError as error:
         raise ValueError(str(error)) from None
+
+
+def _span(told: Sequence[Any]) -> tuple[int, int]:
+    first, last = _counts(told)
+    return first, last
 
 
 def _counts(told: Sequence[Any]) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
 from torsh_runtime.errors import CheckpointError, TorshError
-from torsh_runtime.parallel.state import Contents, contents_of
+from torsh_runtime.parallel.state import Contents, contents_of, merged_values
 
 T = TypeVar("T")
 
@@ -168,12 +168,11 @@ class Save:
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
         files = {each["name"]: StoredFile(**each["file"]) for each in told}
-        values: dict[str, Any] = {}
-        for each in reversed(told):
-            values |= each["values"]
+        values = merged_values([each["values"] for each in told])
+        aliases = {name: other for each in told for name, other in each["aliases"].items()}
         own = {}
         if ranks.rank == 0:
-            own = _outcome(lambda: self._publish(written, files, values, keep_last))
+            own = _outcome(lambda: self._publish(written, files, values, aliases, keep_last))
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
         return Path(told[0]["path"])
@@ -185,6 +184,7 @@ class Save:
             "name": self.snapshot.layout.name,
             "file": asdict(file),
             "values": self.contents.values,
+            "aliases": self.contents.aliases,
         }
 
     def _publish(
@@ -192,6 +192,7 @@ class Save:
         written: Path,
         files: Mapping[str, StoredFile],
         values: Mapping[str, Any],
+        aliases: Mapping[str, str],
         keep_last: int | None,
     ) -> dict[str, Any]:
         missing = [name for name in files if not (written / name).exists()]
@@ -206,7 +207,7 @@ class Save:
             time.time(),
             tensors_of(self.layouts),
             values,
-            self.contents.aliases,
+            aliases,
             files,
         )
         with (

@@ -103,7 +103,10 @@ def _name(held: Held) -> str:
     piece = held.piece
     if piece.is_whole:
         return held.name
-    box = ",".join(f"{o}:{o + n}" for o, n in zip(piece.offsets, piece.shape, strict=True))
+    box = ",".join(
+        "+".join(f"{first}:{last}" for first, last in piece.spans_of(dim))
+        for dim in range(len(piece.shape))
+    )
     return f"{held.name}[{box}][{piece.start}:{piece.end}]"
 
 

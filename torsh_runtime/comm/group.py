@@ -46,6 +46,7 @@ class ProcessGroup:
         self._timeout = timeout
         self._session = self._maker = session
         self._interceptor = 0
+        self._observe: Callable[[Backend], Backend] | None = None
         self._configuring = Configuring()
         self._footing: Footing | None = None
         self._be(backend, ranks, name)
@@ -58,7 +59,13 @@ class ProcessGroup:
         self._name = name
 
     def _put(self, backend: Backend) -> None:
-        self._backend = self._own_backend = backend
+        self._own_backend = backend
+        self._show()
+
+    def _show(self) -> None:
+        """Let calls go where they are to go outside of intercepted()."""
+        own, observe = self._own_backend, self._observe
+        self._backend = own if observe is None else observe(own)
 
     @property
     def rank(self) -> int:
@@ -263,7 +270,15 @@ class ProcessGroup:
         try:
             yield
         finally:
-            self._backend, self._interceptor = self._own_backend, 0
+            self._interceptor = 0
+            self._show()
+
+    def observe(self, wrap: Callable[[Backend], Backend] | None) -> None:
+        """From now on have all calls go to wrap(backend), whatever the group becomes; None: no
+        more. RuntimeError in a coalesce() block."""
+        self.check_not_held_back("observe()")
+        self._observe = wrap
+        self._show()
 
     def check_not_held_back(self, what: str) -> None:
         """RuntimeError if operations of this thread wait for the end of a coalesce() block, and

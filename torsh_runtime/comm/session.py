@@ -16,8 +16,9 @@ from torsh_runtime.comm.seal import Seal
 from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.user import Store
 
-Connect = Callable[[BackendKind, str, int, Sequence[int], float], Backend]
-"""(kind, name, rank in the group, members, timeout) -> this rank's end of a new group."""
+Connect = Callable[..., Backend]
+"""(kind, name, rank in the group, members, timeout) -> this rank's end of a new group; strategy
+by name, if there is one."""
 
 
 class Plan(NamedTuple):
@@ -78,23 +79,34 @@ class Session:
         return len(self._open)
 
     def group(
-        self, parent: str, ranks: Sequence[int], kind: BackendKind, timeout: float
+        self,
+        parent: str,
+        ranks: Sequence[int],
+        kind: BackendKind,
+        timeout: float,
+        strategy: str | None = None,
     ) -> ProcessGroup:
         """A new group of these ranks of the default group; a NonMember if this one is not in it.
 
         Only its members need to call it, and each of them as often as the others with the same
-        `parent` and ranks. Raises ConfigError for ranks that make no group, CommAborted after
-        close(), and whatever connecting the backend raises.
+        `parent`, ranks and strategy, which only native groups have. Raises ConfigError for ranks
+        that make no group, CommAborted after close(), and whatever connecting the backend raises.
         """
         self.check_open()
         self._check(ranks)
         name = self.name(parent, ranks)
         if self.rank not in ranks:
             return NonMember(self.rank, ranks, timeout, name)
-        backend = self._connect(kind, name, ranks.index(self.rank), ranks, timeout)
+        options = {} if strategy is None else {"strategy": strategy}
+        backend = self._connect(kind, name, ranks.index(self.rank), ranks, timeout, **options)
         group = ProcessGroup(backend, timeout, ranks, name, self)
         self._open.append(group)
         return group
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more groups can be made."""
+        return self._is_closed
 
     def check_open(self) -> None:
         """CommAborted after close()."""

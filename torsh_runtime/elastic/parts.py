@@ -17,7 +17,7 @@ from torsh_runtime.checkpoint.writer import FileLayout
 from torsh_runtime.elastic.memory import Commit, aligned_starts
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, cover
-from torsh_runtime.parallel.state import Contents
+from torsh_runtime.parallel.state import Contents, merged_values
 
 Bytes = NDArray[np.uint8]
 Key = tuple[int, int]
@@ -104,11 +104,11 @@ class WholeCommit(PieceReader):
         self.where = f"commit {sequence}"
         pieces: dict[str, dict[StoredPiece, None]] = {}
         kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-        values: dict[str, Any] = {}
         aliases: dict[str, str] = {}
         files: dict[str, StoredFile] = {}
-        for part in sorted(parts, key=lambda each: min(each.manifest.files), reverse=True):
-            values |= part.values  # of what several have, the lowest rank's counts
+        by_rank = sorted(parts, key=lambda each: min(each.manifest.files))
+        values = merged_values([part.values for part in by_rank])
+        for part in by_rank:
             aliases |= part.aliases
             for name, tensor in part.manifest.tensors.items():
                 if kinds.setdefault(name, (tensor.dtype, tensor.shape)) != (

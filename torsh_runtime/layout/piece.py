@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
@@ -33,10 +33,15 @@ class Overlap(NamedTuple):
     length: int
 
 
+Span = tuple[int, int]
+"""Indices along a dimension: the first, and the one after the last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Elements `start` to `end` (exclusive), in row-major order, of the box of size `shape` that
-    begins at `offsets` in a tensor of shape `global_shape`.
+    begins at `offsets` in a tensor of shape `global_shape`; of several boxes with gaps between
+    them, the indices along each dimension are those of its `spans`, which ascend.
 
     ConfigError for what does not lie in the tensor.
     """
@@ -46,6 +51,8 @@ class Piece:
     shape: tuple[int, ...]
     start: int
     end: int
+    spans: tuple[tuple[Span, ...], ...] = ()
+    """Empty for one box. Make others with `of_spans`, so that equal ones are written alike."""
 
     def __post_init__(self) -> None:
         sizes = (self.global_shape, self.offsets, self.shape)
@@ -53,16 +60,38 @@ class Piece:
             min(offset, size) >= 0 and offset + size <= whole
             for whole, offset, size in zip(*sizes, strict=True)
         )
+        if self.spans:
+            is_box = len(self.spans) == len(self.shape) and all(map(self._has, range(self._ndim)))
         if not is_box or not 0 <= self.start <= self.end <= math.prod(self.shape):
             raise ConfigError(
-                f"elements {self.start} to {self.end} of a box {self.shape} at {self.offsets} are "
-                f"no piece of a tensor of shape {self.global_shape}"
+                f"elements {self.start} to {self.end} of a box {self.shape} at {self.offsets}"
+                f"{f' in the spans {self.spans}' if self.spans else ''} are no piece of a tensor "
+                f"of shape {self.global_shape}"
             )
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Piece:
         """All of a tensor."""
         return cls(shape, (0,) * len(shape), shape, 0, math.prod(shape))
+
+    @classmethod
+    def of_spans(cls, global_shape: tuple[int, ...], spans: Sequence[Sequence[Span]]) -> Piece:
+        """All elements whose index along each dimension lies in one of its spans."""
+        joined = tuple(map(_joined, spans))
+        offsets = tuple(own[0][0] for own in joined)
+        shape = tuple(sum(last - first for first, last in own) for own in joined)
+        kept = joined if any(len(own) > 1 for own in joined) else ()
+        return cls(global_shape, offsets, shape, 0, math.prod(shape), kept)
+
+    def part(self, first: int, last: int) -> Piece:
+        """Of its own elements these, counted from its first."""
+        return replace(self, start=self.start + first, end=self.start + last)
+
+    def spans_of(self, dim: int) -> tuple[Span, ...]:
+        """The indices that it has along a dimension."""
+        if self.spans:
+            return self.spans[dim]
+        return ((self.offsets[dim], self.offsets[dim] + self.shape[dim]),)
 
     @property
     def size(self) -> int:
@@ -84,27 +113,52 @@ class Piece:
         if not self.size:
             return
         solid = self._first_solid_dim()
+        inner = math.prod(self.shape[solid + 1 :])
         length = math.prod(self.shape[solid:])
-        inner = self._number((0,) * solid + self.offsets[solid:])
+        spans = self.spans_of(solid) if self.shape else ((0, 1),)
         for row in range(self.start // length, (self.end - 1) // length + 1):
-            first, last = max(row * length, self.start), min((row + 1) * length, self.end)
-            number = inner + self._number(self._row(row, solid)) + first - row * length
-            yield Run(number, first - self.start, last - first)
+            number, at = self._number(self._row(row, solid)), row * length
+            for first, last in spans:
+                size = (last - first) * inner
+                low, high = max(at, self.start), min(at + size, self.end)
+                if low < high:
+                    yield Run(number + first * inner + low - at, low - self.start, high - low)
+                at += size
 
     def _row(self, row: int, solid: int) -> tuple[int, ...]:
-        """Where in the tensor a run of the box begins, without the solid dimensions."""
+        """Where in the tensor a row of the solid dimensions begins."""
         index = [0] * len(self.shape)
         for dim in reversed(range(solid)):
             row, at = divmod(row, self.shape[dim])
-            index[dim] = self.offsets[dim] + at
+            index[dim] = self._index(dim, at)
         return tuple(index)
 
+    def _index(self, dim: int, at: int) -> int:
+        """Along a dimension of the tensor, of what is at this place along it here."""
+        for first, last in self.spans_of(dim):
+            if at < last - first:
+                return first + at
+            at -= last - first
+        raise IndexError(at)
+
     def _first_solid_dim(self) -> int:
-        """The dimension from which on the box has no gaps in the tensor."""
+        """The dimension after which the box has no gaps in the tensor."""
         dim = len(self.shape)
         while dim and self.shape[dim:] == self.global_shape[dim:]:
             dim -= 1
         return dim
+
+    @property
+    def _ndim(self) -> int:
+        return len(self.global_shape)
+
+    def _has(self, dim: int) -> bool:
+        """Whether the spans along a dimension are such, and those that offsets and shape tell."""
+        own = self.spans[dim]
+        ends = [0, *(end for span in own for end in span), self.global_shape[dim]]
+        size = sum(last - first for first, last in own)
+        first = own[0][0] if own else -1
+        return ends == sorted(ends) and (first, size) == (self.offsets[dim], self.shape[dim])
 
     def _number(self, index: tuple[int, ...]) -> int:
         number = 0
@@ -171,3 +225,14 @@ def cover(ours: Piece, others: Sequence[Piece]) -> Iterator[tuple[int, Overlap]]
             done = at + length
     if done < ours.size:
         raise ConfigError(f"element {done} of {ours} is in none of {len(others)} pieces")
+
+
+def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Without empty ones, and such that touch are one; at least one, if it is empty."""
+    found: list[Span] = []
+    for first, last in spans:
+        if found and found[-1][1] == first:
+            found[-1] = found[-1][0], last
+        elif first < last:
+            found.append((first, last))
+    return tuple(found) or (spans[0] if spans else (0, 0),)

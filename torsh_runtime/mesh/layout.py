@@ -40,6 +40,33 @@ class Axis:
         steps = [range(0, factor.size * factor.stride, factor.stride) for factor in self.factors]
         return [sum(step) for step in product(*steps)]
 
+    def divided(self, sizes: Sequence[int], names: Sequence[str]) -> tuple[Axis, ...]:
+        """The places along it along axes of these sizes, which multiply to its own, in row-major
+        order. ConfigError where such rows would not be at one distance."""
+        left = list(self.factors)
+        found: list[Axis] = []
+        for name, size in reversed([*zip(names, sizes, strict=True)]):
+            found.insert(0, Axis(name, self._taken(left, size)))
+        return tuple(found)
+
+    def _taken(self, left: list[Factor], size: int) -> tuple[Factor, ...]:
+        """The fastest `size` places of the factors that are left, which go."""
+        taken: list[Factor] = []
+        while size > 1:
+            factor = left.pop()
+            if size % factor.size and factor.size % size:
+                raise ConfigError(
+                    f"{self.size} ranks in rows of {', '.join(str(f.size) for f in self.factors)} "
+                    f"cannot be laid out anew with {size} of {factor.size} in a row: take sizes "
+                    f"that divide the rows"
+                )
+            part = min(size, factor.size)
+            taken.insert(0, Factor(part, factor.stride))
+            if part < factor.size:
+                left.append(Factor(factor.size // part, factor.stride * part))
+            size //= part
+        return tuple(taken) or (Factor(1, 1),)
+
     def index(self, place: int) -> int:
         """Where along it a place stands, from 0."""
         index = 0

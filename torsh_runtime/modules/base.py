@@ -21,6 +21,8 @@ class ModuleAdapter(ABC, Generic[T]):
 
     module_class: ClassVar[type]
     """What models are instances of, and so are wrappers around them."""
+    framework: ClassVar[str]
+    """"torch" or "nn"."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -56,6 +58,11 @@ class ModuleAdapter(ABC, Generic[T]):
     @abstractmethod
     def values(self, tensor: T) -> Any:
         """What collectives take, which share its memory: it itself, or an array."""
+
+    def tensor(self, values: Any) -> T:
+        """The counterpart of values(): a tensor of the same memory."""
+        tensor: T = values
+        return tensor
 
     @abstractmethod
     def flat(self, like: T, size: int, group: ProcessGroup, dtype: str | None = None) -> T:

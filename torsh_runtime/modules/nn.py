@@ -24,6 +24,7 @@ class NnModule(ModuleAdapter[Any]):
     """A torsh_runtime.nn.Module. See ModuleAdapter."""
 
     module_class = nn.Module
+    framework = "nn"
 
     def parameters(self) -> Named[Any]:
         return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
@@ -50,6 +51,9 @@ class NnModule(ModuleAdapter[Any]):
 
     def values(self, tensor: Any) -> Any:
         return tensor.data if isinstance(tensor, nn.Tensor) else tensor
+
+    def tensor(self, values: Any) -> Any:
+        return nn.Tensor(values)
 
     def flat(self, like: Any, size: int, group: ProcessGroup, dtype: str | None = None) -> Any:
         array = self.values(like)

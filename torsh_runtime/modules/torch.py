@@ -27,6 +27,7 @@ class TorchModule(ModuleAdapter[Tensor]):
     """A torch.nn.Module. See ModuleAdapter."""
 
     module_class = torch.nn.Module
+    framework = "torch"
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torsh_runtime.nn.arrays import Array, array_module
 from torsh_runtime.nn.grad_mode import no_grad
-from torsh_runtime.nn.graph import Edge, Gradient, Hook, Node, Variable
+from torsh_runtime.nn.graph import Edge, Gradient, Hook, Node, Pullback, Variable
 
 if TYPE_CHECKING:
     from torsh_runtime.nn.tensor import Tensor
 
 Callback = Callable[[], None]
+_Later = list[tuple[Variable, Pullback, Array]]
+"""Leaves whose gradients are still to be made, of what has arrived at the operations before."""
 
 
 class _Present(threading.local):
@@ -78,6 +81,34 @@ def gradients_of(
 
     walk(tensors, gradients, False, arrive)
     return [found.get(id(leaf)) for leaf in wanted]
+
+
+def backward_inputs(
+    tensors: Sequence[Any], gradients: Sequence[Gradient], inputs: Sequence[Variable]
+) -> Callable[[], None]:
+    """The part of backward() that the leaves `inputs` need, whose gradients are accumulated. What
+    is returned accumulates those of the other leaves, once, as far as they are to be had later: of
+    operations that have a pullback for each operand, such as linear, conv2d and embedding.
+    """
+    later: _Later = []
+    starts = [_start(*pair) for pair in zip(tensors, gradients, strict=True)]
+    edges = [tensor.edge() for tensor in tensors]
+    with _pass(), no_grad():
+        _Walk(edges, False, _accumulate, later, {id(leaf) for leaf in inputs}).carry(starts)
+    return partial(_make_up_for, later)
+
+
+def _make_up_for(later: _Later) -> None:
+    with _pass(), no_grad():
+        while later:
+            leaf, pullback, arrived = later.pop(0)
+            gradient = pullback(arrived)
+            if gradient is None:
+                continue
+            own = _is_new(gradient, [gradient], [arrived])
+            if gradient.dtype != leaf.data.dtype:
+                gradient, own = gradient.astype(leaf.data.dtype), True
+            _accumulate(leaf, gradient, own)  # type: ignore[arg-type]
 
 
 def walk(
@@ -169,7 +200,11 @@ class _Walk:
         edges: Sequence[Edge],
         retain_graph: bool,
         arrive: Callable[[Any, Array, bool], None],
+        later: _Later | None = None,
+        now: Set[int] = frozenset(),
     ) -> None:
+        """later: takes what can wait of leaves other than those with the id()s in `now`."""
+        self._later, self._now = later, now
         self._edges = edges
         self._retain = retain_graph
         self._arrive = arrive
@@ -193,12 +228,23 @@ class _Walk:
                 "a backward pass has been here before and has freed what it used; for another "
                 "one call backward(retain_graph=True) the first time"
             )
+        apart = node.apart
         if not self._retain:
-            node.pullback = None
+            node.pullback = node.apart = None
         if all(gradient is None for gradient in arrived):
             return [(None, False)] * len(node.edges)
-        results = pullback(arrived)
+        if self._later is None or apart is None or arrived[0] is None:
+            results = pullback(arrived)
+        else:
+            ways = zip(node.edges, apart, strict=True)
+            results = [self._now_or_later(target, f, arrived[0]) for (target, _), f in ways]
         return [(result, _is_new(result, results, arrived)) for result in results]
+
+    def _now_or_later(self, target: Any, pullback: Pullback, arrived: Array) -> Gradient:
+        if self._later is None or isinstance(target, Node) or id(target) in self._now:
+            return pullback(arrived)
+        self._later.append((target, pullback, arrived))
+        return None
 
     def _take(self, edge: tuple[Node, int]) -> Gradient:
         """The sum for a node's output, after its hooks."""

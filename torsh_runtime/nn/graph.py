@@ -68,18 +68,21 @@ class Node:
     """One recorded operation.
 
     `edges` lead to the operands that need gradients, `pullback` maps the gradients of all outputs
-    to theirs and is forgotten after a backward pass. Nodes are numbered as they are made, so
+    to theirs and is forgotten after a backward pass; where each edge has a pullback of its own
+    `apart` has these. Nodes are numbered as they are made, so
     descending order is one in which gradients can flow.
     """
 
-    __slots__ = ("__weakref__", "edges", "hooks", "outputs", "pullback", "sequence")
+    __slots__ = ("__weakref__", "apart", "edges", "hooks", "outputs", "pullback", "sequence")
 
     def __init__(
         self,
         edges: Sequence[Edge],
         outputs: Sequence[Array],
         pullback: Callable[[list[Gradient]], Sequence[Gradient]],
+        apart: Sequence[Pullback] | None = None,
     ) -> None:
+        self.apart = apart
         self.sequence = next(_sequence)
         self.edges = edges
         self.outputs = [(array.shape, array.dtype) for array in outputs]
@@ -113,7 +116,7 @@ def derived(result: Any, *operands: tuple[Any, Pullback]) -> Tensor:
     if needed:
         pullbacks = [pullback for _, pullback in needed]
         edges = [source.edge() for source, _ in needed]
-        _record(edges, [tensor], lambda gradients: [f(gradients[0]) for f in pullbacks])
+        _record(edges, [tensor], lambda gradients: [f(gradients[0]) for f in pullbacks], pullbacks)
     return tensor
 
 
@@ -148,8 +151,9 @@ def _record(
     edges: Sequence[Edge],
     tensors: Sequence[Tensor],
     pullback: Callable[[list[Gradient]], Sequence[Gradient]],
+    apart: Sequence[Pullback] | None = None,
 ) -> None:
-    node = Node(edges, [tensor.data for tensor in tensors], pullback)
+    node = Node(edges, [tensor.data for tensor in tensors], pullback, apart)
     for output, tensor in enumerate(tensors):
         if is_floating(tensor.data.dtype):
             tensor.node, tensor.output = node, output

@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-import numpy as np
-
+from torsh_runtime.comm.agreement import by_rank, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import disagreement
 from torsh_runtime.modules.base import ModuleAdapter
 
-
-def texts_of_all(group: ProcessGroup, text: str) -> list[str]:
-    """Everyone's text, by rank. It blocks."""
-    own = np.frombuffer(text.encode(), np.uint8)
-    sizes = group.all_gather_numbers(np.array([own.size], np.int64))[:, 0]
-    padded = np.zeros((int(sizes.max()) // 8 + 1) * 8, np.uint8)
-    padded[: own.size] = own
-    rows = group.all_gather_numbers(padded.view(np.int64))
-    return [
-        rows[rank].tobytes()[:size].decode(errors="replace")
-        for rank, size in enumerate(sizes.tolist())
-    ]
+__all__ = ["check_agreed", "send_from", "texts_of_all"]
 
 
 def check_agreed(
@@ -44,7 +32,7 @@ def check_agreed(
         here = [_line(lines, number) for lines in everyone]
         if len({*here}) == 1:
             continue
-        found.append(_by_rank(here))
+        found.append(by_rank(here))
         accounts = accounts or dict(enumerate(here))
         if number >= len(own):
             break
@@ -70,14 +58,6 @@ def _lines(adapter: ModuleAdapter[Any], sends: bool, without: Set[int]) -> list[
 
 def _line(lines: Sequence[str], number: int) -> str:
     return lines[number] if number < len(lines) else "nothing more"
-
-
-def _by_rank(lines: Sequence[str]) -> str:
-    """Who says what, as "a on rank(s) 0, 2, b on rank(s) 1"."""
-    ranks: dict[str, list[str]] = {}
-    for rank, line in enumerate(lines):
-        ranks.setdefault(line, []).append(str(rank))
-    return ", ".join(f"{line} on rank(s) {', '.join(who)}" for line, who in ranks.items())
 
 
 def send_from(

@@ -8,15 +8,19 @@ from typing import Any
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.mesh.mesh import DeviceMesh
 
 
 def group_of(given: Any) -> ProcessGroup:
-    """The group itself; for None the default one, or torch.distributed's if only torch has one.
+    """The group itself; of a DeviceMesh that of all its ranks, as of mesh["dp", "cp"]; for None the
+    default one, or torch.distributed's if only torch has one.
 
     ConfigError for a group of torch's on another backend than "torsh", and if there is none.
     """
     if isinstance(given, ProcessGroup):
         return given
+    if isinstance(given, DeviceMesh):
+        return given.flatten().get_group()
     distributed = sys.modules.get("torch.distributed")
     if given is None:
         if has_default_group() or distributed is None or not distributed.is_initialized():

@@ -19,6 +19,7 @@ TAKING_FACTS = (
     errors.CommTimeout("barrier", 2, 1.5, [1, 2]),
     errors.CommMismatch(4, 0, "send", 1, "recv"),
     errors.GradientError({1: "a parameter got no gradient"}),
+    errors.PipelineError(1, 2, 5, "F5 of stage 2", "ValueError: no"),
 )
 
 

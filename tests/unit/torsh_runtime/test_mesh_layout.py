@@ -94,3 +94,24 @@ def test_names_that_do_not_fit() -> None:
         layout.select(["c"])
     with pytest.raises(ConfigError, match="twice"):
         layout.select(["a", "a"])
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4), st.data())
+def test_an_axis_is_laid_out_anew_as_numpy_does_it(shape: list[int], data: st.DataObject) -> None:
+    layout, table = dense(tuple(shape))
+    dims = data.draw(st.permutations(range(len(shape))))
+    (flat,) = layout.select([NAMES[dim] for dim in dims]).flattened("all").axes
+    sizes: list[int] = []
+    left = flat.size
+    while left > 1:
+        sizes.append(data.draw(st.sampled_from([n for n in range(1, left + 1) if left % n == 0])))
+        left //= sizes[-1]
+    names = [f"new {number}" for number in range(len(sizes))]
+    try:
+        axes = Layout(flat.divided(sizes, names))
+    except ConfigError:
+        return  # the rows would not be at one distance
+    wanted = table.transpose(dims).reshape(sizes)
+    for index, place in np.ndenumerate(wanted):
+        assert axes.coordinate(int(place)) == index
+    assert list(axes.members(0)) == wanted.ravel().tolist()

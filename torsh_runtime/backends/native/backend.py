@@ -73,6 +73,7 @@ class NativeBackend(Backend):
         name: str = "",
         share_arrays: bool = False,
         subgroups: bool = False,
+        strategy: str | None = None,
     ) -> NativeBackend:
         """Meet the other ranks through the store, whose keys must be fresh, and link up.
 
@@ -80,13 +81,14 @@ class NativeBackend(Backend):
         share_arrays: until it is closed, have numpy put large arrays where the ranks of the node
             reach them, unless TORSH_SHARE_ARRAYS is 0 or another group has already.
         subgroups: keep room for further groups of its ranks.
+        strategy: one of STRATEGIES; None: what TORSH_ALGORITHM says.
         Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost,
         ConfigError for an environment or tuning file that is wrong or differs from rank to rank,
         BackendUnavailable when the system refuses what a group needs.
         """
         deadline = time.monotonic() + timeout
         callbacks = Callbacks()
-        settings = settings_of(store, rank)
+        settings = settings_of(store, rank).with_strategy(strategy)
         share_arrays = share_arrays and settings.share_arrays
         with meet(
             store,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
+from torsh_runtime.backends.base import CommunicationStrategy
 from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import Network
@@ -17,8 +18,8 @@ from torsh_runtime.errors import ConfigError
 HEARTBEAT_VARIABLE = "TORSH_HEARTBEAT"
 _DEFAULT_HEARTBEAT = 10.0
 STRATEGY_VARIABLE = "TORSH_ALGORITHM"
-STRATEGIES = ("adaptive", "standard", "ring", "tree", "hierarchical")
-"""In the order of across::Strategy; the first is the default."""
+STRATEGIES = tuple(map(str, CommunicationStrategy))
+"""The first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class Settings:
             tuning=TuningFile.read(environ),
             share_arrays=arrays.is_wanted(environ),
         )
+
+    def with_strategy(self, strategy: str | None) -> Settings:
+        """The same, but this one of STRATEGIES if it is given."""
+        return self if strategy is None else replace(self, strategy=strategy)
 
     def node_file(self, ranks: int) -> NodeFile:
         """What so many ranks of a node share."""

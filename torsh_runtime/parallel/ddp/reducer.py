@@ -118,6 +118,17 @@ class Reducer:
         self._place_all(absent, range(len(self._parameters)), self._buckets.put_zeros)
         self._complete(absent, {})
 
+    def average(self) -> None:
+        """Average what backward passes have added up, outside of one."""
+        self.expect(True)
+        ended = self._pass = _Pass(True)
+        self._open()
+        gradient = self._adapter.gradient
+        numbers = [i for i, (_, each) in enumerate(self._parameters) if gradient(each) is not None]
+        self._used = dict.fromkeys(numbers)
+        ended.came.update(numbers)
+        self._end(ended)
+
     def _on_outputs(self) -> None:
         under_way = self._begun()
         if not under_way.is_anchored:

@@ -131,6 +131,11 @@ class DistributedDataParallel:
         finally:
             self._is_synchronising = before
 
+    def reduce_gradients(self) -> None:
+        """Average the gradients that have been added up under no_sync(), now. All ranks call it."""
+        if self._reducer is not None:
+            self._reducer.average()
+
     @contextmanager
     def join(
         self,

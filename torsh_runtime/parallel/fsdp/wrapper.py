@@ -12,7 +12,8 @@ import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.layout import ShardedTensor
+from torsh_runtime.layout import Piece, ShardedTensor
+from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
@@ -26,12 +27,13 @@ from torsh_runtime.parallel.fsdp.memory import (
     ReplicatedMemory,
 )
 from torsh_runtime.parallel.fsdp.node_memory import NodeMemory, Nodes
-from torsh_runtime.parallel.fsdp.norms import norm_of, power_sum
 from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
+from torsh_runtime.parallel.layouts import layouts_by_id, layouts_of, part_of
+from torsh_runtime.parallel.norms import norm_of, power_sum, together
 
 
 class FullyShardedDataParallel:
@@ -153,17 +155,27 @@ class FullyShardedDataParallel:
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale all gradients so that their norm, as of one vector over all ranks, is at most
-        max_norm. Returns what it was. All ranks call it."""
+        max_norm. Returns what it was. All ranks call it. ConfigError for a model that is sharded
+        over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the norm."""
+        self._check_no_mesh()
         units, adapter = self._passes.units, self._adapter
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
         replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
         own = [power_sum(adapter, each, norm_type) for each in (sharded, replicated)]
-        told = self._group.all_gather_numbers(np.array(own[:1], np.float64).view(np.int64))
-        total = norm_of([*told.view(np.float64)[:, 0].tolist(), own[1]], norm_type)
+        total = norm_of([*together(self._group, own[:1], norm_type), own[1]], norm_type)
         if total > max_norm:
             for gradient in [*sharded, *replicated]:
                 adapter.scale(gradient, max_norm / (total + 1e-6))
         return total
+
+    def _check_no_mesh(self) -> None:
+        found = layouts_of(self.module).items()
+        name, axes = next(((n, each.sharded()) for n, each in found if each.sharded()), ("", ()))
+        if axes:
+            raise ConfigError(
+                f"{name!r} is sharded over the axes {', '.join(axes)} of a mesh as well: call "
+                f"tr.clip_grad_norm_(model, max_norm, mesh)"
+            )
 
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
@@ -198,18 +210,37 @@ class FullyShardedDataParallel:
         with self.summon_full_params():
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
-    def sharded_state_dict(self) -> dict[str, Any]:
+    def sharded_state_dict(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
         """All parameters as ShardedTensor, of which the values are no copies, and buffers as they
-        are, under the model's names."""
-        pieces = {
-            name: ShardedTensor(self._adapter.values(parameter), flat.piece(number))
+        are, under the model's names. mesh: what the model's layouts are on, if it has any;
+        ConfigError if they do not fit it."""
+        pieces, layouts = self.pieces(), layouts_by_id(self.module)
+
+        def piece(name: str, key: int) -> Piece:
+            whole = layouts.get(key)
+            return pieces[key] if whole is None else part_of(name, whole, mesh, pieces[key])
+
+        named = {
+            name: ShardedTensor(self._adapter.values(parameter), piece(name, id(parameter)))
             for unit in self._passes.units
             for flat, _ in unit.laid
-            for number, (name, parameter) in enumerate(
-                zip(flat.names, flat.parameters, strict=True)
-            )
+            for name, parameter in zip(flat.names, flat.parameters, strict=True)
         }
-        return {**pieces, **dict(self._adapter.buffers())}
+        return {**named, **dict(self._adapter.buffers())}
+
+    def pieces(self) -> dict[int, Piece]:
+        """What this rank has of each parameter of the model that was wrapped, by its id()."""
+        return {
+            id(parameter): flat.piece(number)
+            for unit in self._passes.units
+            for flat, _ in unit.laid
+            for number, parameter in enumerate(flat.parameters)
+        }
+
+    def sharded(self) -> set[int]:
+        """The id() of each parameter of which ranks of process_group have different parts."""
+        units = [unit for unit in self._passes.units if not unit.is_replicated]
+        return {id(parameter) for unit in units for parameter in unit.parameters}
 
     def _begin_alike(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
         adapter = self._adapter

@@ -7,12 +7,21 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import CheckpointError, ConfigError
-from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source, merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
 from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
 
-__all__ = ["Contents", "PerRank", "Restoration", "Source", "contents_of", "restore"]
+__all__ = [
+    "Contents",
+    "PerRank",
+    "Restoration",
+    "Source",
+    "contents_of",
+    "merged_values",
+    "restore",
+]
 
 
 class PerRank:
@@ -91,11 +100,14 @@ class Restoration:
 
 def _named(state: Mapping[str, Any], rank: int) -> Iterator[tuple[str, Any]]:
     """What each part is kept by."""
-    models = {name: ModelState(name, each) for name, each in state.items() if is_model(each)}
+    mesh = _mesh(state)
+    models = {name: ModelState(name, each, mesh) for name, each in state.items() if is_model(each)}
     pieces = {key: piece for model in models.values() for key, piece in model.pieces.items()}
     for name, thing in state.items():
         if not isinstance(name, str) or not name or "/" in name:
             raise ConfigError(f"no part of the state can be named {name!r}")
+        if isinstance(thing, DeviceMesh):
+            continue
         if name in models:
             yield name, models[name]
         elif is_optimizer(thing):
@@ -104,6 +116,14 @@ def _named(state: Mapping[str, Any], rank: int) -> Iterator[tuple[str, Any]]:
             yield f"{name}/rank-{rank}", thing.thing
         else:
             yield name, thing
+
+
+def _mesh(state: Mapping[str, Any]) -> DeviceMesh | None:
+    """What the models' layouts are on, which is not kept."""
+    found = [each for each in state.values() if isinstance(each, DeviceMesh)]
+    if len(found) > 1:
+        raise ConfigError(f"the state has {len(found)} meshes: keep models on others apart")
+    return found[0] if found else None
 
 
 def _is_stateful(thing: object) -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
+from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
+from torsh_runtime.parallel.layouts import layouts_by_id, part_of
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
 
@@ -18,15 +20,17 @@ from torsh_runtime.parallel.state.plain import decode, encode
 class ModelState:
     """A model's parameters, persistent buffers, and what its modules have as extra state."""
 
-    def __init__(self, name: str, model: Any) -> None:
-        self._name = name
+    def __init__(self, name: str, model: Any, mesh: DeviceMesh | None = None) -> None:
+        """mesh: what the model's layouts are on. ConfigError if they do not fit it."""
+        self._name, self._mesh = name, mesh
         self.pieces: dict[int, tuple[str, Piece]] = {}
         """By the id() of each parameter: its name, and what this rank has of it."""
         self._tensors: dict[str, ShardedTensor] = {}
         self._aliases: dict[str, str] = {}
         self._extra: dict[str, Any] = {}
         """Modules of torch with a get_extra_state(), by the name of what it gives."""
-        self._look(_unwrapped(model), _sharded(model))
+        self._layouts, self._parts = layouts_by_id(model), _parts(model)
+        self._look(_unwrapped(model))
 
     def keep(self, contents: Contents) -> None:
         """Add it to what is kept."""
@@ -47,7 +51,7 @@ class ModelState:
             for name, module in self._extra.items()
         ]
 
-    def _look(self, model: Any, sharded: dict[str, Any]) -> None:
+    def _look(self, model: Any) -> None:
         adapter = adapter_class(model)(model)
         unknown = set(model.state_dict())
         for key, parameter in model.named_parameters(remove_duplicate=False):
@@ -57,11 +61,10 @@ class ModelState:
                 first = self.pieces[id(parameter)][0]
                 self._aliases[f"{self._name}/{name}"] = f"{self._name}/{first}"
                 continue
-            tensor = sharded.get(key) or ShardedTensor(
-                adapter.values(parameter), Piece.whole(adapter.shape(parameter))
-            )
-            self.pieces[id(parameter)] = name, tensor.piece
-            self._tensors[f"{self._name}/{name}"] = tensor
+            piece = self._piece(name, id(parameter), adapter.shape(parameter))
+            self.pieces[id(parameter)] = name, piece
+            values = adapter.values(parameter)
+            self._tensors[f"{self._name}/{name}"] = ShardedTensor(values, piece)
         for key, buffer in _buffers(model):
             if key in unknown:
                 unknown.discard(key)
@@ -77,6 +80,13 @@ class ModelState:
                 f"the model's state has {', '.join(sorted(unknown))}, which are no parameters or "
                 f"buffers of it and cannot be kept"
             )
+
+    def _piece(self, name: str, key: int, shape: tuple[int, ...]) -> Piece:
+        """What this rank has of a parameter: of what its module has of it, its part."""
+        part = self._parts.get(key, Piece.whole(shape))
+        if key not in self._layouts:
+            return part
+        return part_of(name, self._layouts[key], self._mesh, part)
 
 
 def is_model(thing: object) -> bool:
@@ -104,19 +114,11 @@ def _unwrapped(model: Any) -> Any:
             return model
 
 
-def _sharded(model: Any) -> dict[str, Any]:
-    """Pieces of parameters under the names of the module in the wrapper."""
-    while hasattr(model, "_orig_mod"):
-        model = model._orig_mod
-    if not isinstance(model, FullyShardedDataParallel):
-        return {}
-    inner, prefix = model.module, ""
-    while hasattr(inner, "_orig_mod"):
-        inner, prefix = inner._orig_mod, f"{prefix}_orig_mod."
-    named = model.sharded_state_dict().items()
-    return {
-        key.removeprefix(prefix): each for key, each in named if isinstance(each, ShardedTensor)
-    }
+def _parts(model: Any) -> dict[int, Piece]:
+    """What wrappers have left of parameters, by id()."""
+    modules = [module for _, module in adapter_class(model)(model).modules()]
+    wrappers = [each for each in modules if isinstance(each, FullyShardedDataParallel)]
+    return {key: piece for wrapper in wrappers for key, piece in wrapper.pieces().items()}
 
 
 def _without_compiler(name: str) -> str:

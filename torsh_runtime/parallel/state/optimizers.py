@@ -10,7 +10,7 @@ from torsh_runtime.arrays.raw import empty, framework_of, is_array
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.optimizer import DistributedOptimizer
-from torsh_runtime.parallel.state.contents import Contents, Source
+from torsh_runtime.parallel.state.contents import GROUPS, Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
 
 Pieces = Mapping[int, tuple[str, Piece]]
@@ -42,13 +42,13 @@ class OptimizerState:
                 else:
                     plain.setdefault(key, {})[kind] = encode(value, path, tensors)
         contents.tensors.update(tensors)
-        contents.values[self._name] = {"param_groups": self._packed_groups(contents)}
+        contents.values[self._name] = {GROUPS: self._packed_groups(contents)}
         for key, each in plain.items():
             contents.values[f"{self._name}/state/{key}"] = each
 
     def restore(self, source: Source) -> Callable[[], None]:
         """Have what was kept read. Returns what loads it then."""
-        saved = source.values[self._name]["param_groups"]
+        saved = source.values[self._name][GROUPS]
         groups = [decode(group, None, source) for group in saved]
         options = self._options_by_parameter(groups)
         own = self._own()

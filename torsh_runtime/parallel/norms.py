@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.modules.base import ModuleAdapter
 
 _BLOCK = 1 << 20
@@ -30,8 +31,18 @@ def power_sum(adapter: ModuleAdapter[Any], gradients: Sequence[Any], norm_type: 
     return total
 
 
+def together(group: ProcessGroup, sums: Sequence[float], norm_type: float) -> list[float]:
+    """Everyone's power sums, each put together in order of rank, so that all get the same bits."""
+    told = group.all_gather_numbers(np.array(sums, np.float64).view(np.int64)).view(np.float64)
+    return [joined(column, norm_type) for column in told.T.tolist()]
+
+
 def norm_of(sums: Sequence[float], norm_type: float) -> float:
     """The norm of all elements that these are the power sums of."""
-    if math.isinf(norm_type):
-        return max(sums)
-    return float(sum(sums) ** (1 / norm_type))
+    total = joined(sums, norm_type)
+    return total if math.isinf(norm_type) else float(total ** (1 / norm_type))
+
+
+def joined(sums: Sequence[float], norm_type: float) -> float:
+    """Power sums of different elements as one."""
+    return max(sums, default=0.0) if math.isinf(norm_type) else sum(sums, 0.0)

@@ -1,0 +1,136 @@
+"""Tensor parallel steps of torch beside torch's own: `python benchmarks/tensor_parallel.py --help`.
+
+Two blocks of a transformer, cut over the ranks by `tr.parallelize` ("ours") and by torch's
+parallelize_module on Gloo, as users find it and with the allocator tuned as ours tunes it. Beside
+them the parts that a rank has, without communication ("bare"), and the whole in one process with as
+many threads as there are ranks ("one").
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import session
+from benchmarks.bars import Check, of_row
+from benchmarks.peers import GLOO, HERE, SPAWN, Peer
+from benchmarks.processes import interrupt_on_term
+from benchmarks.rounds import Rounds
+from benchmarks.samples import Case, Row, Sample
+from benchmarks.table import MISSING, ratio, render
+from benchmarks.torch_steps import AS_FOUND, BARE, OWN, TUNED, compare_losses
+
+ONE = "one"
+_WIDTH, _DEPTH = 512, 2
+_RATIOS = {
+    "ours/gloo": (OWN, AS_FOUND),
+    "ours/gloo tuned": (OWN, f"{AS_FOUND} tuned"),
+    "ours/bare": (OWN, BARE),
+    "ours/one": (OWN, ONE),
+}
+_BARS: Mapping[int, Mapping[str, float]] = {
+    256: {"ours/gloo": 0.6, "ours/bare": 1.12},
+    16: {"ours/gloo": 0.3, "ours/bare": 1.2},
+}
+"""By the number of tokens."""
+_WORKER = HERE / "tensor_parallel_worker.py"
+_ITERATIONS = (3, 1000)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--ranks", type=session.positive, default=2, help="default: 2")
+    add("--here", action="store_true", help="use this interpreter's own torch")
+    session.add_options(parser, seconds=4.0)
+    return session.with_defaults(parser.parse_args(arguments))
+
+
+def contenders(here: bool) -> list[Peer]:
+    """Ours; torch's as it is found and tuned; and what needs no communication, tuned as ours is."""
+    base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
+    tuned = {**base.env, **TUNED}
+    return [
+        replace(base, name=OWN),
+        replace(base, name=AS_FOUND),
+        replace(base, name=f"{AS_FOUND} tuned", env=tuned),
+        replace(base, name=BARE, env=tuned),
+        replace(base, name=ONE, env=tuned),
+    ]
+
+
+def work(ranks: int) -> session.Work:
+    """One case for each number of tokens; its size is that of the parameters."""
+    nbytes = 4 * _DEPTH * _WIDTH * (12 * _WIDTH + 13)
+    return [(Case(f"{tokens} tokens", ranks=ranks), (nbytes,)) for tokens in _BARS]
+
+
+def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
+    """All ranks of one contender."""
+    return [peer.python, str(SPAWN), str(case.ranks), str(_WORKER), str(plan)]
+
+
+def details(case: Case, quick: bool) -> dict[str, object]:
+    """What the worker has to know besides: the model, and where torsh_runtime is."""
+    width = 64 * case.ranks if quick else _WIDTH
+    shape = {"width": width, "depth": _DEPTH, "tokens": _tokens(case)}
+    return {"shape": shape, "site": sysconfig.get_paths()["purelib"]}
+
+
+def _tokens(case: Case) -> int:
+    return int(case.operation.split()[0])
+
+
+def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str]) -> list[Check]:
+    """Print the step times; returns what the bars say. Raises WrongResultError if the losses are
+    not those of the whole model."""
+    compare_losses(samples)
+    header = ["step of", *(f"{name} ms" for name in names)]
+    print("\nms of one step: the worst rank's median, over the runs")
+    print(render([*header, *_RATIOS, "state", "runs"], [_line(row, names) for row in rows]))
+    print(
+        "bare: the same parts, without communication; one: the whole, with a thread for each rank"
+    )
+    return [check for row in rows for check in checks(row)]
+
+
+def _line(row: Row, names: Sequence[str]) -> list[str]:
+    cells = [row.cells.get(name) for name in names]
+    times = [f"{cell.median_us / 1e3:.2f}" if cell else MISSING for cell in cells]
+    ratios = [ratio(row.ratio(*pair)) for pair in _RATIOS.values()]
+    runs = "/".join(str(cell.runs) if cell else "0" for cell in cells)
+    return [row.case.operation, *times, *ratios, row.state, runs]
+
+
+def checks(row: Row) -> list[Check]:
+    """The bars of this row: as users find both."""
+    name = row.case.operation
+    return [
+        of_row(name, row, bar, row.ratio(*_RATIOS[bar]), limit, at_most=True)
+        for bar, limit in _BARS[_tokens(row.case)].items()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    interrupt_on_term()
+    peers, versions = session.available(contenders(options.here))
+    names = [peer.name for peer in peers]
+    rounds = Rounds(options, peers, start, _ITERATIONS, lambda case: details(case, options.quick))
+    return session.conduct(
+        rounds,
+        work(options.ranks),
+        lambda rows: report(rows, rounds.samples, names),
+        versions,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,126 @@
+"""One rank of a run of tensor parallel steps: `tensor_parallel_worker.py PLAN.json`, started by
+spawn.py.
+
+The plan names who cuts the model: "ours", "gloo", which is torch's own on that backend, "bare",
+which trains the parts that a rank would have without communication, or "one", where rank 0 trains
+the whole on two threads while the others sleep. Each rank leaves its figures in `rank-<n>.json`
+beside the plan.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from timing import Probe, publish
+from torch import nn
+from torch.nn import functional
+from torch_worker import join, measure
+
+_CHECKED_STEPS = 3
+_HEAD = 64
+_COLUMNS, _ROWS = ("query", "key", "value", "up"), ("out", "down")
+
+
+class Block(nn.Module):
+    """Attention and an MLP, as users write them; of several parts it has the first."""
+
+    def __init__(self, width: int, parts: int) -> None:
+        super().__init__()
+        own = width // parts
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, own) for _ in range(3))
+        self.out = nn.Linear(own, width)
+        self.up, self.down = nn.Linear(width, 4 * own), nn.Linear(4 * own, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm1(x)
+        heads = [
+            layer(normed).unflatten(-1, (-1, _HEAD)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+def by_ours(model: nn.Module) -> None:
+    import torsh_runtime as tr
+
+    plan: dict[str, Any] = {f"*.{name}": tr.Column() for name in _COLUMNS}
+    tr.parallelize(model, None, plan | {f"*.{name}": tr.Row() for name in _ROWS})
+
+
+def by_torch(model: nn.Module) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan: dict[str, Any] = {f"*.{name}": ColwiseParallel() for name in _COLUMNS}
+    parallelize_module(model, mesh, plan | {f"*.{name}": RowwiseParallel() for name in _ROWS})
+
+
+_CUT: dict[str, Callable[[nn.Module], None]] = {"ours": by_ours, "gloo": by_torch}
+
+
+def training_step(model: nn.Module, width: int, tokens: int) -> Callable[[], float]:
+    """One step on the same tokens as all ranks, which returns its loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(1)
+    data, target = torch.randn(1, tokens, width), torch.randn(1, tokens, width)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(data), target)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def measure_alone(step: Callable[[], float], plan: dict[str, Any], probe: Probe) -> dict[str, Any]:
+    """Rank 0's figures, on as many threads as there are ranks; the others' are its, too."""
+    threads = dist.get_world_size()
+    own = [dist.new_group([rank]) for rank in range(threads)]
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        torch.set_num_threads(threads)
+        found[0] = measure(step, plan, Probe(None, Path(), 0), own[0])
+    dist.broadcast_object_list(found)
+    return {**found[0], "before_ns": probe.look(), "after_ns": probe.look()}
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    plan = json.loads(path.read_text())
+    torch.set_num_threads(1)
+    library, shape = join(plan), plan["shape"]
+    torch.manual_seed(0)
+    parts = dist.get_world_size() if library == "bare" else 1
+    model = nn.Sequential(*(Block(shape["width"], parts) for _ in range(shape["depth"])))
+    if library in _CUT:
+        _CUT[library](model)
+    step = training_step(model, shape["width"], shape["tokens"])
+    losses = [step() for _ in range(_CHECKED_STEPS)]
+    gc.disable()
+    probe = Probe(plan["pingpong"], path.parent, dist.get_rank())
+    timed = measure_alone if library == "one" else measure
+    found = {"bytes": plan["sizes"][0], "losses": losses, **timed(step, plan, probe)}
+    record = json.dumps({"rank": dist.get_rank(), "figures": [found]})
+    publish(path.with_name(f"rank-{dist.get_rank()}.json"), record.encode())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

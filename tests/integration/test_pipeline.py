@@ -1,0 +1,157 @@
+"""PipelineParallel: what comes out is what one process computes."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support import pipeline_tables, pipeline_training
+from support.forked import Raised
+from support.worlds import run_in_one_world, run_processes
+
+KINDS = ("nn", *(("torch",) if importlib.util.find_spec("torch") else ()))
+WAYS = {"interleaved": 4, "zbv": 4}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_is_loaded() -> None:
+    """Before ranks are forked, each of which would load it."""
+    if "torch" in KINDS:
+        import torch  # noqa: F401
+
+
+def whole(results: list[Any]) -> list[Any]:
+    for result in results:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return results
+
+
+@cache
+def found(ranks: int) -> dict[Any, list[Any]]:
+    """All that is trained in a world of so many ranks."""
+    together = pipeline_training.together
+    bodies: dict[Any, Any] = {}
+    for kind in KINDS:
+        for clips in (True, False):
+            bodies[kind, "alone", clips] = partial(alone, kind, clips)
+        for schedule in pipeline_training.SCHEDULES if ranks != 3 else ("1f1b", "zb-h1"):
+            stages = WAYS.get(schedule, 3 if ranks == 3 else 2)
+            for tied in (True, False):
+                bodies[kind, schedule, tied] = partial(
+                    together,
+                    kind=kind,
+                    schedule=schedule,
+                    stages=stages,
+                    tied=tied,
+                    clips=tied or ranks == 4,
+                    dp=ranks == 4,
+                )
+        for schedule in ("1f1b", "gpipe") if ranks == 4 else ():
+            bodies[kind, "sharded", schedule] = partial(
+                pipeline_training.sharded, kind=kind, schedule=schedule
+            )
+    return run_in_one_world(ranks, bodies, 60.0)
+
+
+def alone(kind: str, clips: bool, rank: int) -> Any:
+    return pipeline_training.alone(kind, clips, clips=clips) if rank == 0 else None
+
+
+CASES = [
+    (ranks, schedule)
+    for ranks in (2, 3, 4)
+    for schedule in (("1f1b", "zb-h1") if ranks == 3 else pipeline_training.SCHEDULES)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "schedule"), CASES)
+def test_trains_as_one_process_does(kind: str, ranks: int, schedule: str) -> None:
+    """With tied parameters and clipping; on four ranks two replicas of each stage."""
+    results = whole(found(ranks)[kind, schedule, True])
+    expected = whole(found(ranks)[kind, "alone", True])[0]
+    got = pipeline_training.joined(results)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
+    assert len({(*each["losses"],) for each in results}) == 1
+    tied = [each["tokens.weight"] for each in results if "tokens.weight" in each]
+    assert len(tied) == ranks if ranks == 4 and schedule != "zbv" else len(tied) > 0
+    assert all((each == tied[0]).all() for each in tied)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "schedule"), [case for case in CASES if case[0] < 4])
+def test_bits_are_those_of_one_process(kind: str, ranks: int, schedule: str) -> None:
+    got = pipeline_training.joined(whole(found(ranks)[kind, schedule, False]))
+    for name, value in whole(found(ranks)[kind, "alone", False])[0].items():
+        assert np.array_equal(got[name], value), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_stages_are_sharded(kind: str, schedule: str) -> None:
+    for losses, expected in whole(found(4)[kind, "sharded", schedule]):
+        np.testing.assert_allclose(losses, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_table_runs(ranks: int) -> None:
+    body = partial(pipeline_tables.run, seeds=range(20))
+    for results in whole(run_processes(ranks, body, 60.0)):
+        assert len(results) > 20
+        for name, got, expected in results:
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_no_more_microbatches_are_alive_than_simulated() -> None:
+    peaks = [each["peaks"] for each in found(3)["nn", "1f1b", True]]
+    assert peaks == [{0: 3}, {1: 2}, {2: 1}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uneven_microbatches_count_by_their_elements(kind: str) -> None:
+    for each in whole(run_processes(2, partial(pipeline_training.odd, kind=kind), 60.0)):
+        for name, (got, expected) in each.items():
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_what_is_wrong_is_said_on_all_ranks() -> None:
+    texts = (
+        "'blocks.7'",
+        "in their order",
+        "6 microbatches",
+        "zbv",
+        "no schedule is named '2f2b'",
+        "each rank a stage",
+        "pass a list of modules",
+        "pass the example",
+        "5 rows",
+        "a batch of",
+        "has no batch",
+        "no loss_fn",
+    )
+    for said in whole(run_processes(2, pipeline_training.refusals, 60.0)):
+        for text, found_text in zip(texts, said, strict=True):
+            assert text in found_text
+
+
+def test_costs_are_measured_and_the_same_on_all_ranks() -> None:
+    first, second = whole(run_processes(2, pipeline_training.measured, 60.0))
+    assert {*first["own"]} | {*second["own"]} == {
+        f"{layer}.{name}" for layer in range(6) for name in ("weight", "bias")
+    }
+    for key in ("costs", "table", "spans", "simulated"):
+        assert first[key] == second[key]
+    assert all(size > 16 * 256 * 4 for size in first["costs"].activation)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_stage_that_raises_ends_all_ranks(backward: bool) -> None:
+    body = partial(pipeline_training.failing, backward=backward)
+    for said in whole(run_processes(3, body, 60.0)):
+        rank, stage, microbatch, text = said
+        assert (rank, stage, microbatch) == ((2, 2, 1) if backward else (2, 2, 2))
+        assert ("B1: ArithmeticError: no way" if backward else "F2: ArithmeticError: no") in text

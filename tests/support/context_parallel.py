@@ -1,0 +1,211 @@
+"""Attention over parts of sequences beside that of one process; each function one rank's part."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import torsh_runtime as tr
+from torsh_runtime import nn
+
+Array = NDArray[Any]
+METHODS = ("ring", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call. Heads and lengths fit the number of ranks, if they are given by rank."""
+
+    causal: bool = True
+    kv_heads: int | None = None
+    """None: as many as heads."""
+    documents: Any = None
+    length: int = 24
+    value_size: int = 4
+    scale: float | None = None
+
+
+CASES = {
+    "causal": Case(),
+    "whole": Case(causal=False),
+    "uneven": Case(length=29),
+    "grouped": Case(kv_heads=1),
+    "grouped whole": Case(kv_heads=1, causal=False, scale=0.3),
+    "packed": Case(documents=[0, 3, 3, 14, 20, 24]),
+    "packed whole": Case(documents=[0, 7, 23, 24], causal=False),
+    "packed by row": Case(documents=[[0, 5, 24], [0, 1, 2, 22, 24]]),
+    "wide values": Case(value_size=6),
+}
+
+
+class Framework:
+    """What differs between torch and nn here."""
+
+    def __init__(self, name: str) -> None:
+        self.is_torch = name == "torch"
+        self.torch: Any = importlib.import_module("torch") if self.is_torch else None
+
+    def tensor(self, array: Array, needs_gradient: bool = False) -> Any:
+        if self.is_torch:
+            return self.torch.tensor(array, requires_grad=needs_gradient)
+        return nn.Tensor(array, requires_grad=needs_gradient)
+
+    def attention(self, case: Case, query: Any, key: Any, value: Any) -> Any:
+        """Of one process."""
+        several = query.shape[1] // key.shape[1]
+        repeated = np.repeat(np.arange(key.shape[1]), several)
+        mask = self.tensor(visible(case))
+        functional = self.torch.nn.functional if self.is_torch else nn.functional
+        return functional.scaled_dot_product_attention(
+            query, key[:, repeated], value[:, repeated], attn_mask=mask, scale=case.scale
+        )
+
+
+def visible(case: Case) -> Array:
+    """Who looks at whom, (batch, 1, length, length)."""
+    order = np.arange(case.length)
+    causal = order[:, None] >= order if case.causal else np.ones((case.length,) * 2, bool)
+    rows = case.documents or [0, case.length]
+    rows = rows if isinstance(rows[0], list) else [rows] * 2
+    found = []
+    for row in rows:
+        document = np.zeros(case.length, int)
+        for number, (start, end) in enumerate(pairwise(row)):
+            document[start:end] = number
+        found.append(causal & (document[:, None] == document))
+    return np.stack(found)[:, None]
+
+
+def operands(case: Case, ranks: int) -> list[Array]:
+    """Query, key, value, and weights of the result's elements."""
+    random, heads = np.random.default_rng(0), 2 * ranks
+    own = case.kv_heads or heads
+    sizes = [(heads, 4), (own, 4), (own, case.value_size), (heads, case.value_size)]
+    return [random.normal(size=(2, number, case.length, size)) for number, size in sizes]
+
+
+def run(case: Case, kind: Framework, ranks: int, attention: Any, axis: Any) -> list[Array]:
+    """The result and gradients of whole sequences; `axis` has a part of them each, if given."""
+    *arrays, weights = operands(case, ranks)
+    leaves = [kind.tensor(array, True) for array in arrays]
+    if axis is None:
+        result = attention(*leaves)
+        whole = result
+    else:
+        result = attention(*[tr.context_shard(leaf, axis, 2) for leaf in leaves])
+        weights = tr.context_shard(weights, axis, 2)
+        whole = tr.context_gather(result, axis, case.length, 2)
+    (result * kind.tensor(weights)).sin().sum().backward()
+    gradients = [np.array(leaf.grad) for leaf in leaves]
+    if axis is not None:
+        for gradient in gradients:
+            tr.all_reduce(gradient)
+    return [np.array(whole.detach()), *gradients]
+
+
+def differences(name: str, method: Any, framework: str, rank: int, ranks: int) -> list[float]:
+    """How far result and gradients are from those of one process."""
+    case, kind = CASES[name], Framework(framework)
+
+    def parallel(*tensors: Any) -> Any:
+        return tr.context_attention(
+            *tensors,
+            tr.group.WORLD,
+            causal=case.causal,
+            method=method,
+            documents=case.documents,
+            length=case.length,
+            scale=case.scale,
+        )
+
+    found = run(case, kind, ranks, parallel, tr.group.WORLD)
+    expected = run(case, kind, ranks, lambda *tensors: kind.attention(case, *tensors), None)
+    return [float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)]
+
+
+def repeats(framework: str, rank: int, ranks: int) -> bool:
+    """Whether two runs have the same bits, and a checkpointed one too."""
+    kind = Framework(framework)
+    mesh = tr.init_device_mesh((1, -1), ("dp", "cp"))
+
+    def parallel(*tensors: Any) -> Any:
+        return tr.context_attention(*tensors, mesh["cp"])
+
+    def checkpointed(*tensors: Any) -> Any:
+        if kind.is_torch:
+            checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+            return checkpoint(parallel, *tensors, use_reentrant=False)
+        return nn.checkpoint(parallel, *tensors)
+
+    runs = [
+        run(CASES["causal"], kind, ranks, each, mesh["cp"])
+        for each in (parallel, parallel, checkpointed)
+    ]
+    return all((a == b).all() for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
+
+
+def half_precision(rank: int, ranks: int) -> float:
+    """How far bfloat16 tensors of torch are from what float64 gives."""
+    import torch
+
+    *arrays, _ = operands(CASES["causal"], ranks)
+    leaves = [torch.tensor(array) for array in arrays]
+    axis = tr.group.WORLD
+    exact = tr.context_attention(*[tr.context_shard(each, axis, 2) for each in leaves], axis)
+    small = [tr.context_shard(each.bfloat16(), axis, 2).requires_grad_() for each in leaves]
+    found = tr.context_attention(*small, axis)
+    found.sum().backward()
+    assert found.dtype is torch.bfloat16
+    assert all(each.grad is not None and each.grad.dtype is torch.bfloat16 for each in small)
+    return float((found.double() - exact).abs().max())
+
+
+def order(rank: int, ranks: int) -> dict[str, Any]:
+    """What helpers say of sequences of 11 tokens."""
+    axis = tr.group.WORLD
+    tokens = np.arange(22).reshape(2, 11)
+    leaf = nn.Tensor(tr.context_shard(tokens.astype(float), axis), requires_grad=True)
+    whole = tr.context_gather(leaf, axis, 11)
+    (whole * nn.Tensor(tokens * (rank + 1.0))).sum().backward()
+    assert leaf.grad is not None
+    return {
+        "own": tr.context_shard(tokens, axis),
+        "positions": tr.context_positions(11, axis),
+        "within": tr.context_positions(11, axis, [0, 4, 4, 9, 11]),
+        "whole": np.array(whole.detach()),
+        "gradient": leaf.grad.numpy(),
+    }
+
+
+def refused(rank: int, ranks: int) -> list[str]:
+    """What each wrong call says; some are wrong on one rank only."""
+    axis, zeros = tr.group.WORLD, np.zeros
+
+    def call(tokens: int = 4, kv_heads: int = 3, heads: int = 3, **options: Any) -> Any:
+        shapes = [(1, number, tokens, 2) for number in (heads, kv_heads, kv_heads)]
+        return tr.context_attention(*[nn.Tensor(zeros(shape)) for shape in shapes], axis, **options)
+
+    wrong: list[Any] = [
+        lambda: call(kv_heads=2),
+        lambda: call(tokens=4 + rank),
+        lambda: call(length=4 * ranks + 1),
+        lambda: call(causal=rank == 0),
+        lambda: call(method="rings"),
+        lambda: call(method="all_to_all"),
+        lambda: call(documents=[0, 3, 4 * ranks + rank]),
+        lambda: call(documents=[[0, 4 * ranks]] * 2),
+        lambda: call(tokens=1),
+        lambda: tr.context_shard(zeros((1, ranks)), axis),
+    ]
+    said = []
+    for each in wrong:
+        try:
+            each()
+        except tr.ConfigError as error:
+            said.append(str(error))
+    return said

@@ -1,0 +1,183 @@
+"""Experts on several ranks beside what one process computes; each function one rank's part."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import torsh_runtime as tr
+from torsh_runtime import nn
+from torsh_runtime.parallel.layouts import cut, layouts_of
+
+Array = NDArray[Any]
+TOKENS = (0, 5, 7, 3)
+"""Of each rank."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer."""
+
+    num_experts: int = 4
+    top_k: int = 2
+    activation: str = "gelu"
+    gated: bool = False
+    capacity_factor: float | None = None
+
+
+CASES = {
+    "dropless": Case(),
+    "one expert a token": Case(top_k=1, activation="relu"),
+    "uneven": Case(num_experts=3, top_k=3),
+    "gated": Case(num_experts=5, gated=True, activation="silu"),
+    "capacity": Case(capacity_factor=0.6),
+    "capacity for one": Case(top_k=1, capacity_factor=0.4),
+}
+
+
+class Framework:
+    """What differs between torch and nn here."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.torch: Any = importlib.import_module("torch") if name == "torch" else None
+
+    def seed(self) -> None:
+        (self.torch or nn).manual_seed(3)
+
+    def tensor(self, array: Array, needs_gradient: bool = False) -> Any:
+        if self.torch:
+            return self.torch.tensor(array, requires_grad=needs_gradient)
+        return nn.Tensor(array, requires_grad=needs_gradient)
+
+    def layer(self, case: Case, mesh: Any, data: Any) -> Any:
+        self.seed()
+        dtype = self.torch.float64 if self.torch else np.float64
+        return tr.MixtureOfExperts(
+            6, 8, **vars(case), mesh=mesh, data=data, dtype=dtype, framework=self.name
+        )
+
+
+def inputs(ranks: int) -> tuple[list[Array], list[Array]]:
+    """Tokens of each rank, and weights of what becomes of them."""
+    random = np.random.default_rng(1)
+    first, second = (
+        [random.normal(size=(1, count, 6)) for count in TOKENS[:ranks]] for _ in range(2)
+    )
+    return first, second
+
+
+def assigned(case: Case, scores: Array) -> Array:
+    """(tokens, experts): who goes where."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, : case.top_k]
+    taken, found = np.zeros(case.num_experts, int), np.zeros(scores.shape, bool)
+    limit = np.inf
+    if case.capacity_factor is not None:
+        limit = np.ceil(case.capacity_factor * order.size / case.num_experts)
+    for token, experts in enumerate(order):
+        for expert in experts:
+            found[token, expert] = taken[expert] < limit
+            taken[expert] += 1
+    return found
+
+
+def of_one_process(case: Case, kind: Framework, ranks: int) -> dict[str, Array]:
+    """Results and gradients, by computing all tokens with all experts."""
+    layer = kind.layer(case, single(), None)
+    tokens, factors = (np.concatenate(each, axis=1)[0] for each in inputs(ranks))
+    leaf = kind.tensor(tokens, True)
+    scores = layer.functional.softmax(layer.functional.linear(leaf, layer.router), -1)
+    plain = np.array(scores.detach())
+    chosen = np.argsort(np.argsort(-plain, axis=1, kind="stable"), axis=1) < case.top_k
+    gates = scores * kind.tensor(chosen * 1.0)
+    if case.top_k > 1:
+        gates = gates / gates.sum(-1, keepdim=True)
+    gates = gates * kind.tensor(assigned(case, plain) * 1.0)
+    activate, total = getattr(layer.functional, case.activation), None
+    for expert in range(case.num_experts):
+        hidden = leaf @ layer.up[expert].T
+        first = activate(hidden[:, :8])
+        found = ((first * hidden[:, 8:] if case.gated else first) @ layer.down[expert].T) * gates[
+            :, expert : expert + 1
+        ]
+        total = found if total is None else total + found
+    assert total is not None
+    parts = chosen.sum(axis=0) / chosen.sum()
+    balance = (scores.mean(0) * kind.tensor(parts)).sum() * case.num_experts
+    loss = (total.sin() * kind.tensor(factors)).sum() * (1 / ranks) + balance * 0.3
+    loss.backward()
+    named = {"router": layer.router, "up": layer.up, "down": layer.down, "tokens": leaf}
+    gradients = {name: np.array(each.grad) for name, each in named.items()}
+    return {**gradients, "result": np.array(total.detach()), "balance": np.array(balance.item())}
+
+
+def single() -> Any:
+    """A group of this rank alone."""
+    return tr.init_device_mesh((-1, 1), ("all", "one"))["one"]
+
+
+def differences(name: str, framework: str, rank: int, ranks: int) -> dict[str, float]:
+    """How far this rank's results and gradients are from those of one process; of four ranks two
+    have the same experts."""
+    case, kind = CASES[name], Framework(framework)
+    copies = 2 if ranks == 4 else 1
+    mesh = tr.init_device_mesh((-1,), ("dp",)).view({"edp": copies, "ep": -1}, over=("dp",))
+    layer = kind.layer(case, mesh["ep"], mesh["dp"])
+    expected = of_one_process(case, kind, ranks)
+    tokens, factors = (each[rank] for each in inputs(ranks))
+    leaf = kind.tensor(tokens, True)
+    result, balance = layer(leaf)
+    ((result.sin() * kind.tensor(factors)).sum() + balance * 0.3).backward()
+    start = sum(TOKENS[:rank])
+    own = slice(start, start + TOKENS[rank])
+    pairs = {
+        "result": (np.array(result.detach())[0], expected["result"][own]),
+        "balance": (np.array(balance.item()), expected["balance"]),
+        "tokens": (np.array(leaf.grad)[0] / ranks, expected["tokens"][own]),
+    }
+    layouts = layouts_of(layer)
+    for key, parameter in layer.named_parameters():
+        gradient, wanted = parameter.grad if kind.torch else parameter.grad.data, expected[key]
+        over = mesh["edp" if key in layouts else "dp"].get_group()
+        over.all_reduce(gradient)
+        gradient /= over.world_size
+        if key in layouts:
+            wanted = cut(wanted, layouts[key].piece({"ep": mesh.get_local_rank("ep")}))
+        pairs[key] = (np.array(gradient), wanted)
+    squares = sum(float((expected[key] ** 2).sum()) for key in ("router", "up", "down"))
+    pairs["norm"] = (np.array(tr.clip_grad_norm_(layer, 1e9, mesh)), np.array(squares**0.5))
+    assert all(found.shape == wanted.shape for found, wanted in pairs.values())
+    return {
+        key: float(np.abs(found - wanted).max(initial=0)) for key, (found, wanted) in pairs.items()
+    }
+
+
+def refused(rank: int, ranks: int) -> list[str]:
+    """What each wrong use says; some are wrong on one rank only."""
+    make = tr.MixtureOfExperts
+
+    def seeded(seed: int) -> Any:
+        nn.manual_seed(seed)
+        return make(6, 8, 4, framework="nn")
+
+    layer = seeded(0)
+    wrong: list[Any] = [
+        lambda: make(6, 8, 4, 5, framework="nn"),
+        lambda: make(6, 8, 4, activation="tanh", framework="nn"),
+        lambda: make(6, 8, 4, capacity_factor=float(-rank), framework="nn"),
+        lambda: make(6, 8 + rank, 4, framework="nn"),
+        lambda: make(6, 8, 4, framework="jax"),
+        lambda: seeded(rank),
+        lambda: layer(nn.Tensor(np.zeros((2, 6 + rank)))),
+    ]
+    said = []
+    for each in wrong:
+        try:
+            each()
+        except tr.ConfigError as error:
+            said.append(str(error))
+    return said

@@ -1,0 +1,94 @@
+"""Where parts lie, and what differences look like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from torsh_runtime.layout import Shard, TensorLayout
+from torsh_runtime.parallel.verification.comparing import Held, Pair, why
+from torsh_runtime.parallel.verification.difference import Difference, Verification
+from torsh_runtime.parallel.verification.placing import Part, places
+
+PART = np.array([1.0, -2.0, 3.0])
+ALONG = {"dp": [0, 2], "tp": [0, 1]}
+
+
+def test_equal_shapes_are_the_whole() -> None:
+    assert places((4, 6), {"tp": [(4, 6), (4, 6)]}, {"tp": 1}, (), None) == [
+        Part((((0, 4),), ((0, 6),)), has_rows=False)
+    ]
+
+
+def test_uneven_sizes_lie_one_behind_the_other() -> None:
+    shapes = {"tp": [(4, 1), (4, 3), (4, 2)]}
+    assert places((4, 6), shapes, {"tp": 2}, (), None) == [Part((((0, 4),), ((4, 6),)), False)]
+
+
+def test_rows_are_those_of_the_data_first() -> None:
+    shapes = {"tp": [(2, 6), (2, 6)], "dp": [(2, 6), (2, 6)]}
+    first, second = places((4, 6), shapes, {"dp": 1, "tp": 0}, ("dp",), None)
+    assert first == Part((((2, 4),), ((0, 6),)), has_rows=True)
+    assert second == Part((((0, 2),), ((0, 6),)), has_rows=False)
+
+
+def test_features_lie_as_the_weight_says() -> None:
+    layout = TensorLayout((6, 5), (("tp", 2, Shard(0, sections=(4, 2))),))
+    shapes = {"tp": [(2, 3), (2, 3)]}
+    (found,) = places((2, 6), shapes, {"tp": 1}, (), ("tp", layout))
+    assert found.spans == (((0, 2),), ((2, 4), (5, 6)))
+
+
+@pytest.mark.parametrize("own", [(4, 5), (4, 6, 1), ()])
+def test_what_is_no_part_lies_nowhere(own: tuple[int, ...]) -> None:
+    assert places((4, 6), {"tp": [own, own]}, {"tp": 0}, (), None) == []
+
+
+@pytest.mark.parametrize(
+    ("owns", "expected"),
+    [
+        ((PART * 0.25, PART * 0.75, PART, PART), "a part of a sum along tp"),
+        ((PART * 2, PART * 2, PART * 2, PART * 2), "added up once too often along dp or tp"),
+        ((PART / 2, PART / 2, PART / 2, PART / 2), "it is 1/2 of that: averaged"),
+        ((PART + 1, PART, PART + 1, PART), "ranks along tp differ"),
+        ((PART * 0, PART * 0, PART * 0, PART * 0), "nothing but zeros"),
+        ((PART * 3, PART * 3, PART * 3, PART * 3), "it is 3 times that"),
+        ((PART * np.nan, PART, PART, PART), "no number"),
+    ],
+)
+def test_what_a_difference_looks_like(owns: tuple[np.ndarray, ...], expected: str) -> None:
+    held = {rank: Held(own, PART) for rank, own in enumerate(owns)}
+    assert expected in why(0, held, ALONG, 1e-9)
+
+
+def test_another_ranks_part_is_known() -> None:
+    parts = (PART, PART[::-1], PART, PART[::-1])
+    held = {rank: Held(parts[1 - rank % 2], part) for rank, part in enumerate(parts)}
+    assert why(0, held, ALONG, 1e-9) == "it is what the rank with tp 1 has to have"
+
+
+def test_what_looks_like_nothing_known_is_not_explained() -> None:
+    held = {rank: Held(PART + np.array([0.0, 5.0, 1.0]), PART) for rank in range(4)}
+    assert why(0, held, ALONG, 1e-9) == ""
+
+
+def test_no_number_equals_itself_and_shapes_count() -> None:
+    def pair(own: object, part: object) -> Pair:
+        return Pair(
+            order=(0, 0), kind="norm", name="", own=own, part=part, whole_shape=(3,), scale=1.0
+        )
+
+    assert not pair(PART * np.nan, PART * np.nan).differs(1e-9)
+    assert pair(PART * np.nan, PART).differs(1e-9)
+    assert pair(None, PART).text == "is missing"
+    assert pair(PART[:2], None).text == "has shape (2,), which is no part of (3,)"
+
+
+def test_in_words() -> None:
+    one = Difference(kind="gradient", name="head.weight", rank=3, coordinate="tp 1", text="is 1")
+    assert str(Verification(compared=9)) == "9 values are those of one process"
+    found = Verification(compared=9, differences=(one, one))
+    assert not found
+    assert found.first is one
+    told = "first, the gradient of 'head.weight' on rank 3 (tp 1) is 1; 1 more differ after it"
+    assert str(found) == told

@@ -1,0 +1,173 @@
+"""The groups of all views of one mesh."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torsh_runtime.backends.base import BackendKind, BackendType, CommunicationStrategy
+from torsh_runtime.comm.choosing import backend_type, by_device, get_default_backend_for_device
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommAborted, ConfigError
+from torsh_runtime.mesh.layout import Axis
+from torsh_runtime.mesh.stats import Meter, OperationStats
+
+Dim = str | int
+Overrides = Mapping[Dim, str | BackendType]
+Strategies = Mapping[str, str] | str
+_log = logging.getLogger("torsh_runtime")
+
+
+class Way(NamedTuple):
+    """How the ranks along an axis communicate."""
+
+    kind: BackendKind
+    strategy: str | None
+    """None: what TORSH_ALGORITHM says."""
+
+
+class Groups:
+    """Each is made when it is first asked for, and is one for all axes with these ranks that
+    communicate in the same way."""
+
+    def __init__(self, root: ProcessGroup) -> None:
+        """`root`: the mesh's group, in which its places are the ranks."""
+        self.root = root
+        self.ranks, self._session = root.ranks, root.session
+        self._name = root.session.name(f"{root.name}/mesh", root.ranks)
+        self._lock = threading.Lock()
+        self._making: dict[tuple[object, ...], threading.Lock] = {}
+        self._made: dict[tuple[object, ...], ProcessGroup] = {}
+        self._meters: dict[ProcessGroup, Meter] | None = None
+        self._has_said = False
+
+    def get(self, places: tuple[int, ...], way: Way) -> ProcessGroup:
+        """That of these places in this order. CommAborted if the group has become another."""
+        self._session.check_open()
+        if self.root.ranks is not self.ranks:
+            raise CommAborted(
+                "the mesh's group was configured since, for other ranks: make another mesh of it, "
+                "by anew() for one"
+            )
+        if self._is_root(places, way):
+            return self._metered(self.root)
+        key = (way, *places)
+        with self._lock:
+            making = self._making.setdefault(key, threading.Lock())
+        with making:  # not all of them: peers may make others first, in other threads
+            if key not in self._made:
+                self._made[key] = self._make(places, way)
+            return self._metered(self._made[key])
+
+    def say_if_apart(self, axis: Axis, group: ProcessGroup) -> None:
+        """Tell once that the last axis of a mesh goes over several nodes, if it does."""
+        if group.is_in_node or group.world_size == 1 or self._has_said:
+            return
+        self._has_said = True
+        _log.warning(
+            "the last axis of the mesh, %r, goes over several nodes with the ranks %s: put the "
+            "axis that communicates most there, with a size that divides the ranks of a node",
+            axis.name,
+            ", ".join(map(str, group.ranks)),
+        )
+
+    def measure(self, is_wanted: bool) -> None:
+        """Count the calls of all groups from now on, or no more."""
+        with self._lock:
+            groups = [self.root, *self._made.values()]
+            self._meters = {} if is_wanted else None
+        for group in groups:
+            if is_wanted:
+                self._metered(group)
+            else:
+                group.observe(None)
+
+    def stats(self, group: ProcessGroup) -> dict[str, OperationStats]:
+        """What was counted of one."""
+        meter = (self._meters or {}).get(group)
+        return {} if meter is None else meter.stats()
+
+    def found(self, places: tuple[int, ...], way: Way) -> ProcessGroup | None:
+        """The group, if it was made."""
+        if self._is_root(places, way):
+            return self.root
+        return self._made.get((way, *places))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the group has a job: the default group has, after it was configured, too."""
+        return not self._session.is_closed or self.root.session is not self._session
+
+    def _is_root(self, places: tuple[int, ...], way: Way) -> bool:
+        own = Way(backend_type(self.root.backend), None)
+        return places == tuple(range(self.root.world_size)) and way == own
+
+    def _make(self, places: tuple[int, ...], way: Way) -> ProcessGroup:
+        ranks = [self.ranks[place] for place in places]
+        return self._session.group(self._name, ranks, way.kind, self.root.timeout, way.strategy)
+
+    def _metered(self, group: ProcessGroup) -> ProcessGroup:
+        """The same, counted if that is wanted."""
+        if self._meters is not None and group not in self._meters:
+            meter = self._meters[group] = Meter()
+            group.observe(meter.around)
+        return group
+
+
+def ways_of(
+    names: Sequence[str],
+    device_type: str,
+    root: ProcessGroup,
+    overrides: Overrides,
+    strategies: Strategies | None,
+) -> dict[str, Way]:
+    """How each axis communicates. ConfigError for what there is not."""
+    own = backend_type(root.backend)
+    if device_type not in by_device(own):
+        own = backend_type(_default_backend(device_type))
+    kinds = dict.fromkeys(names, own)
+    for dim, backend in overrides.items():
+        name = names[dim] if isinstance(dim, int) and dim in range(len(names)) else dim
+        if name not in kinds or not isinstance(backend, str):
+            raise ConfigError(
+                f"backend_override has {backend!r} for axis {dim!r}: it takes names of backends, "
+                f"for the axes {', '.join(names)}"
+            )
+        kinds[str(name)] = backend_type(backend)
+    told = dict.fromkeys(names, strategies) if isinstance(strategies, str) else strategies or {}
+    return {
+        name: Way(kinds[name], _strategy(name, told.get(name), kinds[name]))
+        for name in _known(names, told)
+    }
+
+
+def _known(names: Sequence[str], told: Mapping[str, str]) -> Sequence[str]:
+    unknown = sorted(told.keys() - {*names})
+    if unknown:
+        raise ConfigError(
+            f"comm_strategy has {', '.join(unknown)}; the mesh has the axes {', '.join(names)}"
+        )
+    return names
+
+
+def _strategy(name: str, told: str | None, kind: BackendKind) -> str | None:
+    if told is None:
+        return None
+    if told not in [*CommunicationStrategy]:
+        raise ConfigError(
+            f"comm_strategy {told!r} of axis {name!r} is none of {', '.join(CommunicationStrategy)}"
+        )
+    if kind not in (BackendType.NATIVE, BackendType.SINGLE):
+        raise ConfigError(
+            f"comm_strategy of axis {name!r}: the backend {kind} chooses by itself, leave it out"
+        )
+    return str(told)
+
+
+def _default_backend(device_type: str) -> str:
+    try:
+        return get_default_backend_for_device(device_type)
+    except ValueError as error:
+        raise ConfigError(f"device_type {device_type!r}: {error}") from None

@@ -1,0 +1,100 @@
+"""What a group's operations take, measured where they are called."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.work import Work
+from torsh_runtime.status import OPERATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStats:
+    """All calls of one operation, of this rank."""
+
+    calls: int = 0
+    bytes: int = 0
+    """Of the larger of what went in and what came out."""
+    seconds: float = 0.0
+    """From the calls until they were complete, with waiting for others."""
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a call, on average."""
+        return self.seconds / self.calls if self.calls else 0.0
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
+class Meter:
+    """Counts the calls of one group, whatever backend it has."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, list[Any]] = {}
+
+    def around(self, backend: Backend) -> Backend:
+        """What stands for a backend, for ProcessGroup.observe()."""
+        return cast(Backend, _Metered(backend, self))
+
+    def stats(self) -> dict[str, OperationStats]:
+        """By operation, so far."""
+        with self._lock:
+            return {name: OperationStats(*told) for name, told in self._found.items()}
+
+    def add(self, operation: str, calls: int, num_bytes: int, began: float) -> None:
+        """So many calls have come to their end, which began together."""
+        seconds = time.perf_counter() - began
+        with self._lock:
+            told = self._found.setdefault(operation, [0, 0, 0.0])
+            told[0] += calls
+            told[1] += num_bytes
+            told[2] += seconds
+
+
+class _Metered:
+    def __init__(self, backend: Backend, meter: Meter) -> None:
+        self._backend, self._meter = backend, meter
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._backend, name)
+        if name in OPERATIONS:
+            value = partial(self._call, name, value)
+            setattr(self, name, value)  # the next call finds it at once
+        return value
+
+    def all_reduce_coalesced(self, arrays: Any, *arguments: Any) -> list[Work]:
+        """Counts as so many calls of all_reduce as the backend makes of it."""
+        size, began = _bytes(arrays), time.perf_counter()
+        works = self._backend.all_reduce_coalesced(arrays, *arguments)
+        told = "all_reduce", len(works), size, began
+        if works and arguments[-1] is True:
+            works[-1].add_done_callback(lambda _: self._meter.add(*told))
+        else:
+            self._meter.add(*told)
+        return works
+
+    def _call(self, name: str, operation: Callable[..., Work], *arguments: Any) -> Work:
+        size, began = max(map(_bytes, arguments)), time.perf_counter()
+        work = operation(*arguments)
+        if arguments[-1] is True:
+            work.add_done_callback(lambda _: self._meter.add(name, 1, size, began))
+        else:
+            self._meter.add(name, 1, size, began)
+        return work
+
+
+def _bytes(argument: Any) -> int:
+    """Of an array, or a list of them; 0 for whatever else an operation takes."""
+    if isinstance(argument, list | tuple):
+        return sum(map(_bytes, argument))
+    return int(getattr(argument, "nbytes", 0))

@@ -1,0 +1,182 @@
+"""Data, tensor and pipeline parallelism by fixed names, over a DeviceMesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.backends.base import CommunicationStrategy
+from torsh_runtime.comm.default import default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.mesh.layout import Layout
+from torsh_runtime.mesh.mesh import DeviceMesh
+
+_NAMES = ("pp", "dp", "tp")
+"""Neighbours are of one tensor parallel group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreeDParallelismConfig:
+    """Sizes of the three axes, of which one may be -1, and how their ranks communicate: one of
+    CommunicationStrategy."""
+
+    dp_size: int = 1
+    tp_size: int = 1
+    pp_size: int = 1
+    comm_strategy: str = CommunicationStrategy.ADAPTIVE
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """In the order of the mesh: pp, dp, tp."""
+        return self.pp_size, self.dp_size, self.tp_size
+
+
+class RankMapping:
+    """Where a rank stands along the three axes."""
+
+    def __init__(self, config: ThreeDParallelismConfig, global_rank: int) -> None:
+        self.global_rank = global_rank
+        coordinate = Layout.dense(config.shape, _NAMES).coordinate(global_rank)
+        self.pp_rank, self.dp_rank, self.tp_rank = coordinate
+
+    @staticmethod
+    def from_3d_coords(
+        config: ThreeDParallelismConfig, dp_rank: int, tp_rank: int, pp_rank: int
+    ) -> int:
+        """The rank that stands there."""
+        return (pp_rank * config.dp_size + dp_rank) * config.tp_size + tp_rank
+
+
+class ProcessGroupIds:
+    """Names of the groups along each axis, by where they stand along the others; None where there
+    is none."""
+
+    def __init__(self, config: ThreeDParallelismConfig) -> None:
+        self._sizes = {"pp": config.pp_size, "dp": config.dp_size, "tp": config.tp_size}
+
+    def get_dp_group_id(self, tp_rank: int, pp_rank: int) -> str | None:
+        return self._name("dp", tp=tp_rank, pp=pp_rank)
+
+    def get_tp_group_id(self, dp_rank: int, pp_rank: int) -> str | None:
+        return self._name("tp", dp=dp_rank, pp=pp_rank)
+
+    def get_pp_group_id(self, dp_rank: int, tp_rank: int) -> str | None:
+        return self._name("pp", dp=dp_rank, tp=tp_rank)
+
+    def _name(self, axis: str, **at: int) -> str | None:
+        if any(rank not in range(self._sizes[other]) for other, rank in at.items()):
+            return None
+        return "_".join([f"{axis}_group", *(f"{other}{rank}" for other, rank in at.items())])
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationStats:
+    """What a rank has done in the groups of all axes."""
+
+    total_communications: int
+    total_bytes_communicated: int
+    average_latency_ms: float
+    bandwidth_gbps: float
+    """Gigabits a second."""
+
+
+class ProcessGroupManager:
+    """The groups of the three axes, and collectives in them. Arrays are what ProcessGroup takes."""
+
+    def __init__(
+        self, config: ThreeDParallelismConfig, main_process_group: ProcessGroup | None = None
+    ) -> None:
+        """main_process_group: whose ranks; None is the default group. ConfigError as DeviceMesh."""
+        group = main_process_group or default_group()
+        self.mesh = DeviceMesh(config.shape, _NAMES, group, comm_strategy=config.comm_strategy)
+        self.mesh.measure()
+        pp_size, dp_size, tp_size = self.mesh.shape
+        made = ThreeDParallelismConfig(dp_size, tp_size, pp_size, config.comm_strategy)
+        self.config, self.group_ids = made, ProcessGroupIds(made)
+        self.rank_mapping = RankMapping(made, group.rank)
+
+    def get_dp_process_group(self) -> ProcessGroup:
+        """This rank's data parallel group, made when it is first asked for."""
+        return self.mesh.get_group("dp")
+
+    def get_tp_process_group(self) -> ProcessGroup:
+        """This rank's tensor parallel group."""
+        return self.mesh.get_group("tp")
+
+    def get_pp_process_group(self) -> ProcessGroup:
+        """This rank's pipeline."""
+        return self.mesh.get_group("pp")
+
+    def send_to_next_stage(self, tensor: object, next_rank: int, micro_batch_id: int) -> None:
+        """Send an activation to a rank of this one's pipeline, counted in it."""
+        self.get_pp_process_group().send(tensor, next_rank, _forward(micro_batch_id))
+
+    def send_to_prev_stage(self, tensor: object, prev_rank: int, micro_batch_id: int) -> None:
+        """Send a gradient back."""
+        self.get_pp_process_group().send(tensor, prev_rank, _backward(micro_batch_id))
+
+    def receive_from_prev_stage(
+        self, shape: Sequence[int], prev_rank: int, micro_batch_id: int, dtype: Any = np.float32
+    ) -> NDArray[Any]:
+        """The activation that was sent."""
+        return self._receive(shape, prev_rank, _forward(micro_batch_id), dtype)
+
+    def receive_from_next_stage(
+        self, shape: Sequence[int], next_rank: int, micro_batch_id: int, dtype: Any = np.float32
+    ) -> NDArray[Any]:
+        """The gradient that was sent."""
+        return self._receive(shape, next_rank, _backward(micro_batch_id), dtype)
+
+    def all_reduce_dp(self, tensor: object) -> None:
+        """Sum it in place over the data parallel group."""
+        self.get_dp_process_group().all_reduce(tensor)
+
+    def all_reduce_tp(self, tensor: object) -> None:
+        """Sum it in place over the tensor parallel group."""
+        self.get_tp_process_group().all_reduce(tensor)
+
+    def all_gather_tp(self, tensor: NDArray[Any]) -> NDArray[Any]:
+        """All ranks' of the tensor parallel group, one behind the other along dimension 0."""
+        group = self.get_tp_process_group()
+        rows, *rest = tensor.shape
+        gathered = np.empty((rows * group.world_size, *rest), tensor.dtype)
+        group.all_gather_into_tensor(gathered, tensor)
+        return gathered
+
+    def reduce_scatter_tp(self, tensor: NDArray[Any]) -> NDArray[Any]:
+        """This rank's rows of the sum over the tensor parallel group. ConfigError for a number of
+        rows that it does not divide."""
+        group = self.get_tp_process_group()
+        rows, *rest = tensor.shape
+        if rows % group.world_size:
+            raise ConfigError(f"{rows} rows cannot be cut evenly for {group.world_size} ranks")
+        own = np.empty((rows // group.world_size, *rest), tensor.dtype)
+        group.reduce_scatter_tensor(own, tensor)
+        return own
+
+    def get_communication_stats(self) -> CommunicationStats:
+        """All operations of this rank in the three groups so far, as they were measured."""
+        found = [each for axis in self.mesh.stats().values() for each in axis.values()]
+        calls, num_bytes = sum(each.calls for each in found), sum(each.bytes for each in found)
+        seconds = sum(each.seconds for each in found)
+        latency = seconds / calls * 1e3 if calls else 0.0
+        bandwidth = num_bytes * 8 / seconds / 1e9 if seconds else 0.0
+        return CommunicationStats(calls, num_bytes, latency, bandwidth)
+
+    def _receive(self, shape: Sequence[int], src: int, tag: int, dtype: Any) -> NDArray[Any]:
+        received = np.empty(tuple(shape), dtype)
+        self.get_pp_process_group().recv(received, src, tag)
+        return received
+
+
+def _forward(micro_batch_id: int) -> int:
+    return 2 * micro_batch_id
+
+
+def _backward(micro_batch_id: int) -> int:
+    return 2 * micro_batch_id + 1

@@ -1,0 +1,143 @@
+"""Attention of this rank's queries to the keys of all ranks, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torsh_runtime.parallel.context.kernels import Kernel
+from torsh_runtime.parallel.context.routes import Route
+from torsh_runtime.parallel.context.tasks import Task
+from torsh_runtime.parallel.operations import Array, JointOperation, functions_of
+
+
+@dataclass(frozen=True, slots=True)
+class Blockwise(JointOperation):
+    """Softmax over blocks, one after the other, merged by their logsumexp (Milakov and
+    Gimelshein, Online normalizer calculation for softmax, 2018).
+    """
+
+    route: Callable[[], Route]
+    """Makes one for a pass."""
+    tasks: Sequence[Sequence[Task]]
+    """By the rank whose block it is; in a rank's own block each query has one."""
+    kernel: Kernel
+    scale: float
+
+    def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
+        query, key, value = arrays
+        merged = _Merged(query, value)
+        for source, (keys, values) in self.route().blocks([key, value]):
+            for task in self.tasks[source]:
+                own, at = _places(task)
+                operands = query[own], keys[at], values[at]
+                merged.add(own, *self.kernel.forward(*operands, task.is_causal, self.scale))
+            merged.is_begun = True
+        result = _as(merged.output, query)
+        return result, (query, key, value, result, merged.logsumexp)
+
+    def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
+        query, key, value, output, logsumexp = saved
+        for_query, route = _Sum(query), self.route()
+        for source, block in route.blocks([key, value]):
+            sums = [_Sum(each) for each in block]
+            for task in self.tasks[source]:
+                own, at = _places(task)
+                found = self.kernel.backward(
+                    gradient[own],
+                    query[own],
+                    block[0][at],
+                    block[1][at],
+                    output[own],
+                    logsumexp[own],
+                    task.is_causal,
+                    self.scale,
+                )
+                for_query.add(own, found[0])
+                for total, each in zip(sums, found[1:], strict=True):
+                    total.add(at, each)
+            route.give([total.array() for total in sums])
+        pairs = zip((for_query.array(), *route.returned()), (query, key, value), strict=True)
+        return tuple(_as(each, like) for each, like in pairs)
+
+
+def _places(task: Task) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Of its queries and of its keys."""
+    every = slice(None)
+    return (task.rows, every, task.queries), (task.rows, every, task.keys)
+
+
+class _Merged:
+    """What the blocks make together. In the first one each query has its only task."""
+
+    output: Array
+    logsumexp: Array
+
+    def __init__(self, query: Array, value: Array) -> None:
+        self._like, self._shape = query, (*query.shape[:3], value.shape[-1])
+        self.is_begun = False
+
+    def add(self, own: tuple[slice, ...], output: Array, logsumexp: Array) -> None:
+        """Let what these were made of count too, for some queries; both arrays are taken."""
+        if self.is_begun:
+            _merge(self.output[own], self.logsumexp[own], output, logsumexp)
+        elif output.shape == self._shape:
+            self.output, self.logsumexp = output, logsumexp
+        else:
+            if not hasattr(self, "output"):
+                self.output = _empty(self._like, self._shape)
+                self.logsumexp = _empty(self._like, self._shape[:3])
+            self.output[own], self.logsumexp[own] = output, logsumexp
+
+
+def _merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
+    """Let what `more` was made of count too; all but `its` is written to."""
+    xp = functions_of(output)
+    total = xp.logaddexp(logsumexp, its)
+    more -= output
+    more *= xp.exp(its - total)[..., None]
+    output += more
+    logsumexp[...] = total
+
+
+class _Sum:
+    """Gradients of parts of an array."""
+
+    def __init__(self, like: Array) -> None:
+        self._like = like
+        self._total: Array | None = None
+
+    def add(self, at: tuple[slice, ...], gradient: Array) -> None:
+        """Of this part; the array is taken."""
+        is_first, is_all = self._total is None, gradient.shape == self._like.shape
+        if is_first and is_all and gradient.dtype == _kind(self._like):
+            self._total = gradient
+        else:
+            total = self.array()
+            total[at] += gradient
+
+    def array(self) -> Array:
+        """All of it; zeros where nothing was added."""
+        if self._total is None:
+            self._total = functions_of(self._like).zeros_like(self._like, dtype=_kind(self._like))
+        return self._total
+
+
+def _empty(like: Array, shape: Sequence[int]) -> Array:
+    """Uninitialised, of the same kind, but of float32 in place of 16 bits."""
+    if hasattr(like, "new_empty"):
+        return like.new_empty(tuple(shape), dtype=_kind(like))
+    return functions_of(like).empty(tuple(shape), _kind(like))
+
+
+def _kind(like: Array) -> Any:
+    xp = functions_of(like)
+    return xp.float64 if like.dtype == xp.float64 else xp.float32
+
+
+def _as(array: Array, like: Array) -> Array:
+    """Of the same dtype."""
+    if array.dtype == like.dtype:
+        return array
+    return array.to(like.dtype) if hasattr(array, "new_empty") else array.astype(like.dtype)

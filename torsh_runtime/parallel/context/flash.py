@@ -1,0 +1,55 @@
+"""Attention to one block by torch's kernel for CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torsh_runtime.parallel.context.kernels import Kernel
+
+Tensor = torch.Tensor
+_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def is_for(query: Tensor, value: Tensor) -> bool:
+    """Whether the kernel takes such tensors."""
+    is_on_cpu = query.device.type == "cpu" and query.dtype in _DTYPES
+    return is_on_cpu and query.shape[-1] == value.shape[-1]
+
+
+class Flash(Kernel):
+    """FlashAttention-2 (Dao, 2023) as torch has it: no matrix of all scores is made. The operators
+    behind torch's scaled_dot_product_attention are used as they are.
+    """
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        output, logsumexp = _forward(
+            _solid(query), _solid(key), _solid(value), 0.0, is_causal, scale=scale
+        )
+        return output.to(logsumexp.dtype), logsumexp
+
+    def backward(
+        self,
+        gradient: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        operands = map(_solid, (gradient, query, key, value, output))
+        found: tuple[Tensor, Tensor, Tensor] = _backward(
+            *operands, logsumexp, 0.0, is_causal, scale=scale
+        )
+        return found
+
+
+def _solid(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

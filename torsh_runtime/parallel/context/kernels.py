@@ -1,0 +1,107 @@
+"""Attention to one block of keys, forward and backward, on arrays of any framework.
+
+query: (batch, heads, L, E), key: (batch, kv_heads, S, E), value: (batch, kv_heads, S, F), where
+kv_heads divides heads: as many queries in succession have one key. Forward gives the output, as
+softmax over this block makes it, (batch, heads, L, F), and the logarithm of the sum of the
+exponentials of scores, (batch, heads, L); both at least in float32. Backward takes these two as
+they are over all blocks, for which the gradients of each block's keys add up to the whole ones
+(Liu et al., Ring Attention, 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torsh_runtime.parallel.operations import Array, functions_of
+
+
+class Kernel(ABC):
+    """One way to compute it."""
+
+    @abstractmethod
+    def forward(
+        self, query: Array, key: Array, value: Array, is_causal: bool, scale: float
+    ) -> tuple[Array, Array]:
+        """Output and logsumexp, in new memory."""
+
+    @abstractmethod
+    def backward(
+        self,
+        gradient: Array,
+        query: Array,
+        key: Array,
+        value: Array,
+        output: Array,
+        logsumexp: Array,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Array, Array, Array]:
+        """The gradients of query, key and value that come by way of this block."""
+
+
+class Products(Kernel):
+    """By products of whole matrices, which any framework has."""
+
+    def forward(
+        self, query: Array, key: Array, value: Array, is_causal: bool, scale: float
+    ) -> tuple[Array, Array]:
+        xp = functions_of(query)
+        scores = _scores(query, key, is_causal, scale)
+        highest = xp.amax(scores, -1)[..., None]
+        scores -= highest
+        xp.exp(scores, out=scores)
+        total = scores.sum(-1)[..., None]
+        output = (scores @ value[:, :, None]) / total
+        logsumexp = (highest + xp.log(total))[..., 0]
+        return _flat(output), _flat(logsumexp)
+
+    def backward(
+        self,
+        gradient: Array,
+        query: Array,
+        key: Array,
+        value: Array,
+        output: Array,
+        logsumexp: Array,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Array, Array, Array]:
+        xp, heads = functions_of(query), key.shape[1]
+        delta = _grouped((gradient * output).sum(-1)[..., None], heads)
+        gradient, key, value = _grouped(gradient, heads), key[:, :, None], value[:, :, None]
+        weights = _scores(query, key[:, :, 0], is_causal, scale)
+        weights -= _grouped(logsumexp[..., None], heads)
+        xp.exp(weights, out=weights)
+        for_value = (weights.swapaxes(-1, -2) @ gradient).sum(2)
+        weights *= gradient @ value.swapaxes(-1, -2) - delta
+        weights *= scale
+        for_key = (weights.swapaxes(-1, -2) @ _grouped(query, heads)).sum(2)
+        return _flat(weights @ key), for_key, for_value
+
+
+def _grouped(array: Array, heads: int) -> Array:
+    """(batch, heads, L, E) as (batch, kv_heads, queries of one key, L, E); a view."""
+    batch, _, *rest = array.shape
+    return array.reshape(batch, heads, -1, *rest)
+
+
+def _flat(array: Array) -> Array:
+    """The reverse."""
+    batch, heads, several, *rest = array.shape
+    return array.reshape(batch, heads * several, *rest)
+
+
+def _scores(query: Array, key: Array, is_causal: bool, scale: float) -> Array:
+    scores = (_grouped(query, key.shape[1]) * scale) @ key[:, :, None].swapaxes(-1, -2)
+    if is_causal:
+        scores += _causal(scores)
+    return scores
+
+
+def _causal(scores: Array) -> Any:
+    """-∞ for keys behind a query's own."""
+    xp, size = functions_of(scores), scores.shape[-1]
+    options = {"device": scores.device} if hasattr(scores, "new_empty") else {}
+    return xp.triu(xp.full((size, size), -math.inf, dtype=scores.dtype, **options), 1)

@@ -1,0 +1,168 @@
+"""How the keys and values of all ranks come to each, and their gradients back.
+
+A route serves one pass: `blocks` gives what each rank has, this rank's own first. In a backward
+pass `give` takes what this rank adds to the gradients of the block that came last, and `returned`
+gives the sums for its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.parallel.operations import Array
+from torsh_runtime.parallel.regions.arrays import contiguous, empty, part, resized
+
+_BLOCKS, _SUMS = 1 << 20, (1 << 20) + 1
+"""Tags of messages."""
+Block = list[Array]
+"""Keys and values, or their gradients; the tokens along dimension 2."""
+
+
+class Route(ABC):
+    """One of them."""
+
+    @abstractmethod
+    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
+        """Whose block it is, and the block."""
+
+    @abstractmethod
+    def give(self, sums: Block) -> None:
+        """Add this to the gradients of the block that came last; the arrays are the route's."""
+
+    @abstractmethod
+    def returned(self) -> Block:
+        """The gradients of this rank's block, when all blocks came."""
+
+
+class Alone(Route):
+    """This rank's block is the only one."""
+
+    _sums: Block
+
+    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
+        yield 0, own
+
+    def give(self, sums: Block) -> None:
+        self._sums = sums
+
+    def returned(self) -> Block:
+        return self._sums
+
+
+class Ring(Route):
+    """Each rank passes what it has looked at on to the rank before it; the next block travels while
+    one is computed with, and the sums of its gradients follow it, to its owner in the end (Liu et
+    al., Ring Attention, 2023). In causal attention a block so meets those first who look at all of
+    it, and of its late chunk there is nothing to send to the others.
+    """
+
+    def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
+        """`seen`: for each rank's block how many of its tokens each rank looks at."""
+        self._group, self._seen = group, seen
+        self._step = 0
+        self._own: Block = []
+        self._sums: Block = []
+        self._under_way: list[Work] = []
+
+    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
+        here = own
+        for step in range(self._group.world_size):
+            self._step = step
+            source, after = self._source(0), self._source(1)
+            works: list[Work] = []
+            coming = here
+            if after != self._group.rank:
+                theirs = self._seen[source][self._group.rank - 1]
+                mine = self._seen[after][self._group.rank]
+                works, coming = self._pass_on(_cut(here, theirs), mine, _BLOCKS)
+            yield source, here
+            _wait(works)
+            here = coming
+
+    def _source(self, later: int) -> int:
+        """Whose block this rank has so many steps later."""
+        return (self._group.rank + self._step + later) % self._group.world_size
+
+    def give(self, sums: Block) -> None:
+        if self._step == 0:
+            self._own = sums
+            return
+        if self._step > 1:
+            sums = self._added(sums)
+        after = self._source(1)
+        coming = self._seen[after][after - 1]
+        self._under_way, self._sums = self._pass_on(sums, coming, _SUMS)
+
+    def _added(self, sums: Block) -> Block:
+        """What came and these: the shorter one into the longer."""
+        _wait(self._under_way)
+        found = []
+        for pair in zip(self._sums, sums, strict=True):
+            short, long = sorted(pair, key=lambda array: int(array.shape[2]))
+            place = part(long, 2, 0, short.shape[2])
+            place += short
+            found.append(long)
+        return found
+
+    def returned(self) -> Block:
+        return self._added(self._own)
+
+    def _pass_on(self, block: Block, coming: int, tag: int) -> tuple[list[Work], Block]:
+        """Begin to send it to the rank before, and to receive so many tokens from the next.
+
+        They travel token by token, as models make them, and as torch's kernel gives gradients.
+        """
+        group = self._group
+        sent = [contiguous(each.swapaxes(1, 2)) for each in block]
+        room = [empty(each, resized(each.shape, 1, coming)) for each in sent]
+        before, behind = ((group.rank + step) % group.world_size for step in (-1, 1))
+        works = [group.recv(each, behind, tag, async_op=True) for each in room]
+        works += [group.send(each, before, tag, async_op=True) for each in sent]
+        return works, [each.swapaxes(1, 2) for each in room]
+
+
+class Gathering(Route):
+    """All ranks' blocks are gathered at once (Llama Team, The Llama 3 Herd of Models, 2024): one
+    collective for each of keys and values, and the memory for all of them.
+    """
+
+    def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
+        """`seen`: as for a Ring."""
+        self._group, self._lengths = group, [each[rank] for rank, each in enumerate(seen)]
+        self._sums: dict[int, Block] = {}
+        self._source = 0
+
+    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
+        gathered = [self._gathered(contiguous(each)) for each in own]
+        for step in range(self._group.world_size):
+            self._source = (self._group.rank - step) % self._group.world_size
+            yield self._source, [parts[self._source] for parts in gathered]
+
+    def _gathered(self, own: Array) -> list[Array]:
+        parts = [empty(own, resized(own.shape, 2, length)) for length in self._lengths]
+        self._group.all_gather(parts, own)
+        return parts
+
+    def give(self, sums: Block) -> None:
+        self._sums[self._source] = sums
+
+    def returned(self) -> Block:
+        own = self._sums[self._group.rank]
+        for number, array in enumerate(own):
+            parts = [self._sums[rank][number] for rank in range(self._group.world_size)]
+            own[number] = empty(array, array.shape)
+            self._group.reduce_scatter(own[number], parts)
+        return own
+
+
+def _cut(block: Block, tokens: int) -> Block:
+    """The first ones."""
+    return [part(each, 2, 0, tokens) for each in block]
+
+
+def _wait(works: Sequence[Work]) -> None:
+    for work in works:
+        work.wait()

@@ -1,0 +1,57 @@
+"""A batch of sequences that the ranks of an axis have parts of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.context.chunks import chunks, lengths
+from torsh_runtime.parallel.context.order import in_order, of_rank
+from torsh_runtime.parallel.groups import group_of
+
+
+def context_shard(tensor: Any, axis: Any, dim: int = 1) -> Any:
+    """This rank's tokens of whole sequences, which lie along `dim`: an early and a late chunk (see
+    context_attention). A tensor of torch or nn, through which gradients flow, or an array.
+
+    axis: a process group, or a DeviceMesh, as mesh["cp"]. ConfigError for fewer tokens than two for
+    each rank.
+    """
+    group = group_of(axis)
+    dim %= len(tensor.shape)
+    return of_rank(tensor, dim, tensor.shape[dim], group.world_size, group.rank)
+
+
+def context_positions(
+    length: int, axis: Any, documents: Sequence[int] | None = None
+) -> NDArray[np.int64]:
+    """Where in its sequence of `length` tokens each of this rank's tokens stands, from 0; or in its
+    document, of which `documents` are the cumulative lengths. Shape (this rank's tokens,).
+
+    axis and ConfigError: as context_shard().
+    """
+    group = group_of(axis)
+    spans = chunks(length, group.world_size, group.rank)
+    places = np.concatenate([np.arange(first, first + size) for first, _, size in spans])
+    if documents is None:
+        return places
+    starts = np.asarray(documents, np.int64)
+    return places - starts[np.searchsorted(starts, places, "right") - 1]
+
+
+def context_gather(tensor: Any, axis: Any, length: int | None = None, dim: int = 1) -> Any:
+    """Whole sequences, in order, of what all ranks have of them: the reverse of context_shard().
+
+    Each rank uses the whole in its own way: backward adds up the gradients of all, as fits losses
+    that are averaged over the ranks. length: None if all ranks have as many tokens as this one.
+    axis and ConfigError: as context_shard().
+    """
+    group = group_of(axis)
+    dim %= len(tensor.shape)
+    whole = length or tensor.shape[dim] * group.world_size
+    sizes = lengths(whole, group.world_size)
+    return in_order(regions.all_gather(tensor, group, dim, sizes), dim, whole, group.world_size)

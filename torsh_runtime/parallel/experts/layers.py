@@ -1,0 +1,277 @@
+"""Experts and their router, without a framework: torch.py and nn.py make modules of them."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.arrays import raw
+from torsh_runtime.comm.agreement import check_same
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard, TensorLayout
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.experts.routing import (
+    Assignment,
+    Exchange,
+    Indices,
+    capacity,
+    highest,
+    reverse,
+)
+from torsh_runtime.parallel.experts.rows import GroupedLinear, Rows, Scaled
+from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.operations import applied, is_recorded, joined
+
+_ACTIVATIONS = ("gelu", "relu", "silu")
+_DEFAULT_NAME = "ep"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """Over whom experts and tokens are spread. Copies of a layer have the same."""
+
+    name: str
+    """Of the experts' axis, in layouts."""
+    experts: ProcessGroup
+    tokens: ProcessGroup
+
+    @classmethod
+    def of(cls, mesh: Any, data: Any) -> Self:
+        """See MixtureOfExperts. ConfigError for a mesh of several axes, which layouts could not
+        name."""
+        name, experts = _DEFAULT_NAME, group_of(mesh)
+        if isinstance(mesh, DeviceMesh):
+            name, *others = mesh.mesh_dim_names
+            if others:
+                raise ConfigError(
+                    f"MixtureOfExperts: {mesh} has several axes: make one of them by view(), as in "
+                    f"mesh.view({{'ep': -1}}, over=('dp', 'cp'))['ep']"
+                )
+        return cls(name, experts, experts if data is None else group_of(data))
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+class MixtureOfExperts:
+    """A feed-forward layer of several experts, of which each token goes to those that a router
+    scores highest (Shazeer et al., "Outrageously Large Neural Networks", 2017; Fedus et al.,
+    "Switch Transformers", 2021). Each rank of an axis has some experts; tokens go to where their
+    experts are and come back. It is a module of torch or of torsh_runtime.nn.
+
+    router: (num_experts, embed_dim). up: (own experts, hidden_dim, embed_dim), twice as high if
+    gated. down: (own experts, embed_dim, hidden_dim).
+
+    The ranks' losses are averaged, so gradients of `up` and `down` are averages over the ranks of
+    the axis when a backward pass ends, and those of `router` are this rank's own. What remains is
+    to average the former over who has the same experts, and the latter over all.
+
+    Attributes: parameter_layouts (how `up` and `down` lie on the mesh).
+    """
+
+    framework: ClassVar[str]
+    functional: ClassVar[Any]
+    parameter_layouts: dict[str, TensorLayout]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
+        """One of a framework's."""
+        if hasattr(cls, "functional"):
+            return object.__new__(cls)
+        found = framework or ("torch" if "torch" in sys.modules else "nn")
+        if found not in ("torch", "nn"):
+            raise ConfigError(f"framework is 'torch' or 'nn', not {framework!r}")
+        module = import_module(f"torsh_runtime.parallel.experts.{found}")
+        made: Self = object.__new__(module.MixtureOfExperts)
+        return made
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_dim: int,
+        num_experts: int,
+        top_k: int = 2,
+        *,
+        activation: str = "gelu",
+        gated: bool = False,
+        capacity_factor: float | None = None,
+        mesh: Any = None,
+        data: Any = None,
+        dtype: Any = None,
+        framework: str | None = None,
+    ) -> None:
+        """top_k: experts of a token, whose weights are made to add up to 1 if there are several.
+        activation: "gelu", "relu" or "silu"; gated: of one half of what `up` gives, which the other
+        half is multiplied by. capacity_factor: how many times its equal share an expert takes at
+        most, of all ranks' tokens in the order of the ranks; for what comes later it gives zeros.
+        None: it takes all.
+
+        mesh: the axis that has the experts, a DeviceMesh of one axis or a process group; None: the
+        default group. data: a mesh or group of those who have tokens of their own, over which the
+        auxiliary loss and the capacity are counted; None: the ranks of `mesh`. dtype: float32
+        unless given. framework: "torch" or "nn"; None: torch if it is loaded.
+
+        The ranks' generators are seeded alike, and draw for all experts one after the other, so
+        they have the values of one process. ConfigError on all ranks for what does not fit.
+        """
+        super().__init__()
+        self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k
+        self.activation, self.gated, self.capacity_factor = activation, gated, capacity_factor
+        self.ranks = _Ranks.of(mesh, data)
+        experts = self.ranks.experts
+        options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
+        problem = self._problem()
+        check_same(experts, "MixtureOfExperts", problem or options)
+        if problem:
+            raise ConfigError(f"MixtureOfExperts: {problem}")
+        starts = [
+            Shard(0).spans(num_experts, experts.world_size, rank)[0][0]
+            for rank in range(experts.world_size)
+        ]
+        self._cuts = [*starts, num_experts]
+        self.router = self._parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
+        self.parameter_layouts = {}
+        self._add("up", (hidden_dim * (2 if gated else 1), embed_dim), dtype)
+        self._add("down", (embed_dim, hidden_dim), dtype)
+        self._check_seeds()
+
+    def _problem(self) -> str:
+        """What is wrong with the options; "" if nothing is."""
+        if not 1 <= self.top_k <= self.num_experts:
+            return f"top_k is from 1 to {self.num_experts}, the number of experts, not {self.top_k}"
+        if self.activation not in _ACTIVATIONS:
+            return f"activation is one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}"
+        if self.capacity_factor is not None and not self.capacity_factor > 0:
+            return f"capacity_factor is above 0 or None, not {self.capacity_factor}"
+        return ""
+
+    def _add(self, name: str, shape: tuple[int, int], dtype: Any) -> None:
+        """A weight of each expert, of which this rank keeps some."""
+        group, every = self.ranks.experts, (self.num_experts, *shape)
+        layout = TensorLayout(every, ((self.ranks.name, group.world_size, Shard(0)),))
+        kept = []
+        for expert in range(self.num_experts):
+            drawn = self._drawn((1, *shape), shape[1], dtype)
+            if self._cuts[group.rank] <= expert < self._cuts[group.rank + 1]:
+                kept.append(drawn)
+        values = joined(kept, 0) if kept else self._drawn((0, *shape), shape[1], dtype)
+        setattr(self, name, self._parameter(values))
+        self.parameter_layouts[name] = layout
+
+    def _check_seeds(self) -> None:
+        """ConfigError on all ranks if they have drawn different values."""
+        values = adapter_class(self)(self).values(self.router)
+        memory = None if getattr(values, "is_meta", False) else raw.memory_of(values)
+        digest = 0 if memory is None else zlib.crc32(memory.data)
+        check_same(
+            self.ranks.experts, "MixtureOfExperts", f"one with the router's values {digest:08x}"
+        )
+
+    def forward(self, input: Any) -> tuple[Any, Any]:
+        """input: (…, embed_dim), this rank's tokens, maybe none. Returns the same shape, and the
+        auxiliary loss, one number that is the same on all ranks: 1 if experts get equally much,
+        more otherwise. Add it, times 0.01 or so, to the loss on all ranks, or on none.
+        """
+        self._check(input)
+        tokens = input.reshape(-1, self.embed_dim)
+        scores = self.functional.softmax(self.functional.linear(tokens, self.router), -1)
+        chosen = highest(self._on_host(scores), self.top_k)
+        counts = np.bincount(chosen.reshape(-1), minlength=self.num_experts)
+        everyone = self.ranks.tokens.all_gather_numbers(counts)
+        weights = scores[np.arange(len(chosen))[:, None], chosen]
+        if self.top_k > 1:
+            weights = weights / weights.sum(-1, keepdim=True)
+        found = self._by_experts(tokens, self._assigned(chosen, everyone))
+        mixed = (found * weights.reshape(*chosen.shape, 1)).sum(1)
+        return mixed.reshape(input.shape), self._balance(scores, everyone)
+
+    def _assigned(self, chosen: Indices, everyone: Indices) -> Assignment:
+        if self.capacity_factor is None:
+            return Assignment.of(chosen, self.num_experts)
+        before = everyone[: self.ranks.tokens.rank].sum(axis=0)
+        tokens = int(everyone.sum()) // self.top_k
+        limit = capacity(self.capacity_factor, tokens, self.top_k, self.num_experts)
+        return Assignment.of(chosen, self.num_experts, before, limit)
+
+    def _by_experts(self, tokens: Any, assignment: Assignment) -> Any:
+        """What each token's experts make of it: (tokens, top_k, embed_dim)."""
+        group, places = self.ranks.experts, assignment.places
+        by_token = assignment.order[:, None] // self.top_k
+        sent = regions.applied(tokens, Rows(by_token, places))
+        counts = group.all_gather_numbers(assignment.counts)
+        exchange = Exchange.of(counts, self._cuts, group.rank)
+        came = regions.all_to_all(sent, group, exchange.sent, exchange.received)
+        there, back = exchange.order[:, None], reverse(exchange.order)[:, None]
+        results = self._feed_forward(regions.applied(came, Rows(there, back)), exchange.counts)
+        returned = regions.applied(results, Rows(back, there))
+        own = regions.all_to_all(returned, group, exchange.received, exchange.sent)
+        found = regions.applied(own, Rows(places.reshape(-1, 1), assignment.order[:, None]))
+        return found.reshape(*places.shape, self.embed_dim)
+
+    def _feed_forward(self, rows: Any, counts: list[int]) -> Any:
+        """Of rows that lie by this rank's experts."""
+        grouped, share = GroupedLinear(counts), Scaled(1 / self.ranks.experts.world_size)
+        hidden = applied(grouped, rows, regions.applied(self.up, share))
+        activate = getattr(self.functional, self.activation)
+        if self.gated:
+            gate, hidden = hidden.chunk(2, -1)
+            hidden = activate(gate) * hidden
+        else:
+            hidden = activate(hidden)
+        return applied(grouped, hidden, regions.applied(self.down, share))
+
+    def _balance(self, scores: Any, everyone: Indices) -> Any:
+        """experts · Σ (its part of all assignments · the mean of its scores over all tokens), after
+        Fedus et al."""
+        total = max(int(everyone.sum()), 1)
+        parts = self._like(
+            everyone.sum(axis=0) * (self.num_experts * self.top_k / total**2), scores
+        )
+        group = self.ranks.tokens
+        return (regions.copy(regions.reduce(scores.sum(0), group), group) * parts).sum()
+
+    def _check(self, input: Any) -> None:
+        """ConfigError on all ranks unless all can go on."""
+        is_fit = len(input.shape) and input.shape[-1] == self.embed_dim
+        text = f"{input.dtype}, {'with' if is_recorded(input, self.up) else 'without'} gradients"
+        if not is_fit:
+            text = f"an input of shape {tuple(input.shape)} is not (…, {self.embed_dim})"
+        check_same(self.ranks.experts, "inputs of MixtureOfExperts", text)
+        if not is_fit:
+            raise ConfigError(f"MixtureOfExperts: {text}")
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return (
+            f"top_k={self.top_k}, activation={self.activation!r}, gated={self.gated}, "
+            f"capacity_factor={self.capacity_factor}"
+        )
+
+    # What differs between frameworks
+
+    def _drawn(self, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Any:
+        """Uniform in ±1/√fan_in, by the framework's generator."""
+        raise NotImplementedError
+
+    def _parameter(self, values: Any) -> Any:
+        raise NotImplementedError
+
+    def _on_host(self, scores: Any) -> NDArray[Any]:
+        """The values as numpy has them."""
+        raise NotImplementedError
+
+    def _like(self, array: NDArray[Any], tensor: Any) -> Any:
+        """A constant of the tensor's dtype, where that is."""
+        raise NotImplementedError

@@ -1,0 +1,95 @@
+"""Operations on rows, one for each token, that lie in another order or by expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torsh_runtime.parallel.experts.routing import Indices
+from torsh_runtime.parallel.operations import JointOperation, functions_of, is_torch
+from torsh_runtime.parallel.regions.arrays import Array, empty
+from torsh_runtime.parallel.regions.maps import Operation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows(Operation):
+    """Row i is the sum of those that index[i] names; -1 is none. The adjoint goes by `inverse`,
+    which names for each row those that it has become part of.
+    """
+
+    index: Indices
+    inverse: Indices
+
+    def __call__(self, array: Array) -> Array:
+        total = None
+        for column in self.index.T:
+            found = _taken(array, column)
+            total = found if total is None else total + found
+        return total
+
+    @property
+    def adjoint(self) -> Rows:
+        return Rows(self.inverse, self.index)
+
+
+def _taken(array: Array, column: Indices) -> Array:
+    nowhere = column < 0
+    if len(array) == 0:
+        found = empty(array, (len(column), *array.shape[1:]))
+        found[...] = 0
+        return found
+    found = array[_index(array, column)]
+    if nowhere.any():
+        found[_index(array, nowhere.nonzero()[0])] = 0
+    return found
+
+
+def _index(array: Array, column: Indices) -> Array:
+    """As the array's framework takes it."""
+    xp = functions_of(array)
+    return xp.as_tensor(column, device=array.device) if is_torch(array) else xp.asarray(column)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Operation):
+    """The same, whose gradient is multiplied by a factor."""
+
+    factor: float
+    is_gradient: bool = False
+
+    def __call__(self, array: Array) -> Array:
+        return array * self.factor if self.is_gradient else array
+
+    @property
+    def adjoint(self) -> Scaled:
+        return Scaled(self.factor, not self.is_gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear(JointOperation):
+    """input (rows, in) @ weight[e]ᵀ (experts, out, in), where `counts[e]` rows in succession are of
+    expert e: to (rows, out).
+    """
+
+    counts: Sequence[int]
+
+    def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
+        rows, weight = arrays
+        result = empty(rows, (len(rows), weight.shape[1]))
+        for expert, part in self._parts():
+            result[part] = rows[part] @ weight[expert].T
+        return result, arrays
+
+    def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
+        rows, weight = saved
+        for_rows, for_weight = empty(rows, rows.shape), empty(weight, weight.shape)
+        for expert, part in self._parts():
+            for_rows[part] = gradient[part] @ weight[expert]
+            for_weight[expert] = gradient[part].T @ rows[part]
+        return for_rows, for_weight
+
+    def _parts(self) -> Iterator[tuple[int, slice]]:
+        start = 0
+        for expert, count in enumerate(self.counts):
+            yield expert, slice(start, start + count)
+            start += count

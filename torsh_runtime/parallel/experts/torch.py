@@ -1,0 +1,33 @@
+"""Experts for models of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from torsh_runtime.parallel.experts import layers
+
+
+class _OfTorch:
+    framework = "torch"
+    functional = nn.functional
+
+
+class MixtureOfExperts(_OfTorch, layers.MixtureOfExperts, nn.Module):
+    """See layers."""
+
+    def _drawn(self, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Tensor:
+        return torch.empty(shape, dtype=dtype).uniform_(-(fan_in**-0.5), fan_in**-0.5)
+
+    def _parameter(self, values: Tensor) -> nn.Parameter:
+        return nn.Parameter(values)
+
+    def _on_host(self, scores: Tensor) -> NDArray[Any]:
+        found: NDArray[Any] = scores.detach().cpu().double().numpy()
+        return found
+
+    def _like(self, array: NDArray[Any], tensor: Tensor) -> Tensor:
+        return torch.from_numpy(array).to(tensor)

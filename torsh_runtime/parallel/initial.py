@@ -1,0 +1,49 @@
+"""Initial values that do not depend on the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torsh_runtime.arrays.raw import empty, framework_of
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.layouts import cut, layouts_by_id, piece_of
+from torsh_runtime.parallel.streams import random_stream
+
+
+def init_parameters(
+    model: Any, init: Callable[[str, Any], object], seed: int = 0, mesh: DeviceMesh | None = None
+) -> None:
+    """Give a model's parameters the values that they have on every mesh, in one process too.
+
+        def init(name, tensor):
+            torch.nn.init.normal_(tensor, std=0.02) if tensor.ndim > 1 else tensor.zero_()
+
+        tr.init_parameters(model, init, seed=1, mesh=mesh)
+
+    init: writes a whole parameter's values into a tensor of its framework; `name` is the
+        parameter's full name. Random numbers come from a stream of seed and name alone, so they
+        depend neither on the order nor on which parameters this rank has. Of each whole tensor this
+        rank's piece is kept, one after the other: the largest has to fit into memory.
+    mesh: what the layouts of the model are on (parallel/layouts.py).
+
+    Before the model is wrapped. ConfigError for a parameter that is not of its layout's shape.
+    """
+    adapter, layouts = adapter_class(model)(model), layouts_by_id(model)
+    for name, parameter in [*adapter.parameters(), *adapter.constants()]:
+        shape = adapter.shape(parameter)
+        layout = layouts.get(id(parameter))
+        piece = None if layout is None else piece_of(name, layout, mesh)
+        if piece is not None and piece.shape != shape:
+            raise ConfigError(
+                f"{name!r} is of shape {shape}, and its layout gives this rank {piece.shape} of "
+                f"{piece.global_shape}: call init_parameters() before the model is wrapped"
+            )
+        values = adapter.values(parameter)
+        whole_shape = shape if piece is None else piece.global_shape
+        whole = empty(framework_of(values), whole_shape, adapter.kind(parameter)[0])
+        with random_stream(seed, name):
+            init(name, adapter.tensor(whole))
+        adapter.copy(parameter, whole if piece is None else cut(whole, piece))

@@ -1,0 +1,94 @@
+"""How a model's parameters lie on the axes of a mesh.
+
+The module that owns a parameter tells it: `module.parameter_layouts` has, by the parameter's own
+name, a TensorLayout whose axes are named as the mesh's. Along axes that it does not name, and of
+parameters that are not in it, all ranks have the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Piece, TensorLayout
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.modules import adapter_class
+
+
+def layouts_of(model: Any) -> dict[str, TensorLayout]:
+    """Those that the model's modules tell of, by the parameters' full names in it.
+
+    ConfigError if a module tells of a parameter that it has not.
+    """
+    own = layouts_by_id(model)
+    named = model.named_parameters()
+    return {name: own[id(parameter)] for name, parameter in named if id(parameter) in own}
+
+
+def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
+    """The same by the id() of each parameter, whatever wraps the modules."""
+    adapter = adapter_class(model)(model)
+    found = {}
+    for path, module in adapter.modules():
+        told = getattr(module, "parameter_layouts", None) or {}
+        own = dict(adapter.own_parameters(module)) if told else {}
+        for name, layout in told.items():
+            if name not in own:
+                raise ConfigError(
+                    f"{path or 'the model'} has parameter_layouts of {name!r}, and no such "
+                    f"parameter: it has {', '.join(own) or 'none'}"
+                )
+            found[id(own[name])] = layout
+    return found
+
+
+def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> dict[str, int]:
+    """Where this rank stands along the layout's axes; 0 along those where that makes no difference.
+
+    name: of what has the layout. ConfigError if it takes axes that the mesh has not, or with other
+    sizes.
+    """
+    coordinate = dict.fromkeys((axis for axis, _, _ in layout.axes), 0)
+    sharded = layout.sharded()
+    here = {} if mesh is None else mesh.coordinate
+    for axis, size, _ in layout.axes:
+        if axis not in sharded:
+            continue
+        if mesh is None or axis not in here or mesh.size(axis) != size:
+            raise ConfigError(
+                f"{name!r} is sharded over {size} ranks along {axis!r}, and the mesh is {mesh}: "
+                f"pass the mesh that the model was made for"
+            )
+        coordinate[axis] = here[axis]
+    return coordinate
+
+
+def piece_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None) -> Piece:
+    """What this rank has of the parameter of this name. ConfigError as coordinate_on()."""
+    return layout.piece(coordinate_on(mesh, name, layout))
+
+
+def part_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None, part: Piece) -> Piece:
+    """The same where a wrapper has left this part of what the rank has. ConfigError also for a part
+    of something of another shape."""
+    held = piece_of(name, layout, mesh)
+    if part.global_shape != held.shape:
+        raise ConfigError(
+            f"{name!r} is of shape {part.global_shape}, and its layout gives this rank "
+            f"{held.shape} of {held.global_shape}"
+        )
+    return held.part(part.start, part.end)
+
+
+def cut(whole: Any, piece: Piece) -> Any:
+    """The piece's elements of a whole array or tensor, in the piece's shape: a view where it is one
+    box, else a copy. ConfigError for a whole of another shape, or a part of a box."""
+    if tuple(whole.shape) != piece.global_shape or not piece.is_box:
+        raise ConfigError(f"{piece} cannot be cut out of a tensor of shape {tuple(whole.shape)}")
+    for dim in range(len(piece.shape)):
+        spans = piece.spans_of(dim)
+        index: Any = slice(*spans[0])
+        if len(spans) > 1:
+            index = [at for span in spans for at in range(*span)]
+        whole = whole[(slice(None),) * dim + (index,)]
+    return whole

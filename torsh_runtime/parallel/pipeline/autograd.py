@@ -1,0 +1,104 @@
+"""What a stage needs of its framework: leaves, gradients, and backward passes in two parts."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+
+class Spec(NamedTuple):
+    """What a tensor that comes from another stage is like."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    wants_gradient: bool
+
+
+class Autograd(ABC):
+    """`values` are what collectives take: arrays, or tensors that are not in any graph."""
+
+    @abstractmethod
+    def leaf(self, values: Any, wants_gradient: bool) -> Any:
+        """A tensor of this memory at which a backward pass ends."""
+
+    @abstractmethod
+    def values(self, tensor: Any) -> Any:
+        """Of a tensor, row-major. TypeError for what is no tensor."""
+
+    @abstractmethod
+    def spec(self, tensor: Any) -> Spec:
+        """What another rank has to know to receive it."""
+
+    @abstractmethod
+    def empty(self, spec: Spec) -> Any:
+        """Values to receive such a tensor into, where the stage's parameters are."""
+
+    @abstractmethod
+    def zeros(self, spec: Spec) -> Any:
+        """The gradient of what nothing depends on."""
+
+    @abstractmethod
+    def gradient(self, leaf: Any) -> Any | None:
+        """The values of the gradient that has been accumulated."""
+
+    @abstractmethod
+    def weight(self, loss: Any, weight: float) -> Any:
+        """Values of the loss's shape: its gradient, where it counts so much."""
+
+    @abstractmethod
+    def number(self, loss: Any) -> float:
+        """Its value. ValueError unless it has one element."""
+
+    @abstractmethod
+    def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Accumulate gradients of all leaves."""
+
+    @abstractmethod
+    def backward_inputs(
+        self, outputs: Sequence[Any], gradients: Sequence[Any], inputs: Sequence[Any]
+    ) -> Callable[[], None]:
+        """Accumulate those of `inputs`, and of what cannot be parted from them; what is returned
+        accumulates the others. The outputs come from within splitting()."""
+
+    @abstractmethod
+    def splitting(self) -> AbstractContextManager[object]:
+        """A block for forward passes whose backward passes are in two parts."""
+
+    @abstractmethod
+    def recording(self, enabled: bool) -> AbstractContextManager[object]:
+        """A block in which what is computed can be differentiated, or not."""
+
+    @abstractmethod
+    def random_state(self) -> Any:
+        """Of the generator behind dropout."""
+
+    @abstractmethod
+    def set_random_state(self, state: Any) -> None:
+        """Go on from it."""
+
+    @abstractmethod
+    def joined(self, outputs: Sequence[Any]) -> Any:
+        """Along dimension 0."""
+
+    @abstractmethod
+    def held_bytes(self, forward: Callable[[], object]) -> int:
+        """What a backward pass needs of this forward pass, in bytes, besides parameters."""
+
+    @abstractmethod
+    def synchronise(self) -> None:
+        """Wait until what was begun on a device is done."""
+
+
+def autograd_of(module: Any) -> Autograd:
+    """That of a model of torch or of torsh_runtime.nn."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(module, torch.nn.Module):
+        from torsh_runtime.parallel.pipeline.torch_autograd import TorchAutograd
+
+        return TorchAutograd(module)
+    from torsh_runtime.parallel.pipeline.nn_autograd import NnAutograd
+
+    return NnAutograd(module)

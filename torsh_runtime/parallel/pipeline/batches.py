@@ -1,0 +1,79 @@
+"""Batches and their microbatches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+
+MOST = 1 << 12
+"""More microbatches than anybody has: tags of messages tell so many apart."""
+
+
+def arguments(batch: Any) -> tuple[Any, ...]:
+    """What a module is called with: the members of a tuple, or the batch itself."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def microbatches(batch: Any, count: int) -> list[tuple[Any, ...]]:
+    """A batch cut along dimension 0 into parts of equal size; the first ones have one row more
+    where that cannot be. A list is of microbatches already, of any shapes. ConfigError for fewer
+    rows than microbatches, a list of another length, and tensors with different numbers of rows.
+    """
+    if isinstance(batch, list):
+        if len(batch) != count:
+            raise ConfigError(f"a list of {len(batch)} microbatches, and num_microbatches={count}")
+        return [arguments(each) for each in batch]
+    inputs = arguments(batch)
+    sizes = {rows(each) for each in inputs}
+    if len(sizes) != 1:
+        raise ConfigError(f"tensors of a batch have {sorted(sizes)} rows: they must have as many")
+    (size,) = sizes
+    if size < count:
+        raise ConfigError(
+            f"a batch of {size} rows does not make num_microbatches={count}: take a larger batch, "
+            f"or fewer microbatches"
+        )
+    ends = [number * (size // count) + min(number, size % count) for number in range(count + 1)]
+    return [tuple(each[start:end] for each in inputs) for start, end in pairwise(ends)]
+
+
+def rows(tensor: Any) -> int:
+    """Along dimension 0. ConfigError for what has none."""
+    shape: Sequence[int] = getattr(tensor, "shape", ())
+    if not len(shape):
+        raise ConfigError(
+            f"a batch has a {type(tensor).__qualname__} without rows: give tensors or arrays that "
+            f"can be cut along dimension 0, or a list of microbatches"
+        )
+    return int(shape[0])
+
+
+def count_of(batch: Any, most: int) -> int:
+    """How many microbatches to evaluate it in."""
+    if isinstance(batch, list):
+        return len(batch)
+    return min(most, rows(arguments(batch)[0]))
+
+
+def shapes(parts: Sequence[tuple[Any, ...]]) -> str:
+    """Of all tensors, as text."""
+    return "; ".join(
+        ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in part if hasattr(each, "shape"))
+        for part in parts
+    )
+
+
+def digest(text: str) -> int:
+    """63 bits that differ where texts do."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def counts(targets: Sequence[Any], tokens: Callable[[Any], Any] | None) -> list[float]:
+    """What each microbatch's loss is the mean of: rows, or what `tokens` says."""
+    if tokens is not None:
+        return [float(tokens(target)) for target in targets]
+    return [float(rows(arguments(target)[0])) for target in targets]

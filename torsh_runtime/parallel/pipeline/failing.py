@@ -1,0 +1,71 @@
+"""How all ranks of a pipeline learn what one of them raised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from torsh_runtime.comm.default import default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommError, PipelineError, TorshError
+
+T = TypeVar("T")
+_PATIENCE = 2.0
+"""Seconds in which other ranks, who may be computing, have to learn what was raised."""
+
+
+class Failures:
+    """Of one pipeline. Who raises writes down what, and then aborts the group, so that nobody waits
+    for it; the others find it there."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._key = f"pipeline/{group.name}"
+
+    def telling(self, call: Callable[[], T]) -> T:
+        """What it returns. The PipelineError that it raises, or that made another rank abort."""
+        try:
+            return call()
+        except PipelineError as error:
+            if isinstance(error.__cause__, CommError):
+                raise self._told() or error from error.__cause__
+            self._tell(error)
+            self._wait_for_others()
+            raise
+        except CommError as error:
+            told = self._told()
+            if told is None:
+                raise
+            raise told from error
+
+    def _tell(self, error: PipelineError) -> None:
+        facts = [error.rank, error.stage, error.microbatch, error.step, error.reason]
+        store = _store()
+        if store is not None:
+            with suppress(TorshError):
+                store.compare_set(self._key, "", json.dumps(facts))
+        self._group.abort()
+
+    def _told(self) -> PipelineError | None:
+        store = _store()
+        with suppress(TorshError):
+            if store is not None and store.check([self._key]):
+                told = PipelineError(*json.loads(store.get(self._key)))
+                self._wait_for_others()
+                return told
+        return None
+
+    def _wait_for_others(self) -> None:
+        """A little, for the store may end with this process."""
+        store = _store()
+        with suppress(TorshError):
+            if store is not None:
+                store.barrier(f"{self._key}/known", self._group.world_size, _PATIENCE)
+
+
+def _store() -> Any:
+    """The job's, which lives on when a group is dead; None where a group has no job."""
+    make = getattr(default_group(), "store", None)
+    return None if make is None else make()

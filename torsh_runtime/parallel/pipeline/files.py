@@ -1,0 +1,92 @@
+"""Tables as text: torch.distributed.pipelining's CSV, and a JSON of our own.
+
+CSV has a line for each rank and in its cells steps such as 0F0, 1B3, 0I1, 0W1; empty cells are
+bubbles. What torch's full tables say of messages (SEND_F, RECV_B and so on) is left out: the
+executor knows it from the steps. JSON has {"name": ..., "ranks": [["0F0", ...], ...]}.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.pipeline.table import COMPUTES, Kind, Step, Table
+
+_STEP = re.compile(r"(\d+)(F|I|B|W|UNSHARD|RESHARD|REDUCE_GRAD)(\d*)")
+_MESSAGE = re.compile(r"\d+(SEND|RECV)_[FB]\d*")
+_TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+def load_table(path: str | Path) -> Table:
+    """The table in a file whose name ends in .csv or .json. ConfigError for what is none, naming
+    the rank and the cell; OSError as open()."""
+    path = Path(path)
+    text = path.read_text(encoding="utf-8")
+    return from_json(text, path.name) if path.suffix == ".json" else from_csv(text, path.name)
+
+
+def save_table(table: Table, path: str | Path) -> None:
+    """Write it as load_table() reads it."""
+    path = Path(path)
+    text = to_json(table) if path.suffix == ".json" else to_csv(table)
+    path.write_text(text, encoding="utf-8")
+
+
+def to_csv(table: Table) -> str:
+    """As torch reads it, too."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([map(str, row) for row in table.rows])
+    return out.getvalue()
+
+
+def from_csv(text: str, name: str = "table") -> Table:
+    """The opposite of to_csv()."""
+    return _table(list(csv.reader(io.StringIO(text))), name)
+
+
+def to_json(table: Table) -> str:
+    """A line for each rank."""
+    rows = ",\n  ".join(json.dumps([str(step) for step in row]) for row in table.rows)
+    return f'{{"name": {json.dumps(table.name)}, "ranks": [\n  {rows}\n]}}\n'
+
+
+def from_json(text: str, name: str = "table") -> Table:
+    """The opposite of to_json()."""
+    try:
+        found = json.loads(text)
+        rows = [[str(cell) for cell in row] for row in found["ranks"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f'{name}: not {{"name": ..., "ranks": [[...], ...]}}: {error}') from None
+    return _table(rows, str(found.get("name", name)))
+
+
+def _table(rows: list[list[str]], name: str) -> Table:
+    return Table(
+        tuple(tuple(_steps(row, f"{name}, rank {rank}")) for rank, row in enumerate(rows)), name
+    )
+
+
+def _steps(cells: list[str], where: str) -> Iterator[Step]:
+    for number, cell in enumerate(cells):
+        together = _TOGETHER.fullmatch(cell.strip())
+        for part in together[1].split(";") if together else [cell]:
+            text = part.strip()
+            if not text or _MESSAGE.fullmatch(text):
+                continue
+            yield _step(text, f"{where}, cell {number + 1}")
+
+
+def _step(text: str, where: str) -> Step:
+    found = _STEP.fullmatch(text)
+    kind = Kind(found[2]) if found else None
+    if not found or kind is None or (kind in COMPUTES) != bool(found[3]):
+        raise ConfigError(
+            f"{where}: {text!r} is no step: write stage, F, B, I or W, and microbatch, as 0F0, or "
+            f"stage and UNSHARD, RESHARD or REDUCE_GRAD"
+        )
+    return Step(int(found[1]), kind, int(found[3]) if found[3] else None)

@@ -1,0 +1,167 @@
+"""What steps cost, measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.pipeline.files import from_json, to_json
+from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, Span
+from torsh_runtime.parallel.pipeline.stage import Stage
+from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
+
+RUNS, WARM_UP = 9, 2
+"""The median of so many counts, after some more."""
+BURST = 4
+"""So many messages one after the other, as many as a shaped link may let pass at once."""
+_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+
+
+def measured_costs(
+    group: ProcessGroup,
+    stages: Mapping[int, Stage],
+    placement: Sequence[int],
+    run: Callable[[Table], object],
+    can_split: bool,
+) -> Costs:
+    """Of one microbatch, the same on all ranks, who compute at the same time as they do in
+    training. run: takes the steps of a table of one microbatch."""
+    own = np.zeros((len(placement), 6))
+    with _unchanged(stages):
+        for stage in stages.values():
+            stage.is_sampling = True
+        run(one(placement))
+        for stage in stages.values():
+            stage.is_sampling = False
+        for (number, kind), times in _times(group, stages, can_split).items():
+            own[number, _KINDS.index(kind)] = median(times)
+    for number, stage in stages.items():
+        own[number, 4] = stage.held
+        stage.sample, stage.sample_gradients = None, ()
+    return _costs(group, own, placement, {n: s.sent_bytes for n, s in stages.items()})
+
+
+def _times(
+    group: ProcessGroup, stages: Mapping[int, Stage], can_split: bool
+) -> dict[tuple[int, Kind], list[float]]:
+    times: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+    for turn in range(WARM_UP + RUNS):
+        group.barrier()
+        for number, stage in stages.items():
+            for kind, call in stage.again(can_split):
+                begun = time.perf_counter()
+                call()
+                stage.autograd.synchronise()
+                if turn >= WARM_UP:
+                    times[number, kind].append(time.perf_counter() - begun)
+    return times
+
+
+def _costs(
+    group: ProcessGroup, own: Any, placement: Sequence[int], sent: Mapping[int, int]
+) -> Costs:
+    """Everyone's figures; then neighbours time messages of the size of their activations."""
+    for number in range(len(placement) - 1):
+        pair = placement[number], placement[number + 1]
+        sizes = group.all_gather_numbers(np.array([sent.get(number, 0)], np.int64))[:, 0]
+        if group.rank in pair and pair[0] != pair[1]:
+            took = _message(group, pair, int(sizes.max()))
+            own[number, 5] = took if group.rank == pair[0] else 0.0
+    rows = group.all_gather_numbers(own.reshape(-1).view(np.int64)).view(np.float64)
+    table = rows.sum(axis=0).reshape(own.shape)
+    forward, backward, first, second, held, transfer = map(tuple, table.T.tolist())
+    if not any(first):
+        first, second = backward, tuple(0.0 for _ in backward)
+    return Costs(forward, first, second, backward, transfer, activation=held)
+
+
+def _message(group: ProcessGroup, pair: tuple[int, int], size: int) -> float:
+    """Seconds that a message of so many bytes takes from the one to the other, of several that
+    follow each other."""
+    memory, answer = np.zeros(max(size, 1), np.uint8), np.zeros(1, np.uint8)
+    times = []
+    for _ in range(RUNS):
+        begun = time.perf_counter()
+        if group.rank == pair[0]:
+            works = [group.send(memory, pair[1], 1, async_op=True) for _ in range(BURST)]
+            for work in works:
+                work.wait()
+            group.recv(answer, pair[1], 1)
+        else:
+            for _ in range(BURST):
+                group.recv(memory, pair[0], 1)
+            group.send(answer, pair[0], 1)
+        times.append((time.perf_counter() - begun) / BURST)
+    return median(times)
+
+
+def one(placement: Sequence[int]) -> Table:
+    """The table of one microbatch that goes forward and back."""
+    stages = range(len(placement))
+    steps = [Step(stage, Kind.FORWARD, 0) for stage in stages]
+    steps += [Step(stage, Kind.BACKWARD, 0) for stage in reversed(stages)]
+    rows = [
+        tuple(step for step in steps if placement[step.stage] == rank)
+        for rank in range(1 + max(placement))
+    ]
+    return Table(tuple(rows), "one microbatch")
+
+
+@contextmanager
+def _unchanged(stages: Mapping[int, Stage]) -> Iterator[None]:
+    """Gradients, buffers and random numbers are after the block what they were before."""
+    adapters = [adapter_class(s.module)(s.module) for s in stages.values()]
+    autograd = next(iter(stages.values())).autograd
+    random = autograd.random_state()
+    gradients = [
+        (adapter, p, None if adapter.gradient(p) is None else adapter.clone(adapter.gradient(p)))
+        for adapter in adapters
+        for _, p in adapter.parameters()
+    ]
+    buffers = [(a, buffer, a.clone(buffer)) for a in adapters for _, buffer in a.buffers()]
+    try:
+        yield
+    finally:
+        for adapter, parameter, gradient in gradients:
+            adapter.set_gradient(parameter, gradient)
+        for adapter, buffer, values in buffers:
+            adapter.copy(buffer, values)
+        autograd.set_random_state(random)
+
+
+def timeline_of(group: ProcessGroup, spans: Sequence[Span], table: Table) -> Simulation:
+    """What every rank's steps came to, in the form of a simulation. It blocks."""
+    texts = texts_of_all(group, json.dumps([(span.start, span.end) for span in spans]))
+    rows = tuple(
+        tuple(Span(step, *times) for step, times in zip(row, json.loads(text), strict=True))
+        for row, text in zip(table.rows, texts, strict=True)
+    )
+    return Simulation(table, rows)
+
+
+def save_timeline(timeline: Simulation, path: Any) -> None:
+    """Write what timeline() returned, for the command that draws tables."""
+    spans = [[(span.start, span.end) for span in row] for row in timeline.spans]
+    content = {"table": json.loads(to_json(timeline.table)), "spans": spans}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def load_timeline(path: Any) -> Simulation:
+    """The opposite."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    table = from_json(json.dumps(content["table"]))
+    rows = tuple(
+        tuple(Span(step, *times) for step, times in zip(row, spans, strict=True))
+        for row, spans in zip(table.rows, content["spans"], strict=True)
+    )
+    return Simulation(table, rows)

@@ -1,0 +1,155 @@
+"""What ranks agree on before a pipeline is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError, disagreement
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.pipeline import batches, builders
+from torsh_runtime.parallel.pipeline.autograd import autograd_of
+from torsh_runtime.parallel.pipeline.files import load_table
+from torsh_runtime.parallel.pipeline.simulation import simulate
+from torsh_runtime.parallel.pipeline.splitting import balanced, layers_of, measured, split_model
+from torsh_runtime.parallel.pipeline.table import Table, check
+
+
+class Plan(NamedTuple):
+    """Of one pipeline."""
+
+    modules: list[Any]
+    """All stages."""
+    placement: tuple[int, ...]
+    table: Table | None
+    """None: it is chosen when costs have been measured."""
+
+
+def planned(
+    group: ProcessGroup,
+    stages: Any,
+    cuts: Sequence[str] | int | None,
+    example: Any,
+    schedule: str | Table,
+    placement: Sequence[int] | None,
+    num_microbatches: int,
+) -> Plan:
+    """As PipelineParallel's arguments say. ConfigError on all ranks if one has a problem, or if
+    their plans differ."""
+    if isinstance(cuts, int):
+        cuts = _measured_cuts(group, stages, cuts, example)
+
+    def plan() -> Plan:
+        modules = _modules(stages, cuts)
+        table = _table(schedule)
+        where = _placement(schedule, table, placement, len(modules), group.world_size)
+        if table is None and schedule != "auto":
+            table = builders.named(str(schedule), where, num_microbatches)
+        if table is not None:
+            check(table, len(modules), num_microbatches, where)
+            if not table.trains:
+                raise ConfigError(f"{table.name} has no backward passes: it does not train")
+            table = table.with_reductions()
+            simulate(table)
+        if not 1 <= num_microbatches < batches.MOST:
+            raise ConfigError(f"num_microbatches={num_microbatches}: 1 to {batches.MOST - 1}")
+        return Plan(modules, where, table)
+
+    made: Plan = agreed(group, plan, lambda made: _text(made, num_microbatches))
+    return made
+
+
+def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], str]) -> Any:
+    """What make() returns. ConfigError on all ranks if it raises one on any, or if the texts of
+    what it returned differ."""
+    made, problem, own = None, "", ""
+    try:
+        made = make()
+        own = text(made)
+    except ConfigError as error:
+        problem = str(error)
+    told = [json.loads(each) for each in texts_of_all(group, json.dumps([problem, own]))]
+    problems = {said: rank for rank, (said, _) in reversed([*enumerate(told)]) if said}
+    if problems:
+        raise ConfigError("; ".join(f"rank {rank}: {said}" for said, rank in problems.items()))
+    if len({said for _, said in told}) > 1:
+        accounts = {rank: said for rank, (_, said) in enumerate(told)}
+        lines = "; ".join(f"rank {rank} has {said}" for rank, said in accounts.items())
+        raise disagreement(f"ranks do not have the same pipeline: {lines}", accounts)
+    return made
+
+
+def _measured_cuts(group: ProcessGroup, model: Any, parts: int, example: Any) -> list[str]:
+    """As rank 0 measured."""
+
+    def measure() -> tuple[list[str], list[float]]:
+        names = [*layers_of(model)]
+        if example is None:
+            raise ConfigError(f"cuts={parts}: pass the example of a microbatch to measure layers")
+        autograd = autograd_of(model)
+        with autograd.recording(False):
+            return names, measured(model, batches.arguments(example), autograd.synchronise)
+
+    names, costs = agreed(group, measure, lambda made: ", ".join(made[0]))
+    costs = json.loads(texts_of_all(group, json.dumps(costs))[0])
+    return [names[place] for place in balanced(costs, parts)]
+
+
+def _modules(stages: Any, cuts: Sequence[str] | None) -> list[Any]:
+    if cuts is not None:
+        return split_model(stages, cuts)
+    if not isinstance(stages, list | tuple) or not stages:
+        raise ConfigError(
+            f"stages is a {type(stages).__qualname__}: pass a list of modules, or say where to cut "
+            f"the model, cuts=[names of layers] or cuts=number of stages"
+        )
+    return [*stages]
+
+
+def _table(schedule: str | Table) -> Table | None:
+    if isinstance(schedule, Table):
+        return schedule
+    if schedule.endswith((".csv", ".json")):
+        if not Path(schedule).is_file():
+            raise ConfigError(f"schedule={schedule!r}: there is no such file")
+        return load_table(schedule)
+    return None
+
+
+def _placement(
+    schedule: str | Table,
+    table: Table | None,
+    placement: Sequence[int] | None,
+    num_stages: int,
+    ranks: int,
+) -> tuple[int, ...]:
+    if placement is None:
+        place = builders.vee if schedule == "zbv" else builders.loop
+        where = place(num_stages, ranks) if table is None else table.placement
+    else:
+        where = tuple(placement)
+    if len(where) != num_stages or {*where} != {*range(ranks)}:
+        raise ConfigError(
+            f"{num_stages} stages are placed on ranks {where}, and the pipeline has {ranks} ranks: "
+            f"each stage needs a rank, and each rank a stage"
+        )
+    return where
+
+
+def _text(plan: Plan, num_microbatches: int) -> str:
+    table = "auto" if plan.table is None else plan.table.name
+    rows = "" if plan.table is None else str(plan.table.rows)
+    models = [
+        f"{name} {seen.shape(parameter)} {seen.kind(parameter)[0]}"
+        for module in plan.modules
+        for seen in [adapter_class(module)(module)]
+        for name, parameter in seen.parameters()
+    ]
+    return (
+        f"{num_microbatches} microbatches, {len(plan.modules)} stages on ranks {plan.placement}, "
+        f"schedule {table} ({batches.digest(rows):x}), parameters {batches.digest(str(models)):x}"
+    )

@@ -1,0 +1,80 @@
+"""Parameters that stages on different ranks have in common, such as an embedding's and a head's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.pipeline.splitting import StageModule, stage_class
+from torsh_runtime.parallel.pipeline.wire import exchange
+
+
+class Shared(NamedTuple):
+    """One of them."""
+
+    parameter: Any
+    ranks: tuple[int, ...]
+    """Of the pipeline, that have it."""
+
+
+def shared(stages: Sequence[Any], placement: Sequence[int]) -> list[Shared]:
+    """Those of all stages, in the same order on all ranks."""
+    owners: dict[int, tuple[Any, dict[int, None]]] = {}
+    for number, stage in enumerate(stages):
+        adapter = adapter_class(stage)(stage)
+        for _, parameter in adapter.parameters():
+            _, ranks = owners.setdefault(id(parameter), (parameter, {}))
+            ranks[placement[number]] = None
+    return [Shared(p, tuple(sorted(ranks))) for p, ranks in owners.values() if len(ranks) > 1]
+
+
+class Sharing:
+    """Keeps what this rank has of them alike."""
+
+    def __init__(self, group: ProcessGroup, parameters: Sequence[Shared], stage: Any) -> None:
+        """stage: any of this rank's."""
+        self._group, self._adapter = group, adapter_class(stage)(stage)
+        self._parameters = [each for each in parameters if group.rank in each.ranks]
+
+    def send_values(self) -> None:
+        """Give all the first one's values."""
+        for parameter, ranks in self._parameters:
+            values = self._adapter.values(parameter)
+            if self._group.rank != ranks[0]:
+                self._adapter.fill(parameter, 0)
+            exchange(self._group, ranks, values, self._adapter.add)
+
+    def add_gradients(self) -> None:
+        """Give all the sum of all gradients."""
+        for parameter, ranks in self._parameters:
+            gradient = self._adapter.gradient(parameter)
+            if gradient is None:
+                gradient = self._adapter.like(parameter, self._adapter.values(parameter))
+                self._adapter.fill(gradient, 0)
+                self._adapter.set_gradient(parameter, gradient)
+                gradient = self._adapter.gradient(parameter)
+            exchange(self._group, ranks, self._adapter.values(gradient), self._adapter.add)
+
+
+def merged(stages: Mapping[int, Any]) -> Any:
+    """One module with all of a rank's stages, whose parameters are named as in the whole model: of
+    stages that are no parts of one model that is Sequential(*stages)."""
+    first = next(iter(stages.values()))
+    if not all(isinstance(stage, StageModule) for stage in stages.values()):
+        return stage_class(first)({str(number): stage for number, stage in stages.items()}, {})
+    if len(stages) == 1:
+        return first
+    layers: dict[str, Any] = {}
+    tied: dict[str, Any] = {}
+    for stage in stages.values():
+        named, parameters = dict(stage.named_modules()), dict(stage.named_parameters())
+        layers |= {name: named[name] for name in stage.layer_names}
+        tied |= {name: parameters[name] for name in stage.tied_names}
+    kept = {name: each for name, each in tied.items() if _home(name) not in layers}
+    return stage_class(first)(layers, kept)
+
+
+def _home(name: str) -> str:
+    return name.rpartition(".")[0]

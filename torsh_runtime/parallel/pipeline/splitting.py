@@ -1,0 +1,184 @@
+"""Cuts a model into stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
+from itertools import pairwise
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules import adapter_class
+
+
+class StageModule:
+    """Some of a model's layers, one after the other, under the names that they have in the model.
+
+    What a layer returns the next one gets: a tuple as its arguments, so that skip connections are
+    values that layers pass on.
+    """
+
+    def __init__(self, layers: Mapping[str, Any], tied: Mapping[str, Any]) -> None:
+        """tied: parameters that other stages have, too, by their names in the model."""
+        super().__init__()
+        for name, parameter in tied.items():
+            home, _, own = name.rpartition(".")
+            _container(self, home).register_parameter(own, parameter)
+        for name, layer in layers.items():
+            home, _, own = name.rpartition(".")
+            parent = _container(self, home)
+            parent.add_module(own, layer)
+        self.layer_names, self.tied_names = (*layers,), (*tied,)
+
+    def forward(self, *values: Any) -> Any:
+        """What the last of the layers returns."""
+        for name in self.layer_names:
+            layer: Any = reduce(_child, name.split("."), self)
+            output = layer(*values)
+            values = output if isinstance(output, tuple) else (output,)
+        return values if len(values) > 1 else values[0]
+
+
+def layers_of(model: Any) -> dict[str, Any]:
+    """The layers that a model calls one after the other, by name: those that its method
+    pipeline_layers() names, in order; else its children, in place of which containers' (Sequential,
+    ModuleList) children stand.
+    """
+    named = dict(adapter_class(model)(model).modules())
+    if hasattr(model, "pipeline_layers"):
+        names = [*model.pipeline_layers()]
+        unknown = [name for name in names if name not in named]
+        if unknown:
+            raise ConfigError(
+                f"pipeline_layers() of {type(model).__qualname__} names {', '.join(unknown)}, "
+                f"which it has not"
+            )
+        return {name: named[name] for name in names}
+    return dict(_flat(model, ""))
+
+
+def split_model(model: Any, cuts: Sequence[str]) -> list[Any]:
+    """The stages of a model, of which each but the first begins with the layer of a name in `cuts`.
+
+    Parameters keep their names in the model; one that several stages use has the same name in all.
+    Layers are the model's own, not copies. ConfigError for names that are no layers, or not in the
+    layers' order, and for a model that has parameters outside of them.
+    """
+    layers = layers_of(model)
+    names = [*layers]
+    wrong = [name for name in cuts if name not in layers]
+    if wrong or not layers:
+        raise ConfigError(
+            f"{type(model).__qualname__} cannot be cut at {', '.join(map(repr, wrong))}: its "
+            f"layers are {', '.join(names) or 'none'}. Give it a method pipeline_layers() that "
+            f"names what it calls one after the other, if these are not they"
+        )
+    places = [0, *(names.index(name) for name in cuts), len(names)]
+    if sorted(set(places)) != places:
+        raise ConfigError(
+            f"cuts {list(cuts)}: name layers after the first, each once, in their order: "
+            f"{', '.join(names)}"
+        )
+    parts = [names[a:b] for a, b in pairwise(places)]
+    _check_whole(model, layers)
+    return _stages(model, [{name: layers[name] for name in part} for part in parts])
+
+
+def measured(model: Any, example: Sequence[Any], wait: Callable[[], None]) -> list[float]:
+    """Seconds that each layer takes for a microbatch, the faster of two passes forward."""
+    found: list[float] = []
+    for number in range(2):
+        values = tuple(example)
+        for place, layer in enumerate(layers_of(model).values()):
+            begun = time.perf_counter()
+            output = layer(*values)
+            wait()
+            took = time.perf_counter() - begun
+            values = output if isinstance(output, tuple) else (output,)
+            if number:
+                found[place] = min(found[place], took)
+            else:
+                found.append(took)
+    return found
+
+
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Where to cut a row of costs so that the largest of so many sums is as small as can be: the
+    places at which the second part and the later ones begin. ConfigError for too few costs.
+    """
+    if not 1 <= parts <= len(costs):
+        raise ConfigError(f"{len(costs)} layers do not make {parts} stages")
+
+    @cache
+    def best(start: int, left: int) -> tuple[float, tuple[int, ...]]:
+        if left == 1:
+            return sum(costs[start:]), ()
+        return min(
+            (max(sum(costs[start:end]), best(end, left - 1)[0]), (end, *best(end, left - 1)[1]))
+            for end in range(start + 1, len(costs) - left + 2)
+        )
+
+    return [*best(0, parts)[1]]
+
+
+def stage_class(model: Any) -> type[Any]:
+    """StageModule as a module of the model's framework."""
+    return _class_around(adapter_class(model).module_class)
+
+
+@cache
+def _class_around(module_class: type) -> type[Any]:
+    return type(StageModule.__name__, (StageModule, module_class), {"__module__": __name__})
+
+
+def _stages(model: Any, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    adapter = adapter_class(model)
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    owners: dict[int, int] = {}
+    stages = []
+    for number, part in enumerate(parts):
+        own = {id(p): p for layer in part.values() for _, p in _parameters(adapter, layer)}
+        tied = {first[key]: p for key, p in own.items() if owners.setdefault(key, number) != number}
+        stages.append(stage_class(model)(part, tied))
+    return stages
+
+
+def _check_whole(model: Any, layers: Mapping[str, Any]) -> None:
+    adapter = adapter_class(model)
+    held = {id(p) for layer in layers.values() for _, p in _parameters(adapter, layer)}
+    outside = [name for name, p in model.named_parameters() if id(p) not in held]
+    if outside:
+        raise ConfigError(
+            f"{', '.join(outside[:5])} of {type(model).__qualname__} are in none of its layers "
+            f"{', '.join(layers)}: put them into a module that pipeline_layers() names"
+        )
+
+
+def _parameters(adapter: Any, layer: Any) -> list[tuple[str, Any]]:
+    seen = adapter(layer)
+    return [*seen.parameters(), *seen.constants()]
+
+
+def _flat(module: Any, prefix: str) -> Any:
+    for name, child in module.named_children():
+        if type(child).__name__ in ("Sequential", "ModuleList"):
+            yield from _flat(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+def _container(root: Any, path: str) -> Any:
+    """The module of this path, made of empty ones where there is none."""
+    kind = next(base for base in type(root).__mro__ if base.__name__ == "Module")
+    for name in filter(None, path.split(".")):
+        found = dict(root.named_children()).get(name)
+        if found is None:
+            found = kind()
+            root.add_module(name, found)
+        root = found
+    return root
+
+
+def _child(module: object, name: str) -> Any:
+    return getattr(module, name)

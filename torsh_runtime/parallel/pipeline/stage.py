@@ -1,0 +1,216 @@
+"""One stage of a model: forward and backward passes of microbatches that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
+from torsh_runtime.parallel.pipeline.table import Kind
+
+REDUCES = "reduce_gradients"
+"""The method of a wrapper for data parallelism that reduces what no_sync() has left."""
+
+
+@dataclass
+class _Passage:
+    """A microbatch that has gone forward."""
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any] | None
+    """None where they are computed again."""
+    target: Any
+    weight: float
+    random: Any = None
+    later: Callable[[], None] | None = None
+
+
+class Stage:
+    """What a rank computes of the model. `module` takes the first stage's inputs, or what the stage
+    before returned: a tensor, or a tuple of tensors, which come as arguments.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: Any,
+        autograd: Autograd,
+        loss_fn: Callable[[Any, Any], Any] | None,
+        checkpoints: bool,
+    ) -> None:
+        """loss_fn: of the last stage. checkpoints: whether only inputs are kept, and the forward
+        pass is computed again when its backward pass is due."""
+        self.number, self.module = number, module
+        self.autograd, self._loss_fn, self._checkpoints = autograd, loss_fn, checkpoints
+        self.splits = False
+        self.last: int | None = None
+        """The microbatch whose backward pass is the last one of a step; None: each could be."""
+        self._passages: dict[int, _Passage] = {}
+        self.peak = 0
+        """The most microbatches that were alive at once."""
+        self.is_sampling = False
+        """Whether passes leave what they are of in `sample`, and these:"""
+        self.held = self.sent_bytes = 0
+        """Of a microbatch: what it holds until its backward pass has ended, and of its outputs."""
+        self.sample: _Passage | None = None
+        self.sample_gradients: Sequence[Any] = ()
+
+    def evaluate(self, inputs: Sequence[Any]) -> Any:
+        """What the module returns, which cannot be differentiated."""
+        with self.autograd.recording(False):
+            return self.module(*inputs)
+
+    def loss(self, output: Any, target: Any) -> Any:
+        """Of a microbatch."""
+        assert self._loss_fn is not None, "the executor asks the last stage"
+        return self._loss_fn(output, target)
+
+    def forward(
+        self, microbatch: int, inputs: Sequence[Any], target: Any, weight: float
+    ) -> tuple[Any, ...]:
+        """The outputs; of the last stage the loss. inputs: leaves, whose gradients backward()
+        returns."""
+        passage = _Passage(inputs, None, target, weight)
+        if self._checkpoints:
+            passage.random = self.autograd.random_state()
+        if self.is_sampling:
+            self._note_bytes(passage)
+            self.sample = passage
+        outputs = self._computed(passage, record=not self._checkpoints)
+        if not self._checkpoints:
+            passage.outputs = outputs
+        self._passages[microbatch] = passage
+        self.peak = max(self.peak, len(self._passages))
+        return outputs
+
+    def sent(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Spec]:
+        """What outputs are like, for who receives them. Of what is computed again all floating
+        point tensors count as those that want gradients, if anything here does."""
+        specs = [self.autograd.spec(each) for each in outputs]
+        if not self._checkpoints:
+            return specs
+        wanting = [*self.module.parameters(), *self._tensors(inputs)]
+        wants = any(each.requires_grad for each in wanting)
+        return [spec._replace(wants_gradient=wants and "float" in spec.dtype) for spec in specs]
+
+    def backward(self, microbatch: int, gradients: Sequence[Any]) -> list[Any]:
+        """Gradients of the inputs that want them; those of parameters are accumulated."""
+        passage = self._passages.pop(microbatch)
+        if self.is_sampling:
+            self.sample_gradients = gradients
+        outputs, wanted = self._differentiable(passage, gradients)
+        if outputs:
+            with self._reducing(microbatch):
+                self.autograd.backward(outputs, wanted)
+        return self._of_inputs(passage)
+
+    def backward_inputs(self, microbatch: int, gradients: Sequence[Any]) -> list[Any]:
+        """The same, and what can wait of the parameters' gradients waits for weights()."""
+        passage = self._passages[microbatch]
+        outputs, wanted = self._differentiable(passage, gradients)
+        passage.outputs = None
+        if outputs:
+            leaves = self._leaves(passage)
+            passage.later = self.autograd.backward_inputs(outputs, wanted, leaves)
+        return self._of_inputs(passage)
+
+    def weights(self, microbatch: int) -> None:
+        """The second part."""
+        later = self._passages.pop(microbatch).later
+        if later is not None:
+            later()
+
+    def again(self, splits: bool) -> Iterator[tuple[Kind, Callable[[], object]]]:
+        """Steps of the sample, to be taken in order, some of them twice: they can be timed."""
+        assert self.sample is not None, "it has been taken before"
+        target, weight = self.sample.target, self.sample.weight
+        gradients = self.sample_gradients
+        for self.splits in (False, True)[: 1 + splits]:
+            inputs = [self._fresh(each) for each in self.sample.inputs]
+            yield Kind.FORWARD, partial(self.forward, 0, inputs, target, weight)
+            if self.splits:
+                yield Kind.INPUT, partial(self.backward_inputs, 0, gradients)
+                yield Kind.WEIGHT, partial(self.weights, 0)
+            else:
+                yield Kind.BACKWARD, partial(self.backward, 0, gradients)
+
+    def _fresh(self, value: Any) -> Any:
+        """A leaf of the same values, without a gradient."""
+        if not hasattr(value, "requires_grad"):
+            return value
+        return self.autograd.leaf(self.autograd.values(value), value.requires_grad)
+
+    def forget(self) -> None:
+        """All that is under way."""
+        self._passages.clear()
+
+    def _computed(self, passage: _Passage, record: bool) -> tuple[Any, ...]:
+        with ExitStack() as held:
+            held.enter_context(self.autograd.recording(record))
+            held.enter_context(self.autograd.splitting() if self.splits else nullcontext())
+            held.enter_context(self._unreduced())
+            output = self.module(*passage.inputs)
+            if self._loss_fn is not None:
+                output = self._loss_fn(output, passage.target)
+        return output if isinstance(output, tuple) else (output,)
+
+    def _note_bytes(self, passage: _Passage) -> None:
+        inputs = map(self.autograd.values, self._tensors(passage.inputs))
+        self.held = sum(each.nbytes for each in inputs)
+        if not self._checkpoints:
+            self.held += self.autograd.held_bytes(lambda: self._computed(passage, record=True))
+        outputs = self._computed(passage, record=False)
+        self.sent_bytes = sum(self.autograd.values(each).nbytes for each in outputs)
+
+    def _unreduced(self) -> Any:
+        """A wrapper for data parallelism leaves its reduction for the step of the table."""
+        is_left = hasattr(self.module, REDUCES)
+        return self.module.no_sync() if is_left else nullcontext()
+
+    def _reducing(self, microbatch: int) -> AbstractContextManager[object]:
+        """A wrapper that reduces within backward passes does so in the last one."""
+        has_more = self.last not in (None, microbatch) and not hasattr(self.module, REDUCES)
+        is_told = has_more and hasattr(self.module, "no_sync")
+        held: AbstractContextManager[object] = self.module.no_sync() if is_told else nullcontext()
+        return held
+
+    def _again(self, passage: _Passage) -> tuple[Any, ...]:
+        present = self.autograd.random_state()
+        self.autograd.set_random_state(passage.random)
+        try:
+            return self._computed(passage, record=True)
+        finally:
+            self.autograd.set_random_state(present)
+
+    def _differentiable(
+        self, passage: _Passage, gradients: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Outputs with their gradients, as far as the former depend on anything."""
+        again = passage.outputs is None
+        outputs = self._again(passage) if passage.outputs is None else passage.outputs
+        if self._loss_fn is not None:
+            gradients = [self.autograd.weight(outputs[0], passage.weight)]
+        elif again:
+            outputs = tuple(o for o in outputs if "float" in self.autograd.spec(o).dtype)
+        else:
+            outputs = tuple(o for o in outputs if o.requires_grad)
+        pairs = zip(outputs, gradients, strict=True) if gradients else ()
+        wanted = [pair for pair in pairs if pair[0].requires_grad]
+        return [pair[0] for pair in wanted], [pair[1] for pair in wanted]
+
+    def _tensors(self, inputs: Sequence[Any]) -> list[Any]:
+        return [each for each in inputs if hasattr(each, "requires_grad")]
+
+    def _leaves(self, passage: _Passage) -> list[Any]:
+        return [each for each in self._tensors(passage.inputs) if each.requires_grad]
+
+    def _of_inputs(self, passage: _Passage) -> list[Any]:
+        found = []
+        for leaf in self._leaves(passage):
+            gradient = self.autograd.gradient(leaf)
+            spec = self.autograd.spec(leaf)
+            found.append(self.autograd.zeros(spec) if gradient is None else gradient)
+        return found

@@ -1,0 +1,178 @@
+"""A schedule as data: for each rank of a pipeline the steps that it takes, in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+from torsh_runtime.errors import ConfigError
+
+
+class Kind(Enum):
+    """What a step does; the values are the letters of torch.distributed.pipelining's tables."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    """The part of a backward pass that earlier stages wait for: gradients of a stage's inputs."""
+    WEIGHT = "W"
+    """The rest of it: gradients of a stage's parameters."""
+    UNSHARD = "UNSHARD"
+    RESHARD = "RESHARD"
+    REDUCE = "REDUCE_GRAD"
+
+
+COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+"""What is done with a microbatch."""
+
+
+class Step(NamedTuple):
+    """What a rank does at one time. Its text is "1B3": stage 1, backward, microbatch 3."""
+
+    stage: int
+    kind: Kind
+    microbatch: int | None = None
+    """None of steps that a whole stage takes once."""
+
+    def __str__(self) -> str:
+        at = "" if self.microbatch is None else self.microbatch
+        return f"{self.stage}{self.kind.value}{at}"
+
+
+Row = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A schedule: `rows[rank]` are the steps of that rank of the pipeline."""
+
+    rows: tuple[Row, ...]
+    name: str = "table"
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages its steps name."""
+        return 1 + max((step.stage for step in self.steps()), default=-1)
+
+    @property
+    def num_microbatches(self) -> int:
+        """How many microbatches its steps name."""
+        return 1 + max((step.microbatch or 0 for step in self.steps()), default=-1)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each stage. ConfigError for a stage that is on none or on several."""
+        ranks: dict[int, list[int]] = {}
+        for rank, row in enumerate(self.rows):
+            for stage in dict.fromkeys(step.stage for step in row):
+                ranks.setdefault(stage, []).append(rank)
+        for stage in range(self.num_stages):
+            if len(ranks.get(stage, ())) != 1:
+                where = " and ".join(map(str, ranks.get(stage, ()))) or "none"
+                raise ConfigError(
+                    f"{self.name}: stage {stage} is on rank {where}: give each stage one rank"
+                )
+        return tuple(ranks[stage][0] for stage in range(self.num_stages))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has backward passes."""
+        return any(step.kind in COMPUTES[1:] for step in self.steps())
+
+    @property
+    def splits(self) -> bool:
+        """Whether backward passes are in two parts."""
+        return any(step.kind is Kind.INPUT for step in self.steps())
+
+    def steps(self) -> Iterator[Step]:
+        """Of all ranks."""
+        for row in self.rows:
+            yield from row
+
+    def with_reductions(self) -> Table:
+        """The same, in which each stage's gradients are reduced after its last backward pass."""
+        return replace(self, rows=tuple(_reduced(row) for row in self.rows))
+
+
+def _reduced(row: Row) -> Row:
+    have = {step.stage for step in row if step.kind is Kind.REDUCE}
+    last = {step.stage: at for at, step in enumerate(row) if step.kind in COMPUTES[1:]}
+    after = {at: Step(stage, Kind.REDUCE) for stage, at in last.items() if stage not in have}
+    return tuple(
+        each for at, step in enumerate(row) for each in (step, after.get(at)) if each is not None
+    )
+
+
+def check(
+    table: Table,
+    num_stages: int | None = None,
+    num_microbatches: int | None = None,
+    placement: Sequence[int] | None = None,
+) -> None:
+    """ConfigError that names what is amiss: a step that is missing or there twice, a stage on two
+    ranks or on another than `placement` says, a reduction before its stage's last backward pass.
+    Whether steps wait for each other in a circle simulate() finds.
+    """
+    problems = _problems(table, num_stages, num_microbatches)
+    there = table.placement if not problems or num_stages is None else ()
+    if placement is not None and there and tuple(placement) != there:
+        wrong = [stage for stage, rank in enumerate(placement) if there[stage] != rank]
+        problems += [
+            f"stage {stage} has its steps on rank {there[stage]}, and is placed on rank "
+            f"{placement[stage]}"
+            for stage in wrong
+        ]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ConfigError(
+            f"{table.name} is no schedule: {'; '.join(problems[:5])}{more}. Mend the table"
+        )
+
+
+def _problems(table: Table, num_stages: int | None, num_microbatches: int | None) -> list[str]:
+    stages = table.num_stages if num_stages is None else num_stages
+    microbatches = table.num_microbatches if num_microbatches is None else num_microbatches
+    counts = Counter(table.steps())
+    problems = [f"{step} is there {n} times" for step, n in counts.items() if _is_twice(step, n)]
+    problems += [
+        f"{step} is of a {what} that there is not"
+        for step in counts
+        for what, is_none in (
+            ("stage", step.stage not in range(stages)),
+            ("microbatch", (step.microbatch or 0) not in range(microbatches)),
+        )
+        if is_none
+    ]
+    for stage in range(stages):
+        for microbatch in range(microbatches):
+            problems += _missing(counts, stage, microbatch, table.trains)
+    return problems + [text for row in table.rows for text in _early(row)]
+
+
+def _is_twice(step: Step, times: int) -> bool:
+    return times > 1 and step.kind not in (Kind.UNSHARD, Kind.RESHARD)
+
+
+def _missing(counts: Counter[Step], stage: int, microbatch: int, trains: bool) -> list[str]:
+    forward, whole, first, second = (Step(stage, kind, microbatch) for kind in COMPUTES)
+    problems = [] if counts[forward] else [f"{forward} is missing"]
+    if not trains:
+        return problems
+    parts = [each for each in (first, second) if counts[each]]
+    if counts[whole] and parts:
+        return [*problems, f"{whole} is there beside {parts[0]}"]
+    if counts[whole] or len(parts) == 2:
+        return problems
+    return [*problems, f"{(second if counts[first] else first) if parts else whole} is missing"]
+
+
+def _early(row: Row) -> Iterator[str]:
+    seen: set[int] = set()
+    for step in row:
+        if step.kind is Kind.REDUCE:
+            seen.add(step.stage)
+        elif step.kind in COMPUTES[1:] and step.stage in seen:
+            yield f"{step} comes after its stage's reduction"

@@ -1,0 +1,106 @@
+"""Stages that are torch's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+
+from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
+from torsh_runtime.parallel.pipeline.torch_splitting import Later, Splitting
+
+Tensor = torch.Tensor
+
+
+class TorchAutograd(Autograd):
+    """See Autograd."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        first = next(module.parameters(), None)
+        self._device = torch.device("cpu") if first is None else first.device
+        self._parameters = {each.untyped_storage().data_ptr() for each in module.parameters()}
+        self._later = Later()
+
+    def leaf(self, values: Any, wants_gradient: bool) -> Any:
+        return values.detach().requires_grad_(wants_gradient)
+
+    def values(self, tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"a {type(tensor).__qualname__} is no tensor")
+        return tensor.detach().contiguous()
+
+    def spec(self, tensor: Any) -> Spec:
+        self.values(tensor)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Spec(tuple(tensor.shape), dtype, bool(tensor.requires_grad))
+
+    def empty(self, spec: Spec) -> Any:
+        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
+
+    def zeros(self, spec: Spec) -> Any:
+        return torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
+
+    def gradient(self, leaf: Any) -> Any | None:
+        return None if leaf.grad is None else leaf.grad.contiguous()
+
+    def weight(self, loss: Any, weight: float) -> Any:
+        return torch.full_like(loss.detach(), weight)
+
+    def number(self, loss: Any) -> float:
+        return float(loss.detach().item())
+
+    def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
+        torch.autograd.backward(tuple(outputs), tuple(gradients))
+
+    def backward_inputs(
+        self, outputs: Sequence[Any], gradients: Sequence[Any], inputs: Sequence[Any]
+    ) -> Callable[[], None]:
+        with self._later.collecting() as calls:
+            self.backward(outputs, gradients)
+        return partial(_call_all, calls)
+
+    def splitting(self) -> AbstractContextManager[object]:
+        mode: AbstractContextManager[object] = Splitting(self._later)
+        return mode
+
+    def recording(self, enabled: bool) -> AbstractContextManager[object]:
+        return torch.set_grad_enabled(enabled)
+
+    def random_state(self) -> Any:
+        on_device = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
+        return torch.get_rng_state(), on_device
+
+    def set_random_state(self, state: Any) -> None:
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1])
+
+    def joined(self, outputs: Sequence[Any]) -> Any:
+        return torch.cat([*outputs])
+
+    def held_bytes(self, forward: Callable[[], object]) -> int:
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._parameters:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            results = forward()
+        del results
+        return sum(sizes.values())
+
+    def synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+@torch.no_grad()
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    while calls:
+        calls.pop(0)()

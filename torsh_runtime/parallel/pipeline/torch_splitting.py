@@ -1,0 +1,209 @@
+"""Weight gradients of torch's linear, convolution and embedding that are computed later.
+
+Where a stage calls these with parameters, a mode puts autograd functions in their place that leave
+the parameters' gradients for a second part of the backward pass (Qi et al., "Zero Bubble Pipeline
+Parallelism", 2024). All other operations have their whole backward pass in the first part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+
+Tensor = torch.Tensor
+_aten: Any = torch.ops.aten
+
+
+class Later:
+    """Where weight gradients are left, while somebody collects them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] | None = None
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[Callable[[], None]]]:
+        """A block for the first part of a backward pass; what it gives has the second part."""
+        self.calls = []
+        try:
+            yield self.calls
+        finally:
+            self.calls = None
+
+
+class Splitting(TorchFunctionMode):
+    """See the module."""
+
+    def __init__(self, later: Later) -> None:
+        super().__init__()
+        self._later = later
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = _CALLS.get(func)
+        if found is not None and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            result = found(self._later, *args, **(kwargs or {}))
+            if result is not None:
+                return result
+        return func(*args, **(kwargs or {}))
+
+
+def _is_parameter(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad
+
+
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad.add_(gradient)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: Later) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.later = weight, bias, later
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        for_x = gradient.matmul(ctx.weight) if ctx.needs_input_grad[0] else None
+        rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
+        calls = ctx.later.calls
+        if calls is None:
+            for_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+            return for_x, rows.t().mm(inputs), for_bias, None
+        calls.append(lambda: _linear_later(ctx.weight, ctx.bias, rows, inputs))
+        return for_x, None, None, None
+
+
+def _linear_later(weight: Tensor, bias: Tensor | None, rows: Tensor, inputs: Tensor) -> None:
+    if weight.grad is None:
+        weight.grad = rows.t().mm(inputs)
+    else:
+        weight.grad.addmm_(rows.t(), inputs)
+    if bias is not None and bias.requires_grad:
+        _add(bias, rows.sum(0))
+
+
+def _linear(later: Later, input: Any, weight: Any, bias: Any = None) -> Any:
+    if not _is_parameter(weight) or not (bias is None or bias.is_leaf) or input.ndim < 2:
+        return None
+    return _linear_function(input, weight, bias, later)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any, later: Later
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.options, ctx.later = weight, bias, options, later
+        result: Tensor = _aten.convolution(x, weight, bias, *options)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        weight, bias, options, calls = ctx.weight, ctx.bias, ctx.options, ctx.later.calls
+        sizes = None if bias is None else [*bias.shape]
+        wanted = [ctx.needs_input_grad[0], True, bool(ctx.needs_input_grad[2])]
+
+        def found(*mask: bool) -> Any:
+            return _aten.convolution_backward(gradient, x, weight, sizes, *options, [*mask])
+
+        if calls is None:
+            return *found(*wanted), None, None
+
+        def add() -> None:
+            _, for_weight, for_bias = found(False, *wanted[1:])
+            _add(weight, for_weight)
+            if for_bias is not None and bias is not None:
+                _add(bias, for_bias)
+
+        calls.append(add)
+        for_x = found(True, False, False)[0] if wanted[0] else None
+        return for_x, None, None, None, None
+
+
+def _convolution(dims: int) -> Callable[..., Any]:
+    def call(
+        later: Later,
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        is_plain = input.ndim == dims + 2 and not isinstance(padding, str)
+        if not is_plain or not _is_parameter(weight) or not (bias is None or bias.is_leaf):
+            return None
+        stride, padding, dilation = (
+            [each] * dims if isinstance(each, int) else [*each]
+            for each in (stride, padding, dilation)
+        )
+        options = (stride, padding, dilation, False, [0] * dims, groups)
+        return _convolution_function(input, weight, bias, options, later)
+
+    return call
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indices: Tensor, weight: Tensor, options: Any, later: Later) -> Tensor:
+        ctx.save_for_backward(indices)
+        ctx.weight, ctx.options, ctx.later = weight, options, later
+        result: Tensor = _aten.embedding(weight, indices, *options)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (indices,) = ctx.saved_tensors
+        weight, options, calls = ctx.weight, ctx.options, ctx.later.calls
+
+        def found() -> Tensor:
+            result: Tensor = _aten.embedding_dense_backward(
+                gradient, indices, weight.shape[0], *options[:2]
+            )
+            return result
+
+        if calls is None:
+            return None, found(), None, None
+        calls.append(lambda: _add(weight, found()))
+        return None, None, None, None
+
+
+def _embedding(
+    later: Later,
+    input: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    del norm_type
+    if max_norm is not None or sparse or not _is_parameter(weight):
+        return None
+    where = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return _embedding_function(input, weight, (where, scale_grad_by_freq), later)
+
+
+_linear_function: Any = _Linear.apply
+_convolution_function: Any = _Convolution.apply
+_embedding_function: Any = _Embedding.apply
+_CALLS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    F.conv1d: _convolution(1),
+    F.conv2d: _convolution(2),
+    F.conv3d: _convolution(3),
+    F.embedding: _embedding,
+}

@@ -1,0 +1,164 @@
+"""What stages on different ranks send each other.
+
+The first time that batches have certain shapes, each tensor is announced before it is sent. Later
+the receiver knows what comes, and has memory ready for it beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
+from torsh_runtime.parallel.pipeline.batches import MOST
+
+_FIRST_TAG = 1 << 16
+"""Above those that programs use themselves."""
+
+
+class Message(NamedTuple):
+    """Activations of a microbatch to the next stage, or their gradients to the one before."""
+
+    sender: int
+    """The stage that it is from."""
+    receiver: int
+    microbatch: int
+
+
+class _Awaited(NamedTuple):
+    works: Sequence[Work]
+    values: Sequence[Any]
+
+
+Shapes = dict[Message, list[Spec]]
+
+
+class Wire:
+    """Messages of one rank, in a group of the pipeline's ranks."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        autograd: Autograd,
+        placement: Sequence[int],
+    ) -> None:
+        self._group, self._autograd, self._placement = group, autograd, placement
+        self._known: dict[object, Shapes] = {}
+        self._shapes: Shapes = {}
+        self._is_new = True
+        self._awaited: dict[Message, _Awaited] = {}
+        self._sending: list[tuple[Sequence[Work], Sequence[Any]]] = []
+        self.sent = 0
+        """Bytes, since begin()."""
+
+    def begin(self, key: object) -> None:
+        """Of a step whose batch has shapes that `key` stands for."""
+        self._is_new = key not in self._known
+        self._shapes = {} if self._is_new else self._known[key]
+        self._key, self.sent = key, 0
+
+    def send(self, message: Message, values: Sequence[Any], specs: Sequence[Spec]) -> None:
+        """Begin to send; values must stay as they are. ConfigError if they are of other shapes than
+        the last time that batches had these shapes."""
+        to, tag = self._placement[message.receiver], self._tag(message)
+        works = []
+        if self._is_new and message.sender < message.receiver:
+            self._shapes[message] = list(specs)
+            content = np.frombuffer(json.dumps(specs).encode(), np.uint8)
+            works.append(self._group.send_object(content, to, tag, async_op=True))
+        elif message.sender < message.receiver and self._shapes[message] != list(specs):
+            raise ConfigError(
+                f"stage {message.sender} returned {_text(specs)} for microbatch "
+                f"{message.microbatch}, and {_text(self._shapes[message])} for a batch of the same "
+                f"shapes before: what stages return must depend on shapes alone"
+            )
+        for each in values:
+            self.sent += each.nbytes
+            works.append(self._group.send(each, to, tag, async_op=True))
+        self._sending = [held for held in self._sending if not all(w.done() for w in held[0])]
+        self._sending.append((works, values))
+
+    def expect(self, message: Message) -> None:
+        """Have memory ready for it, if it is known what comes."""
+        specs = self.specs(message)
+        if specs is None or message in self._awaited:
+            return
+        source, tag = self._placement[message.sender], self._tag(message)
+        values = [self._autograd.empty(spec) for spec in specs]
+        works = [self._group.recv(each, source, tag, async_op=True) for each in values]
+        self._awaited[message] = _Awaited(works, values)
+
+    def receive(self, message: Message) -> list[Any]:
+        """The values. It blocks, at most as long as the group's timeout."""
+        if self._is_new and message.sender < message.receiver:
+            source, tag = self._placement[message.sender], self._tag(message)
+            told = self._group.recv_object(source, tag)
+            self._shapes[message] = _specs(told.content)
+        self.expect(message)
+        awaited = self._awaited.pop(message)
+        for work in awaited.works:
+            work.wait()
+        return list(awaited.values)
+
+    def specs(self, message: Message) -> list[Spec] | None:
+        """What comes; None if that is not known yet. Of gradients: of the activations that want
+        them."""
+        if message.sender < message.receiver:
+            return self._shapes.get(message)
+        there = Message(message.receiver, message.sender, message.microbatch)
+        specs = self._shapes.get(there)
+        return None if specs is None else [spec for spec in specs if spec.wants_gradient]
+
+    def end(self) -> None:
+        """Wait until all has been sent."""
+        for works, _ in self._sending:
+            for work in works:
+                work.wait()
+        self._sending.clear()
+        self._known[self._key] = self._shapes
+
+    def forget(self) -> None:
+        """What is under way, of a step that failed."""
+        self._sending.clear()
+        self._awaited.clear()
+
+    def _tag(self, message: Message) -> int:
+        way = 2 * message.sender + (message.sender < message.receiver)
+        return _FIRST_TAG + way * MOST + message.microbatch
+
+
+def exchange(
+    group: ProcessGroup, ranks: Sequence[int], values: Any, add: Callable[..., Any]
+) -> Any:
+    """The sum over these ranks of the group, this one among them: the same bits on all, added up in
+    their order. `add(target, source)` works in place; values are written to."""
+    first, *others = ranks
+    tag = _FIRST_TAG - 1
+    if group.rank != first:
+        group.send(values, first, tag)
+        group.recv(values, first, tag)
+        return values
+    received = values
+    for rank in others:
+        received = values.clone() if hasattr(values, "clone") else values.copy()
+        group.recv(received, rank, tag)
+        add(values, received)
+    works = [group.send(values, rank, tag, async_op=True) for rank in others]
+    for work in works:
+        work.wait()
+    return values
+
+
+def _specs(content: Any) -> list[Spec]:
+    told = json.loads(bytes(np.asarray(content)))
+    return [Spec(tuple(shape), dtype, wants) for shape, dtype, wants in told]
+
+
+def _text(specs: Sequence[Spec]) -> str:
+    return ", ".join(f"{spec.dtype} of shape {spec.shape}" for spec in specs) or "nothing"

@@ -1,0 +1,282 @@
+"""PipelineParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.pipeline import batches, builders
+from torsh_runtime.parallel.pipeline.autograd import autograd_of
+from torsh_runtime.parallel.pipeline.choosing import best_table
+from torsh_runtime.parallel.pipeline.executor import Executor, Work, ahead_of
+from torsh_runtime.parallel.pipeline.failing import Failures
+from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
+from torsh_runtime.parallel.pipeline.planning import agreed, planned
+from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
+from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
+from torsh_runtime.parallel.pipeline.stage import REDUCES, Stage
+from torsh_runtime.parallel.pipeline.table import Table
+from torsh_runtime.parallel.pipeline.wire import Wire
+
+AXIS = "pp"
+DATA_AXES = ("dp", "cp")
+"""Along which batches differ."""
+
+
+class PipelineParallel:
+    """A model whose stages are on different ranks, and whose batches go through in microbatches
+    (Huang et al., "GPipe", 2019). The numbers are those of one process that accumulates the
+    gradients of the same microbatches; with whole backward passes and without data parallelism and
+    tied parameters they are its bits.
+
+        pipeline = tr.PipelineParallel(model, 8, mesh=mesh, cuts=["blocks.6"], loss_fn=loss)
+        optimizer = AdamW(pipeline.module.parameters())
+        loss = pipeline.step(batch, target)  # gradients are there, and the loss on every rank
+        optimizer.step()
+
+    Attributes: module (this rank's layers, under the names of the whole model; for optimizers,
+    checkpoints and clip_grad_norm_), stages (by number, as `wrap` made them), group, placement.
+    """
+
+    def __init__(
+        self,
+        stages: Any,
+        num_microbatches: int,
+        placement: Sequence[int] | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        group: Any = None,
+        schedule: str | Table = "1f1b",
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        cuts: Sequence[str] | int | None = None,
+        example: Any = None,
+        tokens: Callable[[Any], Any] | None = None,
+        checkpoint: bool = False,
+        wrap: Callable[[Any], Any] | None = None,
+        memory_limit: float | None = None,
+    ) -> None:
+        """All ranks of the pipeline call it, with the same arguments and the same model.
+
+        stages: a module for each stage, or a model that `cuts` tells how to cut: names of the
+            layers that later stages begin with, or how many stages there are to be, as equal as
+            measuring a microbatch `example` makes them. What its layers are layers_of() says.
+        placement: the rank of each stage; None is the schedule's.
+        mesh: its axis "pp" is the pipeline; along "dp" and "cp", where it has them, batches differ:
+            the loss and the weights of microbatches are of all of them. Without a mesh `group` has
+            the ranks; None is the default group.
+        schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for a forward pass more
+            ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
+        loss_fn: (output of the last stage, target) -> the mean over a microbatch.
+        tokens: target -> the number of elements that loss_fn takes the mean of; None: its rows.
+        checkpoint: keep inputs of stages only, and go forward again before going back.
+        wrap: called with each of this rank's stages, such as for DistributedDataParallel over
+            mesh["dp"], whose gradients are reduced once per step.
+        memory_limit: bytes of activations that "auto" may let a rank hold; None: any.
+
+        ConfigError on all ranks if something does not fit, or differs between them.
+        """
+        group = mesh.get_group(AXIS) if mesh is not None else group_of(group)
+        self.group: ProcessGroup = group
+        self.num_microbatches, self._memory_limit = num_microbatches, memory_limit
+        self._loss_fn, self._tokens, self._data = loss_fn, tokens, _data_group(mesh)
+        plan = planned(group, stages, cuts, example, schedule, placement, num_microbatches)
+        self.placement, self._table = plan.placement, plan.table
+        own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
+        self.module = merged(own)
+        self._sharing = Sharing(group, shared(plan.modules, plan.placement), self.module)
+        self._sharing.send_values()
+        self.stages = {n: m if wrap is None else wrap(m) for n, m in own.items()}
+        kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
+        self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
+        self._autograd, last = autograd_of(self.module), len(plan.modules) - 1
+        self._stages = {
+            n: Stage(n, m, self._autograd, loss_fn if n == last else None, checkpoint)
+            for n, m in self.stages.items()
+        }
+        wire = Wire(group, self._autograd, plan.placement)
+        self._executor = Executor(group, self._stages, last + 1, wire)
+        self._failures = Failures(group)
+        self._ahead: dict[Table, int] = {}
+        if self._table is not None and self._table.splits and not self._can_split:
+            raise ConfigError(
+                f"{self._table.name} has weight gradients later, and what wrap() made of stages "
+                f"reduces them in backward passes: wrap with DistributedDataParallel, or choose a "
+                f"schedule of whole backward passes"
+            )
+        self.costs: Costs | None = None
+        """What steps take, as measure() found, which "auto" calls."""
+
+    def __call__(self, batch: Any) -> Any:
+        """As forward()."""
+        return self.forward(batch)
+
+    @property
+    def table(self) -> Table:
+        """The schedule. ConfigError before "auto" has chosen one."""
+        if self._table is None:
+            raise ConfigError("schedule='auto' chooses its table in the first step()")
+        return self._table
+
+    @property
+    def peaks(self) -> dict[int, int]:
+        """How many microbatches each of this rank's stages has had alive at once, at most."""
+        return {number: stage.peak for number, stage in self._stages.items()}
+
+    def step(self, batch: Any, target: Any) -> float:
+        """Accumulate the gradients of a batch. Returns its loss, on every rank: the mean over all
+        elements that the microbatches' losses are means of, along the mesh's data axes, too.
+
+        batch: the first stage's input; target: loss_fn's. Tensors, or tuples of them, whose rows
+        are dealt to microbatches, or lists of num_microbatches of such, of any shapes. Ranks
+        without the first stage may give None for the one, those without the last for the other.
+
+        ConfigError on all ranks for a batch that does not fit; PipelineError if a stage raises,
+        or waits in vain: then the group is dead.
+        """
+        if self._table is None:
+            costs = self.costs or self.measure(batch, target)
+            limit = self._memory_limit
+            splits = self._can_split
+            table = best_table(costs, self.placement, self.num_microbatches, limit, splits)
+            self._table = table.with_reductions()
+        weights = self._run(self.table, batch, target)
+        self._failures.telling(self._sharing.add_gradients)
+        return self._loss(weights)
+
+    def forward(self, batch: Any) -> Any:
+        """The last stage's output for a batch, which cannot be differentiated, on the rank that has
+        that stage; None on the others. Batches of other sizes have fewer microbatches."""
+        self._run(None, batch, None)
+        outputs = [each for _, each in sorted(self._executor.outputs.items())]
+        if outputs and isinstance(outputs[0], tuple):
+            return tuple(self._autograd.joined(each) for each in zip(*outputs, strict=True))
+        return self._autograd.joined(outputs) if outputs else None
+
+    def evaluate(self, batch: Any, target: Any) -> float:
+        """The loss of a batch, as step() has it, without gradients; of any number of rows."""
+        return self._loss(self._run(None, batch, target))
+
+    def measure(self, batch: Any, target: Any) -> Costs:
+        """What steps of the first microbatch take, in seconds, and what it holds, in bytes; the
+        same on all ranks. Gradients, buffers and random numbers are afterwards what they were."""
+
+        self.costs = measured_costs(
+            self.group,
+            self._stages,
+            self.placement,
+            lambda table: self._run(table, batch, target, most=1),
+            self._can_split,
+        )
+        return self.costs
+
+    def simulation(self) -> Simulation:
+        """What the table comes to with the costs that have been measured; without them with those
+        of equal stages."""
+        return simulate(self.table, self.costs)
+
+    def timeline(self) -> Simulation:
+        """What the last step() came to, of all ranks: seconds since each began. All call it."""
+        return timeline_of(self.group, self._executor.spans, self.table)
+
+    def _run(
+        self, table: Table | None, batch: Any, target: Any, most: int | None = None
+    ) -> list[float]:
+        """The microbatches' weights, where targets are known. Without a table one for evaluation;
+        most: so many microbatches at most."""
+        if table is not None and self._loss_fn is None:
+            raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
+        inputs, targets, key, count = self._agreed_parts(batch, target, table is not None)
+        inputs, targets, count = inputs[:most], targets[:most], min(count, most or count)
+        if table is None:
+            table = builders.forward_only(self.placement, count)
+        for stage in self._stages.values():
+            stage.splits = table.splits
+        is_last = self.placement[-1] == self.group.rank
+        weights = self._weights(targets) if is_last and targets else []
+        work = Work(inputs, [_single(each) for each in targets], weights, table.trains)
+        if table not in self._ahead:
+            own = [*self._stages]
+            self._ahead[table] = ahead_of(simulate(table, Costs(transfer=1.0)).buffers, own)
+        row, ahead = table.rows[self.group.rank], self._ahead[table]
+        try:
+            self._failures.telling(lambda: self._executor.run(row, work, (key, table.name), ahead))
+        finally:
+            self._executor.forget()
+        return weights
+
+    def _agreed_parts(self, batch: Any, target: Any, trains: bool) -> Any:
+        """This rank's microbatches, a key of their shapes, and how many there are. One exchange of
+        numbers, so that nobody begins what others do not."""
+        inputs: list[Any] = []
+        targets: list[Any] = []
+        problem = ""
+        count = self.num_microbatches
+        try:
+            if not trains and (batch is not None or target is not None):
+                given = target if batch is None else batch
+                count = batches.count_of(given, count)
+            inputs = [] if batch is None else batches.microbatches(batch, count)
+            targets = [] if target is None else batches.microbatches(target, count)
+            self._check_given(inputs, targets, trains)
+        except ConfigError as error:
+            problem = str(error)
+        said = batches.shapes(inputs)
+        own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0, 0]
+        own[2] = bool(problem)
+        rows = self.group.all_gather_numbers(np.array(own, np.int64))
+        keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
+        if rows[:, 2].any() or len(keys) > 1 or len(counts) > 1:
+            agreed(self.group, lambda: _raise(problem), lambda _: f"a batch of {said}")
+        return inputs, targets, next(iter(keys)), next(iter(counts))
+
+    def _check_given(self, inputs: list[Any], targets: list[Any], trains: bool) -> None:
+        if self.placement[0] == self.group.rank and not inputs:
+            raise ConfigError("the rank of the first stage has no batch: pass it one")
+        if self.placement[-1] == self.group.rank and trains and not targets:
+            raise ConfigError("the rank of the last stage has no target: pass it one")
+
+    def _weights(self, targets: list[Any]) -> list[float]:
+        """How much each microbatch counts in the mean over all; what the mean along data axes
+        divides by is made up for."""
+        counts = batches.counts([_single(each) for each in targets], self._tokens)
+        total = np.array([sum(counts)])
+        if self._data is not None:
+            self._data.all_reduce(total)
+            total /= self._data.world_size
+        return [count / float(total[0]) for count in counts]
+
+    def _loss(self, weights: list[float]) -> float:
+        found = np.zeros(1)
+        if self.placement[-1] == self.group.rank:
+            losses = self._executor.outputs
+            number = self._autograd.number
+            found[0] = sum(weight * number(losses[m]) for m, weight in enumerate(weights))
+            if self._data is not None:
+                self._data.all_reduce(found)
+                found /= self._data.world_size
+        self.group.broadcast(found, self.placement[-1])
+        return float(found[0])
+
+
+def _data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
+    names = [] if mesh is None else [name for name in DATA_AXES if name in mesh.mesh_dim_names]
+    if mesh is None or not names:
+        return None
+    view = mesh[tuple(names)]
+    group = view.flatten().get_group() if len(names) > 1 else view.get_group()
+    return None if group.world_size == 1 else group
+
+
+def _single(arguments: tuple[Any, ...]) -> Any:
+    return arguments[0] if len(arguments) == 1 else arguments
+
+
+def _raise(problem: str) -> None:
+    if problem:
+        raise ConfigError(problem)

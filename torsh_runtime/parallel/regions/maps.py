@@ -1,0 +1,197 @@
+"""Linear maps of what the ranks of a group have to what they get, each with its adjoint.
+
+The adjoint is what a backward pass does; the adjoint's own is the map again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.regions.arrays import (
+    Array,
+    contiguous,
+    copied,
+    empty,
+    part,
+    resized,
+    split,
+)
+
+Sizes = tuple[int, ...]
+"""Along a dimension, of each rank."""
+
+
+class Operation(ABC):
+    """What can be done to an array within a graph."""
+
+    @abstractmethod
+    def __call__(self, array: Array) -> Array:
+        """What this rank gets. ConfigError for an array that does not fit."""
+
+    @property
+    @abstractmethod
+    def adjoint(self) -> Operation:
+        """What makes of the gradient of what this rank got that of what it had."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what this rank gets takes the place of what it has, of which nobody needs that.
+        Only where gradients stay as they are."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Operation):
+    """A linear one, for a group."""
+
+    group: ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Map):
+    """All ranks have the same and get it."""
+
+    def __call__(self, array: Array) -> Array:
+        return array
+
+    @property
+    def adjoint(self) -> Operation:
+        return Sum(self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Map):
+    """All ranks get the sum."""
+
+    overwrites: bool = False
+
+    def __call__(self, array: Array) -> Array:
+        total = array if self.overwrites else copied(array)
+        self.group.all_reduce(total)
+        return total
+
+    @property
+    def adjoint(self) -> Operation:
+        return Copy(self.group)
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.overwrites
+
+
+@dataclass(frozen=True, slots=True)
+class _Along(Map):
+    """Parts along a dimension, of given sizes."""
+
+    dim: int
+    sizes: Sizes
+
+    def _gathered(self, array: Array) -> Array:
+        self._check(array, self.sizes[self.group.rank], "this rank's part")
+        whole = empty(array, resized(array.shape, self.dim, sum(self.sizes)))
+        self.group.all_gather(split(whole, self.dim, self.sizes), contiguous(array))
+        return whole
+
+    def _check(self, array: Array, size: int, what: str) -> None:
+        if array.shape[self.dim] != size:
+            raise ConfigError(
+                f"dimension {self.dim} of an array of shape {tuple(array.shape)} has to be of size "
+                f"{size}, {what} of sizes {self.sizes}, on rank {self.group.rank} of the group"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(_Along):
+    """All ranks get everyone's part, and use it alike."""
+
+    def __call__(self, array: Array) -> Array:
+        return self._gathered(array)
+
+    @property
+    def adjoint(self) -> Operation:
+        return Scatter(self.group, self.dim, self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(_Along):
+    """All ranks have the same, and each gets its part."""
+
+    def __call__(self, array: Array) -> Array:
+        self._check(array, sum(self.sizes), "the whole")
+        start = sum(self.sizes[: self.group.rank])
+        return part(array, self.dim, start, start + self.sizes[self.group.rank])
+
+    @property
+    def adjoint(self) -> Operation:
+        return Gather(self.group, self.dim, self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(_Along):
+    """All ranks get everyone's part, and each uses it in its own way."""
+
+    def __call__(self, array: Array) -> Array:
+        return self._gathered(array)
+
+    @property
+    def adjoint(self) -> Operation:
+        return ReduceScatter(self.group, self.dim, self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(_Along):
+    """Each rank gets its part of the sum."""
+
+    def __call__(self, array: Array) -> Array:
+        self._check(array, sum(self.sizes), "the whole")
+        parts = [contiguous(each) for each in split(array, self.dim, self.sizes)]
+        own = empty(array, parts[self.group.rank].shape)
+        self.group.reduce_scatter(own, parts)
+        return own
+
+    @property
+    def adjoint(self) -> Operation:
+        return AllGather(self.group, self.dim, self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll(Map):
+    """Each rank gets a part of what each has."""
+
+    split_dim: int
+    inputs: Sizes
+    """What goes to each rank, along split_dim."""
+    cat_dim: int
+    outputs: Sizes
+    """What comes from each rank, along cat_dim."""
+
+    def __call__(self, array: Array) -> Array:
+        if array.shape[self.split_dim] != sum(self.inputs):
+            raise ConfigError(
+                f"parts of sizes {self.inputs} are not all of dimension {self.split_dim} of an "
+                f"array of shape {tuple(array.shape)}, on rank {self.group.rank} of the group"
+            )
+        parts = [contiguous(each) for each in split(array, self.split_dim, self.inputs)]
+        shape = parts[self.group.rank].shape
+        whole = empty(array, resized(shape, self.cat_dim, sum(self.outputs)))
+        self.group.all_to_all(split(whole, self.cat_dim, self.outputs), parts)
+        return whole
+
+    @property
+    def adjoint(self) -> Operation:
+        return AllToAll(self.group, self.cat_dim, self.outputs, self.split_dim, self.inputs)
+
+
+def as_sizes(group: ProcessGroup, sizes: Sequence[int]) -> Sizes:
+    """One for each rank. ConfigError for what is not."""
+    found = tuple(sizes)
+    if len(found) != group.world_size or min(found) < 0:
+        raise ConfigError(
+            f"sizes {found} are for {len(found)} ranks: give one, from 0 on, for each of the "
+            f"group's {group.world_size}"
+        )
+    return found

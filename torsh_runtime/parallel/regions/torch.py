@@ -1,0 +1,37 @@
+"""Operations in graphs of torch's autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torsh_runtime.integrations.torch.compiling import leave_alone
+from torsh_runtime.parallel.regions.maps import Operation
+
+
+class _Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
+        ctx.operation = operation
+        result: torch.Tensor = operation(tensor)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return applied(gradients[0], ctx.operation.adjoint), None
+
+
+@leave_alone
+def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
+    """See regions.applied()."""
+    if operation.is_in_place:  # gradients need no node, which would cost them time
+        operation(tensor.detach())
+        torch.autograd.graph.increment_version(tensor)  # who has saved it notices
+        return tensor
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        found: torch.Tensor = operation(tensor)
+        return found
+    apply: Any = _Applied.apply
+    result: torch.Tensor = apply(tensor, operation)
+    return result

@@ -1,0 +1,123 @@
+"""Streams of random numbers that are the same on replicas, and differ where ranks have different
+elements: for dropout in models that are spread over a mesh.
+
+The generators are those of the frameworks themselves, nn's and torch's, so activation checkpointing
+computes again with the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Piece, TensorLayout
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.nn import random as nn_random
+from torsh_runtime.nn.arrays import array_module
+from torsh_runtime.parallel.layouts import coordinate_on, cut
+
+
+@contextmanager
+def random_stream(*key: object) -> Iterator[None]:
+    """Let random numbers of both frameworks come from a stream of this key alone in the block, as
+    of (seed, step, microbatch); those after it are as if there had been none."""
+    with ExitStack() as held:
+        _seed_nn(held, *key)
+        _seed_torch(held, *key)
+        yield
+
+
+@contextmanager
+def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
+    """A block in which dropout is of tensors that lie on the mesh like this.
+
+        with tr.dropout_region(TensorLayout((batch, heads, n, n), (("tp", 2, Shard(1)),)), mesh):
+            weights = dropout(weights)  # of this rank's heads
+
+    In models of nn the mask is this rank's piece of that of one process, if generators are alike on
+    all ranks as they are after nn.manual_seed(); the tensors must be of the piece's shape. In
+    models of torch each place along the sharded axes has a stream of its own, which is the same on
+    replicas if torch's generators are. ConfigError for a layout that does not fit the mesh.
+    """
+    coordinate = coordinate_on(mesh, "the region", layout)
+    sharded = layout.sharded()
+    with ExitStack() as held:
+        held.enter_context(nn_random.drawing(partial(_drawn, layout, layout.piece(coordinate))))
+        torch = sys.modules.get("torch")
+        if torch is not None and sharded:
+            number = int(torch.randint(1 << 62, ()))  # replicas draw the same, and go on alike
+            _seed_torch(held, number, *(coordinate[axis] for axis in sharded))
+        yield
+
+
+def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> None:
+    """Let each module that draws random numbers do that from a stream of its full name and of what
+    the generator was seeded with, so that masks do not depend on which modules this rank has.
+
+    A training in which `random_stream(seed, step, microbatch)` is around each forward pass then has
+    the same masks on every pipeline as in one process. A module that is called twice in one pass
+    draws the same twice. is_random: which modules draw; None: those that have a `dropout`,
+    `dropout_p` or `p` that is a number above 0.
+    """
+    adapter = adapter_class(model)(model)
+    for name, module in adapter.modules():
+        if (is_random or _is_random)(module):
+            adapter.around_forward(module, partial(_by_name, name))
+
+
+def _by_name(name: str, call: Any, inputs: Any, named: Any) -> Any:
+    torch = sys.modules.get("torch")
+    with ExitStack() as held:
+        _seed_nn(held, nn_random.initial_seed(), name)
+        if torch is not None:
+            _seed_torch(held, torch.initial_seed(), name)
+        return call(*inputs, **named)
+
+
+def _is_random(module: Any) -> bool:
+    told = [getattr(module, name, None) for name in ("dropout", "dropout_p", "p")]
+    return any(isinstance(each, float | int) and each > 0 for each in told)
+
+
+def _drawn(layout: TensorLayout, piece: Piece, source: Any, shape: tuple[int, ...]) -> Any:
+    """This rank's of the numbers that one process draws for the whole tensor, row by row."""
+    if shape != piece.shape:
+        raise ConfigError(
+            f"dropout of a tensor of shape {shape} in a region of which this rank has {piece.shape}"
+        )
+    spans = [piece.spans_of(dim) for dim in range(len(shape))]
+    inner = Piece.of_spans(layout.shape[1:], spans[1:])
+    own = {at for span in spans[0] for at in range(*span)}
+    rows = []
+    for at in range(layout.shape[0]):
+        row = source.random(layout.shape[1:], dtype=np.float32)
+        if at in own:
+            rows.append(cut(row, inner))
+    return array_module(row).stack(rows) if rows else row[:0].reshape(shape)
+
+
+def _seed_nn(held: ExitStack, *key: object) -> None:
+    held.callback(nn_random.set_rng_state, nn_random.get_rng_state())
+    nn_random.manual_seed(_seed_of(key))
+
+
+def _seed_torch(held: ExitStack, *key: object) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    held.enter_context(torch.random.fork_rng(devices))
+    torch.manual_seed(_seed_of(key))
+
+
+def _seed_of(key: tuple[object, ...]) -> int:
+    digest = hashlib.blake2b("/".join(map(repr, key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

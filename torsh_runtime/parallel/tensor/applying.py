@@ -1,0 +1,158 @@
+"""A plan carried out on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.parallel.agreement import check_agreed
+from torsh_runtime.parallel.tensor.axis import Axis, axis_of
+from torsh_runtime.parallel.tensor.layers import Layer, layers_of
+from torsh_runtime.parallel.tensor.parts import (
+    Layouts,
+    adapted,
+    check_same_values,
+    keep_part,
+    layouts,
+)
+from torsh_runtime.parallel.tensor.plan import Attention, Block, Entry, Row, matched
+
+Model = TypeVar("Model")
+
+
+def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry]) -> Model:
+    """Let each rank of an axis have its part of a model of torch or of torsh_runtime.nn, in place.
+
+    model: the same on all ranks, with the same values; its parameters stay the objects that they
+        are, and have the ranks' parts of those values.
+    mesh: one with one axis, or with one called "tp", or a group; None: the default group.
+    plan: what to do with which modules: {"blocks.*.mlp.up": Column(), "blocks.*.mlp.down": Row()}.
+        Names are those of named_modules(), in which * and ? stand for what is between two dots.
+
+    Returns the model. Raises ConfigError on all ranks, with nothing changed: for patterns that
+    match no module, or one that another one matches; entries that are not for a layer of that kind;
+    heads and features that cannot be cut; weights of several layers that are cut in one only; and
+    where plans, models or values differ between ranks. TypeError for what is no model.
+    """
+    axis, adapter = axis_of(mesh), adapted(model)
+    tasks: list[_Task] = []
+    try:
+        tasks = [*_tasks(adapter, plan, axis)]
+        _check_tied(adapter, tasks)
+        said = "; ".join(f"{task.where}: {task.entry}" for task in tasks)
+    except ConfigError as error:
+        problem: ConfigError | None = error
+        said = str(error)
+    else:
+        problem = None
+    check_agreed({"plan": said, "ranks": axis.size}, adapter, axis.group, sends=False)
+    if problem is not None:
+        raise problem
+    check_same_values(adapter, [*adapter.parameters(), *adapter.constants()], axis)
+    _carry_out(adapter, tasks, axis)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One module's."""
+
+    where: str
+    module: Any
+    entry: Entry
+    kind: type[Layer]
+    lie: Layouts
+
+
+def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axis: Axis) -> Iterator[_Task]:
+    modules, known = dict(adapter.modules()), set[str]()
+    layers = layers_of(adapter.framework)
+    for name, entry in matched(modules, plan).items():
+        for below, each in _expanded(layers, name, modules[name], entry, axis).items():
+            where = ".".join(filter(None, (name, below)))
+            if where in known:
+                raise ConfigError(f"the plan says twice what becomes of {where!r}")
+            known.add(where)
+            yield _task(layers, where, modules[where], each, axis)
+
+
+def _task(layers: Any, where: str, module: Any, entry: Entry, axis: Axis) -> _Task:
+    plain = {kind.__name__: kind for kind in layers.LAYERS[type(entry)]}
+    found = next((kind for kind in plain.values() if isinstance(module, kind)), None)
+    if found is None or isinstance(module, Layer):
+        raise ConfigError(
+            f"{where!r} is a {type(module).__name__}, and {type(entry).__name__}() is for "
+            f"{', '.join(plain)}"
+        )
+    if type(module).forward is not found.forward:
+        raise ConfigError(
+            f"{where!r} is a {type(module).__name__} with a forward() of its own, which would not "
+            f"know that it has a part: use a plain {found.__name__}"
+        )
+    parallel: type[Layer] = layers.LAYERS[type(entry)][found]
+    try:
+        shards = parallel.shards(module, entry, axis)
+    except ConfigError as error:
+        raise ConfigError(f"{where!r} cannot be cut: {error}") from None
+    return _Task(where, module, entry, parallel, layouts(module, shards, axis))
+
+
+def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:
+    """What an entry means for a module and those below it."""
+    found = {"": entry}
+    if isinstance(entry, Block):
+        if not isinstance(module, layers.BLOCKS):
+            names = ", ".join(kind.__name__ for kind in layers.BLOCKS)
+            raise ConfigError(f"{name!r} is a {type(module).__name__}, and Block() is for {names}")
+        found = layers.within_block(module, entry, axis.size)
+    return found | {
+        ".".join(filter(None, (below, "out_proj"))): Row(
+            unit=_head_dim(module, below), sequence_dim=each.sequence_dim
+        )
+        for below, each in found.items()
+        if isinstance(each, Attention)
+    }
+
+
+def _head_dim(module: Any, below: str) -> int:
+    found = getattr(module, below) if below else module
+    if not hasattr(found, "num_heads"):
+        return 1  # which is refused for what it is
+    width: int = found.embed_dim // found.num_heads
+    return width
+
+
+def _check_tied(adapter: ModuleAdapter[Any], tasks: list[_Task]) -> None:
+    """ConfigError if a parameter of several modules is not cut alike in all of them."""
+    lie = {(task.where, name): each for task in tasks for name, each in task.lie.items()}
+    owners: dict[int, list[tuple[str, str]]] = {}
+    for where, module in adapter.modules():
+        for name, parameter in adapter.own_parameters(module):
+            owners.setdefault(id(parameter), []).append((where, name))
+    for names in owners.values():
+        if len({lie.get(each) for each in names}) > 1:
+            told = ", ".join(
+                f"{'.'.join(filter(None, each))} {'is' if each in lie else 'is not'} cut"
+                for each in names
+            )
+            raise ConfigError(
+                f"these are one parameter, and it has to be cut alike in all layers: {told}"
+            )
+
+
+def _carry_out(adapter: ModuleAdapter[Any], tasks: list[_Task], axis: Axis) -> None:
+    done = set[int]()
+    for task in tasks:
+        for name, layout in task.lie.items():
+            parameter = getattr(task.module, name)
+            if id(parameter) not in done:
+                done.add(id(parameter))
+                keep_part(adapter, parameter, layout, axis)
+        task.module.__class__ = task.kind
+        task.module.become(task.entry, axis, task.where, task.lie)
+    for _, module in adapter.modules():
+        if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
+            module.use_nested_tensor = False

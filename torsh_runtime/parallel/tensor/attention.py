@@ -1,0 +1,208 @@
+"""Attention of which each rank has some heads, without a framework."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.tensor.axis import Axis, axis_of
+from torsh_runtime.parallel.tensor.cuts import cuts, sharded
+from torsh_runtime.parallel.tensor.layers import Layer, layers_of
+from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.plan import Attention, Column
+from torsh_runtime.parallel.tensor.streams import drawing_part
+
+
+class _Heads(Layer):
+    """What layers with heads have in common: `head_cuts`, where these are cut for the ranks."""
+
+    head_cuts: tuple[int, ...]
+
+    @property
+    def own_heads(self) -> slice:
+        """Those of this rank."""
+        return slice(*self.head_cuts[self.axis.index : self.axis.index + 2])
+
+    def _own_mask(self, mask: Any) -> Any:
+        """What this rank needs of a mask (L, S), or (…, num_heads, L, S)."""
+        has_heads = mask is not None and len(mask.shape) > 2 and mask.shape[-3] != 1
+        return mask[..., self.own_heads, :, :] if has_heads else mask
+
+    def _drawing(self, heads: Any) -> AbstractContextManager[None]:
+        """A block in which dropout draws for the weights of these heads (…, own heads, L, width)"""
+        if not self.training or not self.dropout:
+            return nullcontext()
+        return drawing_part(heads, self.axis, -3, self.head_cuts)
+
+
+class MultiheadAttention(_Heads):
+    """A framework's layer of this name, whose heads are cut; its out_proj is Row's."""
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        width = plain.embed_dim
+        found = sharded(3 * width, axis.size, width // plain.num_heads, (width,) * 3)
+        return {"in_proj_weight": found, "in_proj_bias": found}
+
+    def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
+        """See Layer."""
+        super().become(entry, axis, where, lie)
+        self.head_cuts = cuts(self.num_heads, axis.size)
+        self.head_dim = self.embed_dim // self.num_heads
+
+    def _all_entered(self, *inputs: Any) -> list[Any]:
+        """What each rank may use in its own way."""
+        for each in inputs:
+            self._check(each, self.whole_dim, "all features")
+        return [self._entered(each, self.entry.sequence_dim) for each in inputs]
+
+    @property
+    def whole_dim(self) -> int:
+        """The width of inputs and output."""
+        width: int = self.out_proj.out_features
+        return width
+
+
+class ReplicatedColumns(Layer):
+    """A Linear layer that all ranks have, of which each computes some output features."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        *,
+        mesh: Axis,
+        start: int,
+        end: int,
+        sequence_dim: int | None = None,
+        dtype: Any = None,
+        framework: str | None = None,
+    ) -> None:
+        """start, end: of this rank's features."""
+        super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
+        self.own = slice(start, end)
+        self._divide(Column(sequence_dim=sequence_dim), mesh)
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        return {}
+
+    def forward(self, input: Any) -> Any:
+        """input: (…, in_features)."""
+        self._check(input, self.in_features, "all input features")
+        entered = self._entered(input, self.entry.sequence_dim)
+        group = self.axis.group
+        weight = regions.copy(self.weight, group)[self.own]
+        bias = None if self.bias is None else regions.copy(self.bias, group)[self.own]
+        return self.functional.linear(entered, weight, bias)
+
+
+class ParallelAttention(_Heads):
+    """Self-attention of several heads (Vaswani et al., "Attention Is All You Need", 2017), of which
+    each rank has some; several of them may look at one head of keys and values (Ainslie et al.,
+    "GQA", 2023).
+
+    Where there are fewer of the latter than ranks, all ranks have their weights, use those that
+    their own heads look at, and sum the gradients. The layers are q_proj, k_proj, v_proj, out_proj.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        num_kv_heads: int | None = None,
+        mesh: Any = None,
+        sequence_dim: int | None = None,
+        dtype: Any = None,
+        framework: str | None = None,
+    ) -> None:
+        """num_kv_heads: of keys and values; None: num_heads. sequence_dim: of input and output, of
+        which each rank has an equal part; None if all have all. The rest as ColumnParallelLinear.
+        """
+        super().__init__()
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_heads(embed_dim, num_heads, kv_heads)
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
+        self.head_dim, self.dropout = embed_dim // num_heads, dropout
+        axis = axis_of(mesh)
+        self.become(Attention(sequence_dim), axis, type(self).__name__, {})
+        share = num_heads // kv_heads
+        is_cut = kv_heads >= axis.size
+        unit = self.head_dim * (share if is_cut else 1)
+        self.head_cuts = tuple(at // self.head_dim for at in cuts(embed_dim, axis.size, unit))
+        heads = range(num_heads)[self.own_heads]
+        first, last = heads[0] // share, heads[-1] // share
+        self.looks_at = None if share == 1 else [head // share - first for head in heads]
+        self._add_layers(bias, unit, None if is_cut else (first, last + 1), dtype)
+
+    def _add_layers(
+        self, bias: bool, unit: int, kv_heads: tuple[int, int] | None, dtype: Any
+    ) -> None:
+        """unit: of features of queries. kv_heads: first and last (exclusive) that this rank uses;
+        None if they are cut as well."""
+        layers, width, embed = layers_of(self.framework), self.head_dim, self.embed_dim
+        dim = self.entry.sequence_dim
+        named: dict[str, Any] = {"mesh": self.axis, "sequence_dim": dim, "dtype": dtype}
+        column, row = layers.ColumnParallelLinear, layers.RowParallelLinear
+        self.q_proj = column(embed, embed, bias, False, unit=unit, **named)
+        out = width * self.num_kv_heads
+        for name in ("k_proj", "v_proj"):
+            if kv_heads is None:
+                made = column(embed, out, bias, False, unit=width, **named)
+            else:
+                first, last = (width * each for each in kv_heads)
+                made = layers.ReplicatedColumns(embed, out, bias, start=first, end=last, **named)
+            setattr(self, name, made)
+        self.out_proj = row(embed, embed, bias, unit=unit, **named)
+
+    def forward(self, input: Any, attn_mask: Any = None, is_causal: bool = False) -> Any:
+        """input: (…, L, embed_dim), to the same. attn_mask: booleans (False is not looked at) or
+        numbers to add, (L, L) or (…, num_heads, L, L). is_causal: position i looks at 0 to i.
+        """
+        queries = self._heads_first(self.q_proj(input))
+        keys, values = (
+            self._looked_at(self._heads_first(layer(input))) for layer in (self.k_proj, self.v_proj)
+        )
+        mask, dropout = self._own_mask(attn_mask), self.dropout if self.training else 0.0
+        with self._drawing(queries):
+            mixed = self.functional.scaled_dot_product_attention(
+                queries, keys, values, mask, dropout, is_causal
+            )
+        return self.out_proj(joined(mixed))
+
+    def _heads_first(self, projected: Any) -> Any:
+        return heads_first(projected, self.head_dim)
+
+    def _looked_at(self, heads: Any) -> Any:
+        """That which each of the own heads looks at."""
+        return heads if self.looks_at is None else heads[..., self.looks_at, :, :]
+
+
+def heads_first(projected: Any, width: int) -> Any:
+    """(…, L, heads · width) as (…, heads, L, width)."""
+    *lead, features = projected.shape
+    return projected.reshape(*lead, features // width, width).transpose(-3, -2)
+
+
+def joined(heads: Any) -> Any:
+    """The reverse."""
+    *lead, count, length, width = heads.shape
+    return heads.transpose(-3, -2).reshape(*lead, length, count * width)
+
+
+def _check_heads(embed_dim: int, num_heads: int, kv_heads: int) -> None:
+    for whole, parts, what in (
+        (embed_dim, num_heads, "heads do not divide an embedding of"),
+        (num_heads, kv_heads, "heads of keys and values do not divide as many of queries:"),
+    ):
+        if parts < 1 or whole % parts:
+            raise ConfigError(f"{parts} {what} {whole}")

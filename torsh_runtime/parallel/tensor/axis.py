@@ -1,0 +1,55 @@
+"""The ranks that have one model's tensors in parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.tensor.entrance import Entrance
+
+DEFAULT_NAME = "tp"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis of a mesh: its name in layouts, and its group. Copies of a layer have the same."""
+
+    name: str
+    group: ProcessGroup
+    enter: Entrance = field(default_factory=Entrance, compare=False, repr=False)
+    """Of the layers that are made along it together."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    @property
+    def size(self) -> int:
+        """Number of ranks along it."""
+        return self.group.world_size
+
+    @property
+    def index(self) -> int:
+        """Where along it this rank stands."""
+        return self.group.rank
+
+
+def axis_of(mesh: Any) -> Axis:
+    """That of a mesh with one axis; of a mesh with several the one called "tp"; or a group's, under
+    that name. None is the default group. ConfigError for what is none of these.
+    """
+    if isinstance(mesh, Axis):
+        return mesh
+    if not isinstance(mesh, DeviceMesh):
+        return Axis(DEFAULT_NAME, group_of(mesh))
+    names = mesh.mesh_dim_names
+    name = names[0] if len(names) == 1 else DEFAULT_NAME
+    if name not in names:
+        raise ConfigError(
+            f"the mesh has the axes {', '.join(names)}, and none called {DEFAULT_NAME!r}: pass "
+            f"the one along which the layers are cut, as mesh[{names[-1]!r}]"
+        )
+    return Axis(name, mesh.get_group(name))

@@ -1,0 +1,55 @@
+"""How a tensor enters layers of which each rank has a part."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.nn.graph import needs_gradient
+from torsh_runtime.parallel import regions
+
+
+class Entrance:
+    """Lets a tensor that several layers are given one after the other, as those of queries, keys
+    and values are, enter them together: one collective instead of one for each.
+
+    It holds on to what it let in last for as long as somebody has the tensor itself.
+    """
+
+    def __init__(self) -> None:
+        self._known: Callable[[], Any] = lambda: None
+        self._state: object = None
+        self._entered: Any = None
+
+    def __call__(self, tensor: Any, group: ProcessGroup, sequence_dim: int | None) -> Any:
+        """What each rank may use in its own way: the tensor, or, with a sequence_dim, all ranks'
+        parts of it along that."""
+        if group.world_size == 1:
+            return tensor
+        state = (sequence_dim, _state(tensor))
+        if self._known() is tensor and self._state == state:
+            return self._entered
+        if sequence_dim is None:
+            entered = regions.copy(tensor, group)
+        else:
+            entered = regions.all_gather(tensor, group, sequence_dim)
+        if entered is not tensor and state[1] is not None:
+            self._known, self._state = weakref.ref(tensor, self._forget), state
+            self._entered = entered
+        return entered
+
+    def _forget(self, known: object) -> None:
+        if known is self._known:
+            self._entered = None
+
+
+def _state(tensor: Any) -> object:
+    """What is another one when the same tensor has to enter anew; None if that is not known."""
+    if not hasattr(tensor, "is_inference"):  # nn's are not changed while they are used
+        return needs_gradient(tensor)
+    if tensor.is_inference():
+        return None
+    return tensor._version, tensor.requires_grad and sys.modules["torch"].is_grad_enabled()

@@ -1,0 +1,329 @@
+"""Layers of which each rank has a part, without a framework: torch.py and nn.py make layers of it.
+
+After Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019, and, where each rank has a part of the sequence only, Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models", 2022.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.tensor.axis import Axis, axis_of
+from torsh_runtime.parallel.tensor.cuts import cuts, sharded, sizes
+from torsh_runtime.parallel.tensor.parts import (
+    Layouts,
+    adapted,
+    check_same_values,
+    keep_part,
+    layouts,
+)
+from torsh_runtime.parallel.tensor.plan import Column, Part, Row, Vocabulary
+from torsh_runtime.parallel.tensor.streams import drawing_part
+
+_HOME = "torsh_runtime.parallel.tensor"
+
+
+def layers_of(framework: str | None) -> Any:
+    """The layers of "torch" or "nn"; None is torch where that is loaded."""
+    found = framework or ("torch" if "torch" in sys.modules else "nn")
+    if found not in ("torch", "nn"):
+        raise ConfigError(f"framework is 'torch' or 'nn', not {framework!r}")
+    return import_module(f"{_HOME}.{found}")
+
+
+class Layer:
+    """What they have in common.
+
+    Attributes: axis, entry (of the plan), where (its name, for errors), parameter_layouts (how its
+    own parameters that are cut lie on the mesh, by name).
+    """
+
+    framework: ClassVar[str]
+    functional: ClassVar[Any]
+    """The framework's functions."""
+    communicates_in_backward = True
+    """See DistributedDataParallel."""
+    axis: Axis
+    where: str
+    parameter_layouts: Layouts
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
+        """One of a framework's: see layers_of()."""
+        is_abstract = not hasattr(cls, "functional")
+        kind = getattr(layers_of(framework), cls.__name__) if is_abstract else cls
+        made: Self = object.__new__(kind)
+        return made
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Any, axis: Axis) -> dict[str, Shard]:
+        """How an ordinary layer's own parameters are to be cut; those that are not named stay
+        whole. ConfigError if they cannot be."""
+        return {}
+
+    def become(self, entry: Any, axis: Axis, where: str, lie: Layouts) -> None:
+        """Be what the entry says, for the parameters have their parts."""
+        self.entry, self.axis, self.parameter_layouts = entry, axis, lie
+        self.where = where or type(self).__name__
+
+    def _divide(self, entry: Any, mesh: Any) -> None:
+        """Be a new layer's part, of which all ranks have made the whole."""
+        axis, adapter, where = axis_of(mesh), adapted(self), type(self).__name__
+        lie = layouts(self, self.shards(self, entry, axis), axis)
+        check_same_values(adapter, adapter.own_parameters(self), axis)
+        for name, layout in lie.items():
+            keep_part(adapter, getattr(self, name), layout, axis)
+        self.become(entry, axis, where, lie)
+
+    def _check(self, tensor: Any, size: int, what: str) -> None:
+        if tuple(tensor.shape[-1:]) != (size,):
+            raise ConfigError(
+                f"{self.where}: an input of shape {tuple(tensor.shape)} came to rank "
+                f"{self.axis.index} of the axis {self.axis.name!r}, where (…, {size}) was "
+                f"expected: {what}"
+            )
+
+    def _entered(self, tensor: Any, sequence_dim: int | None) -> Any:
+        """What each rank may use in its own way."""
+        return self.axis.enter(tensor, self.axis.group, sequence_dim)
+
+    def _summed(self, tensor: Any, sequence_dim: int | None) -> Any:
+        """The sum of what the ranks computed and need no more; or this rank's part of it."""
+        group = self.axis.group
+        if sequence_dim is None:
+            return regions.reduce(tensor, group, overwrites=True)
+        length = self._equal_part(tensor, sequence_dim)
+        return regions.reduce_scatter(tensor, group, sequence_dim, [length] * group.world_size)
+
+    def _equal_part(self, tensor: Any, dim: int) -> int:
+        """Each rank's size along a dimension."""
+        length, rest = divmod(int(tensor.shape[dim]), self.axis.size)
+        if rest:
+            raise ConfigError(
+                f"{self.where}: dimension {dim} of {tuple(tensor.shape)} has to be cut into "
+                f"{self.axis.size} equal parts: pad the sequences"
+            )
+        return length
+
+
+class ColumnParallelLinear(Layer):
+    """A Linear layer of which each rank computes some output features.
+
+    Its input is the same on all ranks; its output has this rank's features, or, with gather_output,
+    all. weight: (own features, in_features), bias: (own features).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        gather_output: bool = True,
+        *,
+        mesh: Any = None,
+        unit: int = 1,
+        sequence_dim: int | None = None,
+        dtype: Any = None,
+        framework: str | None = None,
+    ) -> None:
+        """mesh: one with one axis, or with one called "tp", or a group; None: the default group.
+        unit, sequence_dim: see Column. framework: "torch" or "nn"; None: torch if it is loaded.
+
+        All ranks make the whole first and keep their parts, so they are seeded alike; ConfigError
+        on all of them if they were not, and for features that cannot be cut.
+        """
+        super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
+        self._divide(Column(gather_output, unit, sequence_dim=sequence_dim), mesh)
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        if entry.sections and entry.gather_output:
+            raise ConfigError("outputs that are cut in sections cannot be gathered")
+        found = sharded(plain.out_features, axis.size, entry.unit, entry.sections)
+        return {"weight": found, "bias": found}
+
+    def become(self, entry: Column, axis: Axis, where: str, lie: Layouts) -> None:
+        """See Layer."""
+        super().become(entry, axis, where, lie)
+        self.sizes = sizes(self.shards(self, entry, axis)["weight"])
+
+    def forward(self, input: Any) -> Any:
+        """input: (…, in_features)."""
+        self._check(input, self.in_features, "all input features")
+        entered = self._entered(input, self.entry.sequence_dim)
+        result = self.functional.linear(entered, self.weight, self.bias)
+        if not self.entry.gather_output:
+            return result
+        return regions.gather(result, self.axis.group, -1, self.sizes)
+
+
+class RowParallelLinear(Layer):
+    """A Linear layer of which each rank has some input features; all get the sum.
+
+    Its input has this rank's features, as a ColumnParallelLinear left them, or, without
+    input_is_parallel, all. weight: (out_features, own features), bias: (out_features).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        input_is_parallel: bool = True,
+        *,
+        mesh: Any = None,
+        unit: int = 1,
+        sequence_dim: int | None = None,
+        dtype: Any = None,
+        framework: str | None = None,
+    ) -> None:
+        """As ColumnParallelLinear."""
+        super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
+        self._divide(Row(input_is_parallel, unit, sequence_dim), mesh)
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Row, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        return {"weight": sharded(plain.in_features, axis.size, entry.unit, dim=1)}
+
+    def become(self, entry: Row, axis: Axis, where: str, lie: Layouts) -> None:
+        """See Layer."""
+        super().become(entry, axis, where, lie)
+        self.sizes = sizes(self.shards(self, entry, axis)["weight"])
+
+    def forward(self, input: Any) -> Any:
+        """input: (…, own features)."""
+        if not self.entry.input_is_parallel:
+            self._check(input, self.in_features, "all input features")
+            input = regions.scatter(input, self.axis.group, -1, self.sizes)
+        self._check(input, self.sizes[self.axis.index], "this rank's features")
+        dim = self.entry.sequence_dim
+        summed = self._summed(self.functional.linear(input, self.weight), dim)
+        if self.bias is None:
+            return summed
+        bias = self.bias if dim is None else regions.copy(self.bias, self.axis.group)
+        return summed + (bias if bias.dtype == summed.dtype else bias.to(summed.dtype))
+
+
+class VocabParallelEmbedding(Layer):
+    """An Embedding of which each rank has some rows; all get the results.
+
+    weight: (own rows, embedding_dim).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        mesh: Any = None,
+        sequence_dim: int | None = None,
+        dtype: Any = None,
+        framework: str | None = None,
+    ) -> None:
+        """As ColumnParallelLinear."""
+        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)  # type: ignore[call-arg]
+        self._divide(Vocabulary(sequence_dim), mesh)
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Vocabulary, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(plain, option, None):
+                raise ConfigError(f"an Embedding with {option} cannot be cut")
+        return {"weight": sharded(plain.weight.shape[0], axis.size)}
+
+    def become(self, entry: Vocabulary, axis: Axis, where: str, lie: Layouts) -> None:
+        """See Layer."""
+        super().become(entry, axis, where, lie)
+        self.rows = lie["weight"].shape[0]
+        self.start, self.end = cuts(self.rows, axis.size)[axis.index :][:2]
+        is_here = self.padding_idx is not None and self.start <= self.padding_idx < self.end
+        self.own_padding = self.padding_idx - self.start if is_here else None
+
+    def forward(self, indices: Any) -> Any:
+        """indices: integers of any shape. IndexError for those that are no rows."""
+        places, elsewhere = self.own_places(indices)
+        found = self.functional.embedding(places, self.weight, self.own_padding)
+        return self._summed(found.masked_fill(elsewhere, 0.0), self.entry.sequence_dim)
+
+    def own_places(self, indices: Any) -> tuple[Any, Any]:
+        """Which of the own rows are meant, and where none is."""
+        raise NotImplementedError
+
+    def _check_range(self, lowest: int, highest: int) -> None:
+        if lowest < 0 or highest >= self.rows:
+            raise IndexError(
+                f"{self.where}: indices from {lowest} to {highest} came, and there are {self.rows} "
+                f"rows on all ranks together"
+            )
+
+
+class _OnPart(Layer):
+    """A layer on a part of its input, which does the same on all of them."""
+
+    def _shared(self, parameter: Any) -> Any:
+        """A parameter that each rank uses for its part."""
+        return None if parameter is None else regions.copy(parameter, self.axis.group)
+
+
+class NormOnPart(_OnPart):
+    """LayerNorm or RMSNorm of a part of the sequence."""
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Part, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        if -len(plain.normalized_shape) <= entry.dim < 0:
+            raise ConfigError(f"dimension {entry.dim} is normalised")
+        return {}
+
+
+class LayerNormOnPart(NormOnPart):
+    """See NormOnPart."""
+
+    def forward(self, input: Any) -> Any:
+        """input: (…, *normalized_shape)."""
+        weight, bias = self._shared(self.weight), self._shared(self.bias)
+        return self.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+class RMSNormOnPart(NormOnPart):
+    """See NormOnPart."""
+
+    def forward(self, input: Any) -> Any:
+        """input: (…, *normalized_shape)."""
+        weight = self._shared(self.weight)
+        return self.functional.rms_norm(input, self.normalized_shape, weight, self.eps)
+
+
+class EmbeddingOnPart(_OnPart):
+    """An Embedding of which each rank gets a part of the results, as those of positions."""
+
+    def forward(self, indices: Any) -> Any:
+        """indices: integers of any shape, the same on all ranks."""
+        found = self.functional.embedding(indices, self.weight, self.padding_idx)
+        length = self._equal_part(found, self.entry.dim)
+        parts = [length] * self.axis.size
+        return regions.scatter(found, self.axis.group, self.entry.dim, parts)
+
+
+class DropoutOnPart(_OnPart):
+    """Dropout of a part of what it is for."""
+
+    def forward(self, input: Any) -> Any:
+        """input: of any shape."""
+        if not self.training or not self.p:
+            return input
+        with drawing_part(input, self.axis, self.entry.dim, self.entry.cuts):
+            return self.functional.dropout(input, self.p, True)

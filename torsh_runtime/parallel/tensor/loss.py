@@ -1,0 +1,150 @@
+"""Cross-entropy of scores of which each rank has those of some classes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.numpy_or_cupy import array_module
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.regions.arrays import Array, empty
+from torsh_runtime.parallel.regions.maps import Operation
+from torsh_runtime.parallel.tensor.axis import axis_of
+from torsh_runtime.parallel.tensor.cuts import cuts
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def vocab_parallel_cross_entropy(
+    input: Any,
+    target: Any,
+    mesh: Any = None,
+    *,
+    num_classes: int | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """-log softmax at the target class; the same on all ranks, none of which has all scores.
+
+    input: (…, own classes), unnormalised, as a Column layer leaves them; target: integers (…), the
+    same on all ranks. mesh: as parallelize() takes it. num_classes: of all ranks, cut as a Column
+    layer cuts; None if all have as many as this one. The rest as nn.functional.cross_entropy. The
+    ranks exchange four numbers for each target.
+
+    Raises ConfigError for another number of own classes or another shape of targets, ValueError for
+    targets that are no class.
+    """
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {reduction!r}")
+    axis = axis_of(mesh)
+    own = input.shape[-1]
+    size = num_classes or own * axis.size
+    start, end = cuts(size, axis.size)[axis.index :][:2]
+    if end - start != own or tuple(target.shape) != tuple(input.shape[:-1]):
+        raise ConfigError(
+            f"scores of shape {tuple(input.shape)} and targets of shape {tuple(target.shape)} came "
+            f"to rank {axis.index} of the axis {axis.name!r}, which has {end - start} of {size} "
+            f"classes: both are (…) but for the classes"
+        )
+    classes = target.data if hasattr(target, "requires_grad") else target
+    kept = classes != ignore_index
+    _check_classes(classes, kept, size, ignore_index)
+    targets = _module(classes).where(kept, classes, -1)
+    loss = _CrossEntropy(axis.group, targets, start, size, label_smoothing)
+    losses = regions.applied(input, loss)
+    if reduction == "none":
+        return losses
+    return losses.sum() / (kept.sum() if reduction == "mean" else 1)
+
+
+def _check_classes(classes: Array, kept: Array, size: int, ignore_index: int) -> None:
+    if not classes.shape or getattr(classes.device, "type", "cpu") != "cpu":
+        return  # others would have to be waited for
+    if bool((kept & ((classes < 0) | (classes >= size))).any()):
+        raise ValueError(
+            f"targets are from 0 to {size - 1} or ignore_index ({ignore_index}), and here from "
+            f"{int(classes.min())} to {int(classes.max())}"
+        )
+
+
+class _CrossEntropy(Operation):
+    """The losses of rows of scores; it keeps what its adjoint needs."""
+
+    def __init__(
+        self, group: ProcessGroup, targets: Array, start: int, classes: int, smoothing: float
+    ) -> None:
+        """targets: one for each row, of `classes`, below 0 where none counts; start: the first of
+        this rank's."""
+        self._group, self._targets, self._start = group, targets, start
+        self._classes, self._smoothing = classes, smoothing
+
+    def __call__(self, array: Array) -> Array:
+        xp, scores = _module(array), _wide(array).reshape(-1, array.shape[-1])
+        places = self._targets.reshape(-1) - self._start
+        here = (places >= 0) & (places < scores.shape[1]) & (self._targets.reshape(-1) >= 0)
+        self._chosen = xp.arange(len(scores)), xp.where(here, places, 0)
+        self._here, self._shape, self._dtype = here, array.shape, array.dtype
+        highest = xp.amax(scores, 1)
+        self._powers = xp.exp(scores - xp.where(xp.isfinite(highest), highest, 0.0)[:, None])
+        own = xp.where(here, scores[self._chosen], 0.0)
+        spread = scores.sum(1) if self._smoothing else xp.zeros_like(own)
+        return self._losses(xp, highest, xp.stack([highest, self._powers.sum(1), own, spread]))
+
+    def _losses(self, xp: Any, highest: Array, own: Array) -> Array:
+        everyone = empty(own, (self._group.world_size, *own.shape))
+        self._group.all_gather_into_tensor(everyone, own)
+        top = xp.amax(everyone[:, 0], 0)
+        total = (everyone[:, 1] * xp.exp(everyone[:, 0] - top)).sum(0)
+        self._scale = xp.exp(highest - top) / total
+        losses = xp.log(total) + top - (1 - self._smoothing) * everyone[:, 2].sum(0)
+        if self._smoothing:
+            losses -= self._smoothing / self._classes * everyone[:, 3].sum(0)
+        counted = xp.where(self._targets.reshape(-1) >= 0, losses, 0.0)  # others may be infinite
+        return _like(counted.reshape(self._shape[:-1]), self._dtype)
+
+    @property
+    def adjoint(self) -> Operation:
+        return _Backward(self._gradient)
+
+    def _gradient(self, array: Array) -> Array:
+        xp = _module(array)
+        weights = xp.where(self._targets.reshape(-1) >= 0, _wide(array).reshape(-1), 0.0)
+        found = self._powers * self._scale[:, None]
+        if self._smoothing:
+            found -= self._smoothing / self._classes
+        found[self._chosen] -= xp.where(self._here, 1 - self._smoothing, 0.0)
+        found *= weights[:, None]
+        return _like(found.reshape(self._shape), self._dtype)
+
+
+class _Backward(Operation):
+    def __init__(self, gradient: Callable[[Array], Array]) -> None:
+        self._gradient = gradient
+
+    def __call__(self, array: Array) -> Array:
+        return self._gradient(array)
+
+    @property
+    def adjoint(self) -> Operation:
+        raise RuntimeError("the gradient of vocab_parallel_cross_entropy() has no gradient")
+
+
+def _module(array: Array) -> Any:
+    """Whose functions compute with it."""
+    return sys.modules["torch"] if hasattr(array, "new_empty") else array_module(array)
+
+
+def _wide(array: Array) -> Array:
+    """Of 32 bits at least."""
+    if array.dtype.itemsize > 2:
+        return array
+    return array.float() if hasattr(array, "new_empty") else array.astype("float32")
+
+
+def _like(array: Array, dtype: Any) -> Array:
+    """Of this dtype in torch, whose results have that of what they are made of."""
+    return array.to(dtype) if hasattr(array, "new_empty") else array

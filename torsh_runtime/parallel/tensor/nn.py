@@ -1,0 +1,126 @@
+"""The layers for models of torsh_runtime.nn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime import nn
+from torsh_runtime.nn import functional
+from torsh_runtime.nn.arrays import array_module
+from torsh_runtime.nn.graph import operand
+from torsh_runtime.parallel.tensor import attention, layers
+from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.plan import (
+    Attention,
+    Block,
+    Column,
+    Entry,
+    Part,
+    Row,
+    Vocabulary,
+)
+
+
+class _OfNn:
+    framework = "nn"
+    functional = functional
+
+
+class ColumnParallelLinear(_OfNn, layers.ColumnParallelLinear, nn.Linear):
+    """See layers."""
+
+
+class RowParallelLinear(_OfNn, layers.RowParallelLinear, nn.Linear):
+    """See layers."""
+
+
+class ReplicatedColumns(_OfNn, attention.ReplicatedColumns, nn.Linear):
+    """See attention."""
+
+
+class ParallelAttention(_OfNn, attention.ParallelAttention, nn.Module):
+    """See attention."""
+
+
+class LayerNormOnPart(_OfNn, layers.LayerNormOnPart, nn.LayerNorm):
+    """See layers."""
+
+
+class RMSNormOnPart(_OfNn, layers.RMSNormOnPart, nn.RMSNorm):
+    """See layers."""
+
+
+class EmbeddingOnPart(_OfNn, layers.EmbeddingOnPart, nn.Embedding):
+    """See layers."""
+
+
+class DropoutOnPart(_OfNn, layers.DropoutOnPart, nn.Dropout):
+    """See layers."""
+
+
+class VocabParallelEmbedding(_OfNn, layers.VocabParallelEmbedding, nn.Embedding):
+    """See layers."""
+
+    def own_places(self, indices: Any) -> tuple[Any, Any]:
+        """See layers."""
+        found = operand(indices)
+        if found.size:
+            self._check_range(int(found.min()), int(found.max()))
+        elsewhere = (found < self.start) | (found >= self.end)
+        places = array_module(found).where(elsewhere, 0, found - self.start)
+        return places, elsewhere[..., None]
+
+
+class MultiheadAttention(_OfNn, attention.MultiheadAttention, nn.MultiheadAttention):
+    """See attention. To the layer that it is made of its own heads are all there are."""
+
+    def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
+        """See layers."""
+        super().become(entry, axis, where, lie)
+        heads = self.own_heads
+        self.num_heads = heads.stop - heads.start
+        self.embed_dim = self.num_heads * self.head_dim
+
+    def forward(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        *,
+        attn_mask: Any = None,
+        is_causal: bool = False,
+    ) -> tuple[Any, None]:
+        """As nn.MultiheadAttention's."""
+        inputs = self._all_entered(query, key, value)
+        mask = None if attn_mask is None else nn.Tensor(self._own_mask(operand(attn_mask)))
+        with self._drawing(inputs[0]):
+            return super().forward(*inputs, attn_mask=mask, is_causal=is_causal)
+
+
+def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
+    """What the entry means for the modules below one."""
+    dim = entry.sequence_dim
+    found: dict[str, Entry] = {
+        "attention": Attention(dim),
+        "mlp.0": Column(sequence_dim=dim),
+        "mlp.2": Row(sequence_dim=dim),
+    }
+    if dim is not None:
+        found |= {name: Part(dim) for name in ("norm1", "norm2", "dropout")}
+    return found
+
+
+LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
+    Column: {nn.Linear: ColumnParallelLinear},
+    Row: {nn.Linear: RowParallelLinear},
+    Vocabulary: {nn.Embedding: VocabParallelEmbedding},
+    Attention: {nn.MultiheadAttention: MultiheadAttention},
+    Part: {
+        nn.LayerNorm: LayerNormOnPart,
+        nn.RMSNorm: RMSNormOnPart,
+        nn.Dropout: DropoutOnPart,
+        nn.Embedding: EmbeddingOnPart,
+    },
+}
+BLOCKS = (nn.TransformerBlock,)

@@ -1,0 +1,68 @@
+"""What of a module's parameters this rank keeps."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.arrays import raw
+from torsh_runtime.errors import disagreement
+from torsh_runtime.layout import Shard, TensorLayout
+from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.parallel.layouts import cut
+from torsh_runtime.parallel.regions.arrays import copied
+from torsh_runtime.parallel.tensor.axis import Axis
+
+Layouts = dict[str, TensorLayout]
+
+
+def adapted(module: Any) -> ModuleAdapter[Any]:
+    """The module as parallel code sees it. TypeError for what is none."""
+    return adapter_class(module)(module)
+
+
+def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
+    """Of a module's own parameters that are cut, which are whole yet."""
+    return {
+        name: TensorLayout(tuple(getattr(module, name).shape), ((axis.name, axis.size, each),))
+        for name, each in shards.items()
+        if getattr(module, name) is not None
+    }
+
+
+def keep_part(
+    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis
+) -> None:
+    """Let the parameter have the values of this rank alone, in memory of their own."""
+    own = cut(adapter.values(parameter), layout.piece({axis.name: axis.index}))
+    adapter.set_values(parameter, copied(own))
+
+
+def check_same_values(
+    adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]], axis: Axis
+) -> None:
+    """ConfigError on all ranks, naming the first parameter of which they have other values."""
+    own = np.array([_digest(adapter.values(each)) for _, each in named], np.int64)
+    rows = axis.group.all_gather_numbers(own)
+    differing = np.argwhere((rows != rows[0]).any(axis=0))
+    if differing.size:
+        column = int(differing[0, 0])
+        others = np.flatnonzero(rows[:, column] != rows[0, column]).tolist()
+        raise disagreement(
+            f"parameter {named[column][0]!r} has other values on rank(s) "
+            f"{', '.join(map(str, others))} of the axis {axis.name!r} than on rank 0: all ranks "
+            f"begin with the same model, so seed them alike or load the same checkpoint",
+            dict.fromkeys(others, "other values"),
+        )
+
+
+def _digest(values: Any) -> int:
+    if getattr(values, "is_meta", False):
+        return 0
+    if (memory := raw.memory_of(values)) is None:
+        memory = np.empty(values.nbytes, np.uint8)
+        raw.copy_out(values, memory)
+    return zlib.crc32(memory.data)

@@ -1,0 +1,40 @@
+"""Random numbers for a part of a tensor."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.nn import random
+from torsh_runtime.parallel.regions.arrays import Array, part, resized
+from torsh_runtime.parallel.streams import random_stream
+from torsh_runtime.parallel.tensor.axis import Axis
+
+
+def drawing_part(
+    tensor: Any, axis: Axis, dim: int, cuts: tuple[int, ...] = ()
+) -> AbstractContextManager[None]:
+    """A block in which dropout draws for a tensor of which each rank has a part along `dim`: what
+    one process would have drawn for that part in nn, a stream of each rank's own in torch. The
+    random state afterwards is the same on all ranks, as it has to be before.
+
+    cuts: where the ranks' parts end; none if they are equal.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        number = int(torch.randint(1 << 62, ()))  # which checkpointing draws again
+        return random_stream(number, axis.index)
+    own, index = tensor.shape[dim], axis.index
+    start, size = (cuts[index], cuts[-1]) if cuts else (own * index, own * axis.size)
+    return random.drawing(partial(_drawn, dim, start, size))
+
+
+def _drawn(dim: int, start: int, size: int, source: Any, shape: tuple[int, ...]) -> Array:
+    """What is drawn for the whole, of which this rank has that from `start` on."""
+    place = dim % len(shape)
+    whole = source.random(resized(shape, place, size), dtype=np.float32)
+    return part(whole, place, start, start + shape[place])

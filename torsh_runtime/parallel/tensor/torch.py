@@ -1,0 +1,217 @@
+"""The layers for models of torch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.tensor import attention, layers
+from torsh_runtime.parallel.tensor.attention import heads_first, joined
+from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.cuts import cuts
+from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.plan import (
+    Attention,
+    Block,
+    Column,
+    Entry,
+    Part,
+    Row,
+    Vocabulary,
+)
+
+
+class _OfTorch:
+    framework = "torch"
+    functional = functional
+
+
+class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):
+    """See layers."""
+
+
+class RowParallelLinear(_OfTorch, layers.RowParallelLinear, nn.Linear):
+    """See layers."""
+
+
+class ReplicatedColumns(_OfTorch, attention.ReplicatedColumns, nn.Linear):
+    """See attention."""
+
+
+class ParallelAttention(_OfTorch, attention.ParallelAttention, nn.Module):
+    """See attention."""
+
+
+class LayerNormOnPart(_OfTorch, layers.LayerNormOnPart, nn.LayerNorm):
+    """See layers."""
+
+
+class RMSNormOnPart(_OfTorch, layers.RMSNormOnPart, nn.RMSNorm):
+    """See layers."""
+
+
+class EmbeddingOnPart(_OfTorch, layers.EmbeddingOnPart, nn.Embedding):
+    """See layers."""
+
+
+class DropoutOnPart(_OfTorch, layers.DropoutOnPart, nn.Dropout):
+    """See layers."""
+
+
+class VocabParallelEmbedding(_OfTorch, layers.VocabParallelEmbedding, nn.Embedding):
+    """See layers."""
+
+    def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """See layers."""
+        if indices.numel() and indices.device.type == "cpu":  # others would have to be waited for
+            self._check_range(int(indices.min()), int(indices.max()))
+        elsewhere = (indices < self.start) | (indices >= self.end)
+        return (indices - self.start).masked_fill(elsewhere, 0), elsewhere[..., None]
+
+
+class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAttention):
+    """See attention."""
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Shard]:
+        """See layers."""
+        if not plain._qkv_same_embed_dim or plain.bias_k is not None or plain.add_zero_attn:
+            raise ConfigError("kdim, vdim, add_bias_kv and add_zero_attn are not cut")
+        return super().shards(plain, entry, axis)
+
+    def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
+        """See layers."""
+        super().become(entry, axis, where, lie)
+        self._qkv_same_embed_dim = False  # encoders then call this, and no kernel of their own
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch.nn.MultiheadAttention's."""
+        is_batched = query.dim() == 3
+        heads = [self._heads(each) for each in self._projected(query, key, value)]
+        if is_causal and attn_mask is None:
+            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+        is_plain = is_causal and key_padding_mask is None and not need_weights
+        mask = None if is_plain else self._mask(attn_mask, key_padding_mask, heads[0])
+        with self._drawing(heads[0]):
+            mixed, weights = self._mixed(heads, mask, is_plain, need_weights)
+        result = joined(mixed)
+        if not is_batched:
+            result = result[0]
+        elif not self.batch_first:
+            result = result.transpose(0, 1)
+        if weights is not None:
+            weights = self._whole(weights, average_attn_weights)
+            weights = weights if is_batched else weights[0]
+        return self.out_proj(result), weights
+
+    def _projected(self, *inputs: Tensor) -> list[Tensor]:
+        """Queries, keys and values of the own heads."""
+        query, key, value = self._all_entered(*inputs)
+        if query is key is value:
+            packed = functional.linear(query, self.in_proj_weight, self.in_proj_bias)
+            return list(packed.chunk(3, -1))
+        weights = self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return list(map(functional.linear, (query, key, value), weights, biases))
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """(N, own heads, L, head_dim)."""
+        if projected.dim() == 2:
+            projected = projected[None]
+        elif not self.batch_first:
+            projected = projected.transpose(0, 1)
+        found: Tensor = heads_first(projected, self.head_dim)
+        return found
+
+    def _mask(self, given: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
+        """What is to be added to the scores (N, own heads, L, S)."""
+        found = None
+        if given is not None:
+            found = _additive(given, like)
+            if found.dim() == 3:
+                found = self._own_mask(found.view(-1, self.num_heads, *found.shape[1:]))
+        if padding is not None:
+            columns = _additive(padding, like).view(-1, 1, 1, padding.shape[-1])
+            found = columns if found is None else found + columns
+        return found
+
+    def _mixed(
+        self, heads: list[Tensor], mask: Tensor | None, is_causal: bool, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        dropout = self.dropout if self.training else 0.0
+        query, key, value = heads
+        if not need_weights:
+            attend = functional.scaled_dot_product_attention
+            return attend(query, key, value, mask, dropout, is_causal), None
+        scores = query @ key.transpose(-2, -1) / self.head_dim**0.5
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        weights = functional.dropout(weights, dropout)
+        return weights @ value, weights
+
+    def _whole(self, weights: Tensor, is_averaged: bool) -> Tensor:
+        """Of all heads, or averaged over them."""
+        group = self.axis.group
+        found: Tensor
+        if is_averaged:
+            found = regions.reduce(weights.sum(1) / self.num_heads, group)
+        else:
+            sizes = [end - start for start, end in pairwise(self.head_cuts)]
+            found = regions.gather(weights, group, 1, sizes)
+        return found
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """True is not looked at."""
+    if mask.dtype is not torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float("-inf"))
+
+
+def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
+    """What the entry means for the modules below one."""
+    dim = entry.sequence_dim
+    hidden = cuts(module.linear1.out_features, ranks)
+    found: dict[str, Entry] = {
+        "self_attn": Attention(dim),
+        "linear1": Column(sequence_dim=dim),
+        "linear2": Row(sequence_dim=dim),
+        "dropout": Part(-1, hidden),
+    }
+    if isinstance(module, nn.TransformerDecoderLayer):
+        found["multihead_attn"] = Attention(dim)
+    if dim is not None:
+        names = ("norm1", "norm2", "norm3", "dropout1", "dropout2", "dropout3")
+        found |= {name: Part(dim) for name in names if hasattr(module, name)}
+    return found
+
+
+LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
+    Column: {nn.Linear: ColumnParallelLinear},
+    Row: {nn.Linear: RowParallelLinear},
+    Vocabulary: {nn.Embedding: VocabParallelEmbedding},
+    Attention: {nn.MultiheadAttention: MultiheadAttention},
+    Part: {
+        nn.LayerNorm: LayerNormOnPart,
+        nn.RMSNorm: RMSNormOnPart,
+        nn.Dropout: DropoutOnPart,
+        nn.Embedding: EmbeddingOnPart,
+    },
+}
+BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)

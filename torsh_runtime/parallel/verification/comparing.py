@@ -1,0 +1,152 @@
+"""Values of this rank beside those of one process, and what a difference looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.parallel.verification.difference import Kind
+
+SMALL = 1e-3
+"""Of the largest value of a kind: what is smaller is compared as if it were so large, for sums may
+leave noise where there is nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One value in both runs."""
+
+    order: tuple[int, int]
+    """Its place in the computation."""
+    kind: Kind
+    name: str
+    own: Any
+    """This rank's; None if it has none."""
+    part: Any
+    """What one process has for it; None where this rank's has a shape that is no part of that."""
+    whole_shape: tuple[int, ...]
+    scale: float
+    """How large such values are."""
+
+    def differs(self, tolerance: float) -> bool:
+        """Whether that is more than rounding."""
+        if self.own is None or self.part is None:
+            return True
+        return not close(self.own, self.part, tolerance * self.scale)
+
+    @property
+    def text(self) -> str:
+        """What this rank has, and what one process has."""
+        if self.own is None:
+            return "is missing"
+        if self.part is None:
+            return f"has shape {self.own.shape}, which is no part of {self.whole_shape}"
+        if self.own.ndim == 0:
+            return f"is {float(self.own):.6g} instead of {float(self.part):.6g}"
+        apart = np.abs(self.own - self.part)
+        at = np.unravel_index(int(np.argmax(np.where(np.isnan(apart), np.inf, apart))), apart.shape)
+        where = ", ".join(map(str, map(int, at)))
+        return f"is {self.own[at]:.6g} at ({where}) instead of {self.part[at]:.6g}"
+
+
+def close(one: Any, other: Any, distance: float) -> bool:
+    """Whether two arrays of one shape differ by no more. What is no number equals itself."""
+    if one.shape != other.shape:
+        return False
+    apart = np.abs(one - other)
+    both_nan = np.isnan(one) & np.isnan(other)
+    return bool(np.all((apart <= distance) | both_nan | (one == other)))
+
+
+def scale_of(own: Any, largest: float) -> float:
+    """Of a value among others of its kind, the largest of which is known."""
+    size = float(np.abs(own).max(initial=0.0))
+    return max(size, SMALL * largest) or 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One rank's side of a pair."""
+
+    own: Any
+    part: Any
+
+
+def why(
+    at: int, held: Mapping[int, Held], along: Mapping[str, Sequence[int]], distance: float
+) -> str:
+    """What the difference on rank `at` looks like, from what all ranks have; "" is unknown.
+
+    along: for each axis the ranks along it, this one among them. distance: what is rounding.
+    """
+    mine = held[at]
+    if mine.own is None or mine.part is None:
+        return ""
+    if np.isnan(mine.own).any():
+        return "some of it is no number"
+    rows = {axis: [held[rank] for rank in ranks if rank in held] for axis, ranks in along.items()}
+    whole = {
+        axis: row
+        for axis, row in rows.items()
+        if len(row) == len(along[axis]) > 1 and all(each.own is not None for each in row)
+    }
+    for look in (_is_anothers, _is_not_added_up, _differs_on_replicas):
+        for axis, row in whole.items():
+            found = look(axis, mine, row, distance)
+            if found:
+                return found
+    return _ratio(mine, {axis: len(ranks) for axis, ranks in along.items()}, distance)
+
+
+def _is_anothers(axis: str, mine: Held, row: Sequence[Held], distance: float) -> str:
+    for index, each in enumerate(row):
+        is_other = not _same(each.part, mine.part, 0.0)
+        if is_other and _same(mine.own, each.part, distance):
+            return f"it is what the rank with {axis} {index} has to have"
+    return ""
+
+
+def _is_not_added_up(axis: str, mine: Held, row: Sequence[Held], distance: float) -> str:
+    if not _are_replicas(mine, row) or any(each.own.shape != mine.own.shape for each in row):
+        return ""
+    alike = all(_same(each.own, mine.own, distance) for each in row)
+    is_sum = _same(sum(each.own for each in row), mine.part, distance)
+    told = f"each rank has a part of a sum along {axis}, which is not added up"
+    return told if is_sum and not alike else ""
+
+
+def _differs_on_replicas(axis: str, mine: Held, row: Sequence[Held], distance: float) -> str:
+    alike = all(_same(each.own, mine.own, distance) for each in row)
+    told = f"ranks along {axis} differ, and have to have the same"
+    return told if _are_replicas(mine, row) and not alike else ""
+
+
+def _are_replicas(mine: Held, row: Sequence[Held]) -> bool:
+    return all(_same(each.part, mine.part, 0.0) for each in row)
+
+
+def _same(one: Any, other: Any, distance: float) -> bool:
+    return one is not None and other is not None and close(one, other, distance)
+
+
+def _ratio(mine: Held, sizes: Mapping[str, int], distance: float) -> str:
+    """Of what is the right value times a number. sizes: of the axes."""
+    square = float((mine.part * mine.part).sum())
+    factor = float((mine.own * mine.part).sum()) / square if square else 0.0
+    if not square or not close(mine.own, factor * mine.part, distance):
+        return ""
+    if close(mine.own, 0 * mine.part, distance):
+        return "it is nothing but zeros"
+    for size in sorted({size for size in sizes.values() if size > 1}):
+        axes = " or ".join(axis for axis, each in sizes.items() if each == size)
+        if abs(factor - size) < _NEAR:
+            return f"it is {size} times that: added up once too often along {axes}"
+        if abs(factor - 1 / size) < _NEAR:
+            return f"it is 1/{size} of that: averaged instead of added up along {axes}"
+    return f"it is {factor:.6g} times that"
+
+
+_NEAR = 1e-6

@@ -1,0 +1,109 @@
+"""Dropout in a model of torch that is spread: masks alike on replicas, and not on parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.parallel.verification.difference import Difference
+from torsh_runtime.parallel.verification.place import Place
+from torsh_runtime.parallel.verification.recording import array_of
+
+FEWEST = 64
+"""Elements of which two masks are not alike by chance."""
+
+
+@contextmanager
+def without_dropout(model: Any) -> Iterator[None]:
+    """A block in which a model drops nothing."""
+    adapter = adapter_class(model)(model)
+    drops = [each for _, each in adapter.modules() if each.training and _probability(each)]
+    for module in drops:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in drops:
+            module.training = True
+
+
+def masks_that_differ(
+    adapter: ModuleAdapter[Any],
+    inputs: tuple[Any, ...],
+    place: Place,
+    is_cut: Callable[[str], bool],
+) -> list[Difference]:
+    """Of Dropout layers, if the model is of torch; those of nn are compared like all else.
+    is_cut(name): whether ranks have parts of what that module returns.
+    """
+    if adapter.framework != "torch" or not _drops(adapter):
+        return []
+    own = _masks(adapter, inputs)
+    everyone = place.of_all(own)
+    found = []
+    for name in own:
+        for axis, ranks in place.along(place.group.rank).items():
+            if axis in place.data_axes or len(ranks) == 1:
+                continue
+            masks = [everyone[rank].get(name) for rank in ranks]
+            text = _judged(masks, axis, is_cut(name))
+            if text:
+                found.append((name, text))
+    return _of_all(found, place)
+
+
+def _of_all(found: list[tuple[str, str]], place: Place) -> list[Difference]:
+    first: dict[str, tuple[int, str]] = {}
+    for rank, rows in enumerate(place.of_all(found)):
+        for name, text in rows:
+            first.setdefault(name, (rank, text))
+    return [
+        Difference(kind="mask", name=name, rank=rank, coordinate=place.told(rank), text=text)
+        for name, (rank, text) in first.items()
+    ]
+
+
+def _judged(masks: list[Any], axis: str, is_cut: bool) -> str:
+    """What is wrong with the masks of the ranks along an axis; "" is nothing."""
+    alike = all(each is not None and each == masks[0] for each in masks)
+    if not is_cut and not alike:
+        return f"differs between ranks along {axis}, which have to drop the same"
+    if is_cut and alike and masks[0] is not None and len(masks[0]) >= FEWEST:
+        return f"is the same on all ranks along {axis}, which have different parts"
+    return ""
+
+
+def _drops(adapter: ModuleAdapter[Any]) -> list[tuple[str, Any]]:
+    """Its Dropout layers that drop something."""
+    return [
+        (name, module)
+        for name, module in adapter.modules()
+        if module.training and hasattr(module, "p") and _probability(module)
+    ]
+
+
+def _masks(adapter: ModuleAdapter[Any], inputs: tuple[Any, ...]) -> dict[str, bytes]:
+    """What each Dropout layer drops in a forward pass, by its name."""
+    found: dict[str, bytes] = {}
+    with ExitStack() as held:
+        for name, module in _drops(adapter):
+            held.callback(module.register_forward_hook(_noting(found, name)).remove)
+        adapter.module(*inputs)
+    return found
+
+
+def _noting(found: dict[str, bytes], name: str) -> Callable[[Any, Any, Any], None]:
+    def note(_: Any, given: Any, returned: Any) -> None:
+        dropped = (array_of(returned) == 0) & (array_of(given[0]) != 0)
+        found.setdefault(name, dropped.tobytes())
+
+    return note
+
+
+def _probability(module: Any) -> bool:
+    told = [getattr(module, name, None) for name in ("dropout", "dropout_p", "p")]
+    return any(
+        isinstance(each, float | int) and not isinstance(each, bool) and each > 0 for each in told
+    )
