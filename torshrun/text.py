@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 
 _ESCAPES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor, erasing
-    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, …
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])"  # OSC, DCS, …, and ...
+    r"[^\x07\x1b\x90\x98\x9c-\x9f\n]*(?:\x07|\x1b\\|\x9c)"  # ... no other one before its end
     r"|\x1b[ -/]*[0-OQ-WYZ`-~]"  # two bytes or three: character sets, reset
 )
 """Of ECMA-48, with its 8-bit forms. A string without an end stays, as text."""

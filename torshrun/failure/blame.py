@@ -144,13 +144,13 @@ _LIST = r"[0-9][0-9, ]*(?<! )(?<!,)"
 _TORSH = (
     _says(
         "mismatch",
-        r"ranks disagree[^:]*: rank (?P<rank1>RANK) called (?P<call1>.+?), "
-        r"rank (?P<rank2>RANK) called (?P<call2>.+?)\. Every rank",
+        r"ranks disagree[^:]*: rank (?P<rank1>RANK) called (?P<call1>.{1,999}?), "
+        r"rank (?P<rank2>RANK) called (?P<call2>.{1,999}?)\. Every rank",
     ),
     _says("lost", r"\brank (?P<rank>RANK) was lost during (?P<op>\w+)"),
     _says(
         "late",
-        r"(?P<op>\w+)(?: \(operation \d+ of the group\))? timed out after [\d.e+]+ s "
+        r"\b(?P<op>\w+)(?: \(operation \d+ of the group\))? timed out after [\d.e+]+ s "
         r"waiting for rank\(s\) (?P<ranks>RANKS)",
     ),
     _says("lost", r"\brank (?P<rank>RANK) aborted the group during (?P<op>\w+)"),
@@ -161,9 +161,10 @@ _TORSH = (
 _TORCH = (
     _says(
         "mismatch",
-        r"Rank (?P<rank1>RANK) is running collective: CollectiveFingerPrint\((?P<call1>.*?)\), "
+        r"Rank (?P<rank1>RANK) is running collective: "
+        r"CollectiveFingerPrint\((?P<call1>.{0,999}?)\), "
         r"but Rank (?P<rank2>RANK) is running collective: "
-        r"CollectiveFingerPrint\((?P<call2>.*?)\)\.",
+        r"CollectiveFingerPrint\((?P<call2>.{0,999}?)\)\.",
     ),
     _says(
         "mismatch",

@@ -256,9 +256,9 @@ _AT_ITS_END = re.compile(r"^terminate called without an active exception", re.MU
 _ENDED = (
     "It had come to its end while threads of a library were still at work: no Python ran any more, "
     "and exit code 0 was next. So it has ended too early, before the others, or without a goodbye.",
-    "Look why its script came to its end before the others': fewer batches, a return or sys.exit() "
-    "on a condition. A barrier before the end keeps ranks together; destroy_process_group() ends "
-    "the threads of torch's groups.",
+    "Look why that script came to its end before the others': fewer batches, a return or "
+    "sys.exit() on a condition. A barrier before the end keeps ranks together; "
+    "destroy_process_group() ends the threads of torch's groups.",
 )
 
 

@@ -86,7 +86,7 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
     ),
     Kind.EARLY_EXIT: (
         "{who} ended too early: with exit code 0, while {others} still needed it ({call}).",
-        "Look why its script came to its end before the others': fewer batches (uneven data; "
+        "Look why that script came to its end before the others': fewer batches (uneven data; "
         "drop_last, or DDP's join()), a return or sys.exit() on a condition, a caught exception. "
         "A barrier before the end keeps ranks together.",
     ),

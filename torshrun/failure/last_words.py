@@ -149,11 +149,12 @@ def _block(lines: Sequence[str], start: int) -> _Block | None:
 
 
 def _group(lines: Sequence[str], start: int) -> _Block | None:
-    inside = range(start + 1, len(lines))
+    end = next((n for n in range(start + 1, len(lines)) if lines[n] == _GROUP), len(lines))
+    inside = range(start + 1, end)
     title = next((n for n in inside if _GROUP_TITLE.match(lines[n])), None)
     ends = (n + 1 for n in inside if _GROUP_END.match(lines[n]))
-    end = next((n for n in ends if not "".join(lines[n : n + 1]).startswith("  ")), None)
-    return (start, title, end) if title and end else None
+    over = next((n for n in ends if not "".join(lines[n : n + 1]).startswith("  ")), None)
+    return (start, title, over) if title and over else None
 
 
 def _end_of_indented(lines: Sequence[str], start: int) -> int:

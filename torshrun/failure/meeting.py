@@ -21,6 +21,10 @@ def meeting(case: Case) -> Verdict | None:
         return None
     if "init_process_group" not in calls:
         return Verdict(there, "undecided", _of_groups(there))
+    complaints = [each.blame or each.mutters for each in case.witnesses]
+    if all(each and each.weak and each.how == "late" for each in complaints):
+        said = next((each.said for each in case.followers), "")
+        return Verdict((), "likely", _of_address(said))
     counting = {each.rank: each.blame.room for each in case.claims("late") if each.blame}
     wanted = max(counting.values(), default=0)
     if wanted > len(there) or (not wanted and len({each.node for each in case.witnesses}) == 1):
@@ -29,6 +33,16 @@ def meeting(case: Case) -> Verdict | None:
     if wanted and len(late) == 1:
         return Verdict(late, "likely", of_ranks(Kind.NETWORK, format_ranks(late), "", "", NOT_MET))
     return None
+
+
+def _of_address(said: str) -> Reading:
+    return Reading(
+        Kind.NETWORK,
+        "No rank reached the store where all are to meet, not even the one that may serve it"
+        f"{': ' * bool(said)}{said or '.'}",
+        "See where that address comes from: MASTER_ADDR, MASTER_PORT and init_method that the "
+        "script or a profile sets win over what torshrun sets; leave them out.",
+    )
 
 
 def _of_groups(ranks: Collection[int]) -> Reading:

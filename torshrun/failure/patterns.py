@@ -43,7 +43,7 @@ PATTERNS = (
     ),
     Pattern(
         Kind.SHARED_MEMORY,
-        r"out of shared memory|unable to \w+.*(?:shared memory|</torch_)|"
+        r"out of shared memory|unable to \w.*(?:shared memory|</torch_)|"
         r"unable to write to file </|No space left.*shm|(?:shm|shared memory).*No space left|"
         r"killed by signal: Bus error",
         "/dev/shm, where processes share memory, is full or too small.",
@@ -77,7 +77,7 @@ PATTERNS = (
         Kind.IMPORT,
         r"\bNo module named '?(?P<name>[\w.]+)|"
         r"^ImportError: (?P<library>\S+\.so[\w.]*): |^ImportError: (?!cannot import name)|"
-        r"(?P<object>\S+\.so[\w.]*): cannot open shared object file",
+        r"(?<![^\s:])(?P<object>[^\s:]+): cannot open shared object file",
         "{program} cannot import {name}.",
         "Install it for that Python, or start torshrun with the one that has it (its environment "
         "active); a library has to be where the loader looks (LD_LIBRARY_PATH).",
@@ -245,7 +245,7 @@ PATTERNS = (
     ),
     Pattern(
         Kind.USAGE,
-        r"doesn't have (?P<name>\w+) (?:\w+ )?built[ -]in|(?P<group>\w+) is only supported with "
+        r"doesn't have (?P<name>\w+) (?:\w+ )?built[ -]in|\b(?P<group>\w+) is only supported with "
         r"GPUs|(?:not compiled|not built|built without|compiled without) (?:with )?(?P<lib>\w+)|"
         r"No (?:CUDA|HIP|XPU) GPUs are available|Found no NVIDIA driver|[Nn]o GPUs? (?:was |were )?"
         r"found|invalid device ordinal|[Ii]nvalid (?:backend|device string)|[Uu]nknown backend|"
@@ -255,6 +255,13 @@ PATTERNS = (
         "Choose what there is (the backend gloo, the device cpu), install a build that has it "
         "(nccl needs a CUDA build and a GPU), or run it where there are as many GPUs as ranks "
         "(nvidia-smi, CUDA_VISIBLE_DEVICES, --nproc-per-node).",
+    ),
+    Pattern(
+        Kind.USAGE,
+        r"^EOFError: EOF when reading a line",
+        "It asked for input, and nobody can give it any: stdin is at its end.",
+        "Give the script what it asks for by its arguments, the environment or a file; input(), a "
+        "prompt or pdb cannot be answered in a job.",
     ),
     Pattern(
         Kind.USAGE,

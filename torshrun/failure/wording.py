@@ -103,7 +103,7 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable
     if witness.warning and verdict.reading.kind is Kind.NAN:
         yield witness.warning
     if witness.call and is_mismatch:
-        yield f"its last call was {witness.call}"
+        yield f"last called {witness.call}"
 
 
 def _place(witness: Witness) -> Iterable[str]:

@@ -56,6 +56,12 @@ def test_nothing_that_commands_gets_through(text: str) -> None:
     assert all(map(str.isprintable, printable_lines(text)))
 
 
+@pytest.mark.parametrize("piece", ["\x90", "\x9d0;", "\x1b]", "\x9b1", "\x1b ", "\x1bP\x90", "\r"])
+def test_starts_of_commands_without_an_end_do_not_take_long(piece: str) -> None:
+    """What looks for the end of each would need hours for these."""
+    assert len(printable_lines(piece * 500_000)) <= 1
+
+
 def test_sequences_that_hide_in_others_do_not_get_through() -> None:
     nested = "\x1b\x1b[0m[2J\x1b]0;\x1b]0;a\x07b\x07"
     assert printable(nested).isprintable()

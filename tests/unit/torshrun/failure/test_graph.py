@@ -635,6 +635,15 @@ def test_all_who_wait_for_more_ranks_than_there_are_blame_the_jobs_settings() ->
     assert verdict(found(in_init(0), in_init(1), hang="no progress")) == ((), "likely", Kind.USAGE)
 
 
+def test_if_no_rank_reaches_the_store_its_address_is_wrong() -> None:
+    facts: dict[str, Any] = {"blame": {"weak": True}, "how": "late", "op": "init_process_group"}
+    said = "The client socket has timed out while trying to connect to (n0, 29999)."
+    finding = found(*(blames(rank, 0, **facts, said=said) for rank in (0, 1, 2)))
+    assert verdict(finding) == ((), "likely", Kind.NETWORK)
+    assert "(n0, 29999)" in finding.reading.why
+    assert "MASTER_ADDR" in finding.reading.advice
+
+
 def test_who_does_not_come_to_the_store_reaches_another_one() -> None:
     assert verdict(found(counts(0, 1, 2), in_init(1))) == ((1,), "likely", Kind.NETWORK)
     assert found(counts(0, 1, 3), in_init(1), in_init(2)).certainty == "undecided"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.exits import VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.last_words import TAIL_LINES, Words, last_words
+from torshrun.failure.last_words import TAIL_LINES, Words, find_trace, last_words
 
 SEGFAULT = b"""step 7
 Fatal Python error: Segmentation fault
@@ -235,6 +235,13 @@ def test_the_end_of_a_long_stderr_in_any_bytes() -> None:
 def test_silence() -> None:
     assert words_of(b" \n").heading == ""
     assert words_of(b"").lines == ()
+
+
+@pytest.mark.parametrize("inside", [[], ["  | E: m"]])
+def test_many_starts_of_groups_do_not_take_long(inside: list[str]) -> None:
+    """What looks for the end of each would need minutes for these."""
+    header = "  + Exception Group Traceback (most recent call last):"
+    assert find_trace([header, *inside] * 50_000) is None
 
 
 PIECES = [

@@ -1,0 +1,29 @@
+"""What sort of failure words show."""
+
+from __future__ import annotations
+
+import pytest
+
+from torshrun.failure.kinds import Kind
+from torshrun.failure.signs import SEARCHED_CHARS, by_words
+
+
+@pytest.mark.parametrize("piece", [".so", "unable to a1", "limit ", "norm ", "file ", "1", " .so:"])
+def test_long_words_do_not_take_long(piece: str) -> None:
+    """A pattern that takes more than square time would need minutes for these."""
+    said = piece * SEARCHED_CHARS
+    assert [by_words([head + said], "python") for head in ("", "unable to a", "ImportError: ")]
+
+
+@pytest.mark.parametrize("before", ["", "OSError: ", "ImportError: dlopen:", "error: '"])
+def test_a_library_that_is_missing_is_named(before: str) -> None:
+    found = by_words([f"{before}libx.so.1: cannot open shared object file: No such file"], "python")
+    assert found
+    assert found.kind is Kind.IMPORT
+    assert "libx.so.1'" in found.why
+
+
+def test_a_script_that_asks_is_told_that_nobody_answers() -> None:
+    found = by_words(["EOFError: EOF when reading a line"], "python")
+    assert found
+    assert "stdin" in found.why
