@@ -9,7 +9,7 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.agreement import texts_of_all
-from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
+from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id
 from torsh_runtime.parallel.norms import joined, norm_of, power_sum, together
 
@@ -88,8 +88,7 @@ def _add_up(sums: _Sums, over: list[_Spread], group: ProcessGroup, norm_type: fl
 
 def _groups(adapter: ModuleAdapter[Any]) -> dict[int, ProcessGroup]:
     """Over whom wrappers have sharded parameters, by id()."""
-    modules = [module for _, module in adapter.modules()]
-    wrappers = [each for each in modules if isinstance(each, FullyShardedDataParallel)]
+    wrappers = wrappers_of(adapter.module)
     return {key: each.process_group for each in wrappers for key in each.sharded()}
 
 

@@ -373,3 +373,12 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
             f"FsdpConfig: {', '.join(FsdpConfig.__dataclass_fields__)}"
         )
     return given
+
+
+def wrappers_of(model: Any) -> list[FullyShardedDataParallel]:
+    """Those among a model's modules, and those around some of them that are not: a module whose
+    `parallel_wrappers` has some, as that of a pipeline, goes without them.
+    """
+    modules = [module for _, module in adapter_class(model)(model).modules()]
+    around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
+    return [each for each in (*modules, *around) if isinstance(each, FullyShardedDataParallel)]

@@ -92,6 +92,7 @@ class PipelineParallel:
         self._sharing = Sharing(group, shared(plan.modules, plan.placement), self.module)
         self._sharing.send_values()
         self.stages = {n: m if wrap is None else wrap(m) for n, m in own.items()}
+        self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
         self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
         self._autograd, last = autograd_of(self.module), len(plan.modules) - 1

@@ -11,7 +11,7 @@ from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
-from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
+from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
 from torsh_runtime.parallel.layouts import layouts_by_id, part_of
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
@@ -116,8 +116,7 @@ def _unwrapped(model: Any) -> Any:
 
 def _parts(model: Any) -> dict[int, Piece]:
     """What wrappers have left of parameters, by id()."""
-    modules = [module for _, module in adapter_class(model)(model).modules()]
-    wrappers = [each for each in modules if isinstance(each, FullyShardedDataParallel)]
+    wrappers = wrappers_of(model)
     return {key: piece for wrapper in wrappers for key, piece in wrapper.pieces().items()}
 
 
