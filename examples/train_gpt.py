@@ -2,11 +2,13 @@
 
     python examples/train_gpt.py --steps 500 --sample 300
     torshrun --nproc-per-node 2 examples/train_gpt.py --checkpoint checkpoints/gpt.npz
+    torshrun --nproc-per-node 8 examples/train_gpt.py --mesh pp=2,dp=2,tp=2
 
 The model is torsh_runtime.nn's and runs on numpy. Each rank computes the gradients of its part of a
 batch, so the losses do not depend on their number. A run that was killed goes on from --checkpoint
 with the same losses that it would have had: the checkpoint holds the model, the optimizer, the
-schedule and the random state, and the pieces of text follow from the number of the step.
+schedule and the random state, and the pieces of text follow from the number of the step. With
+--mesh ranks have stages and parts of layers, and the losses are the same again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -118,10 +120,14 @@ class Training:
         self.model = GPT(
             len(self.text.alphabet), options.context, options.layers, options.heads, options.embed
         )
-        self.trained, self.share = data_parallel(self.model, options)
+        self.trained, self.share = self.data_parallel()
         self.optimizer = optim.AdamW(self.model.parameters(), lr=options.lr)
         self.schedule = optim.LambdaLR(self.optimizer, lambda step: rate(step, options.steps))
         self.losses: list[float] = []
+
+    def data_parallel(self) -> tuple[Any, slice]:
+        """The model to train, and which pieces of a batch are this rank's."""
+        return data_parallel(self.model, self.options)
 
     def step(self) -> None:
         """One update of the model."""
@@ -179,6 +185,92 @@ class Training:
         self.schedule.load_state_dict(rest["schedule"])
         nn.set_rng_state(rest["random"])
         self.losses = rest["losses"]
+
+
+class Entrance(nn.Module):
+    """What comes before a GPT's blocks."""
+
+    def __init__(self, gpt: GPT) -> None:
+        super().__init__()
+        self.tokens, self.positions = gpt.tokens, gpt.positions
+
+    def forward(self, characters: Any) -> Any:
+        """(N, length) -> (N, length, width)."""
+        places = nn.from_numpy(np.arange(characters.shape[-1]))
+        return self.tokens(characters) + self.positions(places)
+
+
+def stages(gpt: GPT, count: int) -> list[nn.Module]:
+    """A GPT cut into so many, with as many blocks each as can be."""
+    blocks = [*gpt.blocks]
+    cuts = [len(blocks) * stage // count for stage in range(count + 1)]
+    layers: list[list[nn.Module]] = [blocks[cuts[at] : cuts[at + 1]] for at in range(count)]
+    layers[0].insert(0, Entrance(gpt))
+    layers[-1] += [gpt.norm, gpt.head]
+    return [nn.Sequential(*each) for each in layers]
+
+
+class MeshTraining(Training):
+    """The same with stages along the mesh's axis pp, batches along dp, and parts of layers along
+    tp.
+    """
+
+    PLAN: ClassVar[dict[str, Any]] = {
+        "tokens": tr.Vocabulary(),
+        "blocks.*": tr.Block(),
+        "head": tr.Column(),
+    }
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        self.mesh = tr.init_device_mesh(options.mesh)
+        along, here = self.mesh.size, self.mesh.coordinate
+        self.rows = slice(here["dp"], None, along("dp"))
+        self.share = slice(tr.get_rank(), None)
+        self.pipeline = tr.PipelineParallel(
+            stages(tr.parallelize(self.model, self.mesh["tp"], self.PLAN), along("pp")),
+            num_microbatches=2,
+            mesh=self.mesh,
+            loss_fn=self.loss,
+            wrap=self.averaged,
+        )
+        self.optimizer = optim.AdamW(self.pipeline.module.parameters(), lr=options.lr)
+        self.schedule = optim.LambdaLR(self.optimizer, lambda step: rate(step, options.steps))
+
+    def data_parallel(self) -> Any:
+        """Stages are wrapped one by one."""
+        return self.model, slice(None)
+
+    def averaged(self, stage: nn.Module) -> Any:
+        """A stage whose gradients are averaged over the data."""
+        return tr.DistributedDataParallel(stage, process_group=self.mesh["dp"])
+
+    def loss(self, scores: Any, targets: Any) -> Any:
+        """Of scores of which each rank has some characters'."""
+        return tr.vocab_parallel_cross_entropy(
+            scores, targets, self.mesh["tp"], num_classes=len(self.text.alphabet)
+        )
+
+    def step(self) -> None:
+        """One update of the model."""
+        size, context = self.options.batch, self.options.context
+        batch = self.text.batch(len(self.losses), size, context, self.rows)
+        self.optimizer.zero_grad()
+        self.losses.append(self.pipeline.step(*map(nn.from_numpy, batch)))
+        tr.clip_grad_norm_(self.pipeline.module, 1.0, self.mesh)
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def mesh_sizes(text: str) -> dict[str, int]:
+    """pp=2,dp=2,tp=2 -> the sizes of these axes, of which those that are left out are 1."""
+    sizes = {"pp": 1, "dp": 1, "tp": 1}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if name not in sizes or not size.lstrip("-").isdigit():
+            raise argparse.ArgumentTypeError(f"{part!r}: give sizes for pp, dp and tp")
+        sizes[name] = int(size)
+    return sizes
 
 
 def sample(training: Any, length: int) -> str:
@@ -249,6 +341,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--lr", type=float, default=1e-3)
     add("--seed", type=int, default=0)
     add("--compression", metavar="NAME", help="of gradients between ranks, such as powersgd:4")
+    add(
+        "--mesh", type=mesh_sizes, metavar="pp=2,dp=2,tp=2", help="stages, batches, parts of layers"
+    )
     add("--check-nan", action="store_true", help="under torshrun: stop at NaN in gradients")
     add("--checkpoint", type=Path, help="save to this file, and go on from it if it is there")
     add("--sample", type=int, default=0, metavar="N", help="write N characters at the end")
@@ -257,6 +352,8 @@ def parse_arguments() -> argparse.Namespace:
     ranks = tr.get_world_size() if tr.is_initialized() else 1
     if options.batch % ranks:
         parser.error(f"--batch {options.batch} cannot be shared by {ranks} ranks equally")
+    if options.mesh and (ranks == 1 or options.checkpoint or options.sample or options.compression):
+        parser.error("--mesh is for torshrun, without --checkpoint, --sample and --compression")
     if options.plot and not find_spec("matplotlib"):
         parser.error("--plot needs matplotlib: pip install 'torshrun[examples]'")
     return options
@@ -266,7 +363,9 @@ def main(kind: Callable[[argparse.Namespace], Any] = Training) -> None:
     if tr.is_torchelastic_launched():
         tr.init_process_group()
     options = parse_arguments()
-    training = kind(options)
+    if options.mesh and kind is not Training:
+        raise SystemExit("--mesh is for train_gpt.py")
+    training = MeshTraining(options) if options.mesh else kind(options)
     if options.checkpoint and options.checkpoint.exists():
         training.resume(options.checkpoint)
         print(f"resuming from {options.checkpoint} after step {len(training.losses)}")

@@ -104,6 +104,18 @@ def test_ranks_together_have_the_losses_of_one_process(script: str, tmp_path: Pa
     assert "after step 20" in output(longer)
 
 
+def test_on_a_mesh_are_the_losses_of_one_process() -> None:
+    options = [str(SCRIPT), *SMALL, "--steps", "10"]
+    mesh = [sys.executable, "-m", "torshrun", "--nproc-per-node", "4", *options, "--mesh"]
+    found = [
+        re.findall(r"step +10  loss ([\d.]+)", output(command))
+        for command in ([sys.executable, *options], [*mesh, "pp=2,tp=2"], [*mesh, "dp=-1,tp=2"])
+    ]
+    assert [len(losses) for losses in found] == [1, 1, 1]
+    for losses in found[1:]:
+        assert float(losses[0]) == pytest.approx(float(found[0][0]), abs=2e-3)
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
 )
