@@ -20,7 +20,7 @@ from torch.nn import functional
 
 import torsh_runtime as tr
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks import bars, table
 from benchmarks.bars import Check
 from benchmarks.session import positive

@@ -6,7 +6,7 @@ from pathlib import Path
 
 HOLD = """
 import mmap, os
-def hold(times=200, size=16 << 20):
+def hold(times=600, size=16 << 20):
     file = os.memfd_create("much")
     os.ftruncate(file, size)
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
