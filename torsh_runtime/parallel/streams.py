@@ -69,7 +69,7 @@ def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> 
     """
     adapter = adapter_class(model)(model)
     for name, module in adapter.modules():
-        if (is_random or _is_random)(module):
+        if (is_random or draws)(module):
             adapter.around_forward(module, partial(_by_name, name))
 
 
@@ -82,9 +82,13 @@ def _by_name(name: str, call: Any, inputs: Any, named: Any) -> Any:
         return call(*inputs, **named)
 
 
-def _is_random(module: Any) -> bool:
+def draws(module: Any) -> bool:
+    """Whether a module drops something: it has a probability above 0 under one of the names that
+    layers of both frameworks give it."""
     told = [getattr(module, name, None) for name in ("dropout", "dropout_p", "p")]
-    return any(isinstance(each, float | int) and each > 0 for each in told)
+    return any(
+        isinstance(each, float | int) and not isinstance(each, bool) and each > 0 for each in told
+    )
 
 
 def _drawn(layout: TensorLayout, piece: Piece, source: Any, shape: tuple[int, ...]) -> Any:

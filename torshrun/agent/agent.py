@@ -341,8 +341,8 @@ class Agent:
             self._diagnosis.stacks = stacks.texts
         self._diagnosis.look(self._loop.time(), self._group, self._round)
         endings = list(self._group.endings)
-        # Who was killed has told enough; nobody waits then.
-        if stop.cause in _LOOKED_INTO and stop.grace > 0 and not any(map(_was_killed, endings)):
+        killed = any(each.was_killed for each in endings)  # that tells enough, so nobody waits
+        if stop.cause in _LOOKED_INTO and stop.grace > 0 and not killed:
             await self._group.leave_stacks()
             endings = list(self._group.endings)
         alive = self._group.alive()
@@ -395,7 +395,3 @@ class Agent:
 
     def _stall(self) -> float:
         return 1.0 if self._last_signal else READER_STALL
-
-
-def _was_killed(worker: Worker) -> bool:
-    return worker.status is not None and os.WIFSIGNALED(worker.status)

@@ -59,6 +59,11 @@ class Worker:
         return self.assignment.worker.rank
 
     @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended it."""
+        return os.WIFSIGNALED(self.status)
+
+    @property
     def output(self) -> int:
         """Bytes that have come from its stdout and stderr."""
         return sum(stream.received for stream in self.streams)

@@ -104,14 +104,17 @@ class PipelineParallel:
         self._executor = Executor(group, self._stages, last + 1, wire)
         self._failures = Failures(group)
         self._ahead: dict[Table, int] = {}
+        self._check_split()
+        self.costs: Costs | None = None
+        """What steps take, as measure() found, which "auto" calls."""
+
+    def _check_split(self) -> None:
         if self._table is not None and self._table.splits and not self._can_split:
             raise ConfigError(
                 f"{self._table.name} has weight gradients later, and what wrap() made of stages "
                 f"reduces them in backward passes: wrap with DistributedDataParallel, or choose a "
                 f"schedule of whole backward passes"
             )
-        self.costs: Costs | None = None
-        """What steps take, as measure() found, which "auto" calls."""
 
     def __call__(self, batch: Any) -> Any:
         """As forward()."""

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.parallel.streams import draws
 from torsh_runtime.parallel.verification.difference import Difference
 from torsh_runtime.parallel.verification.place import Place
 from torsh_runtime.parallel.verification.recording import array_of
@@ -19,7 +20,7 @@ FEWEST = 64
 def without_dropout(model: Any) -> Iterator[None]:
     """A block in which a model drops nothing."""
     adapter = adapter_class(model)(model)
-    drops = [each for _, each in adapter.modules() if each.training and _probability(each)]
+    drops = [each for _, each in adapter.modules() if each.training and draws(each)]
     for module in drops:
         module.training = False
     try:
@@ -80,7 +81,7 @@ def _drops(adapter: ModuleAdapter[Any]) -> list[tuple[str, Any]]:
     return [
         (name, module)
         for name, module in adapter.modules()
-        if module.training and hasattr(module, "p") and _probability(module)
+        if module.training and hasattr(module, "p") and draws(module)
     ]
 
 
@@ -100,10 +101,3 @@ def _noting(found: dict[str, bytes], name: str) -> Callable[[Any, Any, Any], Non
         found.setdefault(name, dropped.tobytes())
 
     return note
-
-
-def _probability(module: Any) -> bool:
-    told = [getattr(module, name, None) for name in ("dropout", "dropout_p", "p")]
-    return any(
-        isinstance(each, float | int) and not isinstance(each, bool) and each > 0 for each in told
-    )
