@@ -26,6 +26,16 @@ if restart == 0 and rank == 1:
 dist.barrier()
 dist.destroy_process_group()
 """
+ENDS_EARLY = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+group = dist.group.WORLD
+work = group.allreduce_coalesced([torch.ones(1) for _ in range(3000)])
+work.wait()
+del work  # so that it is Gloo's thread that lets go of all these tensors
+dist.destroy_process_group()  # but group still has the threads
+print("done")
+"""
 RAISE = """
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -54,6 +64,13 @@ def test_an_unmodified_ddp_script_trains_and_resumes(bench: Bench) -> None:
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", first.out + second.out)]
     assert len(losses) == 4
     assert losses[-1] < losses[0] / 2
+
+
+def test_a_script_that_is_done_is_not_ended_by_threads_of_gloo(bench: Bench) -> None:
+    for _ in range(3):  # without the start hook four of five end by SIGABRT
+        found = bench.run("torshrun", "--nproc-per-node=2", "probe.py", then=ENDS_EARLY)
+        assert found.code == 0, found.err
+        assert found.out.count("done") == 2
 
 
 def test_a_group_meets_again_after_a_failure(bench: Bench) -> None:

@@ -258,7 +258,7 @@ _ENDED = (
     "and exit code 0 was next. So it has ended too early, before the others, or without a goodbye.",
     "Look why that script came to its end before the others': fewer batches, a return or "
     "sys.exit() on a condition. A barrier before the end keeps ranks together; "
-    "destroy_process_group() ends the threads of torch's groups.",
+    "destroy_process_group() ends the threads of torch's groups, if nothing else holds these.",
 )
 
 

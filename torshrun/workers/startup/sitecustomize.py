@@ -1,13 +1,13 @@
-"""Run by each Python of a worker before its script: lets JAX find its place in the job, and has a
-worker that fails, or is stopped, leave for its agent why and where. With --preload standbys wait in
-here, and workers note what they import.
+"""Run by each Python of a worker before its script: lets JAX find its place in the job, has one
+that fails, or is stopped, leave for its agent why and where, and lets Gloo's threads come to rest
+before it ends. With --preload standbys wait in here, and workers note what they import.
 
 Nothing that takes time is imported before it is needed, another sitecustomize has its turn as if
 this one were not there, and whatever fails in here stays silent. It must parse in any Python 3 that
 a worker may start. docs/decisions/0004-worker-start-hook.md says why there is such a file.
 """
 
-# ruff: noqa: PTH118, PTH120, SIM105
+# ruff: noqa: PTH118, PTH120, PTH208, SIM105
 # pathlib and contextlib would have to be imported.
 
 import os
@@ -25,6 +25,8 @@ WATCHED = "jax._src.clusters"
 SIGTERM = 15  # the module signal takes time to load
 STACK_SIGNAL = 62  # torshrun/workers/group.py sends it; scripts that handle SIGTERM leave it alone
 FAR = 500  # a descriptor's least number
+GLOO_THREAD = "pt_gloo_runloop"
+QUIET_TIMES, MOST_TIMES = 3, 300  # each after a millisecond
 
 
 class JaxWatch:
@@ -125,6 +127,45 @@ def leave_traces(stack_file: str) -> None:
     sys.excepthook = excepthook
 
 
+def rest_at_end() -> None:
+    """Have Python's end wait up to MOST_TIMES ms for threads of torch's Gloo groups that still let
+    go of tensors: one that asks for Python's lock too late aborts the process, though the script is
+    done (pytorch/pytorch#190489). They outlive destroy_process_group() where a
+    DistributedDataParallel holds the group.
+    """
+    import atexit
+    import time
+
+    def rest() -> None:
+        try:
+            quiet = 0 if "torch.distributed" in sys.modules else QUIET_TIMES
+            for _ in range(MOST_TIMES):
+                if quiet == QUIET_TIMES:
+                    return
+                gloo = [state for name, state in own_threads() if name == GLOO_THREAD]
+                if not gloo:
+                    return
+                time.sleep(0.001)  # whoever waits for Python's lock gets it
+                quiet = quiet + 1 if all(state == "S" for state in gloo) else 0
+        except Exception:
+            return
+
+    atexit.register(rest)  # the first one in has the last turn
+
+
+def own_threads() -> "list[tuple[str, str]]":
+    """(name, state) of each, as Linux has them."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open("/proc/self/task/" + thread + "/stat") as file:  # noqa: PTH123
+                before, _, after = file.read().rpartition(")")
+        except OSError:  # it ended
+            continue
+        found.append((before.partition("(")[2], after.split()[0]))
+    return found
+
+
 class ImportNotes:
     """A meta path finder that finds nothing, but notes in a file what is looked for, and which
     variables had changed by then: torsh_preload.py reads it.
@@ -190,6 +231,7 @@ if "TORSH_STACK_FILE" in os.environ:
         leave_traces(os.environ["TORSH_STACK_FILE"])
     except Exception:
         pass
+    rest_at_end()
 if "TORSH_IMPORTS" in os.environ:
     sys.meta_path.insert(0, ImportNotes(os.environ.pop("TORSH_IMPORTS")))
 if "JAX_COORDINATOR_ADDRESS" in os.environ:
