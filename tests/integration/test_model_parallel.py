@@ -21,13 +21,13 @@ AT_ONCE = 12
 """Cases in one world, which has a limit of its own."""
 Case = tuple[str, str, int, int, int]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
-SPLIT = ("zb-h1", "zbv")
 DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 FEW: tuple[Case, ...] = (
     (DDP, "1f1b", 2, 2, 2),
     (DDP, "zb-h1", 2, 2, 2),
     (DDP, "interleaved", 2, 1, 4),
     (FSDP, "1f1b", 2, 2, 2),
+    (FSDP, "zbv", 2, 2, 1),
 )
 """Wrapper, schedule, and the sizes of pp, dp and tp."""
 ALL: tuple[Case, ...] = tuple(
@@ -39,7 +39,6 @@ ALL: tuple[Case, ...] = tuple(
     if 1 < pp * dp * tp <= 8
     for schedule in SCHEDULES
     if pp <= 2 or schedule not in ("interleaved", "zbv")  # there are eight layers
-    if wrapper == DDP or schedule not in SPLIT  # FSDP takes whole backward passes
 )
 
 

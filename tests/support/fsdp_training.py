@@ -52,6 +52,8 @@ class Course:
     net: dict[str, Any] = field(default_factory=dict)
     passes: int = 1
     by_no_sync: bool = False
+    held_passes: int = 0
+    """So many of the first ones go between unshard() and reshard(); all: up to the reduction."""
     keeps_gradients: bool = False
     zeroes_late: bool = False
     """After the forward pass, not before it."""
@@ -85,6 +87,9 @@ COURSES = {
     ),
     "accumulating": Course(_SMALL, passes=3),
     "no_sync": Course(_SMALL, passes=3, by_no_sync=True),
+    "held": Course({**_SMALL, "min_num_params": 120}, passes=3, held_passes=3),
+    "held for two of three": Course(_SMALL, passes=3, held_passes=2),
+    "held, and reduced later": Course(_SMALL, passes=3, held_passes=2, by_no_sync=True),
     "clipped": Course({**_SMALL, "min_num_params": 120}, clips=0.05),
     "checkpoint": Course(_SMALL, {"reentrant": False}),
     "reentrant checkpoint": Course(_SMALL, {"reentrant": True}),
@@ -128,15 +133,22 @@ def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
     for _ in range(STEPS // 5 if course.compiles else STEPS):
         if not course.zeroes_late:
             optimizer.zero_grad(set_to_none=not course.keeps_gradients)
+        held = course.held_passes if hasattr(model, "unshard") else 0
+        if held:
+            model.unshard()
         for number in range(course.passes):
             inputs = torch.randn(BATCH * ranks, 6, generator=generator)[share]
-            skip = course.by_no_sync and number < course.passes - 1 and hasattr(model, "no_sync")
-            with model.no_sync() if skip else nullcontext():
+            skip = course.by_no_sync and (held or number < course.passes - 1)
+            with model.no_sync() if skip and hasattr(model, "no_sync") else nullcontext():
                 with autocast:
                     loss = model(inputs).square().mean() / course.passes
                 if course.zeroes_late:
                     optimizer.zero_grad(set_to_none=not course.keeps_gradients)
                 loss.backward()
+            if held == number + 1 < course.passes:
+                model.reshard()
+        if held:
+            model.reduce_gradients()
         if course.clips:
             _clip(model, course.clips)
         losses.append(loss.detach())

@@ -34,7 +34,7 @@ class Passes:
         self._adapter, self._group, self._config = adapter, group, config
         self.units = [*units]
         self.is_averaging = True
-        self.is_summoned = False
+        self.is_summoned = self.is_held = False
         self._outer: Passes | None = None
         self._inner: list[Passes] = []
         self._order: list[Unit] = []
@@ -60,8 +60,9 @@ class Passes:
 
         def pass_on(event: Callable[..., None], *facts: Any) -> None:
             passes, own = here(), of_unit()
-            if passes is not None and own is not None:
-                event(passes._outermost(), own, *facts)
+            passes = None if passes is None else passes._outermost()
+            if passes is not None and own is not None and not passes.is_held:
+                event(passes, own, *facts)
 
         self._adapter.on_forward(
             unit.module,
@@ -70,9 +71,40 @@ class Passes:
         )
         unit.on_gradients(partial(pass_on, Passes._on_gradient))
 
+    def hold(self) -> None:
+        """Make all units whole until let_go(): meanwhile passes neither gather nor reduce."""
+        if self.is_held:
+            return
+        self.begin()
+        for unit in self.units:
+            unit.unshard()
+        self.is_held = True
+
+    def let_go(self) -> None:
+        """Let no unit be whole any more, and keep the gradients that have come for reduce()."""
+        if not self.is_held:
+            return
+        self.is_held = False
+        for unit in self.units:
+            unit.keep()
+            unit.reshard()
+        self.meet()
+
+    def reduce(self) -> None:
+        """Average the gradients that are kept, or have come while units are held."""
+        if not self.is_held and not any(unit.has_kept for unit in self.units):
+            return
+        self.hold()
+        self.is_held = False
+        with self._in_step():
+            for unit in self.units[::-1]:
+                for number in unit.there():
+                    self._take(unit, number)
+            self._complete()
+
     def begin(self) -> None:
         """A forward pass begins: owners have changed their parts, and all may look at them."""
-        if self._adapter.in_backward():  # a checkpoint computes it once more
+        if self.is_held or self._adapter.in_backward():  # a checkpoint computes it once more
             return
         if self._outermost().is_summoned:
             raise ConfigError(
@@ -103,7 +135,8 @@ class Passes:
 
     def end_forward(self) -> None:
         """It has ended; without gradients nothing follows."""
-        if self._adapter.in_backward() or self._adapter.records_gradients():
+        follows = self._adapter.in_backward() or self._adapter.records_gradients()
+        if self.is_held or follows:
             return
         for unit in self.units:
             unit.reshard()

@@ -36,6 +36,16 @@ class Slot:
         """Whether there was one before the present backward pass."""
         return self._gradient is not None
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether one is to be averaged later."""
+        return self._kept is not None
+
+    @property
+    def has_come(self) -> bool:
+        """Whether a backward pass has left one, while the parameter is whole."""
+        return self._adapter.gradient(self.parameter) is not None
+
     def fill(self) -> None:
         """Put this rank's part of its values into memory."""
         values = self._adapter.flattened(self.parameter)
@@ -61,7 +71,7 @@ class Slot:
         self._adapter.set_gradient(self.parameter, None)
         if self._kept is None:
             self._kept = gradient
-        else:
+        elif gradient is not None:
             self._adapter.add(self._kept, gradient)
 
     def take(self, is_again: bool) -> None:

@@ -139,6 +139,21 @@ class Unit:
         self._came.add(number)
         return len(self._came) == len(self._trained)
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether gradients are to be averaged later."""
+        return any(slot.has_kept for slot in self._trained)
+
+    def keep(self) -> None:
+        """Keep the gradients that have come while it is whole until they are to be averaged."""
+        for slot in self._trained:
+            slot.keep()
+
+    def there(self) -> list[int]:
+        """The numbers of parameters whose gradients are kept, or have come while it is whole."""
+        slots = enumerate(self._trained)
+        return [number for number, slot in slots if slot.has_kept or slot.has_come]
+
     def finish(self) -> list[int]:
         """Begin to reduce what has come: these."""
         numbers = sorted(self._came)

@@ -133,6 +133,22 @@ class FullyShardedDataParallel:
         finally:
             self._passes.is_averaging = before
 
+    def unshard(self) -> None:
+        """Make all parameters whole until reshard() or reduce_gradients(): backward passes add up
+        whole gradients in them, also those of weights that a pipeline's schedule has come later.
+        All ranks call it."""
+        self._passes.hold()
+
+    def reshard(self) -> None:
+        """Let each rank have its part again, and keep the gradients that have come, as no_sync()
+        does. All ranks call it."""
+        self._passes.let_go()
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients that have been added up under no_sync() or since unshard(), now,
+        and let each rank have its part. All ranks call it."""
+        self._passes.reduce()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The model's own, which also drops what no_sync() has kept; an optimizer's does not."""
         for unit in self._passes.units:
@@ -186,6 +202,8 @@ class FullyShardedDataParallel:
         if passes.is_summoned:
             yield
             return
+        if passes.is_held:
+            raise ConfigError("parameters are whole since unshard(): call reshard() first")
         passes.rest()
         passes.meet()
         for unit in units:

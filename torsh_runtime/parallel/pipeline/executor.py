@@ -12,7 +12,7 @@ from typing import Any
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError, PipelineError
 from torsh_runtime.parallel.pipeline.simulation import Span
-from torsh_runtime.parallel.pipeline.stage import REDUCES, Stage
+from torsh_runtime.parallel.pipeline.stage import HOLDS, LETS_GO, REDUCES, Stage
 from torsh_runtime.parallel.pipeline.table import COMPUTES, Kind, Row, Step
 from torsh_runtime.parallel.pipeline.wire import Message, Wire
 
@@ -57,7 +57,8 @@ class Executor:
         self._wire.begin(key)
         for number, stage in self._stages.items():
             back = [s.microbatch for s in row if s.stage == number and s.kind is Kind.BACKWARD]
-            stage.last = back[-1] if back else None
+            if work.trains:
+                stage.begin(back[-1] if back else None)
         awaited = [message for message in map(self._awaited, row) if message is not None]
         begun = time.perf_counter()
         taken = 0
@@ -99,7 +100,7 @@ class Executor:
         if kind is Kind.WEIGHT:
             stage.weights(microbatch)
             return
-        names = {Kind.REDUCE: REDUCES, Kind.UNSHARD: "unshard", Kind.RESHARD: "reshard"}
+        names = {Kind.REDUCE: REDUCES, Kind.UNSHARD: HOLDS, Kind.RESHARD: LETS_GO}
         call: Callable[[], object] | None = getattr(stage.module, names[kind], None)
         if call is not None:
             call()

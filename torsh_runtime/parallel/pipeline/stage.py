@@ -11,8 +11,9 @@ from typing import Any
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 from torsh_runtime.parallel.pipeline.table import Kind
 
-REDUCES = "reduce_gradients"
-"""The method of a wrapper for data parallelism that reduces what no_sync() has left."""
+REDUCES, HOLDS, LETS_GO = "reduce_gradients", "unshard", "reshard"
+"""Methods of wrappers for data parallelism: the first one reduces what no_sync() has left, or what
+has come since the second one made parameters whole."""
 
 
 @dataclass
@@ -57,6 +58,18 @@ class Stage:
         """Of a microbatch: what it holds until its backward pass has ended, and of its outputs."""
         self.sample: _Passage | None = None
         self.sample_gradients: Sequence[Any] = ()
+
+    def begin(self, last: int | None) -> None:
+        """A step of training begins, whose last backward pass in one part is that of `last`."""
+        self.last = last
+        if self._is_held:
+            self.module.unshard()
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether parameters, of which a wrapper leaves each rank a part, are whole for a step, as
+        their gradients may come at any time."""
+        return self.splits and all(hasattr(self.module, each) for each in (REDUCES, HOLDS, LETS_GO))
 
     def evaluate(self, inputs: Sequence[Any]) -> Any:
         """What the module returns, which cannot be differentiated."""
@@ -129,6 +142,7 @@ class Stage:
         target, weight = self.sample.target, self.sample.weight
         gradients = self.sample_gradients
         for self.splits in (False, True)[: 1 + splits]:
+            self.begin(0)
             inputs = [self._fresh(each) for each in self.sample.inputs]
             yield Kind.FORWARD, partial(self.forward, 0, inputs, target, weight)
             if self.splits:
@@ -136,6 +150,9 @@ class Stage:
                 yield Kind.WEIGHT, partial(self.weights, 0)
             else:
                 yield Kind.BACKWARD, partial(self.backward, 0, gradients)
+            if self._is_held:
+                self.module.zero_grad()
+                self.module.reshard()
 
     def _fresh(self, value: Any) -> Any:
         """A leaf of the same values, without a gradient."""
@@ -172,8 +189,7 @@ class Stage:
 
     def _reducing(self, microbatch: int) -> AbstractContextManager[object]:
         """A wrapper that reduces within backward passes does so in the last one."""
-        has_more = self.last not in (None, microbatch) and not hasattr(self.module, REDUCES)
-        is_told = has_more and hasattr(self.module, "no_sync")
+        is_told = self.last not in (None, microbatch) and hasattr(self.module, "no_sync")
         held: AbstractContextManager[object] = self.module.no_sync() if is_told else nullcontext()
         return held
 

@@ -112,8 +112,8 @@ class PipelineParallel:
         if self._table is not None and self._table.splits and not self._can_split:
             raise ConfigError(
                 f"{self._table.name} has weight gradients later, and what wrap() made of stages "
-                f"reduces them in backward passes: wrap with DistributedDataParallel, or choose a "
-                f"schedule of whole backward passes"
+                f"reduces them in backward passes: wrap with DistributedDataParallel or "
+                f"FullyShardedDataParallel, or choose a schedule of whole backward passes"
             )
 
     def __call__(self, batch: Any) -> Any:
