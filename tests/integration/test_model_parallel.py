@@ -1,15 +1,18 @@
-"""Stages, data and parts of layers together: a training on any mesh is that of one process."""
+"""Stages, data, parts of layers and of sequences, and experts together: a training on any mesh is
+that of one process."""
 
 from __future__ import annotations
 
 import importlib.util
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from support import model_parallel
+from support.model_parallel import DENSE, Kind
 from support.forked import Raised
 from support.worlds import run_in_one_world
 
@@ -19,19 +22,40 @@ with_both = pytest.mark.parametrize("framework", ["nn", pytest.param("torch", ma
 
 AT_ONCE = 12
 """Cases in one world, which has a limit of its own."""
-Case = tuple[str, str, int, int, int]
+
+
+class Case(NamedTuple):
+    """A wrapper, a schedule, and sizes of the axes."""
+
+    wrapper: str
+    schedule: str
+    pp: int
+    dp: int
+    tp: int
+    cp: int = 1
+    kind: Kind = DENSE
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}
+
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
+ANY = ("dp", "cp", "tp")
 FEW: tuple[Case, ...] = (
-    (DDP, "1f1b", 2, 2, 2),
-    (DDP, "zb-h1", 2, 2, 2),
-    (DDP, "interleaved", 2, 1, 4),
-    (FSDP, "1f1b", 2, 2, 2),
-    (FSDP, "zbv", 2, 2, 1),
+    Case(DDP, "1f1b", 2, 2, 2),
+    Case(DDP, "zb-h1", 2, 2, 2, 1, Kind(checkpoints=True)),
+    Case(DDP, "interleaved", 2, 1, 4),
+    Case(FSDP, "1f1b", 2, 2, 2),
+    Case(FSDP, "zbv", 2, 2, 1),
+    Case(DDP, "1f1b", 2, 1, 1, 2),
+    Case(DDP, "1f1b", 1, 2, 2, 1, Kind(4, ANY)),
+    Case(DDP, "zb-h1", 1, 4, 1, 1, Kind(2)),
+    Case(FSDP, "1f1b", 2, 2, 1, 2, Kind(2, method="all_to_all")),
 )
-"""Wrapper, schedule, and the sizes of pp, dp and tp."""
 ALL: tuple[Case, ...] = tuple(
-    (wrapper, schedule, pp, dp, tp)
+    Case(wrapper, schedule, pp, dp, tp)
     for wrapper in (DDP, FSDP)
     for pp in (1, 2, 4, 8)
     for dp in (1, 2, 4, 8)
@@ -56,13 +80,13 @@ def trained(framework: str, cases: tuple[Case, ...], steps: int) -> dict[Case, l
 
 
 def _size(case: Case) -> int:
-    return case[2] * case[3] * case[4]
+    return prod(case.sizes.values())
 
 
 def _trained(framework: str, case: Case, steps: int, directory: str, rank: int) -> Any:
-    wrapper, schedule, pp, dp, tp = case
-    sizes, place = {"pp": pp, "dp": dp, "tp": tp}, Path(directory, "-".join(map(str, case)))
-    return model_parallel.on_mesh(framework, sizes, schedule, wrapper, steps, place)
+    place = Path(directory, str(abs(hash(case))))
+    what = case.sizes, case.schedule, case.wrapper
+    return model_parallel.on_mesh(framework, *what, steps, place, case.kind)
 
 
 def check(results: list[Any]) -> None:
@@ -71,6 +95,7 @@ def check(results: list[Any]) -> None:
         far = {name: size for name, size in result["apart"].items() if not size < 1e-9}
         assert not far
         assert result["bits"] == results[0]["bits"]
+        assert result["reloaded"]
 
 
 @with_both

@@ -1,24 +1,28 @@
-"""A GPT on a mesh of stages, data and parts of layers, beside one process; each function one rank's
-part.
+"""A GPT on a mesh of stages, data, parts of layers and of sequences, and experts, beside one process;
+each function one rank's part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from support.checkpoint_training import everything
+from support.experts import single
 from support.tensor_parallel import Kit, kit, plain
 
 import torsh_runtime as tr
 from torsh_runtime.checkpoint import Checkpointer
 from torsh_runtime.parallel.layouts import cut, layouts_of, piece_of
 
-WIDTH, HEAD, CLASSES, LENGTH, ROWS, LAYERS, MICROBATCHES = 16, 2, 24, 8, 16, 6, 2
-CLIPPED = 0.5
+WIDTH, HEAD, CLASSES, LENGTH, ROWS, LAYERS, MICROBATCHES = 16, 2, 24, 18, 16, 6, 2
+EXPERTS = 5
+"""Which do not divide evenly, as LENGTH does not by what cuts sequences."""
+CLIPPED, BALANCED = 0.5, 0.01
 PLAN = {
     "0.tokens": tr.Vocabulary(),
     "*.[qkv]": tr.Column(unit=HEAD),
@@ -30,8 +34,25 @@ PLAN = {
 Run = dict[str, Any]
 
 
-def gpt(tools: Kit) -> Any:
-    """Its layers in order, in float64."""
+@dataclass(frozen=True)
+class Kind:
+    """Of a GPT, and of how it is trained."""
+
+    experts: int = 0
+    """Over so many ranks, in every other block; 0: there are none."""
+    over: tuple[str, ...] = ("dp", "cp")
+    """The axes that these ranks lie along."""
+    method: Any = "ring"
+    """Of attention."""
+    checkpoints: bool = False
+
+
+DENSE = Kind()
+
+
+def gpt(tools: Kit, kind: Kind, mesh: Any = None) -> Any:
+    """Its layers in order, in float64. mesh: along whose "cp" sequences are cut, and experts along
+    "ep"; None in one process."""
     nn, functional = tools.nn, tools.F
 
     class Entrance(nn.Module):  # type: ignore[misc]
@@ -40,37 +61,65 @@ def gpt(tools: Kit) -> Any:
             self.tokens, self.places = nn.Embedding(CLASSES, WIDTH), nn.Embedding(LENGTH, WIDTH)
 
         def forward(self, indices: Any) -> Any:
-            return self.tokens(indices) + self.places(tools.tensor(np.arange(LENGTH)))
+            places = np.arange(LENGTH) if mesh is None else tr.context_positions(LENGTH, mesh["cp"])
+            balance = tools.tensor(np.zeros(1))
+            return self.tokens(indices) + self.places(tools.tensor(places)), balance
 
     class Block(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
+        def __init__(self, has_experts: bool) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
             self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
             self.v, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+            self.experts = experts() if has_experts else None
+            if not has_experts:
+                self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: Any, balance: Any) -> Any:
             normed = self.norm1(x)
-            heads = [self.heads(layer(normed)) for layer in (self.q, self.k, self.v)]
-            mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+            mixed = attention(*(self.heads(layer(normed)) for layer in (self.q, self.k, self.v)))
             mixed = mixed.transpose(-3, -2)
             x = x + self.out(mixed.reshape(*mixed.shape[:-2], -1))
-            return x + self.down(functional.gelu(self.up(self.norm2(x))))
+            normed = self.norm2(x)
+            if self.experts is None:
+                return x + self.down(functional.gelu(self.up(normed))), balance
+            found, more = self.experts(normed)
+            return x + found, balance + more
 
         def heads(self, x: Any) -> Any:
             return x.reshape(*x.shape[:-1], -1, HEAD).transpose(-3, -2)
+
+    def attention(query: Any, key: Any, value: Any) -> Any:
+        if mesh is None:
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        options = {"method": kind.method, "length": LENGTH}
+        return tr.context_attention(query, key, value, mesh["cp"], **options)
+
+    def experts() -> Any:
+        axis, data = (single(), None) if mesh is None else (mesh["ep"], mesh["dp", "cp"])
+        dtype: Any = tools.torch.float64 if tools.is_torch else np.float64
+        options = {"mesh": axis, "data": data, "dtype": dtype, "framework": tools.name}
+        return tr.MixtureOfExperts(WIDTH, 8, EXPERTS, **options)
 
     class Exit(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES, bias=False)
 
-        def forward(self, x: Any) -> Any:
-            return self.head(self.norm(x))
+        def forward(self, x: Any, balance: Any) -> Any:
+            return self.head(self.norm(x)), balance
+
+    class Layers(nn.Sequential):  # type: ignore[misc]
+        def forward(self, values: Any) -> Any:
+            first, *others = self.children()
+            values = first(values)
+            for layer in others:
+                values = layer(*values)
+            return values
 
     tools.seed(0)
-    return tools.double(nn.Sequential(Entrance(), *(Block() for _ in range(LAYERS)), Exit()))
+    blocks = [Block(bool(kind.experts and number % 2)) for number in range(LAYERS)]
+    return tools.double(Layers(Entrance(), *blocks, Exit()))
 
 
 def batches(steps: int) -> Iterator[tuple[Any, Any]]:
@@ -80,24 +129,22 @@ def batches(steps: int) -> Iterator[tuple[Any, Any]]:
 
 
 @cache
-def in_one_process(framework: str, steps: int) -> Run:
+def in_one_process(framework: str, steps: int, has_experts: bool) -> Run:
     tools = kit(framework)
-    model = gpt(tools)
-    loss = _loss(tools)
+    model = gpt(tools, Kind(int(has_experts)))
 
     def step(indices: Any, targets: Any) -> float:
-        found = loss(model(tools.tensor(indices)), tools.tensor(targets))
-        found.backward()
-        return float(found.item())
+        total = 0.0
+        for own, wanted in zip(*(np.split(a, MICROBATCHES) for a in (indices, targets)), strict=True):
+            scores, balance = model(tools.tensor(own))
+            wanted = tools.tensor(wanted.reshape(-1))
+            loss = tools.F.cross_entropy(scores.reshape(-1, CLASSES), wanted)
+            loss = (loss + balance.sum() * BALANCED) / MICROBATCHES
+            loss.backward()
+            total += float(loss.item())
+        return total
 
     return _train(tools, model, step, steps, None)
-
-
-def _loss(tools: Kit) -> Callable[[Any, Any], Any]:
-    def loss(scores: Any, targets: Any) -> Any:
-        return tools.F.cross_entropy(scores.reshape(-1, CLASSES), targets.reshape(-1))
-
-    return loss
 
 
 def _train(tools: Kit, model: Any, step: Callable[[Any, Any], float], steps: int, mesh: Any) -> Run:
@@ -121,17 +168,26 @@ def on_mesh(
     wrapper: str,
     steps: int,
     directory: Path,
+    kind: Kind = DENSE,
 ) -> dict[str, Any]:
-    """How far a training on a mesh with the axes pp, dp and tp is from one in one process, and its
-    checkpoint from that one's parameters."""
+    """How far a training on a mesh with the axes pp, dp and tp, maybe cp, is from one in one process,
+    and its checkpoint from that one's parameters; the latter also when another mesh has read it."""
     tools = kit(framework)
-    expected = in_one_process(framework, steps)
-    mesh = tr.init_device_mesh(sizes)
-    here = mesh.coordinate
-    model, data = tr.parallelize(gpt(tools), mesh["tp"], PLAN), mesh.get_group("dp")
+    expected = in_one_process(framework, steps, bool(kind.experts))
+    mesh = tr.init_device_mesh(sizes if "cp" in sizes else {"cp": 1, **sizes})
+    if kind.experts:
+        mesh = mesh.view({"edp": -1, "ep": kind.experts}, over=kind.over)
+    model = tr.parallelize(gpt(tools, kind, mesh), mesh["tp"], PLAN)
+    options = {} if wrapper == "DistributedDataParallel" else {"min_num_params": 0}
 
     def wrapped(stage: Any) -> Any:
-        return getattr(tr, wrapper)(stage, process_group=data)
+        return getattr(tr, wrapper)(stage, process_group=mesh["dp", "cp"], **options)
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        scores, balance = outputs
+        return balance.sum() * BALANCED + tr.vocab_parallel_cross_entropy(
+            scores, targets, mesh["tp"], num_classes=CLASSES
+        )
 
     pipeline = tr.PipelineParallel(
         model,
@@ -139,16 +195,19 @@ def on_mesh(
         mesh=mesh,
         cuts=_cuts(sizes["pp"] * (2 if schedule in ("interleaved", "zbv") else 1)),
         schedule=schedule,
-        loss_fn=lambda scores, targets: tr.vocab_parallel_cross_entropy(
-            scores, targets, mesh["tp"], num_classes=CLASSES
-        ),
+        loss_fn=loss,
+        tokens=lambda targets: np.prod(targets.shape),
+        checkpoint=kind.checkpoints,
         wrap=wrapped,
     )
-    rows = ROWS // sizes["dp"]
-    own = slice(here["dp"] * rows, (here["dp"] + 1) * rows)
+
+    def own(whole: Any) -> Any:
+        """Of each microbatch this rank's rows, and of these its tokens."""
+        shared = whole.reshape(MICROBATCHES, sizes["dp"], -1, LENGTH)[:, mesh.coordinate["dp"]]
+        return tools.tensor(tr.context_shard(shared.reshape(-1, LENGTH), mesh["cp"]))
 
     def step(indices: Any, targets: Any) -> float:
-        return float(pipeline.step(tools.tensor(indices[own]), tools.tensor(targets[own])))
+        return float(pipeline.step(own(indices), own(targets)))
 
     found = _train(tools, pipeline.module, step, steps, mesh)
     apart = {name: np.abs(found[name] - expected[name]).max() for name in ("losses", "norms")}
@@ -156,8 +215,9 @@ def on_mesh(
     if wrapper == "DistributedDataParallel":
         apart |= _parameters_apart(pipeline.module, found, expected, mesh)
     Checkpointer(directory).save(steps, {"model": pipeline.module, "mesh": mesh})
-    saved = _saved_apart(next(directory.glob("step-*")), expected)
-    return {"apart": {**apart, **saved}, "bits": bits}
+    saved, _ = everything(next(directory.glob("step-*")))
+    apart |= _saved_apart(saved, expected)
+    return {"apart": apart, "bits": bits, "reloaded": _reloaded(tools, kind, directory, saved)}
 
 
 def _cuts(stages: int) -> list[str]:
@@ -174,14 +234,30 @@ def _parameters_apart(module: Any, found: Run, expected: Run, mesh: Any) -> dict
         if name in lie:
             whole = cut(whole, piece_of(name, lie[name], mesh))
         assert value.shape == whole.shape, name
-        apart[name] = np.abs(value - whole).max()
+        apart[name] = np.abs(value - whole).max(initial=0.0)
     return apart
 
 
-def _saved_apart(path: Path, expected: Run) -> dict[str, float]:
-    saved, _ = everything(path)
+def _saved_apart(saved: Run, expected: Run) -> dict[str, float]:
     assert {f"model/{name}" for name in expected["parameters"]} == {*saved}
     return {
         f"saved {name}": np.abs(saved[f"model/{name}"] - value).max()
         for name, value in expected["parameters"].items()
     }
+
+
+def _reloaded(tools: Kit, kind: Kind, directory: Path, saved: Run) -> bool:
+    """Whether a mesh of data alone, over all of which experts are spread, gets the same bits."""
+    mesh = tr.init_device_mesh({"dp": -1, "cp": 1}).view({"edp": 1, "ep": -1}, over=("dp",))
+    model = gpt(tools, kind, mesh)
+    Checkpointer(directory).load({"model": model, "mesh": mesh})
+    lie = layouts_of(model)
+    return all(
+        plain(each).tobytes()
+        == np.ascontiguousarray(
+            cut(saved[f"model/{name}"], piece_of(name, lie[name], mesh))
+            if name in lie
+            else saved[f"model/{name}"]
+        ).tobytes()
+        for name, each in model.named_parameters()
+    )

@@ -217,7 +217,7 @@ def on_mesh(framework: str, rank: int) -> dict[str, Any]:
         return tools.F.cross_entropy(scores.reshape(-1, CLASSES), counted(targets).reshape(-1))
 
     whole, cut = gpt(tools), tr.parallelize(gpt(tools), mesh, SPREAD)
-    wrapped = tr.DistributedDataParallel(cut, process_group=mesh["dp"].get_group())
+    wrapped = tr.DistributedDataParallel(cut, process_group=mesh["dp"])
 
     def clipped(model: Any) -> float:
         return tr.clip_grad_norm_(model, 0.1)

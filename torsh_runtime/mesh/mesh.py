@@ -76,6 +76,8 @@ class DeviceMesh:
 
     _further: tuple[Axis, ...]
     """Axes of views: the same ranks by other names."""
+    _whole: Layout | None = None
+    """Of a part: all axes of the mesh that it is one of."""
     _asked: tuple[Any, ...] | None = None
     """Shape, names and options as they were given; None for a part."""
     _views: tuple[tuple[Mapping[str, int], tuple[str, ...]], ...] = ()
@@ -253,6 +255,24 @@ class DeviceMesh:
             self._groups.say_if_apart(axis, group)
         return group
 
+    def alike(self, axes: Sequence[str]) -> ProcessGroup:
+        """The group of those among this mesh's ranks that stand where this one does along other
+        axes of the mesh that it is a part of, as `mesh["dp", "cp"].alike(["ep"])`: those who have
+        the same experts. KeyError for unknown ones."""
+        known = [(self._whole or self._known).axis(name) for name in axes]
+        places = tuple(
+            place
+            for place in self._layout.members(self._place)
+            if all(axis.index(place) == axis.index(self._place) for axis in known)
+        )
+        return self._groups.get(places, self._ways[self._layout.names[0]])
+
+    def size_along(self, axis: str) -> int | None:
+        """Number of ranks along an axis of the mesh that this is a part of; None if it has none of
+        this name."""
+        every = (self._whole or self._known).axes
+        return next((each.size for each in every if each.name == axis), None)
+
     def get_all_groups(self) -> list[ProcessGroup]:
         """The groups of all axes, in their order."""
         return [self.get_group(name) for name in self._layout.names]
@@ -280,6 +300,7 @@ class DeviceMesh:
     ) -> DeviceMesh:
         part = object.__new__(DeviceMesh)
         part._be(layout, self._place, self._device_type, ways, self._groups, further)
+        part._whole = None if further else self._whole or self._known
         return part
 
     def _members(self, axis: Axis) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def _add_up(sums: _Sums, over: list[_Spread], group: ProcessGroup, norm_type: fl
 def _groups(adapter: ModuleAdapter[Any]) -> dict[int, ProcessGroup]:
     """Over whom wrappers have sharded parameters, by id()."""
     wrappers = wrappers_of(adapter.module)
-    return {key: each.process_group for each in wrappers for key in each.sharded()}
+    return {key: group for each in wrappers for key, group in each.sharded().items()}
 
 
 def _stages(mesh: DeviceMesh | None) -> ProcessGroup | None:

@@ -42,6 +42,11 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
     return found
 
 
+def sharded_by_id(model: Any) -> dict[int, TensorLayout]:
+    """Of these the layouts of parameters of which ranks along some axis have different parts."""
+    return {key: each for key, each in layouts_by_id(model).items() if each.sharded()}
+
+
 def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> dict[str, int]:
     """Where this rank stands along the layout's axes; 0 along those where that makes no difference.
 

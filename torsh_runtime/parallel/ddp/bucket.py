@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.modules.base import ModuleAdapter
 
 
@@ -25,7 +26,9 @@ class Bucket:
         views: list[Any],
         parameters: list[tuple[str, Any]],
         place: tuple[int, bool],
+        group: ProcessGroup,
     ) -> None:
+        self.group = group
         self.flat = flat
         self.names = [name for name, _ in parameters]
         self.views = views

@@ -7,31 +7,31 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.ddp.bucket import Bucket
 from torsh_runtime.parallel.ddp.config import BucketConfig
-from torsh_runtime.parallel.ddp.plan import Gradient, Span, limit_of, spans
+from torsh_runtime.parallel.ddp.plan import Gradient, Kind, Span, limit_of, spans
+from torsh_runtime.parallel.replicas import Replicas
 
 
 class Buckets:
     """All buckets of a model, in flat memory of one piece for each kind of gradients."""
 
     def __init__(
-        self, adapter: ModuleAdapter[Any], group: ProcessGroup, config: BucketConfig
+        self, adapter: ModuleAdapter[Any], replicas: Replicas, config: BucketConfig
     ) -> None:
         self._adapter = adapter
-        self._group = group
+        self._replicas = replicas
         self._config = config
         self._parameters = adapter.parameters()
         self._gradients = [self._gradient(parameter) for _, parameter in self._parameters]
         self._limit = limit_of(
             config.bucket_size_mb,
-            sum(each.elements * each.itemsize for each in self._gradients),
-            overlaps=config.overlap_communication or not group.is_in_node,
+            sum(each.elements * each.itemsize for each in self._gradients if not each.kind[2]),
+            overlaps=config.overlap_communication or not replicas.group.is_in_node,
         )
         self._shapes = [adapter.shape(parameter) for _, parameter in self._parameters]
-        self._flat: dict[tuple[str, str], Any] = {}
+        self._flat: dict[Kind, Any] = {}
         self._order = list(reversed(range(len(self._parameters))))
         self._next_order: list[int] | None = None
         self._buckets: list[Bucket] = []
@@ -132,7 +132,8 @@ class Buckets:
         starts = [0, *ends][:-1]
         views = [self._view(flat, *each) for each in zip(starts, span.members, strict=True)]
         members = [self._parameters[number] for number in span.members]
-        return Bucket(self._adapter, flat, views, members, (index, index == count - 1))
+        group, place = self._replicas.groups[span.kind[2]], (index, index == count - 1)
+        return Bucket(self._adapter, flat, views, members, place, group)
 
     def _view(self, flat: Any, start: int, number: int) -> Any:
         parameter = self._parameters[number][1]
@@ -145,19 +146,20 @@ class Buckets:
         is_complex = dtype.startswith("complex")  # of which no other dtype is the like
         reduced = dtype if is_complex else self._config.reduce_dtype or dtype
         elements = math.prod(self._adapter.shape(parameter))
-        return Gradient(elements, self._adapter.itemsize(reduced), (reduced, device))
+        group = self._replicas.groups.index(self._replicas.of(parameter))
+        return Gradient(elements, self._adapter.itemsize(reduced), (reduced, device, group))
 
-    def _memory(self) -> dict[tuple[str, str], Any]:
-        sizes: dict[tuple[str, str], int] = {}
-        like: dict[tuple[str, str], Any] = {}
+    def _memory(self) -> dict[Kind, Any]:
+        sizes: dict[Kind, int] = {}
+        like: dict[Kind, Any] = {}
         for gradient, (_, parameter) in zip(self._gradients, self._parameters, strict=True):
             sizes[gradient.kind] = sizes.get(gradient.kind, 0) + gradient.elements
             like.setdefault(gradient.kind, parameter)
         return {
-            kind: self._adapter.flat(like[kind], size, self._group, kind[0])
+            kind: self._adapter.flat(like[kind], size, self._replicas.groups[kind[2]], kind[0])
             for kind, size in sizes.items()
         }
 
     def _aliases(self, number: int) -> bool:
-        is_same = self._gradients[number].kind == self._adapter.kind(self._parameters[number][1])
-        return self._config.gradient_as_bucket_view and is_same
+        kind = self._adapter.kind(self._parameters[number][1])
+        return self._config.gradient_as_bucket_view and self._gradients[number].kind[:2] == kind

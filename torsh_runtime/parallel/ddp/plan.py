@@ -12,13 +12,18 @@ _SHARE = 16
 a bucket is about a sixteenth of the model, but no less than a MiB."""
 
 
+Kind = tuple[str, str, int]
+"""The dtype that it is averaged in, its device, and the number of the ranks that it is averaged
+over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """One parameter's. `kind` tells apart what does not fit into one bucket."""
 
     elements: int
     itemsize: int
-    kind: tuple[str, str]
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Span:
     """A bucket: the parameters in it, by number, one after the other from element `start` of the
     flat memory of its kind up to `end`."""
 
-    kind: tuple[str, str]
+    kind: Kind
     start: int
     end: int
     members: tuple[int, ...]
@@ -42,16 +47,16 @@ def spans(gradients: Sequence[Gradient], order: Sequence[int], limit: int) -> li
     """Buckets of at most `limit` bytes, or of one gradient, in the order in which they are
     complete if gradients become ready in `order`.
     """
-    ends: Counter[tuple[str, str]] = Counter()  # of all gradients of a kind, in elements
-    begun: dict[tuple[str, str], list[int]] = {}
+    ends: Counter[Kind] = Counter()  # of all gradients of a kind, in elements
+    begun: dict[Kind, list[int]] = {}
     found: list[Span] = []
 
-    def close(kind: tuple[str, str]) -> None:
+    def close(kind: Kind) -> None:
         members = tuple(begun.pop(kind))
         end = ends[kind]
         found.append(Span(kind, end - sum(gradients[i].elements for i in members), end, members))
 
-    held: Counter[tuple[str, str]] = Counter()  # bytes of the bucket that is being filled
+    held: Counter[Kind] = Counter()  # bytes of the bucket that is being filled
     for number in order:
         one = gradients[number]
         nbytes = one.elements * one.itemsize

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
 from torsh_runtime.parallel.ddp.buckets import Buckets
 from torsh_runtime.parallel.ddp.config import BucketConfig
+from torsh_runtime.parallel.replicas import Replicas
 
 
 class _Pass:
@@ -48,7 +48,7 @@ class Reducer:
     def __init__(
         self,
         adapter: ModuleAdapter[Any],
-        group: ProcessGroup,
+        replicas: Replicas,
         config: BucketConfig,
         agree: Callable[[Hook | None], None] | None = None,
     ) -> None:
@@ -56,10 +56,10 @@ class Reducer:
         time."""
         self._agree = agree
         self._adapter = adapter
-        self._group = group
+        self._group = replicas.group
         self._config = config
         self._parameters = adapter.parameters()
-        self._buckets = Buckets(adapter, group, config)
+        self._buckets = Buckets(adapter, replicas, config)
         self._hook: tuple[Any, Hook] | None = None
         self._pass: _Pass | None = None
         self._passes = 0  # since gradients were averaged
@@ -188,13 +188,13 @@ class Reducer:
             under_way.pending.append((bucket, self._average(bucket)))
 
     def _average(self, bucket: Bucket) -> Any:
-        if self._hook is not None:
+        if self._hook is not None and bucket.group is self._group:
             state, hook = self._hook
             return hook(state, bucket)
         overlaps = self._config.overlap_communication
         if overlaps is None:
-            overlaps = not self._group.all_come()
-        return self._group.all_reduce(bucket.flat, ReduceOp.AVG, async_op=overlaps)
+            overlaps = not bucket.group.all_come()
+        return bucket.group.all_reduce(bucket.flat, ReduceOp.AVG, async_op=overlaps)
 
     def _end_unless_nested(self, ended: _Pass) -> None:
         ended.is_queued = False

@@ -18,6 +18,7 @@ from torsh_runtime.parallel.ddp.config import BucketConfig, name_of
 from torsh_runtime.parallel.ddp.join import Joining
 from torsh_runtime.parallel.ddp.reducer import Reducer
 from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.replicas import Replicas
 
 
 class DistributedDataParallel:
@@ -58,7 +59,10 @@ class DistributedDataParallel:
         config: how gradients are treated; `fields` are further fields of it, such as
             find_unused_parameters=True; torch's bucket_cap_mb is bucket_size_mb.
         process_group: the ranks; None is the default group, or torch's if only torch has one. One
-            of torch.distributed's of backend "torsh" serves as well.
+            of torch.distributed's of backend "torsh" serves as well. Of a model with layouts
+            (parallel/layouts.py) the mesh's axes along which batches differ, as mesh["dp", "cp"]:
+            what is sharded along others, as experts are, is averaged over those of these ranks
+            that have the same.
         broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training.
         init_sync: compare models and options here, and give all ranks rank 0's values. False sends
             nothing; options and parameters are compared when gradients are first averaged.
@@ -73,7 +77,8 @@ class DistributedDataParallel:
         adapter = adapter_class(module)(module)
         self.module = module
         self._adapter = adapter
-        self._group = group_of(process_group)
+        self._replicas = Replicas(adapter, process_group)
+        self._group = self._replicas.group
         self._config = replace(config or BucketConfig(), **_fields(fields))
         self._broadcasts_buffers = broadcast_buffers
         self._has_buffers = bool(adapter.buffers())  # a walk through the model
@@ -84,16 +89,16 @@ class DistributedDataParallel:
             **self._config.agreed(),
         }
         if init_sync:
-            check_agreed(options, adapter, self._group, sends=True)
-        agree = partial(_compare, options, None if init_sync else adapter, self._group)
+            self._replicas.check_agreed(options, sends=True)
+        agree = partial(_compare, options, self._replicas, not init_sync)
         _check_parameters(adapter)
         if init_sync:
-            send_from(0, adapter, self._everything(), self._group)
+            self._replicas.send(0, self._everything())
         self._reducer: Reducer | None = None
         self._is_synchronising = True
         self._joining: Joining | None = None
         if self._group.world_size > 1 or self._config.check_nan:
-            self._reducer = Reducer(adapter, self._group, self._config, agree)
+            self._reducer = Reducer(adapter, self._replicas, self._config, agree)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
@@ -115,10 +120,11 @@ class DistributedDataParallel:
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Average each bucket of gradients by `hook(state, bucket)`, which starts that and returns
         Work, or a future, torch's included. All ranks register the same. See Bucket, and
-        torsh_runtime.compression for hooks that are there. ConfigError if one is there already.
+        torsh_runtime.compression for hooks that are there. What fewer ranks have, as experts, is
+        averaged without it. ConfigError if one is there already.
         """
         if self._reducer is None:  # one rank alone compresses, too
-            self._reducer = Reducer(self._adapter, self._group, self._config)
+            self._reducer = Reducer(self._adapter, self._replicas, self._config)
         self._reducer.register_hook(state, hook)
 
     @contextmanager
@@ -171,13 +177,13 @@ class DistributedDataParallel:
             if company.averages:
                 reducer.shadow()
         if joining.last_active:
-            send_from(joining.last_active[0], self._adapter, self._everything(), self._group)
+            self._replicas.send(joining.last_active[0], self._everything())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         """A wrapper of the same ranks around a copy of the model, with a copy of its compressor and
         without a registered hook."""
         module, config = copy.deepcopy((self.module, self._config), memo)
-        return _unpickled(module, config, self._broadcasts_buffers, self._group)
+        return _unpickled(module, config, self._broadcasts_buffers, self._replicas.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The model and the options. Where it is unpickled it is of the default group, without a
@@ -232,7 +238,7 @@ def _unpickled(
     module: Any,
     config: BucketConfig,
     broadcast_buffers: bool,
-    process_group: ProcessGroup | None = None,
+    process_group: Any = None,
 ) -> DistributedDataParallel:
     return DistributedDataParallel(
         module,
@@ -251,11 +257,15 @@ def _class_around(module_class: type) -> type[DistributedDataParallel]:
 
 def _compare(
     options: dict[str, object],
-    adapter: ModuleAdapter[Any] | None,
-    group: ProcessGroup,
+    replicas: Replicas,
+    with_model: bool,
     hook: Hook | None,
 ) -> None:
-    check_agreed({**options, "register_comm_hook": name_of(hook)}, adapter, group, sends=False)
+    options = {**options, "register_comm_hook": name_of(hook)}
+    if with_model:
+        replicas.check_agreed(options, sends=False)
+    else:
+        check_agreed(options, None, replicas.group, sends=False)
 
 
 def _check_parameters(adapter: ModuleAdapter[Any]) -> None:

@@ -15,16 +15,16 @@ from torsh_runtime.parallel.fsdp.node_memory import Nodes
 from torsh_runtime.parallel.groups import group_of
 
 
-def groups_of(given: Any, strategy: object) -> tuple[ProcessGroup, ProcessGroup | None]:
-    """Those to shard over, and the replicas, if the strategy has any. ConfigError for what is no
-    groups."""
+def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
+    """Those to shard over, and the replicas, None if the strategy has none: groups, or parts of a
+    mesh. ConfigError for what is no groups."""
     if strategy is not ShardingStrategy.HYBRID_SHARD:
-        return group_of(given), None
+        return given, None
     if isinstance(given, DeviceMesh) and len(given.mesh_dim_names) == 2:
         replicas, shards = given.mesh_dim_names
-        return given.get_group(shards), given.get_group(replicas)
+        return given[shards], given[replicas]
     if isinstance(given, tuple | list) and len(given) == 2:
-        return group_of(given[0]), group_of(given[1])
+        return given[0], given[1]
     if given is None:
         return _by_node(group_of(None))
     raise ConfigError(

@@ -40,6 +40,11 @@ class Memory(ABC):
         self._precision = flat.precision
         self.gradients: Any = None
 
+    @property
+    def group(self) -> ProcessGroup:
+        """The ranks that have parts of it."""
+        return self._group
+
     @abstractmethod
     def publish(self) -> None:
         """This rank's part may have changed: let it be what is made whole."""

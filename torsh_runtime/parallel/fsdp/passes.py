@@ -14,6 +14,7 @@ from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
 from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
 from torsh_runtime.parallel.fsdp.unit import Unit
+from torsh_runtime.parallel.replicas import Replicas
 
 _MOST_UNDER_WAY = 1
 
@@ -27,7 +28,7 @@ class Passes:
         group: ProcessGroup,
         config: FsdpConfig,
         units: Sequence[Unit],
-        replicas: ProcessGroup | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         """replicas: the ranks that have the same part."""
         self._replicas = replicas

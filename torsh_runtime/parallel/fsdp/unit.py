@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import Memory
 from torsh_runtime.parallel.fsdp.slot import Slot
 from torsh_runtime.parallel.fsdp.stats import Ledger
+from torsh_runtime.parallel.replicas import Replicas
 
 
 class Unit:
@@ -203,11 +203,12 @@ class Unit:
         for slot in self._trained:
             slot.forget_kept()
 
-    def average(self, replicas: ProcessGroup) -> None:
+    def average(self, replicas: Replicas) -> None:
         """Average this rank's gradients over ranks that have the same part."""
-        for _, memory in self.laid:
+        for flat, memory in self.laid:
             if memory.gradients is not None:
-                replicas.all_reduce(self._adapter.values(memory.gradients), ReduceOp.AVG)
+                group = replicas.of(flat.parameters[0])
+                group.all_reduce(self._adapter.values(memory.gradients), ReduceOp.AVG)
 
     def summon(self) -> None:
         """Give the parameters whole values of their own; all ranks call it."""

@@ -15,7 +15,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
+from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
@@ -34,6 +34,7 @@ from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
 from torsh_runtime.parallel.layouts import layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
+from torsh_runtime.parallel.replicas import Replicas
 
 
 class FullyShardedDataParallel:
@@ -73,9 +74,12 @@ class FullyShardedDataParallel:
         the module in that, whose units stay as they are.
 
         config: how it is sharded; `fields` are further fields of it.
-        process_group: the ranks; None is the default group, or torch's if only torch has one. For
-            the strategy "hybrid" two groups: over whose ranks it is sharded, and whose replicate
-            this rank's part; or a DeviceMesh of two axes, replicas first; None shards in each node.
+        process_group: the ranks; None is the default group, or torch's if only torch has one. Of a
+            model with layouts (parallel/layouts.py) the mesh's axes along which batches differ, as
+            mesh["dp", "cp"]: what is sharded along others, as experts are, is sharded further over
+            those of these ranks that have the same. For the strategy "hybrid" two groups: over
+            whose ranks it is sharded, and whose replicate this rank's part; or a DeviceMesh of two
+            axes, replicas first; None shards in each node.
 
         Raises ConfigError on all ranks if models or options differ, for a model without parameters
         or one on the meta device that cannot be initialised, and for wrong fields; CommError as
@@ -86,7 +90,10 @@ class FullyShardedDataParallel:
         self.module = module
         self._adapter = adapter
         self._config = replace(config or FsdpConfig(), **_fields(fields))
-        self._group, self._replicas = groups_of(process_group, self._config.sharding_strategy)
+        over, copies = groups_of(process_group, self._config.sharding_strategy)
+        self._over = Replicas(adapter, over)
+        self._group = self._over.group
+        self._copies = None if copies is None else Replicas(adapter, copies)
         self._ledger = Ledger()
         inner = _taken_out(adapter)
         there = [unit for each in inner.values() for unit in each._passes.units]
@@ -100,7 +107,7 @@ class FullyShardedDataParallel:
         self._send([buffer for _, buffer in adapter.buffers()])
         if self._config.mixed_precision.buffer_dtype is not None:
             adapter.cast_buffers(self._config.mixed_precision.buffer_dtype)
-        self._passes = Passes(adapter, self._group, self._config, units, self._replicas)
+        self._passes = Passes(adapter, self._group, self._config, units, self._copies)
         for path, wrapper in inner.items():
             self._adopt(path, wrapper)
         self._change_forward(units)
@@ -113,7 +120,7 @@ class FullyShardedDataParallel:
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The ranks that it is sharded over."""
+        """The ranks that it is sharded over; parameters that fewer of them have, over those."""
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -255,16 +262,17 @@ class FullyShardedDataParallel:
             for number, parameter in enumerate(flat.parameters)
         }
 
-    def sharded(self) -> set[int]:
-        """The id() of each parameter of which ranks of process_group have different parts."""
+    def sharded(self) -> dict[int, ProcessGroup]:
+        """By the id() of each parameter that is cut, the ranks that have different parts of it."""
         units = [unit for unit in self._passes.units if not unit.is_replicated]
-        return {id(parameter) for unit in units for parameter in unit.parameters}
+        laid = [each for unit in units for each in unit.laid]
+        return {id(each): memory.group for flat, memory in laid for each in flat.parameters}
 
     def _begin_alike(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
         adapter = self._adapter
         options = {**self._config.agreed(), "sharded already": sorted(inner)}
-        for group in filter(None, (self._replicas, self._group)):
-            check_agreed(options, adapter, group, sends=True, without=sharded)
+        for ranks in filter(None, (self._copies, self._over)):
+            ranks.check_agreed(options, sends=True, without=sharded)
         if not (adapter.parameters() or adapter.constants()):
             raise ConfigError("the model has no parameters: there is nothing to shard")
         for dtype in self._config.mixed_precision.dtypes():
@@ -313,8 +321,8 @@ class FullyShardedDataParallel:
         wrapper._listen()
 
     def _send(self, tensors: list[Any]) -> None:
-        for group in filter(None, (self._replicas, self._group)):
-            send_from(0, self._adapter, tensors, group)
+        for ranks in filter(None, (self._copies, self._over)):
+            ranks.send(0, tensors)
 
     def _unit(self, name: str, module: Any, parameters: Parameters) -> Unit:
         is_made = self._initialiser.have([parameter for _, parameter in parameters])
@@ -322,7 +330,8 @@ class FullyShardedDataParallel:
         kinds: dict[tuple[Any, ...], Parameters] = {}
         for each in parameters:
             kind = (*self._adapter.kind(each[1]), self._adapter.wants_gradient(each[1]))
-            kinds.setdefault(kind, []).append(each)
+            ranks = [ranks.of(each[1]) for ranks in (self._over, self._copies) if ranks]
+            kinds.setdefault((*kind, *ranks), []).append(each)
         size = sum(int(np.prod(self._adapter.shape(p))) for _, p in parameters)
         strategy = self._config.sharding_strategy
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
@@ -334,17 +343,19 @@ class FullyShardedDataParallel:
         return unit
 
     def _laid(self, named: Parameters, is_replicated: bool) -> tuple[FlatParameter, Memory]:
-        adapter, group = self._adapter, self._group
+        adapter, group = self._adapter, self._over.of(named[0][1])
         dtype = adapter.kind(named[0][1])[0]
         precision = precision_of(dtype, self._config.mixed_precision)
         if is_replicated:
             flat = FlatParameter(adapter, named, precision, 1, 0)
             return flat, ReplicatedMemory(adapter, flat, group, self._ledger)
         flat = FlatParameter(adapter, named, precision, group.world_size, group.rank)
-        whole = adapter.common(flat.parameters[0], flat.size, group, precision.computed)
+        whole = None
+        if group is self._group or self._group.is_in_node:  # for all meet, or none
+            whole = adapter.common(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
             return flat, CommonMemory(adapter, flat, group, self._ledger, whole)
-        if self._nodes is not None and adapter.kind(flat.parameters[0])[1] == "cpu":
+        if self._nodes is not None and group is self._group and adapter.kind(flat.parameters[0])[1] == "cpu":
             return flat, NodeMemory(adapter, flat, group, self._ledger, self._nodes)
         return flat, GatheredMemory(adapter, flat, group, self._ledger)
 

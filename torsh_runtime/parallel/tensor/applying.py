@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
 from torsh_runtime.parallel.agreement import check_agreed
+from torsh_runtime.parallel.layouts import sharded_by_id
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.parts import (
@@ -48,10 +49,12 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry]) -> Model:
         said = str(error)
     else:
         problem = None
-    check_agreed({"plan": said, "ranks": axis.size}, adapter, axis.group, sends=False)
+    spread = sharded_by_id(model)  # as experts along another axis, of the same ranks maybe
+    check_agreed({"plan": said, "ranks": axis.size}, adapter, axis.group, False, spread.keys())
     if problem is not None:
         raise problem
-    check_same_values(adapter, [*adapter.parameters(), *adapter.constants()], axis)
+    named = [*adapter.parameters(), *adapter.constants()]
+    check_same_values(adapter, [each for each in named if id(each[1]) not in spread], axis)
     _carry_out(adapter, tasks, axis)
     return model
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from torsh_runtime.parallel.ddp.plan import Gradient, limit_of, spans
 
-KINDS = [("float32", "cpu"), ("float64", "cpu")]
+KINDS = [("float32", "cpu", 0), ("float64", "cpu", 0), ("float64", "cpu", 1)]
 gradients = st.lists(
     st.builds(
         lambda elements, kind: Gradient(elements, 4 if kind == KINDS[0] else 8, kind),

@@ -1,0 +1,89 @@
+"""Who has the same of each parameter: over these ranks its gradient is averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import TensorLayout
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
+from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.layouts import sharded_by_id
+
+
+class Replicas:
+    """Of one model, among the ranks that data parallelism is over. Of what is sharded along an axis
+    of the mesh, as experts are, only those have the same who stand at one place along it.
+
+    Attributes: given (what it was made of), group (all these ranks), groups (that one, and those
+    of parameters that fewer of them have).
+    """
+
+    def __init__(self, adapter: ModuleAdapter[Any], given: Any) -> None:
+        """given: a part of a mesh, as mesh["dp", "cp"], or what group_of() takes.
+
+        ConfigError for a model that is sharded along axes which `given` does not tell of.
+        """
+        self.given, self.group = given, group_of(given)
+        self._adapter = adapter
+        self._fewer: dict[int, ProcessGroup] = {}
+        layouts = sharded_by_id(adapter.module)
+        for name, parameter in [*adapter.parameters(), *adapter.constants()]:
+            if id(parameter) in layouts:
+                found = _replicas(name, layouts[id(parameter)], given, self.group)
+                if found is not self.group:
+                    self._fewer[id(parameter)] = found
+        self.groups = [*dict.fromkeys((self.group, *self._fewer.values()))]
+
+    def of(self, parameter: Any) -> ProcessGroup:
+        """This rank, and the others that have the same of a parameter."""
+        return self._fewer.get(id(parameter), self.group)
+
+    def check_agreed(
+        self, options: Mapping[str, object], sends: bool, without: Set[int] = frozenset()
+    ) -> None:
+        """ConfigError on all ranks unless options and models agree: see agreement."""
+        named = [*self._adapter.parameters(), *self._adapter.constants()]
+        fewer = [name for name, parameter in named if id(parameter) in self._fewer]
+        options = {**options, "parameters of fewer ranks": fewer}
+        problem = ""
+        for group in self.groups:
+            others = {id(each) for _, each in named if self.of(each) is not group}
+            try:
+                check_agreed(options, self._adapter, group, sends, others | without)
+            except ConfigError as error:
+                if group is self.group:
+                    raise
+                problem = str(error)
+        told = [*filter(None, texts_of_all(self.group, problem))] if self._fewer else []
+        if told:
+            raise ConfigError(told[0])
+
+    def send(self, rank: int, tensors: Sequence[Any]) -> None:
+        """Give everyone the values of this rank of the group; of what fewer have, of the first of
+        those."""
+        for group in self.groups:
+            own = [tensor for tensor in tensors if self.of(tensor) is group]
+            send_from(rank if group is self.group else 0, self._adapter, own, group)
+
+
+def _replicas(name: str, layout: TensorLayout, given: Any, group: ProcessGroup) -> ProcessGroup:
+    """Who has the same of this parameter. ConfigError if that is not known."""
+    axes = layout.sharded()
+    sizes = {axis: size for axis, size, _ in layout.axes if axis in axes}
+    if group.world_size == 1:
+        return group
+    if isinstance(given, DeviceMesh) and all(given.size_along(a) == n for a, n in sizes.items()):
+        found = given.alike(axes)
+        return group if found.ranks == group.ranks else found
+    said = given if isinstance(given, DeviceMesh) else type(given).__name__
+    told = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+    raise ConfigError(
+        f"{name!r} is sharded over a mesh with {told}, and process_group={said} does not tell "
+        f"who has the same part of it: pass the axes along which batches differ of the mesh that "
+        f"the model was made for, as process_group=mesh['dp'] or mesh['dp', 'cp']"
+    )
