@@ -3,12 +3,14 @@
     python examples/train_gpt.py --steps 500 --sample 300
     torshrun --nproc-per-node 2 examples/train_gpt.py --checkpoint checkpoints/gpt.npz
     torshrun --nproc-per-node 8 examples/train_gpt.py --mesh pp=2,dp=2,tp=2
+    torshrun --nproc-per-node 8 examples/train_gpt.py --mesh dp=2,cp=2,tp=2 --checkpoint checkpoints
 
 The model is torsh_runtime.nn's and runs on numpy. Each rank computes the gradients of its part of a
 batch, so the losses do not depend on their number. A run that was killed goes on from --checkpoint
 with the same losses that it would have had: the checkpoint holds the model, the optimizer, the
 schedule and the random state, and the pieces of text follow from the number of the step. With
---mesh ranks have stages and parts of layers, and the losses are the same again.
+--mesh ranks have stages, parts of layers and parts of the pieces of text, and the losses are the
+same again; --checkpoint is then a directory, from which any other mesh goes on.
 """
 
 from __future__ import annotations
@@ -148,7 +150,10 @@ class Training:
         return self.model(nn.from_numpy(written))[0, -1].double().softmax(-1).numpy()
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint so that at any moment the old or the new one is there, whole."""
+        """Write a checkpoint so that at any moment the old or the new one is there, whole; the
+        first rank does. All ranks call it."""
+        if self.share.start:
+            return
         optimizer = self.optimizer.state_dict()
         arrays = {f"model.{name}": array for name, array in self.model.state_dict().items()}
         for number, state in optimizer["state"].items():
@@ -188,31 +193,30 @@ class Training:
 
 
 class Entrance(nn.Module):
-    """What comes before a GPT's blocks."""
+    """What comes before a GPT's blocks: of some of the characters, which stand in these places."""
 
-    def __init__(self, gpt: GPT) -> None:
+    def __init__(self, gpt: GPT, places: np.ndarray) -> None:
         super().__init__()
-        self.tokens, self.positions = gpt.tokens, gpt.positions
+        self.tokens, self.positions, self.places = gpt.tokens, gpt.positions, places
 
     def forward(self, characters: Any) -> Any:
         """(N, length) -> (N, length, width)."""
-        places = nn.from_numpy(np.arange(characters.shape[-1]))
-        return self.tokens(characters) + self.positions(places)
+        return self.tokens(characters) + self.positions(nn.from_numpy(self.places))
 
 
-def stages(gpt: GPT, count: int) -> list[nn.Module]:
-    """A GPT cut into so many, with as many blocks each as can be."""
-    blocks = [*gpt.blocks]
-    cuts = [len(blocks) * stage // count for stage in range(count + 1)]
-    layers: list[list[nn.Module]] = [blocks[cuts[at] : cuts[at + 1]] for at in range(count)]
-    layers[0].insert(0, Entrance(gpt))
-    layers[-1] += [gpt.norm, gpt.head]
-    return [nn.Sequential(*each) for each in layers]
+def layers(gpt: GPT, places: np.ndarray) -> nn.Sequential:
+    """What a GPT calls, one after the other."""
+    return nn.Sequential(Entrance(gpt, places), *gpt.blocks, gpt.norm, gpt.head)
+
+
+def cuts(blocks: int, stages: int) -> list[str]:
+    """Names of the layers that stages after the first begin with: each has as many blocks."""
+    return [str(1 + blocks * stage // stages) for stage in range(1, stages)]
 
 
 class MeshTraining(Training):
-    """The same with stages along the mesh's axis pp, batches along dp, and parts of layers along
-    tp.
+    """The same with stages along the mesh's axis pp, batches along dp, parts of pieces of text
+    along cp, and parts of layers along tp.
     """
 
     PLAN: ClassVar[dict[str, Any]] = {
@@ -227,11 +231,17 @@ class MeshTraining(Training):
         along, here = self.mesh.size, self.mesh.coordinate
         self.rows = slice(here["dp"], None, along("dp"))
         self.share = slice(tr.get_rank(), None)
+        for block in self.model.blocks:
+            block.attention.attend = self.attend
+        cut = tr.parallelize(self.model, self.mesh["tp"], self.PLAN)
+        places = tr.context_positions(options.context, self.mesh["cp"])
         self.pipeline = tr.PipelineParallel(
-            stages(tr.parallelize(self.model, self.mesh["tp"], self.PLAN), along("pp")),
+            layers(cut, places),
             num_microbatches=2,
             mesh=self.mesh,
+            cuts=cuts(options.layers, along("pp")),
             loss_fn=self.loss,
+            tokens=lambda targets: math.prod(targets.shape),
             wrap=self.averaged,
         )
         self.optimizer = optim.AdamW(self.pipeline.module.parameters(), lr=options.lr)
@@ -243,7 +253,14 @@ class MeshTraining(Training):
 
     def averaged(self, stage: nn.Module) -> Any:
         """A stage whose gradients are averaged over the data."""
-        return tr.DistributedDataParallel(stage, process_group=self.mesh["dp"])
+        return tr.DistributedDataParallel(stage, process_group=self.mesh["dp", "cp"])
+
+    def attend(
+        self, query: Any, key: Any, value: Any, mask: None, dropout: float, causal: bool
+    ) -> Any:
+        """Of this rank's characters to those of all ranks along cp."""
+        length = self.options.context
+        return tr.context_attention(query, key, value, self.mesh["cp"], causal, length=length)
 
     def loss(self, scores: Any, targets: Any) -> Any:
         """Of scores of which each rank has some characters'."""
@@ -256,19 +273,40 @@ class MeshTraining(Training):
         size, context = self.options.batch, self.options.context
         batch = self.text.batch(len(self.losses), size, context, self.rows)
         self.optimizer.zero_grad()
-        self.losses.append(self.pipeline.step(*map(nn.from_numpy, batch)))
+        own = (nn.from_numpy(tr.context_shard(each, self.mesh["cp"])) for each in batch)
+        self.losses.append(self.pipeline.step(*own))
         tr.clip_grad_norm_(self.pipeline.module, 1.0, self.mesh)
         self.optimizer.step()
         self.schedule.step()
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has."""
+        return {
+            "model": self.pipeline.module,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "losses": self.losses,
+            "mesh": self.mesh,
+        }
+
+    def save(self, path: Path) -> None:
+        """Each rank writes its part into a directory."""
+        tr.checkpoint.Checkpointer(path).save(len(self.losses), self.state())
+
+    def resume(self, path: Path) -> None:
+        """Go on from the newest checkpoint in a directory, of whatever mesh."""
+        loaded = tr.checkpoint.Checkpointer(path).load(self.state())
+        if loaded is not None:
+            self.losses = loaded.values["losses"]
+
 
 def mesh_sizes(text: str) -> dict[str, int]:
     """pp=2,dp=2,tp=2 -> the sizes of these axes, of which those that are left out are 1."""
-    sizes = {"pp": 1, "dp": 1, "tp": 1}
+    sizes = {"pp": 1, "dp": 1, "cp": 1, "tp": 1}
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name not in sizes or not size.lstrip("-").isdigit():
-            raise argparse.ArgumentTypeError(f"{part!r}: give sizes for pp, dp and tp")
+            raise argparse.ArgumentTypeError(f"{part!r}: give sizes for pp, dp, cp and tp")
         sizes[name] = int(size)
     return sizes
 
@@ -307,10 +345,10 @@ def train(training: Any, options: argparse.Namespace) -> None:
         done = len(training.losses)
         if done % REPORT_EVERY and done < options.steps:
             continue
-        if training.share.start:  # not the first rank
-            continue
         speed = (done - last) * tokens / (time.perf_counter() - begun)
-        print(f"step {done:5}  loss {training.losses[-1]:.4f}  {speed:,.0f} tokens/s", flush=True)
+        line = f"step {done:5}  loss {training.losses[-1]:.4f}  {speed:,.0f} tokens/s"
+        if not training.share.start:  # the first rank
+            print(line, flush=True)
         if options.checkpoint:
             training.save(options.checkpoint)
         begun, last = time.perf_counter(), done
@@ -342,7 +380,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--compression", metavar="NAME", help="of gradients between ranks, such as powersgd:4")
     add(
-        "--mesh", type=mesh_sizes, metavar="pp=2,dp=2,tp=2", help="stages, batches, parts of layers"
+        "--mesh",
+        type=mesh_sizes,
+        metavar="pp=2,dp=2,tp=2",
+        help="stages, batches, parts of layers; cp=2: of pieces of text",
     )
     add("--check-nan", action="store_true", help="under torshrun: stop at NaN in gradients")
     add("--checkpoint", type=Path, help="save to this file, and go on from it if it is there")
@@ -350,10 +391,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE.png", help="draw the losses; needs matplotlib")
     options = parser.parse_args()
     ranks = tr.get_world_size() if tr.is_initialized() else 1
-    if options.batch % ranks:
+    if options.batch % ranks and not options.mesh:
         parser.error(f"--batch {options.batch} cannot be shared by {ranks} ranks equally")
-    if options.mesh and (ranks == 1 or options.checkpoint or options.sample or options.compression):
-        parser.error("--mesh is for torshrun, without --checkpoint, --sample and --compression")
+    if options.mesh and (ranks == 1 or options.sample or options.compression):
+        parser.error("--mesh is for torshrun, without --sample and --compression")
     if options.plot and not find_spec("matplotlib"):
         parser.error("--plot needs matplotlib: pip install 'torshrun[examples]'")
     return options

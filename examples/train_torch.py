@@ -83,7 +83,10 @@ class Training:
         return self.model(torch.from_numpy(written))[0, -1].double().softmax(-1).numpy()
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint so that at any moment the old or the new one is there, whole."""
+        """Write a checkpoint so that at any moment the old or the new one is there, whole; the
+        first rank does. All ranks call it."""
+        if self.share.start:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         parts = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}

@@ -4,7 +4,9 @@ that of one process."""
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from functools import cache, partial
+from itertools import cycle, product
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,15 +14,15 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import model_parallel
-from support.model_parallel import DENSE, Kind
 from support.forked import Raised
-from support.worlds import run_in_one_world
+from support.model_parallel import DENSE, Kind, in_one_process
+from support.worlds import be_rank, run_in_one_world, run_processes
 
 has_torch = importlib.util.find_spec("torch") is not None
 needs_torch = [pytest.mark.torch, pytest.mark.skipif(not has_torch, reason="needs torch")]
 with_both = pytest.mark.parametrize("framework", ["nn", pytest.param("torch", marks=needs_torch)])
 
-AT_ONCE = 12
+AT_ONCE = 6
 """Cases in one world, which has a limit of its own."""
 
 
@@ -47,6 +49,8 @@ FEW: tuple[Case, ...] = (
     Case(DDP, "1f1b", 2, 2, 2),
     Case(DDP, "zb-h1", 2, 2, 2, 1, Kind(checkpoints=True)),
     Case(DDP, "interleaved", 2, 1, 4),
+    Case(DDP, "1f1b", 2, 2, 1, 1, Kind(passes=2)),
+    Case(FSDP, "gpipe", 2, 2, 1, 1, Kind(passes=2, checkpoints=True)),
     Case(FSDP, "1f1b", 2, 2, 2),
     Case(FSDP, "zbv", 2, 2, 1),
     Case(DDP, "1f1b", 2, 1, 1, 2),
@@ -54,21 +58,26 @@ FEW: tuple[Case, ...] = (
     Case(DDP, "zb-h1", 1, 4, 1, 1, Kind(2)),
     Case(FSDP, "1f1b", 2, 2, 1, 2, Kind(2, method="all_to_all")),
 )
-ALL: tuple[Case, ...] = tuple(
-    Case(wrapper, schedule, pp, dp, tp)
-    for wrapper in (DDP, FSDP)
-    for pp in (1, 2, 4, 8)
-    for dp in (1, 2, 4, 8)
-    for tp in (1, 2, 4, 8)
-    if 1 < pp * dp * tp <= 8
-    for schedule in SCHEDULES
-    if pp <= 2 or schedule not in ("interleaved", "zbv")  # there are eight layers
-)
+
+
+def _grid(is_plain: bool) -> Iterator[Case]:
+    """Every mesh of up to eight ranks with every schedule: of stages, data and parts of layers, or
+    those with parts of sequences or experts as well, by methods of attention in turn."""
+    methods = cycle(("ring", "all_gather", "all_to_all"))
+    sizes = [each for each in product((1, 2, 4, 8), repeat=4) if 1 < prod(each) <= 8]
+    for wrapper, (pp, dp, tp, cp), experts in product((DDP, FSDP), sizes, (0, 2, 4, 8)):
+        if is_plain != (cp == 1 and not experts) or (experts and dp * tp * cp % experts):
+            continue
+        for schedule in SCHEDULES if pp <= 2 else ("gpipe", "1f1b", "zb-h1"):  # of eight layers
+            kind = DENSE if is_plain else Kind(experts, ANY, next(methods))
+            yield Case(wrapper, schedule, pp, dp, tp, cp, kind)
 
 
 @cache
 def trained(framework: str, cases: tuple[Case, ...], steps: int) -> dict[Case, list[Any]]:
     found: dict[Case, list[Any]] = {}
+    kinds = {bool(case.kind.experts) for case in cases}
+    be_rank(0, 1, lambda _: [in_one_process(framework, steps, each) for each in kinds])
     with TemporaryDirectory() as directory:
         bodies = {each: partial(_trained, framework, each, steps, directory) for each in cases}
         for ranks in sorted({_size(case) for case in cases}):
@@ -105,11 +114,18 @@ def test_trains_as_one_process_does(case: Case, framework: str) -> None:
 
 
 @with_both
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "experts and sequences"])
 def test_trains_so_on_every_mesh_of_up_to_eight_ranks(
-    framework: str, request: pytest.FixtureRequest
+    framework: str, is_plain: bool, request: pytest.FixtureRequest
 ) -> None:
     if not request.config.getoption("--soak"):
         pytest.skip("every mesh and schedule: only with --soak")
-    for case, results in trained(framework, ALL, 20).items():
+    for case, results in trained(framework, tuple(_grid(is_plain)), 20).items():
         print(case)
         check(results)
+
+
+def test_what_does_not_fit_is_refused_on_every_rank() -> None:
+    for result in run_processes(4, model_parallel.refusals):
+        assert not isinstance(result, Raised), result.error.trace
+        assert [name for name, said in result.items() if not said] == []

@@ -211,9 +211,7 @@ def _grad(parameter: Any) -> Any:
 
 def averaged_over(axis: str) -> Change:
     """The model wrapped so that gradients are averaged over an axis."""
-    return lambda bench: tr.DistributedDataParallel(
-        bench.model, process_group=bench.mesh[axis]
-    )
+    return lambda bench: tr.DistributedDataParallel(bench.model, process_group=bench.mesh[axis])
 
 
 def _nothing(bench: Bench) -> None:

@@ -1,12 +1,13 @@
-"""A GPT on a mesh of stages, data, parts of layers and of sequences, and experts, beside one process;
-each function one rank's part.
+"""A GPT on a mesh of stages, data, parts of layers and of sequences, and experts, beside one
+process; each function one rank's part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Kind:
     method: Any = "ring"
     """Of attention."""
     checkpoints: bool = False
+    passes: int = 1
+    """Of the pipeline for an update, of which only the last one averages gradients."""
 
 
 DENSE = Kind()
@@ -53,9 +56,31 @@ DENSE = Kind()
 def gpt(tools: Kit, kind: Kind, mesh: Any = None) -> Any:
     """Its layers in order, in float64. mesh: along whose "cp" sequences are cut, and experts along
     "ep"; None in one process."""
-    nn, functional = tools.nn, tools.F
+    tools.seed(0)
+    made, block = _ends(tools, mesh), _block(tools, _attention(tools, kind, mesh))
+    blocks = [
+        block(_experts(tools, mesh) if kind.experts and number % 2 else None)
+        for number in range(LAYERS)
+    ]
+    return tools.double(_row(tools)(made[0], *blocks, made[1]))
 
-    class Entrance(nn.Module):  # type: ignore[misc]
+
+def _row(tools: Kit) -> Any:
+    class Layers(tools.nn.Sequential):  # type: ignore[misc,name-defined]
+        def forward(self, values: Any) -> Any:
+            first, *others = self.children()
+            values = first(values)
+            for layer in others:
+                values = layer(*values)
+            return values
+
+    return Layers
+
+
+def _ends(tools: Kit, mesh: Any) -> tuple[Any, Any]:
+    nn = tools.nn
+
+    class Entrance(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.tokens, self.places = nn.Embedding(CLASSES, WIDTH), nn.Embedding(LENGTH, WIDTH)
@@ -65,14 +90,28 @@ def gpt(tools: Kit, kind: Kind, mesh: Any = None) -> Any:
             balance = tools.tensor(np.zeros(1))
             return self.tokens(indices) + self.places(tools.tensor(places)), balance
 
-    class Block(nn.Module):  # type: ignore[misc]
-        def __init__(self, has_experts: bool) -> None:
+    class Exit(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES, bias=False)
+
+        def forward(self, x: Any, balance: Any) -> Any:
+            return self.head(self.norm(x)), balance
+
+    return Entrance(), Exit()
+
+
+def _block(tools: Kit, attention: Callable[..., Any]) -> Any:
+    nn = tools.nn
+
+    class Block(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, experts: Any) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
             self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
             self.v, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.experts = experts() if has_experts else None
-            if not has_experts:
+            self.experts = experts
+            if experts is None:
                 self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
 
         def forward(self, x: Any, balance: Any) -> Any:
@@ -82,44 +121,27 @@ def gpt(tools: Kit, kind: Kind, mesh: Any = None) -> Any:
             x = x + self.out(mixed.reshape(*mixed.shape[:-2], -1))
             normed = self.norm2(x)
             if self.experts is None:
-                return x + self.down(functional.gelu(self.up(normed))), balance
+                return x + self.down(tools.F.gelu(self.up(normed))), balance
             found, more = self.experts(normed)
             return x + found, balance + more
 
         def heads(self, x: Any) -> Any:
             return x.reshape(*x.shape[:-1], -1, HEAD).transpose(-3, -2)
 
-    def attention(query: Any, key: Any, value: Any) -> Any:
-        if mesh is None:
-            return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        options = {"method": kind.method, "length": LENGTH}
-        return tr.context_attention(query, key, value, mesh["cp"], **options)
+    return Block
 
-    def experts() -> Any:
-        axis, data = (single(), None) if mesh is None else (mesh["ep"], mesh["dp", "cp"])
-        dtype: Any = tools.torch.float64 if tools.is_torch else np.float64
-        options = {"mesh": axis, "data": data, "dtype": dtype, "framework": tools.name}
-        return tr.MixtureOfExperts(WIDTH, 8, EXPERTS, **options)
 
-    class Exit(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES, bias=False)
+def _attention(tools: Kit, kind: Kind, mesh: Any) -> Callable[..., Any]:
+    if mesh is None:
+        return partial(tools.F.scaled_dot_product_attention, is_causal=True)
+    return partial(tr.context_attention, axis=mesh["cp"], method=kind.method, length=LENGTH)
 
-        def forward(self, x: Any, balance: Any) -> Any:
-            return self.head(self.norm(x)), balance
 
-    class Layers(nn.Sequential):  # type: ignore[misc]
-        def forward(self, values: Any) -> Any:
-            first, *others = self.children()
-            values = first(values)
-            for layer in others:
-                values = layer(*values)
-            return values
-
-    tools.seed(0)
-    blocks = [Block(bool(kind.experts and number % 2)) for number in range(LAYERS)]
-    return tools.double(Layers(Entrance(), *blocks, Exit()))
+def _experts(tools: Kit, mesh: Any) -> Any:
+    axis, data = (single(), None) if mesh is None else (mesh["ep"], mesh["dp", "cp"])
+    dtype: Any = tools.torch.float64 if tools.is_torch else np.float64
+    options = {"mesh": axis, "data": data, "dtype": dtype, "framework": tools.name}
+    return tr.MixtureOfExperts(WIDTH, 8, EXPERTS, **options)
 
 
 def batches(steps: int) -> Iterator[tuple[Any, Any]]:
@@ -135,10 +157,11 @@ def in_one_process(framework: str, steps: int, has_experts: bool) -> Run:
 
     def step(indices: Any, targets: Any) -> float:
         total = 0.0
-        for own, wanted in zip(*(np.split(a, MICROBATCHES) for a in (indices, targets)), strict=True):
+        parts = (np.split(each, MICROBATCHES) for each in (indices, targets))
+        for own, wanted in zip(*parts, strict=True):
             scores, balance = model(tools.tensor(own))
-            wanted = tools.tensor(wanted.reshape(-1))
-            loss = tools.F.cross_entropy(scores.reshape(-1, CLASSES), wanted)
+            flat = scores.reshape(-1, CLASSES)
+            loss = tools.F.cross_entropy(flat, tools.tensor(wanted.reshape(-1)))
             loss = (loss + balance.sum() * BALANCED) / MICROBATCHES
             loss.backward()
             total += float(loss.item())
@@ -170,8 +193,8 @@ def on_mesh(
     directory: Path,
     kind: Kind = DENSE,
 ) -> dict[str, Any]:
-    """How far a training on a mesh with the axes pp, dp and tp, maybe cp, is from one in one process,
-    and its checkpoint from that one's parameters; the latter also when another mesh has read it."""
+    """How far a training on a mesh with the axes pp, dp and tp, maybe cp, is from one in one
+    process, and its checkpoint from that one's parameters; and whether another mesh reads that."""
     tools = kit(framework)
     expected = in_one_process(framework, steps, bool(kind.experts))
     mesh = tr.init_device_mesh(sizes if "cp" in sizes else {"cp": 1, **sizes})
@@ -185,13 +208,12 @@ def on_mesh(
 
     def loss(outputs: Any, targets: Any) -> Any:
         scores, balance = outputs
-        return balance.sum() * BALANCED + tr.vocab_parallel_cross_entropy(
-            scores, targets, mesh["tp"], num_classes=CLASSES
-        )
+        wrong = tr.vocab_parallel_cross_entropy(scores, targets, mesh["tp"], num_classes=CLASSES)
+        return (balance.sum() * BALANCED + wrong) / kind.passes
 
     pipeline = tr.PipelineParallel(
         model,
-        num_microbatches=MICROBATCHES,
+        num_microbatches=MICROBATCHES // kind.passes,
         mesh=mesh,
         cuts=_cuts(sizes["pp"] * (2 if schedule in ("interleaved", "zbv") else 1)),
         schedule=schedule,
@@ -203,11 +225,19 @@ def on_mesh(
 
     def own(whole: Any) -> Any:
         """Of each microbatch this rank's rows, and of these its tokens."""
-        shared = whole.reshape(MICROBATCHES, sizes["dp"], -1, LENGTH)[:, mesh.coordinate["dp"]]
-        return tools.tensor(tr.context_shard(shared.reshape(-1, LENGTH), mesh["cp"]))
+        parts = whole.reshape(pipeline.num_microbatches, sizes["dp"], -1, LENGTH)
+        shared = parts[:, mesh.coordinate["dp"]].reshape(-1, LENGTH)
+        return tools.tensor(tr.context_shard(shared, mesh["cp"]))
 
     def step(indices: Any, targets: Any) -> float:
-        return float(pipeline.step(own(indices), own(targets)))
+        *held, last = zip(*(np.split(a, kind.passes) for a in (indices, targets)), strict=True)
+        found = 0.0
+        with ExitStack() as blocks:
+            for stage in pipeline.stages.values():
+                blocks.enter_context(stage.no_sync())
+            for batch in held:
+                found += pipeline.step(*map(own, batch))
+        return found + pipeline.step(*map(own, last))
 
     found = _train(tools, pipeline.module, step, steps, mesh)
     apart = {name: np.abs(found[name] - expected[name]).max() for name in ("losses", "norms")}
@@ -261,3 +291,55 @@ def _reloaded(tools: Kit, kind: Kind, directory: Path, saved: Run) -> bool:
         ).tobytes()
         for name, each in model.named_parameters()
     )
+
+
+def refusals(rank: int) -> dict[str, str]:
+    """What is said to four ranks that ask for what does not fit; "" where nothing is."""
+    tools = kit("nn")
+    mesh = tr.init_device_mesh({"pp": 1, "dp": 2, "cp": 2, "tp": 1})
+    spread = mesh.view({"edp": 2, "ep": 2}, over=("dp", "cp"))
+    model = gpt(tools, Kind(2), spread)
+    kept = tr.init_device_mesh({"pp": 2, "dp": 2})
+    whole = tools.tensor(np.zeros((1, 1, LENGTH, HEAD)))
+
+    def pipeline(stages: int, microbatches: int, rows: int = ROWS) -> None:
+        made = tr.PipelineParallel(
+            tools.nn.Sequential(*(tools.nn.Linear(2, 2) for _ in range(LAYERS))),
+            microbatches,
+            mesh=kept,
+            cuts=[str(number) for number in range(1, stages)],
+            loss_fn=lambda found, wanted: (found - wanted).square().mean(),
+        )
+        batch = tools.tensor(np.zeros((rows, 2), np.float32))
+        made.step(batch, batch)
+
+    asked: dict[str, Callable[[], Any]] = {
+        "sizes": lambda: tr.init_device_mesh({"pp": 3, "dp": -1}),
+        "heads": lambda: tr.parallelize(
+            gpt(tools, DENSE), kept["dp"], {"*.q": tr.Column(unit=WIDTH)}
+        ),
+        "stages": lambda: pipeline(3, 2),
+        "layers": lambda: pipeline(LAYERS + 2, 2),
+        "no microbatch": lambda: pipeline(2, 0),
+        "microbatches": lambda: pipeline(2, 4, rows=3),
+        "ranks of experts": lambda: mesh.view({"edp": -1, "ep": 3}, over=("dp", "cp")),
+        "axes of experts": lambda: tr.MixtureOfExperts(4, 4, 4, mesh=mesh["dp", "cp"]),
+        "experts of a token": lambda: tr.MixtureOfExperts(4, 4, 2, 3, mesh=spread["ep"]),
+        "a group": lambda: tr.DistributedDataParallel(model, process_group=mesh.get_group("dp")),
+        "no group": lambda: tr.FullyShardedDataParallel(model),
+        "another mesh": lambda: tr.DistributedDataParallel(model, process_group=kept["dp"]),
+        "tokens": lambda: tr.context_shard(np.zeros((1, 3)), mesh["cp"]),
+        "own tokens": lambda: tr.context_attention(*[whole] * 3, mesh["cp"], length=LENGTH),
+        "heads of a rank": lambda: tr.context_attention(
+            *[whole] * 3, mesh["cp"], True, "all_to_all"
+        ),
+    }
+    found = {}
+    for name, ask in asked.items():
+        try:
+            ask()
+            found[name] = ""
+        except tr.ConfigError as error:
+            found[name] = str(error)
+        tr.barrier()
+    return found

@@ -85,8 +85,15 @@ def run_in_one_world(
     }
 
 
-def be_rank(rank: int, ranks: int, body: Callable[[int], Any], address: str, timeout: float) -> Any:
-    """body(rank) in a process that was forked for it, with a default group; what it returned."""
+def be_rank(
+    rank: int,
+    ranks: int,
+    body: Callable[[int], Any],
+    address: str | None = None,
+    timeout: float = 10.0,
+) -> Any:
+    """body(rank) in this process, with a default group; what it returned."""
+    address = address or free_address()
     tr.init_process_group("native", address, timeout, ranks, rank)
     result = body(rank)
     tr.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torsh_runtime.nn import functional
@@ -16,7 +17,12 @@ from torsh_runtime.nn.small_layers import GELU
 class MultiheadAttention(Module):
     """Attention of several heads (Vaswani et al., "Attention Is All You Need", 2017), with torch's
     parameters: in_proj_weight (3·embed_dim, embed_dim), in_proj_bias, out_proj.
+
+    Attributes: attend (what it calls, as functional.scaled_dot_product_attention with its arguments
+    up to is_causal, which is what it is; set another one where sequences are in parts).
     """
+
+    attend: Callable[..., Any] = staticmethod(functional.scaled_dot_product_attention)
 
     def __init__(
         self,
@@ -63,9 +69,7 @@ class MultiheadAttention(Module):
             heads = self._split_apart((query, key, value), swap)
         mask = _inverted(attn_mask)
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(
-            heads[0], heads[1], heads[2], mask, dropout, is_causal
-        )
+        mixed = self.attend(heads[0], heads[1], heads[2], mask, dropout, is_causal)
         order = {3: (1, 0, 2), 4: (2, 0, 1, 3) if swap else (0, 2, 1, 3)}[mixed.ndim]
         joined = permute(mixed, order)
         return self.out_proj(reshape(joined, (*joined.shape[:-2], self.embed_dim))), None

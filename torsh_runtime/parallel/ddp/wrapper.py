@@ -138,8 +138,9 @@ class DistributedDataParallel:
             self._is_synchronising = before
 
     def reduce_gradients(self) -> None:
-        """Average the gradients that have been added up under no_sync(), now. All ranks call it."""
-        if self._reducer is not None:
+        """Average the gradients that have been added up under no_sync(), now. All ranks call it.
+        Within such a block it leaves them for later."""
+        if self._reducer is not None and self._is_synchronising:
             self._reducer.average()
 
     @contextmanager

@@ -355,7 +355,8 @@ class FullyShardedDataParallel:
             whole = adapter.common(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
             return flat, CommonMemory(adapter, flat, group, self._ledger, whole)
-        if self._nodes is not None and group is self._group and adapter.kind(flat.parameters[0])[1] == "cpu":
+        is_on_host = adapter.kind(flat.parameters[0])[1] == "cpu"
+        if self._nodes is not None and group is self._group and is_on_host:
             return flat, NodeMemory(adapter, flat, group, self._ledger, self._nodes)
         return flat, GatheredMemory(adapter, flat, group, self._ledger)
 

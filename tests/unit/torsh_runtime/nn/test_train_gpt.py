@@ -104,16 +104,22 @@ def test_ranks_together_have_the_losses_of_one_process(script: str, tmp_path: Pa
     assert "after step 20" in output(longer)
 
 
-def test_on_a_mesh_are_the_losses_of_one_process() -> None:
-    options = [str(SCRIPT), *SMALL, "--steps", "10"]
-    mesh = [sys.executable, "-m", "torshrun", "--nproc-per-node", "4", *options, "--mesh"]
-    found = [
-        re.findall(r"step +10  loss ([\d.]+)", output(command))
-        for command in ([sys.executable, *options], [*mesh, "pp=2,tp=2"], [*mesh, "dp=-1,tp=2"])
-    ]
-    assert [len(losses) for losses in found] == [1, 1, 1]
-    for losses in found[1:]:
-        assert float(losses[0]) == pytest.approx(float(found[0][0]), abs=2e-3)
+def test_on_a_mesh_are_the_losses_of_one_process(tmp_path: Path) -> None:
+    """Also of one that goes on from another one's checkpoint."""
+    script, several = [str(SCRIPT), *SMALL], ["-m", "torshrun", "--nproc-per-node", "4"]
+
+    def losses(command: list[str], saved: str, steps: int, *options: str) -> list[float]:
+        end = ["--steps", str(steps), "--checkpoint", str(tmp_path / saved)]
+        said = output([sys.executable, *command, *script, *end, *options])
+        return [float(loss) for loss in re.findall(r"step +\d+  loss ([\d.]+)", said)]
+
+    for steps, mesh in ((10, "pp=2,tp=2"), (20, "dp=-1,cp=2")):
+        alone, together = (
+            losses([], "one.npz", steps),
+            losses(several, "mesh", steps, "--mesh", mesh),
+        )
+        assert len(alone) == 1
+        assert together == pytest.approx(alone, abs=2e-3)
 
 
 @pytest.mark.skipif(
