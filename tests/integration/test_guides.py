@@ -73,10 +73,14 @@ def test_context_parallelism(torshrun: Launcher) -> None:
 
 
 def test_experts(torshrun: Launcher) -> None:
-    (script,) = snippets("experts.md")
+    script, together = snippets("experts.md")
     losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together))
+    assert len(losses) == 8
+    assert len({*losses}) == 1
+    assert float(losses[0]) < 2.5
 
 
 @pytest.mark.torch

@@ -80,7 +80,7 @@ def _replicas(name: str, layout: TensorLayout, given: Any, group: ProcessGroup) 
     if isinstance(given, DeviceMesh) and all(given.size_along(a) == n for a, n in sizes.items()):
         found = given.alike(axes)
         return group if found.ranks == group.ranks else found
-    said = given if isinstance(given, DeviceMesh) else type(given).__name__
+    said = given if given is None or isinstance(given, DeviceMesh) else type(given).__name__
     told = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     raise ConfigError(
         f"{name!r} is sharded over a mesh with {told}, and process_group={said} does not tell "

@@ -149,7 +149,12 @@ def named(name: str, placement: Sequence[int], num_microbatches: int) -> Table:
         raise ConfigError(f"no schedule is named {name!r}; there are {', '.join(NAMES)}, auto")
     ranks, stages = 1 + max(placement), len(placement)
     wanted, build = NAMES[base](ranks, stages // ranks, int(ahead or 0))
-    if wanted is not None and (stages % ranks or tuple(placement) != wanted(stages, ranks)):
+    if wanted is not None and stages % ranks:
+        raise ConfigError(
+            f"{name} is for as many stages on each rank, and {stages} stages do not make that on "
+            f"{ranks} ranks: cut the model into a multiple of {ranks}"
+        )
+    if wanted is not None and tuple(placement) != wanted(stages, ranks):
         raise ConfigError(
             f"{name} is for stages on ranks {wanted(stages, ranks)}, and they are on "
             f"{tuple(placement)}: leave placement out, or choose another schedule"
