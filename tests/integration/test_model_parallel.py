@@ -56,20 +56,25 @@ FEW: tuple[Case, ...] = (
     Case(DDP, "1f1b", 2, 1, 1, 2),
     Case(DDP, "1f1b", 1, 2, 2, 1, Kind(4, ANY)),
     Case(DDP, "zb-h1", 1, 4, 1, 1, Kind(2)),
-    Case(FSDP, "1f1b", 2, 2, 1, 2, Kind(2, method="all_to_all")),
+    Case(FSDP, "1f1b", 1, 2, 1, 2, Kind(2, method="all_to_all", strategy="hybrid")),
+    Case(FSDP, "zb-h1", 2, 2, 1, 2, Kind(2)),
 )
 
 
 def _grid(is_plain: bool) -> Iterator[Case]:
     """Every mesh of up to eight ranks with every schedule: of stages, data and parts of layers, or
-    those with parts of sequences or experts as well, by methods of attention in turn."""
+    those with parts of sequences or experts as well, by methods of attention and strategies of
+    sharding in turn."""
     methods = cycle(("ring", "all_gather", "all_to_all"))
+    strategies = cycle(("full", "grad-and-optimizer", "none", "hybrid"))
     sizes = [each for each in product((1, 2, 4, 8), repeat=4) if 1 < prod(each) <= 8]
     for wrapper, (pp, dp, tp, cp), experts in product((DDP, FSDP), sizes, (0, 2, 4, 8)):
         if is_plain != (cp == 1 and not experts) or (experts and dp * tp * cp % experts):
             continue
         for schedule in SCHEDULES if pp <= 2 else ("gpipe", "1f1b", "zb-h1"):  # of eight layers
-            kind = DENSE if is_plain else Kind(experts, ANY, next(methods))
+            kind = DENSE
+            if not is_plain:
+                kind = Kind(experts, ANY, next(methods), strategy=next(strategies))
             yield Case(wrapper, schedule, pp, dp, tp, cp, kind)
 
 
@@ -99,12 +104,16 @@ def _trained(framework: str, case: Case, steps: int, directory: str, rank: int) 
 
 
 def check(results: list[Any]) -> None:
+    replicas: dict[str, bytes] = {}
     for result in results:
         assert not isinstance(result, Raised), result.error.trace
         far = {name: size for name, size in result["apart"].items() if not size < 1e-9}
         assert not far
         assert result["bits"] == results[0]["bits"]
         assert result["reloaded"]
+        replicas = {**result["replicas"], **replicas}
+    for result in results:
+        assert result["replicas"].items() <= replicas.items()
 
 
 @with_both

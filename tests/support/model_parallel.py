@@ -48,6 +48,8 @@ class Kind:
     checkpoints: bool = False
     passes: int = 1
     """Of the pipeline for an update, of which only the last one averages gradients."""
+    strategy: str = "full"
+    """Of FullyShardedDataParallel; "hybrid" replicates along "dp"."""
 
 
 DENSE = Kind()
@@ -201,7 +203,7 @@ def on_mesh(
     if kind.experts:
         mesh = mesh.view({"edp": -1, "ep": kind.experts}, over=kind.over)
     model = tr.parallelize(gpt(tools, kind, mesh), mesh["tp"], PLAN)
-    options = {} if wrapper == "DistributedDataParallel" else {"min_num_params": 0}
+    options = {} if wrapper == "DistributedDataParallel" else _sharding(kind)
 
     def wrapped(stage: Any) -> Any:
         return getattr(tr, wrapper)(stage, process_group=mesh["dp", "cp"], **options)
@@ -242,12 +244,21 @@ def on_mesh(
     found = _train(tools, pipeline.module, step, steps, mesh)
     apart = {name: np.abs(found[name] - expected[name]).max() for name in ("losses", "norms")}
     bits = {name: found[name].tobytes() for name in ("losses", "norms")}
+    replicas: dict[str, bytes] = {}
     if wrapper == "DistributedDataParallel":
+        replicas = _by_piece(pipeline.module, found, mesh)
         apart |= _parameters_apart(pipeline.module, found, expected, mesh)
     Checkpointer(directory).save(steps, {"model": pipeline.module, "mesh": mesh})
     saved, _ = everything(next(directory.glob("step-*")))
     apart |= _saved_apart(saved, expected)
-    return {"apart": apart, "bits": bits, "reloaded": _reloaded(tools, kind, directory, saved)}
+    reloaded = _reloaded(tools, kind, directory, saved)
+    return {"apart": apart, "bits": bits, "replicas": replicas, "reloaded": reloaded}
+
+
+def _sharding(kind: Kind) -> dict[str, Any]:
+    """A unit for each block, all of which are sharded."""
+    units = tr.ModuleTypeBasedAutoWrap(("Block",))
+    return {"min_num_params": 0, "auto_wrap_policy": units, "sharding_strategy": kind.strategy}
 
 
 def _cuts(stages: int) -> list[str]:
@@ -266,6 +277,15 @@ def _parameters_apart(module: Any, found: Run, expected: Run, mesh: Any) -> dict
         assert value.shape == whole.shape, name
         apart[name] = np.abs(value - whole).max(initial=0.0)
     return apart
+
+
+def _by_piece(module: Any, found: Run, mesh: Any) -> dict[str, bytes]:
+    """The bits of parameters, of which all ranks with the same piece have the same."""
+    lie = {name.replace("module.", ""): each for name, each in layouts_of(module).items()}
+    return {
+        f"{name} {piece_of(name, lie[name], mesh) if name in lie else ''}": value.tobytes()
+        for name, value in found["parameters"].items()
+    }
 
 
 def _saved_apart(saved: Run, expected: Run) -> dict[str, float]:
