@@ -34,6 +34,10 @@ def names_and_views(rank: int) -> None:
     assert again["ep"].mesh.tolist() == [rank % 2, rank % 2 + 2]  # dp goes fastest in it
     assert again.get_group("ep") is mesh.get_group("dp")
     assert again.get_group("edp") is mesh.get_group("tp")
+    assert again["tp"].alike(["ep"]) is again["dp", "tp"].alike(["ep"]) is mesh.get_group("tp")
+    assert again["dp"].alike(["ep"]).world_size == 1
+    with pytest.raises(KeyError, match="no axis 'ep'; this mesh has pp, dp, tp"):
+        mesh["dp"].alike(["ep"])
     assert mesh != experts
     assert mesh["dp"] == experts["dp"]
     for wrong in ({"dp": 4}, {"ep": 3}):

@@ -256,8 +256,9 @@ def on_mesh(
 
 
 def _sharding(kind: Kind) -> dict[str, Any]:
-    """A unit for each block, all of which are sharded."""
-    units = tr.ModuleTypeBasedAutoWrap(("Block",))
+    """A unit for each block, or for each layer of some size, all of which are sharded."""
+    blocks, large = tr.ModuleTypeBasedAutoWrap(("Block",)), tr.SizeBasedAutoWrap(400)
+    units = blocks if kind.strategy == "full" else large
     return {"min_num_params": 0, "auto_wrap_policy": units, "sharding_strategy": kind.strategy}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from math import prod
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -31,7 +32,7 @@ class Replicas:
         self.given, self.group = given, group_of(given)
         self._adapter = adapter
         self._fewer: dict[int, ProcessGroup] = {}
-        layouts = sharded_by_id(adapter.module)
+        layouts = self._layouts = sharded_by_id(adapter.module)
         for name, parameter in [*adapter.parameters(), *adapter.constants()]:
             if id(parameter) in layouts:
                 found = _replicas(name, layouts[id(parameter)], given, self.group)
@@ -42,6 +43,15 @@ class Replicas:
     def of(self, parameter: Any) -> ProcessGroup:
         """This rank, and the others that have the same of a parameter."""
         return self._fewer.get(id(parameter), self.group)
+
+    def size_of(self, parameter: Any) -> int:
+        """Number of its elements, the same on all ranks of the mesh: of what is sharded, which may
+        be unevenly, an equal part rounded up."""
+        layout = self._layouts.get(id(parameter))
+        if layout is None:
+            return prod(self._adapter.shape(parameter))
+        sharded = layout.sharded()
+        return -(-prod(layout.shape) // prod(n for axis, n, _ in layout.axes if axis in sharded))
 
     def check_agreed(
         self, options: Mapping[str, object], sends: bool, without: Set[int] = frozenset()

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
-
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
@@ -101,7 +99,7 @@ class FullyShardedDataParallel:
         self._initialiser = Initialiser(adapter, self._config.param_init_fn)
         self._begin_alike(inner, sharded)
         self._nodes = self._find_nodes()
-        found = units_of(adapter, self._config.auto_wrap_policy, sharded)
+        found = units_of(adapter, self._config.auto_wrap_policy, self._over.size_of, sharded)
         units = [self._unit(*each) for each in found]
         self._initialiser.have_all()
         self._send([buffer for _, buffer in adapter.buffers()])
@@ -332,7 +330,7 @@ class FullyShardedDataParallel:
             kind = (*self._adapter.kind(each[1]), self._adapter.wants_gradient(each[1]))
             ranks = [ranks.of(each[1]) for ranks in (self._over, self._copies) if ranks]
             kinds.setdefault((*kind, *ranks), []).append(each)
-        size = sum(int(np.prod(self._adapter.shape(p))) for _, p in parameters)
+        size = sum(self._over.size_of(parameter) for _, parameter in parameters)
         strategy = self._config.sharding_strategy
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -32,16 +31,20 @@ __all__ = [
 
 
 def units_of(
-    adapter: ModuleAdapter[Any], policy: AutoWrapPolicy, sharded: Set[int] = frozenset()
+    adapter: ModuleAdapter[Any],
+    policy: AutoWrapPolicy,
+    size_of: Callable[[Any], int],
+    sharded: Set[int] = frozenset(),
 ) -> list[tuple[str, Any, Parameters]]:
     """Name, module and parameters of each unit that has any, the model itself first.
 
-    A parameter is of the innermost unit that all modules which have it are in. sharded: id() of
-    those that are of other units already.
+    A parameter is of the innermost unit that all modules which have it are in. size_of: a
+    parameter's elements, the same on all ranks. sharded: id() of those that are of other units
+    already.
     """
     modules = adapter.modules()
     owned = {key: each for key, each in _by_module(adapter, modules).items() if key not in sharded}
-    chosen = _chosen(adapter, policy, modules, owned)
+    chosen = _chosen(adapter, policy, size_of, modules, owned)
     units: dict[str, Parameters] = {name: [] for name, _ in modules if name in chosen}
     for homes, named in owned.values():
         units[_innermost(homes, chosen)].append(named)
@@ -75,13 +78,14 @@ def _by_module(
 def _chosen(
     adapter: ModuleAdapter[Any],
     policy: AutoWrapPolicy,
+    size_of: Callable[[Any], int],
     modules: list[tuple[str, Any]],
     owned: dict[int, tuple[list[str], tuple[str, Any]]],
 ) -> set[str]:
     chosen = {""}
     left = {name: 0 for name, _ in modules}
     for homes, (_, parameter) in owned.values():
-        left[homes[0]] += math.prod(adapter.shape(parameter))
+        left[homes[0]] += size_of(parameter)
     for name, module in reversed(modules):  # the innermost first
         if name and adapter.is_called(module) and _is_unit(policy, module, left[name]):
             chosen.add(name)

@@ -76,7 +76,7 @@ class PipelineParallel:
         tokens: target -> the number of elements that loss_fn takes the mean of; None: its rows.
         checkpoint: keep inputs of stages only, and go forward again before going back.
         wrap: called with each of this rank's stages, such as for DistributedDataParallel over
-            mesh["dp"], whose gradients are reduced once per step.
+            mesh["dp", "cp"], whose gradients are reduced once per step.
         memory_limit: bytes of activations that "auto" may let a rank hold; None: any.
 
         ConfigError on all ranks if something does not fit, or differs between them.
