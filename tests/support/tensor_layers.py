@@ -363,6 +363,8 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         lambda: tr.vocab_parallel_cross_entropy(
             tools.tensor(np.zeros(4)), tools.tensor(np.array(4 * ranks))
         ),
+        lambda: tr.DistributedDataParallel(_cut(tools)),
+        lambda: tr.FullyShardedDataParallel(_cut(tools)),
     ]
     said = []
     for call in wrong:
@@ -446,6 +448,10 @@ def autocast_loss(rank: int) -> dict[str, float]:
     assert got.dtype is wanted.dtype
     assert own.grad.dtype is own.dtype
     return {"float32": max(0.0, float((got - wanted).abs()) - 1e-6)}
+
+
+def _cut(tools: Kit) -> Any:
+    return tr.parallelize(made(tools, lambda: tools.nn.Linear(4, 4)), None, {"": tr.Column()})
 
 
 def _changed(layer: Any) -> Any:

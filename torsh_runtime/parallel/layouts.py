@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
@@ -40,6 +41,24 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
                 )
             found[id(own[name])] = layout
     return found
+
+
+def check_replicas(model: Any, group: ProcessGroup) -> None:
+    """ConfigError if ranks of the group have other parts of the model than this one, as its modules
+    tell: what is averaged over them would be of different elements.
+
+    Such a module has `parts_group`, the ranks that have the other parts of its parameters.
+    """
+    for path, module in adapter_class(model)(model).modules():
+        parts = getattr(module, "parts_group", None)
+        if parts is None or len({*parts.ranks} & {*group.ranks}) < 2:
+            continue
+        ranks = ", ".join(map(str, sorted({*parts.ranks} & {*group.ranks})))
+        what = repr(path) if path else "the model"
+        raise ConfigError(
+            f"ranks {ranks} have different parts of {what}, and would average their gradients: "
+            f"pass the ranks that have the same, as process_group=mesh['dp']"
+        )
 
 
 def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> dict[str, int]:
