@@ -136,10 +136,11 @@ def test_compression(torshrun: Launcher) -> None:
 @needs_torch
 def test_pipeline_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, pure = snippets("pipeline-parallel.md")
+    script, parts, pure = snippets("pipeline-parallel.md")
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.1
+    assert len({*re.findall(r"rank \d: (loss [\d.]+)", output(torshrun, parts))}) == 1
     command = [sys.executable, "-c", pure]
     done = subprocess.run(command, cwd=torshrun.folder, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("17.0 0.29"), done.stderr

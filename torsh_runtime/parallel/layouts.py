@@ -7,13 +7,47 @@ parameters that are not in it, all ranks have the same.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
+
+
+@dataclass(frozen=True, slots=True)
+class StageRanks:
+    """What a module has as `stage_ranks` that is a stage of a model, or all stages of a rank.
+    Copies have the same; what was pickled knows of none."""
+
+    group: ProcessGroup | None
+    """Who has the other stages."""
+    is_all: bool
+    """Whether this rank has no further ones."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StageRanks, (None, self.is_all)
+
+
+def stage_ranks_of(model: Any) -> ProcessGroup | None:
+    """Who has the other stages of a model that is a rank's part of a pipeline; None if nobody has.
+    ConfigError for one of several that the rank has."""
+    modules = (module for _, module in adapter_class(model)(model).modules())
+    found = next((each.stage_ranks for each in modules if hasattr(each, "stage_ranks")), None)
+    if found is None:
+        return None
+    if not found.is_all:
+        raise ConfigError(
+            "this is one of several stages that the rank has: pass the pipeline's module, which "
+            "has all of them"
+        )
+    group: ProcessGroup | None = found.group
+    return group
 
 
 def layouts_of(model: Any) -> dict[str, TensorLayout]:
