@@ -7,12 +7,47 @@ parameters that are not in it, all ranks have the same.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
+
+
+@dataclass(frozen=True, slots=True)
+class StageRanks:
+    """What a module has as `stage_ranks` that is a stage of a model, or all stages of a rank.
+    Copies have the same; what was pickled knows of none."""
+
+    group: ProcessGroup | None
+    """Who has the other stages."""
+    is_all: bool
+    """Whether this rank has no further ones."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StageRanks, (None, self.is_all)
+
+
+def stage_ranks_of(model: Any) -> ProcessGroup | None:
+    """Who has the other stages of a model that is a rank's part of a pipeline; None if nobody has.
+    ConfigError for one of several that the rank has."""
+    modules = (module for _, module in adapter_class(model)(model).modules())
+    found = next((each.stage_ranks for each in modules if hasattr(each, "stage_ranks")), None)
+    if found is None:
+        return None
+    if not found.is_all:
+        raise ConfigError(
+            "this is one of several stages that the rank has: pass the pipeline's module, which "
+            "has all of them"
+        )
+    group: ProcessGroup | None = found.group
+    return group
 
 
 def layouts_of(model: Any) -> dict[str, TensorLayout]:
@@ -40,6 +75,24 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
                 )
             found[id(own[name])] = layout
     return found
+
+
+def check_replicas(model: Any, group: ProcessGroup) -> None:
+    """ConfigError if ranks of the group have other parts of the model than this one, as its modules
+    tell: what is averaged over them would be of different elements.
+
+    Such a module has `parts_group`, the ranks that have the other parts of its parameters.
+    """
+    for path, module in adapter_class(model)(model).modules():
+        parts = getattr(module, "parts_group", None)
+        if parts is None or len({*parts.ranks} & {*group.ranks}) < 2:
+            continue
+        ranks = ", ".join(map(str, sorted({*parts.ranks} & {*group.ranks})))
+        what = repr(path) if path else "the model"
+        raise ConfigError(
+            f"ranks {ranks} have different parts of {what}, and would average their gradients: "
+            f"pass the ranks that have the same, as process_group=mesh['dp']"
+        )
 
 
 def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> dict[str, int]:

@@ -18,6 +18,7 @@ from torsh_runtime.parallel.ddp.config import BucketConfig, name_of
 from torsh_runtime.parallel.ddp.join import Joining
 from torsh_runtime.parallel.ddp.reducer import Reducer
 from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.layouts import check_replicas
 
 
 class DistributedDataParallel:
@@ -65,7 +66,8 @@ class DistributedDataParallel:
         device_ids, output_device: for torch's sake; the model says where it is.
 
         Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        that want gradients, and for wrong fields; CommError as ProcessGroup.
+        that want gradients, or of which they have different parts, and for wrong fields; CommError
+        as ProcessGroup.
         """
         del output_device  # it is where the model's outputs are
         _check_devices(device_ids)
@@ -74,6 +76,7 @@ class DistributedDataParallel:
         self.module = module
         self._adapter = adapter
         self._group = group_of(process_group)
+        check_replicas(module, self._group)
         self._config = replace(config or BucketConfig(), **_fields(fields))
         self._broadcasts_buffers = broadcast_buffers
         self._has_buffers = bool(adapter.buffers())  # a walk through the model

@@ -32,7 +32,7 @@ from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
-from torsh_runtime.parallel.layouts import layouts_by_id, layouts_of, part_of
+from torsh_runtime.parallel.layouts import check_replicas, layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 
 
@@ -78,8 +78,8 @@ class FullyShardedDataParallel:
             this rank's part; or a DeviceMesh of two axes, replicas first; None shards in each node.
 
         Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        or one on the meta device that cannot be initialised, and for wrong fields; CommError as
-        ProcessGroup.
+        or one on the meta device that cannot be initialised, or of which they have different parts,
+        and for wrong fields; CommError as ProcessGroup.
         """
         super().__init__()
         adapter = adapter_class(module)(module)
@@ -87,6 +87,8 @@ class FullyShardedDataParallel:
         self._adapter = adapter
         self._config = replace(config or FsdpConfig(), **_fields(fields))
         self._group, self._replicas = groups_of(process_group, self._config.sharding_strategy)
+        for group in filter(None, (self._group, self._replicas)):
+            check_replicas(module, group)
         self._ledger = Ledger()
         inner = _taken_out(adapter)
         there = [unit for each in inner.values() for unit in each._passes.units]
