@@ -140,10 +140,11 @@ def test_compression(torshrun: Launcher) -> None:
 @needs_torch
 def test_pipeline_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, pure = snippets("pipeline-parallel.md")
+    script, parts, pure = snippets("pipeline-parallel.md")
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.1
+    assert len({*re.findall(r"rank \d: (loss [\d.]+)", output(torshrun, parts))}) == 1
     command = [sys.executable, "-c", pure]
     done = subprocess.run(command, cwd=torshrun.folder, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("17.0 0.29"), done.stderr
@@ -153,11 +154,12 @@ def test_pipeline_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_tensor_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, _ = snippets("tensor-parallel.md")
+    script, large, _ = snippets("tensor-parallel.md")
     found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
     assert len(found) == 2
     assert len({loss for loss, _ in found}) == 1
     assert sorted(int(rows) for _, rows in found) == [50, 51]
+    assert len(re.findall(r"rank \d: 16576 parameters", output(torshrun, large))) == 2
 
 
 def test_a_mesh(torshrun: Launcher) -> None:

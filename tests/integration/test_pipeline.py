@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import pipeline_tables, pipeline_training
+from support import pipeline_tables, pipeline_training, pipeline_traps
 from support.forked import Raised
 from support.worlds import run_in_one_world, run_processes
 
@@ -134,6 +134,37 @@ def test_what_is_wrong_is_said_on_all_ranks() -> None:
         "no loss_fn",
     )
     for said in whole(run_processes(2, pipeline_training.refusals, 60.0)):
+        for text, found_text in zip(texts, said, strict=True):
+            assert text in found_text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_users_do_is_what_one_process_does(kind: str) -> None:
+    traps = {
+        "accumulated": partial(pipeline_traps.accumulated, kind=kind),
+        "buffered": partial(pipeline_traps.buffered, kind=kind),
+        "without tokens": partial(pipeline_traps.without_tokens, kind=kind),
+    }
+    if kind == "torch":
+        traps["of torch"] = pipeline_traps.of_torch
+    for name, results in run_in_one_world(2, traps, 60.0).items():
+        for each in whole(results):
+            for what, (got, expected) in each.items():
+                wanted = {"rtol": 1e-9, "atol": 1e-12, "err_msg": f"{name}: {what}"}
+                np.testing.assert_allclose(got, expected, **wanted)
+
+
+def test_what_would_be_wrong_numbers_is_refused() -> None:
+    texts = (
+        "do not give what its forward() gives",
+        "names first more than once",
+        "one of several stages",
+        "a batch without rows",
+        "nothing averages their gradients",
+        "gradients are averaged over",
+        "loss_fn returned a tensor of shape (4,)",
+    )
+    for said in whole(run_processes(2, pipeline_traps.refusals, 60.0)):
         for text, found_text in zip(texts, said, strict=True):
             assert text in found_text
 

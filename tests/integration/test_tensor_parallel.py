@@ -34,6 +34,7 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
         if framework == "nn" or not dropout
     }
     bodies["by hand"] = partial(tensor_layers.by_hand, framework)
+    bodies["losses"] = partial(tensor_layers.losses, framework)
     if ranks == 2:
         bodies["fused"] = partial(tensor_layers.fused, framework)
         bodies["refused"] = partial(tensor_layers.refused, framework, ranks=ranks)
@@ -46,7 +47,11 @@ def of_nn() -> dict[str, Any]:
         for dropout in (0.0, 0.3)
         for sequence in (False, True)
     }
-    return {**blocks, "layer": tensor_layers.attention_of_nn}
+    return {
+        **blocks,
+        "layer": tensor_layers.attention_of_nn,
+        "changed leaf": tensor_layers.changed_leaf,
+    }
 
 
 def of_torch() -> dict[str, Any]:
@@ -60,6 +65,8 @@ def of_torch() -> dict[str, Any]:
         "encoder norm_first": partial(tensor_layers.encoder_of_torch, True),
         "decoder": tensor_layers.decoder_of_torch,
         "autocast": tensor_layers.autocast_of_torch,
+        "autocast loss": tensor_layers.autocast_loss,
+        "without memory": tensor_layers.without_memory,
         "dropout": tensor_layers.dropout_of_torch,
     }
 
@@ -143,7 +150,7 @@ def test_ranks_drop_the_same_of_what_all_have_and_their_own_of_parts(ranks: int)
 @with_both
 def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
     for said in whole(found(framework, 2)["refused"]):
-        assert len(said) == 20, said
+        assert len(said) == 25, said
         assert "'upp' in the plan matches no module; there are: up" in said[0]
         assert "both match 'up'" in said[1]
         assert "'norm' is a LayerNorm, and Column() is for Linear" in said[2]
@@ -164,3 +171,7 @@ def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
         assert "an input of shape (2, 3) came" in said[17]
         assert "'torch' or 'nn'" in said[18]
         assert "none called 'tp'" in said[19]
+        assert "forward() of its own" in said[20]
+        assert "a mask of shape (4, 5, 5) is not (…, 6 heads, L, S)" in said[21]
+        assert "targets are from 0 to 7" in said[22]
+        assert all("different parts of the model" in each for each in said[23:])

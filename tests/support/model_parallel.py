@@ -76,6 +76,9 @@ def _row(tools: Kit) -> Any:
                 values = layer(*values)
             return values
 
+        def pipeline_layers(self) -> list[str]:
+            return [name for name, _ in self.named_children()]
+
     return Layers
 
 

@@ -356,15 +356,109 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         ),
         lambda: tr.ColumnParallelLinear(4, 4, framework="jax"),
         lambda: tr.parallelize(nn.Linear(3, 4), alone_with_two_axes(), {"": column}),
+        lambda: tr.parallelize(_changed(nn.Linear(4, 4)), None, {"": column}),
+        lambda: _seeded(tools, 0, lambda: tr.ParallelAttention(12, 6, framework=framework))(
+            tools.tensor(np.zeros((4, 5, 12), np.float32)), tools.tensor(np.ones((4, 5, 5), bool))
+        ),
+        lambda: tr.vocab_parallel_cross_entropy(
+            tools.tensor(np.zeros(4)), tools.tensor(np.array(4 * ranks))
+        ),
+        lambda: tr.DistributedDataParallel(_cut(tools)),
+        lambda: tr.FullyShardedDataParallel(_cut(tools)),
     ]
     said = []
     for call in wrong:
         try:
             call()
-        except tr.ConfigError as error:
+        except (tr.ConfigError, ValueError) as error:
             said.append(str(error))
     assert [p.shape for p in net.parameters()] == before
     return said
+
+
+def losses(framework: str, rank: int) -> dict[str, float]:
+    """Of scores that ranks have as they will, when nobody says of how many."""
+    tools, rows = kit(framework), random(ROWS, 7)
+    ends = [0, *range(3, tr.get_world_size() + 2), 7]
+    targets = np.array([6, 2])
+    apart = {}
+    for reduction in ("mean", "none"):
+        named = {"reduction": reduction}
+        whole, part = (tools.tensor(each) for each in (rows, rows[:, ends[rank] : ends[rank + 1]]))
+        wanted = tools.F.cross_entropy(whole, tools.tensor(targets), **named)
+        got = tr.vocab_parallel_cross_entropy(part, tools.tensor(targets), **named)
+        apart[reduction] = float(np.abs(plain(got) - plain(wanted)).max())
+    return apart
+
+
+def changed_leaf(rank: int) -> dict[str, float]:
+    """What is given in parts, and changed in place between two passes."""
+    tools = kit("nn")
+    whole, cut = (made(tools, lambda: tools.nn.Linear(4, 6)) for _ in range(2))
+    tr.parallelize(cut, None, {"": tr.Column(gather_output=True, sequence_dim=0)})
+    rows = np.zeros((1, 4))
+    apart = {}
+    for number, given in enumerate((tools.nn.Parameter(rows), tools.nn.Tensor(rows))):
+        for value in (1.0, 2.0):
+            given.data[...] = value
+            wanted = whole(tools.nn.Tensor(np.full((1, 4), value)))
+            found = np.abs(plain(cut(given)) - plain(wanted)).max()
+            apart[f"{number} {value}"] = float(found)
+    return apart
+
+
+def without_memory(rank: int) -> dict[str, float]:
+    """A model that no rank has as a whole, whose parts are those of the one that has memory."""
+    tools, mesh = kit("torch"), tr.init_device_mesh({"tp": tr.get_world_size()})
+    nn, torch = tools.nn, tools.torch
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(8, 6), nn.Linear(6, 8, bias=False)
+            self.norm = nn.BatchNorm1d(6, affine=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, indices: Any) -> Any:
+            return self.head(self.norm(self.table(indices)))
+
+    with torch.device("meta"):
+        cut = made(tools, Net)
+    plan = {"table": tr.Vocabulary(), "head": tr.Column(gather_output=True)}
+    tr.parallelize(cut, mesh, plan)
+    whole = made(tools, Net)
+    for model in (whole, cut):
+        tr.init_parameters(
+            model, lambda name, tensor: nn.init.normal_(tensor), 1, mesh if model is cut else None
+        )
+    assert cut.head.weight is cut.table.weight
+    return compared(tools, whole, cut, [np.array([5, 0, 7])], lambda net, x: net(x[0]))
+
+
+def autocast_loss(rank: int) -> dict[str, float]:
+    """Losses of scores of 16 bits, which autocast computes in 32."""
+    tools = kit("torch")
+    torch, ranks = tools.torch, tr.get_world_size()
+    scores = torch.from_numpy(random(ROWS, 4 * ranks)).bfloat16()
+    own = scores[:, 4 * rank : 4 * rank + 4].clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = tools.F.cross_entropy(scores, torch.tensor([3, 0]))
+        got = tr.vocab_parallel_cross_entropy(own, torch.tensor([3, 0]))
+    got.backward()
+    assert got.dtype is wanted.dtype
+    assert own.grad.dtype is own.dtype
+    return {"float32": max(0.0, float((got - wanted).abs()) - 1e-6)}
+
+
+def _cut(tools: Kit) -> Any:
+    return tr.parallelize(made(tools, lambda: tools.nn.Linear(4, 4)), None, {"": tr.Column()})
+
+
+def _changed(layer: Any) -> Any:
+    """With a forward() of its own, as wrappers put on modules."""
+    forward = layer.forward
+    layer.forward = lambda x: forward(x)
+    return layer
 
 
 def alone_with_two_axes() -> Any:

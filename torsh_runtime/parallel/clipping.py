@@ -10,7 +10,7 @@ from torsh_runtime.modules import adapter_class
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
-from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id
+from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stage_ranks_of
 from torsh_runtime.parallel.norms import joined, norm_of, power_sum, together
 
 STAGES = "pp"
@@ -36,14 +36,15 @@ def clip_grad_norm_(
 
     The model, not its parameters: its modules tell of layouts (parallel/layouts.py), so that what
     is sharded over axes of the mesh is added up over these, what several ranks have counts once,
-    and stages along "pp" are added up, of which several may have a parameter of one name. What a
-    FullyShardedDataParallel in it has sharded is added up over its group. Sums are formed in
-    float64. All ranks of the mesh call it, when the gradients have been averaged.
+    and stages of a pipeline, or of what is along "pp", are added up, of which several may have a
+    parameter of one name. What a FullyShardedDataParallel in it has sharded is added up over its
+    group. Sums are formed in float64. All ranks of the mesh call it, when the gradients have been
+    averaged.
 
     Raises TypeError for what is no model, ConfigError for layouts that do not fit the mesh.
     """
     adapter = adapter_class(model)(model)
-    stages = _stages(mesh)
+    stages = _stages(model, mesh)
     sums = _own_sums(adapter, mesh, _counted_before(adapter, stages), norm_type)
     for group in dict.fromkeys(spread.group for spread in sums):
         if group is not None:
@@ -92,8 +93,11 @@ def _groups(adapter: ModuleAdapter[Any]) -> dict[int, ProcessGroup]:
     return {key: group for each in wrappers for key, group in each.sharded().items()}
 
 
-def _stages(mesh: DeviceMesh | None) -> ProcessGroup | None:
+def _stages(model: Any, mesh: DeviceMesh | None) -> ProcessGroup | None:
     """The ranks with the other parts of the model, if there are any."""
+    group = stage_ranks_of(model)
+    if group is not None:
+        return group if group.world_size > 1 else None
     if mesh is None or STAGES not in mesh.coordinate or mesh.size(STAGES) == 1:
         return None
     return mesh.get_group(STAGES)

@@ -8,7 +8,7 @@ from typing import Any
 from torsh_runtime.arrays.raw import empty, framework_of
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.layouts import cut, layouts_by_id, piece_of
 from torsh_runtime.parallel.streams import random_stream
 
@@ -29,9 +29,14 @@ def init_parameters(
         rank's piece is kept, one after the other: the largest has to fit into memory.
     mesh: what the layouts of the model are on (parallel/layouts.py).
 
-    Before the model is wrapped. ConfigError for a parameter that is not of its layout's shape.
+    What is on torch's meta device gets memory on the CPU: parameters, which stay the objects that
+    they are, and buffers of modules that have a reset_parameters(), which is called.
+
+    Before the model is wrapped. ConfigError for a parameter that is not of its layout's shape, and
+    for buffers on the meta device that nothing gives values.
     """
     adapter, layouts = adapter_class(model)(model), layouts_by_id(model)
+    _materialise(adapter)
     for name, parameter in [*adapter.parameters(), *adapter.constants()]:
         shape = adapter.shape(parameter)
         layout = layouts.get(id(parameter))
@@ -47,3 +52,21 @@ def init_parameters(
         with random_stream(seed, name):
             init(name, adapter.tensor(whole))
         adapter.copy(parameter, whole if piece is None else cut(whole, piece))
+
+
+def _materialise(adapter: ModuleAdapter[Any]) -> None:
+    """Let all that is on the meta device have memory, and what is no parameter values."""
+    left = [named for named in adapter.modules() if adapter.is_meta(named[1])]
+    having = [(name, adapter.own_initialiser(each), each) for name, each in left]
+    without = [name for name, call, each in having if call is None and _has_buffers(each)]
+    if without:
+        raise ConfigError(
+            f"module(s) {', '.join(map(repr, without[:5]))} have buffers on the meta device and no "
+            f"reset_parameters(): make these buffers on a device that has memory"
+        )
+    for _, call, each in having:
+        adapter.materialise(each, call if call and _has_buffers(each) else lambda _: None)
+
+
+def _has_buffers(module: Any) -> bool:
+    return next(module.buffers(recurse=False), None) is not None

@@ -7,12 +7,47 @@ parameters that are not in it, all ranks have the same.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
+
+
+@dataclass(frozen=True, slots=True)
+class StageRanks:
+    """What a module has as `stage_ranks` that is a stage of a model, or all stages of a rank.
+    Copies have the same; what was pickled knows of none."""
+
+    group: ProcessGroup | None
+    """Who has the other stages."""
+    is_all: bool
+    """Whether this rank has no further ones."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StageRanks, (None, self.is_all)
+
+
+def stage_ranks_of(model: Any) -> ProcessGroup | None:
+    """Who has the other stages of a model that is a rank's part of a pipeline; None if nobody has.
+    ConfigError for one of several that the rank has."""
+    modules = (module for _, module in adapter_class(model)(model).modules())
+    found = next((each.stage_ranks for each in modules if hasattr(each, "stage_ranks")), None)
+    if found is None:
+        return None
+    if not found.is_all:
+        raise ConfigError(
+            "this is one of several stages that the rank has: pass the pipeline's module, which "
+            "has all of them"
+        )
+    group: ProcessGroup | None = found.group
+    return group
 
 
 def layouts_of(model: Any) -> dict[str, TensorLayout]:
@@ -45,6 +80,30 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
 def sharded_by_id(model: Any) -> dict[int, TensorLayout]:
     """Of these the layouts of parameters of which ranks along some axis have different parts."""
     return {key: each for key, each in layouts_by_id(model).items() if each.sharded()}
+
+
+def check_replicas(model: Any, group: ProcessGroup) -> set[int]:
+    """ConfigError if ranks of the group have other parts of the model than this one, as its modules
+    tell: what is averaged over them would be of different elements.
+
+    Such a module has `parts_group`, the ranks that have the other parts of its parameters, and the
+    same batches. Returns the id() of the parameters of all these modules.
+    """
+    adapter, known = adapter_class(model)(model), set[int]()
+    for path, module in adapter.modules():
+        parts = getattr(module, "parts_group", None)
+        if parts is None:
+            continue
+        known |= {id(parameter) for _, parameter in adapter.own_parameters(module)}
+        if len({*parts.ranks} & {*group.ranks}) < 2:
+            continue
+        ranks = ", ".join(map(str, sorted({*parts.ranks} & {*group.ranks})))
+        what = repr(path) if path else "the model"
+        raise ConfigError(
+            f"ranks {ranks} have different parts of {what}, and would average their gradients: "
+            f"pass the ranks that have the same, as process_group=mesh['dp']"
+        )
+    return known
 
 
 def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> dict[str, int]:

@@ -13,7 +13,7 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
 from torsh_runtime.parallel.groups import group_of
-from torsh_runtime.parallel.layouts import sharded_by_id
+from torsh_runtime.parallel.layouts import check_replicas, sharded_by_id
 
 
 class Replicas:
@@ -27,14 +27,16 @@ class Replicas:
     def __init__(self, adapter: ModuleAdapter[Any], given: Any) -> None:
         """given: a part of a mesh, as mesh["dp", "cp"], or what group_of() takes.
 
-        ConfigError for a model that is sharded along axes which `given` does not tell of.
+        ConfigError for a model of which these ranks have different parts and the same batches, and
+        for one that is sharded along axes which `given` does not tell of.
         """
         self.given, self.group = given, group_of(given)
         self._adapter = adapter
         self._fewer: dict[int, ProcessGroup] = {}
         layouts = self._layouts = sharded_by_id(adapter.module)
+        alike = check_replicas(adapter.module, self.group)
         for name, parameter in [*adapter.parameters(), *adapter.constants()]:
-            if id(parameter) in layouts:
+            if id(parameter) in layouts and id(parameter) not in alike:
                 found = _replicas(name, layouts[id(parameter)], given, self.group)
                 if found is not self.group:
                     self._fewer[id(parameter)] = found

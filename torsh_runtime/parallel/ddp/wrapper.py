@@ -69,7 +69,8 @@ class DistributedDataParallel:
         device_ids, output_device: for torch's sake; the model says where it is.
 
         Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        that want gradients, and for wrong fields; CommError as ProcessGroup.
+        that want gradients, or of which they have different parts, and for wrong fields; CommError
+        as ProcessGroup.
         """
         del output_device  # it is where the model's outputs are
         _check_devices(device_ids)

@@ -80,8 +80,8 @@ class FullyShardedDataParallel:
             axes, replicas first; None shards in each node.
 
         Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        or one on the meta device that cannot be initialised, and for wrong fields; CommError as
-        ProcessGroup.
+        or one on the meta device that cannot be initialised, or of which they have different parts,
+        and for wrong fields; CommError as ProcessGroup.
         """
         super().__init__()
         adapter = adapter_class(module)(module)

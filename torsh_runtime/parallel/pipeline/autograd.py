@@ -16,6 +16,11 @@ class Spec(NamedTuple):
     dtype: str
     wants_gradient: bool
 
+    @property
+    def is_continuous(self) -> bool:
+        """Whether such a tensor can want gradients."""
+        return "float" in self.dtype or "complex" in self.dtype
+
 
 class Autograd(ABC):
     """`values` are what collectives take: arrays, or tensors that are not in any graph."""

@@ -56,7 +56,10 @@ def count_of(batch: Any, most: int) -> int:
     """How many microbatches to evaluate it in."""
     if isinstance(batch, list):
         return len(batch)
-    return min(most, rows(arguments(batch)[0]))
+    size = rows(arguments(batch)[0])
+    if not size:
+        raise ConfigError("a batch without rows: there is nothing to evaluate")
+    return min(most, size)
 
 
 def shapes(parts: Sequence[tuple[Any, ...]]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.pipeline.autograd import Autograd
 from torsh_runtime.parallel.pipeline.files import from_json, to_json
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, Span
 from torsh_runtime.parallel.pipeline.stage import Stage
@@ -37,7 +38,7 @@ def measured_costs(
     """Of one microbatch, the same on all ranks, who compute at the same time as they do in
     training. run: takes the steps of a table of one microbatch."""
     own = np.zeros((len(placement), 6))
-    with _unchanged(stages):
+    with unchanged([stage.module for stage in stages.values()], _any(stages).autograd):
         for stage in stages.values():
             stage.is_sampling = True
         run(one(placement))
@@ -117,11 +118,14 @@ def one(placement: Sequence[int]) -> Table:
     return Table(tuple(rows), "one microbatch")
 
 
+def _any(stages: Mapping[int, Stage]) -> Stage:
+    return next(iter(stages.values()))
+
+
 @contextmanager
-def _unchanged(stages: Mapping[int, Stage]) -> Iterator[None]:
+def unchanged(modules: Sequence[Any], autograd: Autograd) -> Iterator[None]:
     """Gradients, buffers and random numbers are after the block what they were before."""
-    adapters = [adapter_class(s.module)(s.module) for s in stages.values()]
-    autograd = next(iter(stages.values())).autograd
+    adapters = [adapter_class(module)(module) for module in modules]
     random = autograd.random_state()
     gradients = [
         (adapter, p, None if adapter.gradient(p) is None else adapter.clone(adapter.gradient(p)))

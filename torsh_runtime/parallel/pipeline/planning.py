@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +16,19 @@ from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.pipeline import batches, builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.files import load_table
+from torsh_runtime.parallel.pipeline.measuring import unchanged
 from torsh_runtime.parallel.pipeline.simulation import simulate
-from torsh_runtime.parallel.pipeline.splitting import balanced, layers_of, measured, split_model
+from torsh_runtime.parallel.pipeline.splitting import (
+    balanced,
+    check_chain,
+    has_own_forward,
+    layers_of,
+    measured,
+    split_model,
+)
 from torsh_runtime.parallel.pipeline.table import Table, check
+
+_log = logging.getLogger("torsh_runtime")
 
 
 class Plan(NamedTuple):
@@ -40,6 +52,8 @@ def planned(
 ) -> Plan:
     """As PipelineParallel's arguments say. ConfigError on all ranks if one has a problem, or if
     their plans differ."""
+    if cuts is not None:
+        _check_chain(group, stages, example)
     if isinstance(cuts, int):
         cuts = _measured_cuts(group, stages, cuts, example)
 
@@ -83,6 +97,28 @@ def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], s
     return made
 
 
+def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
+    """ConfigError on all ranks if the layers of an example's model do not give what it gives; a
+    warning where that is not known."""
+    if example is None:
+        if group.rank == 0 and has_own_forward(model):
+            _log.warning(
+                "the stages of %s call its layers one after the other, whatever its forward() "
+                "does: pass example=, a microbatch, to have that compared, or say by "
+                "pipeline_layers() that it is so",
+                type(model).__qualname__,
+            )
+        return
+
+    def compare() -> None:
+        autograd = autograd_of(model)
+        with autograd.recording(False), unchanged([model], autograd):
+            begin_anew = partial(autograd.set_random_state, autograd.random_state())
+            check_chain(model, batches.arguments(example), begin_anew)
+
+    agreed(group, compare, lambda _: "")
+
+
 def _measured_cuts(group: ProcessGroup, model: Any, parts: int, example: Any) -> list[str]:
     """As rank 0 measured."""
 
@@ -91,7 +127,7 @@ def _measured_cuts(group: ProcessGroup, model: Any, parts: int, example: Any) ->
         if example is None:
             raise ConfigError(f"cuts={parts}: pass the example of a microbatch to measure layers")
         autograd = autograd_of(model)
-        with autograd.recording(False):
+        with autograd.recording(False), unchanged([model], autograd):
             return names, measured(model, batches.arguments(example), autograd.synchronise)
 
     names, costs = agreed(group, measure, lambda made: ", ".join(made[0]))

@@ -46,9 +46,16 @@ class Sharing:
                 self._adapter.fill(parameter, 0)
             exchange(self._group, ranks, values, self._adapter.add)
 
+    def begin(self) -> None:
+        """Put aside what earlier steps have accumulated, which is a sum of all already."""
+        adapter = self._adapter
+        self._before = [adapter.gradient(parameter) for parameter, _ in self._parameters]
+        for parameter, _ in self._parameters:
+            adapter.set_gradient(parameter, None)
+
     def add_gradients(self) -> None:
-        """Give all the sum of all gradients."""
-        for parameter, ranks in self._parameters:
+        """Give all the sum of all gradients since begin(), and add that to what was there."""
+        for (parameter, ranks), before in zip(self._parameters, self._before, strict=True):
             gradient = self._adapter.gradient(parameter)
             if gradient is None:
                 gradient = self._adapter.like(parameter, self._adapter.values(parameter))
@@ -56,24 +63,40 @@ class Sharing:
                 self._adapter.set_gradient(parameter, gradient)
                 gradient = self._adapter.gradient(parameter)
             exchange(self._group, ranks, self._adapter.values(gradient), self._adapter.add)
+            if before is not None:
+                self._adapter.add(gradient, before)
 
 
-def merged(stages: Mapping[int, Any]) -> Any:
+def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:
     """One module with all of a rank's stages, whose parameters are named as in the whole model: of
-    stages that are no parts of one model that is Sequential(*stages)."""
+    stages that are no parts of one model that is Sequential(*everyone)."""
     first = next(iter(stages.values()))
     if not all(isinstance(stage, StageModule) for stage in stages.values()):
-        return stage_class(first)({str(number): stage for number, stage in stages.items()}, {})
+        named = {str(number): stage for number, stage in stages.items()}
+        return stage_class(first)(named, _of_earlier(stages, everyone))
     if len(stages) == 1:
         return first
     layers: dict[str, Any] = {}
     tied: dict[str, Any] = {}
     for stage in stages.values():
-        named, parameters = dict(stage.named_modules()), dict(stage.named_parameters())
+        named = dict(stage.named_modules(remove_duplicate=False))
+        parameters = dict(stage.named_parameters(remove_duplicate=False))
         layers |= {name: named[name] for name in stage.layer_names}
         tied |= {name: parameters[name] for name in stage.tied_names}
     kept = {name: each for name, each in tied.items() if _home(name) not in layers}
     return stage_class(first)(layers, kept)
+
+
+def _of_earlier(stages: Mapping[int, Any], everyone: Sequence[Any]) -> dict[str, Any]:
+    """Parameters of these stages that earlier ones of other ranks have as well, by their names
+    there."""
+    first: dict[int, tuple[int, str]] = {}
+    for number, stage in enumerate(everyone):
+        for name, parameter in stage.named_parameters():
+            first.setdefault(id(parameter), (number, f"{number}.{name}"))
+    own = {id(p): p for stage in stages.values() for p in stage.parameters()}
+    found = {first[key]: parameter for key, parameter in own.items()}
+    return {name: p for (number, name), p in found.items() if number not in stages}
 
 
 def _home(name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from itertools import pairwise
@@ -35,8 +37,7 @@ class StageModule:
         """What the last of the layers returns."""
         for name in self.layer_names:
             layer: Any = reduce(_child, name.split("."), self)
-            output = layer(*values)
-            values = output if isinstance(output, tuple) else (output,)
+            values = _tuple(layer(*values))
         return values if len(values) > 1 else values[0]
 
 
@@ -45,9 +46,16 @@ def layers_of(model: Any) -> dict[str, Any]:
     pipeline_layers() names, in order; else its children, in place of which containers' (Sequential,
     ModuleList) children stand.
     """
-    named = dict(adapter_class(model)(model).modules())
+    named = dict(model.named_modules(remove_duplicate=False))
     if hasattr(model, "pipeline_layers"):
         names = [*model.pipeline_layers()]
+        twice = [name for name, times in Counter(names).items() if times > 1]
+        if twice:
+            raise ConfigError(
+                f"pipeline_layers() of {type(model).__qualname__} names {', '.join(twice)} more "
+                f"than once: a layer that is called again is a module of another name, which may "
+                f"be the same object"
+            )
         unknown = [name for name in names if name not in named]
         if unknown:
             raise ConfigError(
@@ -85,6 +93,43 @@ def split_model(model: Any, cuts: Sequence[str]) -> list[Any]:
     return _stages(model, [{name: layers[name] for name in part} for part in parts])
 
 
+def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], None]) -> None:
+    """ConfigError if the layers, one after the other, do not give what the model gives. begin_anew:
+    lets random numbers be those that the model drew."""
+    wanted, values = _tuple(model(*example)), tuple(example)
+    begin_anew()
+    try:
+        for layer in layers_of(model).values():
+            values = _tuple(layer(*values))
+        is_same = len(wanted) == len(values) and all(map(_is_close, values, wanted))
+    except (TypeError, ValueError, RuntimeError, IndexError):  # one takes something else
+        is_same = False
+    if not is_same:
+        raise ConfigError(
+            f"the layers of {type(model).__qualname__}, one after the other, do not give what its "
+            f"forward() gives: {', '.join(layers_of(model))}. Put what it does between them, as "
+            f"adding up, into modules, and name these in pipeline_layers()"
+        )
+
+
+def has_own_forward(model: Any) -> bool:
+    """Whether a model may do something else than call its layers one after the other, and does not
+    say by pipeline_layers() that it does not."""
+    is_row = type(model).forward.__qualname__ == "Sequential.forward"
+    return not is_row and not hasattr(model, "pipeline_layers")
+
+
+def _tuple(output: Any) -> tuple[Any, ...]:
+    return output if isinstance(output, tuple) else (output,)
+
+
+def _is_close(tensor: Any, other: Any) -> bool:
+    if tuple(tensor.shape) != tuple(other.shape):
+        return False
+    apart = abs(tensor - other)
+    return math.prod(apart.shape) == 0 or float(apart.max()) <= 1e-3 * float(abs(other).max())
+
+
 def measured(model: Any, example: Sequence[Any], wait: Callable[[], None]) -> list[float]:
     """Seconds that each layer takes for a microbatch, the faster of two passes forward."""
     found: list[float] = []
@@ -92,10 +137,9 @@ def measured(model: Any, example: Sequence[Any], wait: Callable[[], None]) -> li
         values = tuple(example)
         for place, layer in enumerate(layers_of(model).values()):
             begun = time.perf_counter()
-            output = layer(*values)
+            values = _tuple(layer(*values))
             wait()
             took = time.perf_counter() - begun
-            values = output if isinstance(output, tuple) else (output,)
             if number:
                 found[place] = min(found[place], took)
             else:
@@ -161,7 +205,9 @@ def _parameters(adapter: Any, layer: Any) -> list[tuple[str, Any]]:
 
 
 def _flat(module: Any, prefix: str) -> Any:
-    for name, child in module.named_children():
+    below = module.named_modules(remove_duplicate=False)
+    children = [(name, child) for name, child in below if name and "." not in name]
+    for name, child in children:
         if type(child).__name__ in ("Sequential", "ModuleList"):
             yield from _flat(child, f"{prefix}{name}.")
         else:

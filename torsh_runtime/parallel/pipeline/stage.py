@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 from torsh_runtime.parallel.pipeline.table import Kind
 
@@ -79,7 +81,13 @@ class Stage:
     def loss(self, output: Any, target: Any) -> Any:
         """Of a microbatch."""
         assert self._loss_fn is not None, "the executor asks the last stage"
-        return self._loss_fn(output, target)
+        loss = self._loss_fn(output, target)
+        if math.prod(loss.shape) != 1:
+            raise ValueError(
+                f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it is to return one "
+                f"number, the mean over the microbatch"
+            )
+        return loss
 
     def forward(
         self, microbatch: int, inputs: Sequence[Any], target: Any, weight: float
@@ -107,7 +115,7 @@ class Stage:
             return specs
         wanting = [*self.module.parameters(), *self._tensors(inputs)]
         wants = any(each.requires_grad for each in wanting)
-        return [spec._replace(wants_gradient=wants and "float" in spec.dtype) for spec in specs]
+        return [spec._replace(wants_gradient=wants and spec.is_continuous) for spec in specs]
 
     def backward(self, microbatch: int, gradients: Sequence[Any]) -> list[Any]:
         """Gradients of the inputs that want them; those of parameters are accumulated."""
@@ -171,7 +179,7 @@ class Stage:
             held.enter_context(self._unreduced())
             output = self.module(*passage.inputs)
             if self._loss_fn is not None:
-                output = self._loss_fn(output, passage.target)
+                output = self.loss(output, passage.target)
         return output if isinstance(output, tuple) else (output,)
 
     def _note_bytes(self, passage: _Passage) -> None:
@@ -189,28 +197,50 @@ class Stage:
 
     def _reducing(self, microbatch: int) -> AbstractContextManager[object]:
         """A wrapper that reduces within backward passes does so in the last one."""
-        is_told = self.last not in (None, microbatch) and hasattr(self.module, "no_sync")
+        is_told = self.last not in (None, microbatch) and self._reduces_within
         held: AbstractContextManager[object] = self.module.no_sync() if is_told else nullcontext()
         return held
+
+    @property
+    def _reduces_within(self) -> bool:
+        """Whether a wrapper for data parallelism reduces within backward passes."""
+        waits = hasattr(self.module, REDUCES) and not hasattr(self.module, HOLDS)
+        return hasattr(self.module, "no_sync") and not (waits or self._is_held)
 
     def _again(self, passage: _Passage) -> tuple[Any, ...]:
         present = self.autograd.random_state()
         self.autograd.set_random_state(passage.random)
         try:
-            return self._computed(passage, record=True)
+            with self._buffers_kept():
+                return self._computed(passage, record=True)
         finally:
             self.autograd.set_random_state(present)
+
+    @contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        """A block in which buffers, as of running means, are copies: they have been changed."""
+        adapter = adapter_class(self.module)(self.module)
+        kept = [(buffer, adapter.values(buffer)) for _, buffer in adapter.buffers()]
+        for buffer, _ in kept:
+            adapter.set_values(buffer, adapter.clone(buffer))
+        try:
+            yield
+        finally:
+            for buffer, values in kept:
+                adapter.set_values(buffer, values)
 
     def _differentiable(
         self, passage: _Passage, gradients: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Outputs with their gradients, as far as the former depend on anything."""
+        if self._loss_fn is not None and passage.weight == 0 and not self._reduces_within:
+            return [], []  # the mean over nothing is no number, nor is its gradient
         again = passage.outputs is None
         outputs = self._again(passage) if passage.outputs is None else passage.outputs
         if self._loss_fn is not None:
             gradients = [self.autograd.weight(outputs[0], passage.weight)]
         elif again:
-            outputs = tuple(o for o in outputs if "float" in self.autograd.spec(o).dtype)
+            outputs = tuple(o for o in outputs if self.autograd.spec(o).is_continuous)
         else:
             outputs = tuple(o for o in outputs if o.requires_grad)
         pairs = zip(outputs, gradients, strict=True) if gradients else ()

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 Tensor = torch.Tensor
 _aten: Any = torch.ops.aten
+_C: Any = torch._C
 
 
 class Later:
@@ -44,15 +45,25 @@ class Splitting(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = _CALLS.get(func)
-        if found is not None and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        if found is not None and not _is_left_alone():
             result = found(self._later, *args, **(kwargs or {}))
             if result is not None:
                 return result
         return func(*args, **(kwargs or {}))
 
 
+def _is_left_alone() -> bool:
+    """In a checkpoint, which computes anew without the mode and has to save the same; and where
+    calls have other dtypes than what they are given."""
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        return True
+    top_hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    return top_hooks(False) is not None
+
+
 def _is_parameter(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad
+    is_one = isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad
+    return is_one and not tensor._backward_hooks  # which would be given gradients
 
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:

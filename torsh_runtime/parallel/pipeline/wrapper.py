@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.layouts import StageRanks
 from torsh_runtime.parallel.pipeline import batches, builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.choosing import best_table
@@ -20,7 +22,7 @@ from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_o
 from torsh_runtime.parallel.pipeline.planning import agreed, planned
 from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
-from torsh_runtime.parallel.pipeline.stage import REDUCES, Stage
+from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Stage
 from torsh_runtime.parallel.pipeline.table import Table
 from torsh_runtime.parallel.pipeline.wire import Wire
 
@@ -65,7 +67,8 @@ class PipelineParallel:
 
         stages: a module for each stage, or a model that `cuts` tells how to cut: names of the
             layers that later stages begin with, or how many stages there are to be, as equal as
-            measuring a microbatch `example` makes them. What its layers are layers_of() says.
+            measuring a microbatch `example` makes them. What its layers are layers_of() says. With
+            an example it is also checked that they give what the model's own forward() gives.
         placement: the rank of each stage; None is the schedule's.
         mesh: its axis "pp" is the pipeline; along "dp" and "cp", where it has them, batches differ:
             the loss and the weights of microbatches are of all of them. Without a mesh `group` has
@@ -76,7 +79,8 @@ class PipelineParallel:
         tokens: target -> the number of elements that loss_fn takes the mean of; None: its rows.
         checkpoint: keep inputs of stages only, and go forward again before going back.
         wrap: called with each of this rank's stages, such as for DistributedDataParallel over
-            mesh["dp", "cp"], whose gradients are reduced once per step.
+            mesh["dp", "cp"], whose gradients are reduced once per step. It has to be there where
+            batches differ; it may return the stage as it is if you average gradients yourself.
         memory_limit: bytes of activations that "auto" may let a rank hold; None: any.
 
         ConfigError on all ranks if something does not fit, or differs between them.
@@ -88,12 +92,16 @@ class PipelineParallel:
         plan = planned(group, stages, cuts, example, schedule, placement, num_microbatches)
         self.placement, self._table = plan.placement, plan.table
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
-        self.module = merged(own)
+        self.module = merged(own, plan.modules)
+        for each in own.values():
+            each.stage_ranks = StageRanks(group, len(own) == 1)
+        self.module.stage_ranks = StageRanks(group, True)
         self._sharing = Sharing(group, shared(plan.modules, plan.placement), self.module)
         self._sharing.send_values()
         self.stages = {n: m if wrap is None else wrap(m) for n, m in own.items()}
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
+        self._unreduced = _unreduced(self.stages, self._data, wrap is not None)
         self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
         self._autograd, last = autograd_of(self.module), len(plan.modules) - 1
         self._stages = {
@@ -195,6 +203,8 @@ class PipelineParallel:
         most: so many microbatches at most."""
         if table is not None and self._loss_fn is None:
             raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
+        if table is not None and self._unreduced:
+            raise ConfigError(self._unreduced)
         inputs, targets, key, count = self._agreed_parts(batch, target, table is not None)
         inputs, targets, count = inputs[:most], targets[:most], min(count, most or count)
         if table is None:
@@ -208,6 +218,8 @@ class PipelineParallel:
             own = [*self._stages]
             self._ahead[table] = ahead_of(simulate(table, Costs(transfer=1.0)).buffers, own)
         row, ahead = table.rows[self.group.rank], self._ahead[table]
+        if table.trains:
+            self._sharing.begin()
         try:
             self._failures.telling(lambda: self._executor.run(row, work, (key, table.name), ahead))
         finally:
@@ -231,13 +243,19 @@ class PipelineParallel:
         except ConfigError as error:
             problem = str(error)
         said = batches.shapes(inputs)
-        own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0, 0]
-        own[2] = bool(problem)
+        own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0]
+        own += [bool(problem), self._frozen()]
         rows = self.group.all_gather_numbers(np.array(own, np.int64))
         keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
         if rows[:, 2].any() or len(keys) > 1 or len(counts) > 1:
             agreed(self.group, lambda: _raise(problem), lambda _: f"a batch of {said}")
-        return inputs, targets, next(iter(keys)), next(iter(counts))
+        key = next(iter(keys)), *rows[:, 3].tolist()
+        return inputs, targets, key, next(iter(counts))
+
+    def _frozen(self) -> int:
+        """A key of which parameters want no gradients, on which depends what stages send."""
+        wanted = "".join("01"[each.requires_grad] for each in self.module.parameters())
+        return batches.digest(wanted)
 
     def _check_given(self, inputs: list[Any], targets: list[Any], trains: bool) -> None:
         if self.placement[0] == self.group.rank and not inputs:
@@ -253,14 +271,14 @@ class PipelineParallel:
         if self._data is not None:
             self._data.all_reduce(total)
             total /= self._data.world_size
-        return [count / float(total[0]) for count in counts]
+        return [count / float(total[0]) if total[0] else math.nan for count in counts]
 
     def _loss(self, weights: list[float]) -> float:
         found = np.zeros(1)
         if self.placement[-1] == self.group.rank:
             losses = self._executor.outputs
             number = self._autograd.number
-            found[0] = sum(weight * number(losses[m]) for m, weight in enumerate(weights))
+            found[0] = sum(w * number(losses[m]) for m, w in enumerate(weights) if w)
             if self._data is not None:
                 self._data.all_reduce(found)
                 found /= self._data.world_size
@@ -275,6 +293,28 @@ def _data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
     view = mesh[tuple(names)]
     group = view.flatten().get_group() if len(names) > 1 else view.get_group()
     return None if group.world_size == 1 else group
+
+
+def _unreduced(stages: Mapping[int, Any], data: ProcessGroup | None, is_wrapped: bool) -> str:
+    """What is wrong where batches differ between ranks, and nothing averages gradients over these;
+    "" if nothing is."""
+    if data is None:
+        return ""
+    ranks = f"ranks {', '.join(map(str, data.ranks))} have different batches"
+    if not is_wrapped:
+        return (
+            f"{ranks}, and nothing averages their gradients: pass wrap=, which puts a "
+            f"DistributedDataParallel over them around a stage, or returns it where you do it"
+        )
+    whole = [s for s in stages.values() if hasattr(s, REDUCES) and not hasattr(s, HOLDS)]
+    averaged = [stage.process_group.ranks for stage in whole]
+    wrong = next((over for over in averaged if {*over} != {*data.ranks}), None)
+    if wrong is None:
+        return ""
+    return (
+        f"{ranks}, and gradients are averaged over {', '.join(map(str, wrong))}: wrap stages over "
+        f"mesh['dp'], or mesh['dp', 'cp'] where the mesh has both"
+    )
 
 
 def _single(arguments: tuple[Any, ...]) -> Any:

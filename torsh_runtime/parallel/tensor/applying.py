@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -90,7 +90,7 @@ def _task(layers: Any, where: str, module: Any, entry: Entry, axis: Axis) -> _Ta
             f"{where!r} is a {type(module).__name__}, and {type(entry).__name__}() is for "
             f"{', '.join(plain)}"
         )
-    if type(module).forward is not found.forward:
+    if type(module).forward is not found.forward or "forward" in vars(module):
         raise ConfigError(
             f"{where!r} is a {type(module).__name__} with a forward() of its own, which would not "
             f"know that it has a part: use a plain {found.__name__}"
@@ -100,7 +100,19 @@ def _task(layers: Any, where: str, module: Any, entry: Entry, axis: Axis) -> _Ta
         shards = parallel.shards(module, entry, axis)
     except ConfigError as error:
         raise ConfigError(f"{where!r} cannot be cut: {error}") from None
+    _check_own(where, module, shards)
     return _Task(where, module, entry, parallel, layouts(module, shards, axis))
+
+
+def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
+    """ConfigError for what is cut, and is computed of other parameters."""
+    own = dict(adapted(module).own_parameters(module))
+    made = [name for name in names if name not in own and getattr(module, name) is not None]
+    if made:
+        raise ConfigError(
+            f"{where!r} cannot be cut: its {made[0]} is no parameter, but computed of others, "
+            f"{', '.join(own) or 'of modules below it'}"
+        )
 
 
 def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:

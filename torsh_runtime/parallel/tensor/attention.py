@@ -27,9 +27,16 @@ class _Heads(Layer):
         return slice(*self.head_cuts[self.axis.index : self.axis.index + 2])
 
     def _own_mask(self, mask: Any) -> Any:
-        """What this rank needs of a mask (L, S), or (…, num_heads, L, S)."""
-        has_heads = mask is not None and len(mask.shape) > 2 and mask.shape[-3] != 1
-        return mask[..., self.own_heads, :, :] if has_heads else mask
+        """What this rank needs of a mask (L, S), or (…, num_heads, L, S). ConfigError for one of
+        another number of heads."""
+        if mask is None or len(mask.shape) < 3 or mask.shape[-3] == 1:
+            return mask
+        if mask.shape[-3] != self.head_cuts[-1]:
+            raise ConfigError(
+                f"{self.where}: a mask of shape {tuple(mask.shape)} is not (…, "
+                f"{self.head_cuts[-1]} heads, L, S)"
+            )
+        return mask[..., self.own_heads, :, :]
 
     def _drawing(self, heads: Any) -> AbstractContextManager[None]:
         """A block in which dropout draws for the weights of these heads (…, own heads, L, width)"""

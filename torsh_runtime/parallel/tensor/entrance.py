@@ -48,8 +48,8 @@ class Entrance:
 
 def _state(tensor: Any) -> object:
     """What is another one when the same tensor has to enter anew; None if that is not known."""
-    if not hasattr(tensor, "is_inference"):  # nn's are not changed while they are used
-        return needs_gradient(tensor)
+    if not hasattr(tensor, "is_inference"):  # nn's may be changed, but for what graphs hold
+        return (needs_gradient(tensor) and not tensor.is_leaf) or None
     if tensor.is_inference():
         return None
     return tensor._version, tensor.requires_grad and sys.modules["torch"].is_grad_enabled()

@@ -11,6 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
@@ -74,6 +75,11 @@ class Layer:
         """Be what the entry says, for the parameters have their parts."""
         self.entry, self.axis, self.parameter_layouts = entry, axis, lie
         self.where = where or type(self).__name__
+
+    @property
+    def parts_group(self) -> ProcessGroup | None:
+        """Who has the other parts of its parameters, if any is cut."""
+        return self.axis.group if self.parameter_layouts else None
 
     def _divide(self, entry: Any, mesh: Any) -> None:
         """Be a new layer's part, of which all ranks have made the whole."""

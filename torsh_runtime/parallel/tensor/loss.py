@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -12,7 +15,7 @@ from torsh_runtime.numpy_or_cupy import array_module
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.regions.arrays import Array, empty
 from torsh_runtime.parallel.regions.maps import Operation
-from torsh_runtime.parallel.tensor.axis import axis_of
+from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import cuts
 
 _REDUCTIONS = ("mean", "sum", "none")
@@ -32,8 +35,8 @@ def vocab_parallel_cross_entropy(
 
     input: (…, own classes), unnormalised, as a Column layer leaves them; target: integers (…), the
     same on all ranks. mesh: as parallelize() takes it. num_classes: of all ranks, cut as a Column
-    layer cuts; None if all have as many as this one. The rest as nn.functional.cross_entropy. The
-    ranks exchange four numbers for each target.
+    layer cuts; None: the ranks tell each other how many they have, which is one exchange more. The
+    rest as nn.functional.cross_entropy. The ranks exchange four numbers for each target.
 
     Raises ConfigError for another number of own classes or another shape of targets, ValueError for
     targets that are no class.
@@ -41,9 +44,8 @@ def vocab_parallel_cross_entropy(
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {reduction!r}")
     axis = axis_of(mesh)
-    own = input.shape[-1]
-    size = num_classes or own * axis.size
-    start, end = cuts(size, axis.size)[axis.index :][:2]
+    own = int(input.shape[-1])
+    start, end, size = _own_classes(axis, own, num_classes)
     if end - start != own or tuple(target.shape) != tuple(input.shape[:-1]):
         raise ConfigError(
             f"scores of shape {tuple(input.shape)} and targets of shape {tuple(target.shape)} came "
@@ -61,10 +63,21 @@ def vocab_parallel_cross_entropy(
     return losses.sum() / (kept.sum() if reduction == "mean" else 1)
 
 
+def _own_classes(axis: Axis, own: int, num_classes: int | None) -> tuple[int, int, int]:
+    """This rank's first class, the one after its last, and how many there are on all."""
+    if num_classes is None:
+        told = axis.group.all_gather_numbers(np.array([own], np.int64))[:, 0].tolist()
+        ends = tuple(accumulate(told, initial=0))
+    else:
+        ends = cuts(num_classes, axis.size)
+    return ends[axis.index], ends[axis.index + 1], ends[-1]
+
+
 def _check_classes(classes: Array, kept: Array, size: int, ignore_index: int) -> None:
-    if not classes.shape or getattr(classes.device, "type", "cpu") != "cpu":
-        return  # others would have to be waited for
-    if bool((kept & ((classes < 0) | (classes >= size))).any()):
+    wrong = (kept & ((classes < 0) | (classes >= size))).any()
+    if getattr(getattr(classes, "device", None), "type", "cpu") != "cpu":
+        sys.modules["torch"]._assert_async(~wrong)  # what it finds, nobody waits for
+    elif bool(wrong):
         raise ValueError(
             f"targets are from 0 to {size - 1} or ignore_index ({ignore_index}), and here from "
             f"{int(classes.min())} to {int(classes.max())}"
@@ -88,6 +101,7 @@ class _CrossEntropy(Operation):
         here = (places >= 0) & (places < scores.shape[1]) & (self._targets.reshape(-1) >= 0)
         self._chosen = xp.arange(len(scores)), xp.where(here, places, 0)
         self._here, self._shape, self._dtype = here, array.shape, array.dtype
+        self._loss_dtype = scores.dtype if _is_mixed(array) else array.dtype
         highest = xp.amax(scores, 1)
         self._powers = xp.exp(scores - xp.where(xp.isfinite(highest), highest, 0.0)[:, None])
         own = xp.where(here, scores[self._chosen], 0.0)
@@ -104,7 +118,7 @@ class _CrossEntropy(Operation):
         if self._smoothing:
             losses -= self._smoothing / self._classes * everyone[:, 3].sum(0)
         counted = xp.where(self._targets.reshape(-1) >= 0, losses, 0.0)  # others may be infinite
-        return _like(counted.reshape(self._shape[:-1]), self._dtype)
+        return _like(counted.reshape(self._shape[:-1]), self._loss_dtype)
 
     @property
     def adjoint(self) -> Operation:
@@ -143,6 +157,13 @@ def _wide(array: Array) -> Array:
     if array.dtype.itemsize > 2:
         return array
     return array.float() if hasattr(array, "new_empty") else array.astype("float32")
+
+
+def _is_mixed(array: Array) -> bool:
+    """Whether torch computes losses of it in 32 bits, as autocast does."""
+    if not hasattr(array, "new_empty"):
+        return False
+    return bool(sys.modules["torch"].is_autocast_enabled(array.device.type))
 
 
 def _like(array: Array, dtype: Any) -> Array:

@@ -70,7 +70,9 @@ class VocabParallelEmbedding(_OfTorch, layers.VocabParallelEmbedding, nn.Embeddi
 
     def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """See layers."""
-        if indices.numel() and indices.device.type == "cpu":  # others would have to be waited for
+        if indices.device.type != "cpu":  # what it finds, nobody waits for
+            torch._assert_async(((indices >= 0) & (indices < self.rows)).all())
+        elif indices.numel():
             self._check_range(int(indices.min()), int(indices.max()))
         elsewhere = (indices < self.start) | (indices >= self.end)
         return (indices - self.start).masked_fill(elsewhere, 0), elsewhere[..., None]

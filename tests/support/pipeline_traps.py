@@ -1,0 +1,249 @@
+"""What users do, in pipelines and in one process; each function one rank's part."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from support.pipeline_training import (
+    CUTS,
+    WIDTH,
+    batch,
+    nn_loss,
+    nn_model,
+    of,
+)
+
+import torsh_runtime as tr
+from torsh_runtime import nn
+
+Pairs = dict[str, tuple[Any, Any]]
+
+
+def _tools(kind: str) -> tuple[Any, Callable[[Any], Any]]:
+    """The framework's nn, and what makes tensors."""
+    return importlib.import_module("torch.nn") if kind == "torch" else nn, of(kind)[2]
+
+
+def _layers(kind: str, make: Callable[[Any], Any]) -> Any:
+    found, _ = _tools(kind)
+    (importlib.import_module("torch") if kind == "torch" else nn).manual_seed(3)
+    made = make(found)
+    return made.double() if kind == "torch" else made.to("float64")
+
+
+def _mse(output: Any, target: Any) -> Any:
+    return ((output - target) * (output - target)).mean()
+
+
+def _compared(pipeline: Any, model: Any, what: str) -> Pairs:
+    """Gradients, and buffers, of this rank's and of the whole."""
+    pairs: Pairs = {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in pipeline.module.named_parameters():
+        gradients = [each.grad for each in (parameter, parameters[name])]
+        if gradients[0] is not None:
+            pairs[f"{what} {name}"] = tuple(np.array(each.data) for each in gradients)
+    buffers = dict(model.named_buffers())
+    for name, buffer in pipeline.module.named_buffers():
+        pairs[f"{what} {name}"] = np.array(buffer.data), np.array(buffers[name].data)
+    return pairs
+
+
+def _rows(kind: str, seed: int = 0) -> tuple[Any, Any]:
+    random, (_, tensor) = np.random.default_rng(seed), _tools(kind)
+    return tensor(random.normal(size=(8, WIDTH))), tensor(random.normal(size=(8, WIDTH)))
+
+
+def accumulated(rank: int, kind: str) -> Pairs:
+    """Several steps add up, also of a parameter that two stages have; then some are frozen. Of a
+    list of modules, whose norm counts it once."""
+    make, loss_fn, tensor = of(kind)
+    model, cut = make(True), make(True)
+    stages = [_tools(kind)[0].Sequential(cut.tokens), _Rest(kind, cut).made]
+    pipeline = tr.PipelineParallel(stages, 4, loss_fn=loss_fn)
+    for number in range(3):
+        x, y = map(tensor, batch(number))
+        pipeline.step(x, y)
+        loss_fn(model(x), y).backward()
+    norms = tr.clip_grad_norm_(pipeline.module, 1e9), tr.clip_grad_norm_(model, 1e9)
+    pairs: Pairs = {"norm": norms}
+    own = next(iter(pipeline.module.parameters()))
+    pairs["tied"] = np.array(own.grad.data), np.array(model.tokens.weight.grad.data)
+    whole = make()
+    plain = tr.PipelineParallel(make(), 4, cuts=CUTS[2], loss_fn=loss_fn)
+    plain.step(x, y)
+    loss_fn(whole(x), y).backward()
+    for module in (plain.module, whole):
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad = not name.startswith(("tokens", "blocks.0"))
+    plain.step(x, y)
+    loss_fn(whole(x), y).backward()
+    frozen = ("tokens", "blocks.0")
+    found = _compared(plain, whole, "frozen").items()
+    return pairs | {name: each for name, each in found if not name[7:].startswith(frozen)}
+
+
+class _Rest:
+    """A model's layers after the embedding, as one module."""
+
+    def __init__(self, kind: str, model: Any) -> None:
+        class Rest(_tools(kind)[0].Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.blocks, self.head = model.blocks, model.head
+
+            def forward(self, x: Any) -> Any:
+                return self.head(self.blocks[2](self.blocks[1](*self.blocks[0](x))))
+
+        self.made = Rest()
+
+
+def buffered(rank: int, kind: str) -> Pairs:
+    """Running means are those of one pass over each microbatch, though some are computed anew, and
+    layers are measured before; a layer may be called twice."""
+
+    def made() -> Any:
+        def make(found: Any) -> Any:
+            again = found.Linear(WIDTH, WIDTH)
+            norm = getattr(found, "BatchNorm1d", found.LayerNorm)(WIDTH)
+            return found.Sequential(again, norm, again, found.Tanh())
+
+        return _layers(kind, make)
+
+    x, y = _rows(kind)
+    model = made()
+    for part in range(4):
+        rows = slice(2 * part, 2 * part + 2)
+        (_mse(model(x[rows]), y[rows]) * 0.25).backward()
+    pairs: Pairs = {}
+    ways: dict[str, dict[str, Any]] = {
+        "checkpointed": {"cuts": ["2"], "checkpoint": True},
+        "measured": {"cuts": 2, "example": x[:2]},
+    }
+    for way, options in ways.items():
+        pipeline = tr.PipelineParallel(made(), 4, loss_fn=_mse, **options)
+        pipeline.step(x, y)
+        pairs |= _compared(pipeline, model, way)
+    return pairs
+
+
+def without_tokens(rank: int, kind: str) -> Pairs:
+    """A microbatch of which nothing counts, and a loss that is no number then."""
+    make, loss_fn, tensor = of(kind)
+    x, y = batch(0)
+    y[:2] = -100
+    pipeline = tr.PipelineParallel(
+        make(), 12, cuts=CUTS[2], loss_fn=loss_fn, tokens=lambda y: int((y.data >= 0).sum())
+    )
+    model = make()
+    loss = loss_fn(model(tensor(x)), tensor(y))
+    loss.backward()
+    found = pipeline.step(tensor(x), tensor(y))
+    return {"loss": (found, loss.item())} | _compared(pipeline, model, "empty")
+
+
+def of_torch(rank: int) -> Pairs:
+    """What torch's stages do that schedules with weight gradients of their own have to know."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    class Anew(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return checkpoint(lambda x: super(Anew, self).forward(x).tanh(), x, use_reentrant=False)
+
+    class Frequencies(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return torch.fft.fft(super().forward(x))
+
+    class Back(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(torch.fft.ifft(x * (1 + 1j)).real)
+
+    def hooked(model: Any) -> Any:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * 2)
+        return model
+
+    x, y = _rows("torch")
+    models: dict[str, Callable[[], Any]] = {
+        "anew": lambda: _layers("torch", lambda nn: nn.Sequential(Anew(12, 12), Anew(12, 12))),
+        "hooked": lambda: hooked(
+            _layers("torch", lambda nn: nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12)))
+        ),
+        "complex": lambda: _layers(
+            "torch", lambda nn: nn.Sequential(Frequencies(12, 12), Back(12, 12))
+        ),
+    }
+    pairs: Pairs = {}
+    for name, make in models.items():
+        model = make()
+        _mse(model(x), y).backward()
+        pipeline = tr.PipelineParallel(
+            make(), 4, cuts=["1"], loss_fn=_mse, schedule="zb-h1", checkpoint=name == "complex"
+        )
+        pipeline.step(x, y)
+        pairs |= _compared(pipeline, model, name)
+        assert all(each.grad is not None for each in pipeline.module.parameters())
+    return pairs
+
+
+class Residual(nn.Module):
+    """Does something between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        return self.blocks(x) + x
+
+
+class Twice(nn.Module):
+    """Calls a layer again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def pipeline_layers(self) -> list[str]:
+        return ["first", "first", "last"]
+
+
+def refusals(rank: int) -> list[str]:
+    """What each wrong use says."""
+    x, y = map(nn.from_numpy, batch(0))
+    make: Callable[..., Any] = tr.PipelineParallel
+    good: dict[str, Any] = {"cuts": CUTS[2], "loss_fn": nn_loss}
+    row = nn.Tensor(np.ones((2, 4), np.float32))
+    several = make(nn_model(), 6, cuts=CUTS[4], schedule="interleaved", loss_fn=nn_loss)
+    replicated = tr.init_device_mesh({"pp": 1, "dp": 2})
+    alone = {"cuts": [], "loss_fn": nn_loss, "mesh": replicated}
+    wrong: list[Callable[[], object]] = [
+        lambda: make(Residual(), 2, cuts=["blocks.1"], example=row),
+        lambda: make(Twice(), 2, cuts=["last"]),
+        lambda: tr.clip_grad_norm_(several.stages[rank], 1.0),
+        lambda: make(nn_model(), 6, **good).evaluate(x[:0], y[:0]),
+        lambda: make(nn_model(), 6, **alone).step(x, y),
+        lambda: make(
+            nn_model(),
+            6,
+            wrap=lambda each: tr.DistributedDataParallel(each, process_group=replicated["pp"]),
+            **alone,
+        ).step(x, y),
+        lambda: make(nn_model(), 6, cuts=CUTS[2], loss_fn=_by_row).step(x, y),
+    ]
+    said = []
+    for call in wrong:
+        try:
+            call()
+            said.append("")
+        except (tr.ConfigError, tr.PipelineError) as error:
+            said.append(str(error))
+    return said
+
+
+def _by_row(scores: Any, target: Any) -> Any:
+    return nn.functional.cross_entropy(scores, target, reduction="none")
