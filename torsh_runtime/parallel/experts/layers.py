@@ -73,7 +73,8 @@ class MixtureOfExperts:
 
     The ranks' losses are averaged, so gradients of `up` and `down` are averages over the ranks of
     the axis when a backward pass ends, and those of `router` are this rank's own. What remains is
-    to average the former over who has the same experts, and the latter over all.
+    to average the former over who has the same experts, and the latter over all, as wrappers for
+    data parallelism over a mesh's axes do.
 
     Attributes: parameter_layouts (how `up` and `down` lie on the mesh).
     """
