@@ -66,6 +66,7 @@ def of_torch() -> dict[str, Any]:
         "decoder": tensor_layers.decoder_of_torch,
         "autocast": tensor_layers.autocast_of_torch,
         "autocast loss": tensor_layers.autocast_loss,
+        "forgotten": tensor_layers.forgotten,
         "without memory": tensor_layers.without_memory,
         "dropout": tensor_layers.dropout_of_torch,
     }

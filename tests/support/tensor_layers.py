@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -452,6 +453,24 @@ def autocast_loss(rank: int) -> dict[str, float]:
 
 def _cut(tools: Kit) -> Any:
     return tr.parallelize(made(tools, lambda: tools.nn.Linear(4, 4)), None, {"": tr.Column()})
+
+
+def forgotten(rank: int) -> dict[str, float]:
+    """A layer that computes on a part, of which no plan knows: norms tell."""
+    tools, mesh = kit("torch"), tr.init_device_mesh({"tp": tr.get_world_size()})
+    nn, said = tools.nn, []
+    log, handler = logging.getLogger("torsh_runtime"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    net = made(tools, lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 4)))
+    tr.parallelize(net, mesh, {"0": tr.Column(), "2": tr.Row()})
+    net(tools.tensor(random(ROWS, 4))).square().sum().backward()
+    log.addHandler(handler)
+    tr.clip_grad_norm_(net, 1.0, mesh)
+    log.removeHandler(handler)
+    assert ["gradients of parameters that all of them have" in each for each in said] == [
+        True for _ in range(rank == 0)
+    ]
+    return {"said": 0.0}
 
 
 def _changed(layer: Any) -> Any:
