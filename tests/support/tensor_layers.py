@@ -364,6 +364,7 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         lambda: tr.vocab_parallel_cross_entropy(
             tools.tensor(np.zeros(4)), tools.tensor(np.array(4 * ranks))
         ),
+        lambda: _cut(tools)(tools.tensor(np.full((2, 4), float(rank)))),
         lambda: tr.DistributedDataParallel(_cut(tools)),
         lambda: tr.FullyShardedDataParallel(_cut(tools)),
     ]
@@ -453,6 +454,24 @@ def autocast_loss(rank: int) -> dict[str, float]:
 
 def _cut(tools: Kit) -> Any:
     return tr.parallelize(made(tools, lambda: tools.nn.Linear(4, 4)), None, {"": tr.Column()})
+
+
+def differentiated_twice(rank: int) -> dict[str, float]:
+    """Gradients of what gradients come to, as penalties are made of."""
+    tools = kit("torch")
+    nn = tools.nn
+
+    def make() -> Any:
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+
+    whole, cut = made(tools, make), made(tools, make)
+    tr.parallelize(cut, None, {"0": tr.Column(), "2": tr.Row()})
+
+    def penalty(net: Any, inputs: Sequence[Any]) -> Any:
+        result = net(inputs[0]).pow(3).sum()
+        return tools.torch.autograd.grad(result, inputs[0], create_graph=True)[0]
+
+    return compared(tools, whole, cut, [random(ROWS, 4)], penalty)
 
 
 def forgotten(rank: int) -> dict[str, float]:

@@ -59,6 +59,19 @@ def check_same_values(
         )
 
 
+def check_same_input(values: Any, axis: Axis, where: str) -> None:
+    """ConfigError on all ranks if they are given different ones."""
+    told = f"{tuple(values.shape)} {values.dtype} {_digest(values)}"
+    rows = axis.group.all_gather_numbers(np.array([zlib.crc32(told.encode())], np.int64))
+    others = np.flatnonzero(rows[:, 0] != rows[0, 0]).tolist()
+    if others:
+        raise disagreement(
+            f"{where}: rank(s) {', '.join(map(str, others))} of the axis {axis.name!r} are given "
+            f"another input than rank 0: ranks that have parts of one layer take the same batch",
+            dict.fromkeys(others, "another input"),
+        )
+
+
 def _digest(values: Any) -> int:
     if getattr(values, "is_meta", False):
         return 0
