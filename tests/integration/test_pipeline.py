@@ -170,6 +170,7 @@ def test_what_would_be_wrong_numbers_is_refused() -> None:
         "names first more than once",
         "one of several stages",
         "a batch without rows",
+        "a batch of 24 rows has targets of 12",
         "nothing averages their gradients",
         "gradients are averaged over",
         "loss_fn returned a tensor of shape (4,)",

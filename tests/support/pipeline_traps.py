@@ -260,6 +260,7 @@ def refusals(rank: int) -> list[str]:
         lambda: make(Twice(), 2, cuts=["last"]),
         lambda: tr.clip_grad_norm_(several.stages[rank], 1.0),
         lambda: make(nn_model(), 6, **good).evaluate(x[:0], y[:0]),
+        lambda: make(nn_model(), 6, **good).step(x, y[:12]),
         lambda: make(nn_model(), 6, **alone).step(x, y),
         lambda: make(
             nn_model(),
