@@ -364,6 +364,9 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         lambda: tr.vocab_parallel_cross_entropy(
             tools.tensor(np.zeros(4)), tools.tensor(np.array(4 * ranks))
         ),
+        lambda: tr.vocab_parallel_cross_entropy(
+            tools.tensor(random(ROWS, 4)), tools.tensor(np.zeros(ROWS, int))
+        ),
         lambda: _cut(tools)(tools.tensor(np.full((2, 4), float(rank)))),
         lambda: tr.DistributedDataParallel(_cut(tools)),
         lambda: tr.FullyShardedDataParallel(_cut(tools)),
