@@ -31,6 +31,8 @@ def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor 
 @leave_alone
 def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     """See regions.applied()."""
+    if operation.is_in_place and tensor.requires_grad and tensor._is_view():
+        operation = operation.adjoint.adjoint  # torch asks the view's base what has become of it
     if operation.is_in_place:  # gradients need no node, which would cost them time
         operation(tensor.detach())
         torch.autograd.graph.increment_version(tensor)  # who has saved it notices
