@@ -74,7 +74,7 @@ def test_a_rank_has_an_early_and_a_late_chunk() -> None:
 
 def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
     for said in whole(found("nn", 2)["refused"]):
-        assert len(said) == 10
+        assert len(said) == 11
         assert "do not fit" in said[0]
         assert "on rank(s) 0" in said[1]
         assert "of 9 it has to have" in said[2]
@@ -85,3 +85,4 @@ def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
         assert "2 rows are given for a batch of 1" in said[7]
         assert "no early and late chunk" in said[8]
         assert "takes 4 tokens at least" in said[9]
+        assert "not cumulative lengths from 0 to 8" in said[10]

@@ -114,6 +114,14 @@ def three_dimensions(rank: int) -> None:
     ids = tr.ProcessGroupIds(config)
     assert ids.get_dp_group_id(1, 0) == "dp_group_tp1_pp0"
     assert ids.get_dp_group_id(2, 0) is None
+    for call in (
+        lambda: tr.RankMapping(config, 4),
+        lambda: tr.RankMapping.from_3d_coords(config, 1, 0, 0),
+        lambda: tr.RankMapping(tr.ThreeDParallelismConfig(-1), 0),
+        lambda: tr.ProcessGroupIds(tr.ThreeDParallelismConfig(-1)),
+    ):
+        with pytest.raises(tr.ConfigError):
+            call()
     for wrong in ((2, 2, 2), (0, 2, 2)):
         with pytest.raises(tr.ConfigError):
             tr.ProcessGroupManager(tr.ThreeDParallelismConfig(*wrong))

@@ -154,12 +154,23 @@ def test_what_users_do_is_what_one_process_does(kind: str) -> None:
                 np.testing.assert_allclose(got, expected, **wanted)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tied_weight_of_wrapped_stages_is_that_of_one_process(kind: str) -> None:
+    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel")
+    bodies = {each: partial(pipeline_traps.wrapped, kind=kind, wrapper=each) for each in wrappers}
+    for name, results in run_in_one_world(4, bodies, 60.0).items():
+        for each in whole(results):
+            for what, (got, expected) in each.items():
+                np.testing.assert_allclose(got, expected, rtol=1e-9, err_msg=f"{name}: {what}")
+
+
 def test_what_would_be_wrong_numbers_is_refused() -> None:
     texts = (
         "do not give what its forward() gives",
         "names first more than once",
         "one of several stages",
         "a batch without rows",
+        "a batch of 24 rows has targets of 12",
         "nothing averages their gradients",
         "gradients are averaged over",
         "loss_fn returned a tensor of shape (4,)",

@@ -30,6 +30,7 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     if framework == "torch":
         bodies["twice"] = partial(regions.twice, ranks=ranks)
         bodies["saved"] = regions.overwritten_though_saved
+        bodies["view"] = regions.overwriting_a_view
     return run_in_one_world(ranks, bodies, 60.0)
 
 
@@ -54,6 +55,12 @@ def test_is_what_one_process_computes(name: str, ranks: int, framework: str) -> 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_sums_take_memory_that_they_may(ranks: int, framework: str) -> None:
     assert all(whole(found(framework, ranks)["overwriting"]))
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_sums_in_memory_of_views_are_sums() -> None:
+    assert all(whole(found("torch", 2)["view"]))
 
 
 @pytest.mark.torch

@@ -66,6 +66,8 @@ def of_torch() -> dict[str, Any]:
         "decoder": tensor_layers.decoder_of_torch,
         "autocast": tensor_layers.autocast_of_torch,
         "autocast loss": tensor_layers.autocast_loss,
+        "differentiated twice": tensor_layers.differentiated_twice,
+        "forgotten": tensor_layers.forgotten,
         "without memory": tensor_layers.without_memory,
         "dropout": tensor_layers.dropout_of_torch,
     }
@@ -150,7 +152,7 @@ def test_ranks_drop_the_same_of_what_all_have_and_their_own_of_parts(ranks: int)
 @with_both
 def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
     for said in whole(found(framework, 2)["refused"]):
-        assert len(said) == 25, said
+        assert len(said) == 27, said
         assert "'upp' in the plan matches no module; there are: up" in said[0]
         assert "both match 'up'" in said[1]
         assert "'norm' is a LayerNorm, and Column() is for Linear" in said[2]
@@ -174,4 +176,6 @@ def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
         assert "forward() of its own" in said[20]
         assert "a mask of shape (4, 5, 5) is not (…, 6 heads, L, S)" in said[21]
         assert "targets are from 0 to 7" in said[22]
-        assert all("different parts of the model" in each for each in said[23:])
+        assert "have the same scores of 4 classes" in said[23]
+        assert "rank(s) 1 of the axis 'tp' are given another input" in said[24]
+        assert all("different parts of the model" in each for each in said[25:])

@@ -201,6 +201,7 @@ def refused(rank: int, ranks: int) -> list[str]:
         lambda: call(documents=[[0, 4 * ranks]] * 2),
         lambda: call(tokens=1),
         lambda: tr.context_shard(zeros((1, ranks)), axis),
+        lambda: tr.context_positions(8, axis, [1, 3, 8]),
     ]
     said = []
     for each in wrong:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from support.pipeline_training import (
     CUTS,
+    MICROBATCHES,
     WIDTH,
     batch,
     nn_loss,
     nn_model,
     of,
+    optimizer_of,
 )
 
 import torsh_runtime as tr
@@ -84,6 +86,38 @@ def accumulated(rank: int, kind: str) -> Pairs:
     frozen = ("tokens", "blocks.0")
     found = _compared(plain, whole, "frozen").items()
     return pairs | {name: each for name, each in found if not name[7:].startswith(frozen)}
+
+
+def wrapped(rank: int, kind: str, wrapper: str) -> Pairs:
+    """A parameter that two stages have, whose gradients are accumulated in several steps, and of
+    which wrappers over two replicas have parts that each stage cuts in its own way."""
+    make, loss_fn, tensor = of(kind)
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 2})
+    group = mesh.get_group("dp")
+    options = {} if wrapper == "DistributedDataParallel" else {"min_num_params": 0}
+    pipeline = tr.PipelineParallel(
+        make(True),
+        MICROBATCHES,
+        mesh=mesh,
+        cuts=CUTS[2],
+        loss_fn=loss_fn,
+        wrap=lambda stage: getattr(tr, wrapper)(stage, process_group=group, **options),
+    )
+    model, pairs = make(True), {}
+    optimizers = [optimizer_of(kind, each) for each in (pipeline.module, model)]
+    for number in range(4):
+        x, y = batch(number)
+        own = slice(12 * group.rank, 12 * group.rank + 12)
+        loss = loss_fn(model(tensor(x)), tensor(y))
+        loss.backward()
+        pairs[f"loss {number}"] = pipeline.step(tensor(x[own]), tensor(y[own])), loss.item()
+        if number % 2:
+            norms = tr.clip_grad_norm_(pipeline.module, 0.5, mesh), tr.clip_grad_norm_(model, 0.5)
+            pairs[f"norm {number}"] = norms
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return pairs
 
 
 class _Rest:
@@ -226,6 +260,7 @@ def refusals(rank: int) -> list[str]:
         lambda: make(Twice(), 2, cuts=["last"]),
         lambda: tr.clip_grad_norm_(several.stages[rank], 1.0),
         lambda: make(nn_model(), 6, **good).evaluate(x[:0], y[:0]),
+        lambda: make(nn_model(), 6, **good).step(x, y[:12]),
         lambda: make(nn_model(), 6, **alone).step(x, y),
         lambda: make(
             nn_model(),

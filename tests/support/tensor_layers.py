@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -363,6 +364,10 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         lambda: tr.vocab_parallel_cross_entropy(
             tools.tensor(np.zeros(4)), tools.tensor(np.array(4 * ranks))
         ),
+        lambda: tr.vocab_parallel_cross_entropy(
+            tools.tensor(random(ROWS, 4)), tools.tensor(np.zeros(ROWS, int))
+        ),
+        lambda: _cut(tools)(tools.tensor(np.full((2, 4), float(rank)))),
         lambda: tr.DistributedDataParallel(_cut(tools)),
         lambda: tr.FullyShardedDataParallel(_cut(tools)),
     ]
@@ -452,6 +457,42 @@ def autocast_loss(rank: int) -> dict[str, float]:
 
 def _cut(tools: Kit) -> Any:
     return tr.parallelize(made(tools, lambda: tools.nn.Linear(4, 4)), None, {"": tr.Column()})
+
+
+def differentiated_twice(rank: int) -> dict[str, float]:
+    """Gradients of what gradients come to, as penalties are made of."""
+    tools = kit("torch")
+    nn = tools.nn
+
+    def make() -> Any:
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+
+    whole, cut = made(tools, make), made(tools, make)
+    tr.parallelize(cut, None, {"0": tr.Column(), "2": tr.Row()})
+
+    def penalty(net: Any, inputs: Sequence[Any]) -> Any:
+        result = net(inputs[0]).pow(3).sum()
+        return tools.torch.autograd.grad(result, inputs[0], create_graph=True)[0]
+
+    return compared(tools, whole, cut, [random(ROWS, 4)], penalty)
+
+
+def forgotten(rank: int) -> dict[str, float]:
+    """A layer that computes on a part, of which no plan knows: norms tell."""
+    tools, mesh = kit("torch"), tr.init_device_mesh({"tp": tr.get_world_size()})
+    nn, said = tools.nn, []
+    log, handler = logging.getLogger("torsh_runtime"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    net = made(tools, lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 4)))
+    tr.parallelize(net, mesh, {"0": tr.Column(), "2": tr.Row()})
+    net(tools.tensor(random(ROWS, 4))).square().sum().backward()
+    log.addHandler(handler)
+    tr.clip_grad_norm_(net, 1.0, mesh)
+    log.removeHandler(handler)
+    assert ["gradients of parameters that all of them have" in each for each in said] == [
+        True for _ in range(rank == 0)
+    ]
+    return {"said": 0.0}
 
 
 def _changed(layer: Any) -> Any:

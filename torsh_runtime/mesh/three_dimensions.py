@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.layout import Layout
 from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.numpy_or_cupy import array_module
 
 _NAMES = ("pp", "dp", "tp")
 """Neighbours are of one tensor parallel group."""
@@ -23,12 +25,18 @@ _NAMES = ("pp", "dp", "tp")
 @dataclass(frozen=True, slots=True)
 class ThreeDParallelismConfig:
     """Sizes of the three axes, of which one may be -1, and how their ranks communicate: one of
-    CommunicationStrategy."""
+    CommunicationStrategy. ConfigError for other sizes."""
 
     dp_size: int = 1
     tp_size: int = 1
     pp_size: int = 1
     comm_strategy: str = CommunicationStrategy.ADAPTIVE
+
+    def __post_init__(self) -> None:
+        if any(size < 1 and size != -1 for size in self.shape) or self.shape.count(-1) > 1:
+            raise ConfigError(
+                f"sizes of pp, dp and tp are {self.shape}: each is 1 or more, and one may be -1"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -37,9 +45,11 @@ class ThreeDParallelismConfig:
 
 
 class RankMapping:
-    """Where a rank stands along the three axes."""
+    """Where a rank stands along the three axes. ConfigError for a rank that there is not, and for
+    sizes of which one is -1: a ProcessGroupManager's config has the number."""
 
     def __init__(self, config: ThreeDParallelismConfig, global_rank: int) -> None:
+        _check_within(global_rank, math.prod(_known(config)), "rank")
         self.global_rank = global_rank
         coordinate = Layout.dense(config.shape, _NAMES).coordinate(global_rank)
         self.pp_rank, self.dp_rank, self.tp_rank = coordinate
@@ -49,14 +59,17 @@ class RankMapping:
         config: ThreeDParallelismConfig, dp_rank: int, tp_rank: int, pp_rank: int
     ) -> int:
         """The rank that stands there."""
+        for name, at, size in zip(_NAMES, (pp_rank, dp_rank, tp_rank), _known(config), strict=True):
+            _check_within(at, size, f"{name}_rank")
         return (pp_rank * config.dp_size + dp_rank) * config.tp_size + tp_rank
 
 
 class ProcessGroupIds:
     """Names of the groups along each axis, by where they stand along the others; None where there
-    is none."""
+    is none. ConfigError as RankMapping."""
 
     def __init__(self, config: ThreeDParallelismConfig) -> None:
+        _known(config)
         self._sizes = {"pp": config.pp_size, "dp": config.dp_size, "tp": config.tp_size}
 
     def get_dp_group_id(self, tp_rank: int, pp_rank: int) -> str | None:
@@ -72,6 +85,20 @@ class ProcessGroupIds:
         if any(rank not in range(self._sizes[other]) for other, rank in at.items()):
             return None
         return "_".join([f"{axis}_group", *(f"{other}{rank}" for other, rank in at.items())])
+
+
+def _known(config: ThreeDParallelismConfig) -> tuple[int, int, int]:
+    if -1 in config.shape:
+        raise ConfigError(
+            f"{config} has a size that depends on the ranks: take the config of a "
+            f"ProcessGroupManager that was made of it"
+        )
+    return config.shape
+
+
+def _check_within(at: int, size: int, what: str) -> None:
+    if at not in range(size):
+        raise ConfigError(f"{what} {at}: there are {size}, from 0 on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +167,22 @@ class ProcessGroupManager:
         """Sum it in place over the tensor parallel group."""
         self.get_tp_process_group().all_reduce(tensor)
 
-    def all_gather_tp(self, tensor: NDArray[Any]) -> NDArray[Any]:
+    def all_gather_tp(self, tensor: Any) -> Any:
         """All ranks' of the tensor parallel group, one behind the other along dimension 0."""
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape
-        gathered = np.empty((rows * group.world_size, *rest), tensor.dtype)
+        gathered = _empty(tensor, (rows * group.world_size, *rest))
         group.all_gather_into_tensor(gathered, tensor)
         return gathered
 
-    def reduce_scatter_tp(self, tensor: NDArray[Any]) -> NDArray[Any]:
+    def reduce_scatter_tp(self, tensor: Any) -> Any:
         """This rank's rows of the sum over the tensor parallel group. ConfigError for a number of
         rows that it does not divide."""
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape
         if rows % group.world_size:
             raise ConfigError(f"{rows} rows cannot be cut evenly for {group.world_size} ranks")
-        own = np.empty((rows // group.world_size, *rest), tensor.dtype)
+        own = _empty(tensor, (rows // group.world_size, *rest))
         group.reduce_scatter_tensor(own, tensor)
         return own
 
@@ -172,6 +199,13 @@ class ProcessGroupManager:
         received = np.empty(tuple(shape), dtype)
         self.get_pp_process_group().recv(received, src, tag)
         return received
+
+
+def _empty(like: Any, shape: tuple[int, ...]) -> Any:
+    """An array or tensor of the same kind."""
+    if hasattr(like, "new_empty"):
+        return like.new_empty(shape)
+    return array_module(like).empty(shape, like.dtype)
 
 
 def _forward(micro_batch_id: int) -> int:

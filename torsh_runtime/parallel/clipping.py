@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.mesh.mesh import DeviceMesh
@@ -13,6 +16,9 @@ from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stage_ranks_of
 from torsh_runtime.parallel.norms import joined, norm_of, power_sum, together
 
+_log = logging.getLogger("torsh_runtime")
+_ROUNDED = 1e-4
+"""By which part of them norms may differ where kernels add up in any order."""
 STAGES = "pp"
 """The axis along which ranks have different parameters."""
 
@@ -39,7 +45,7 @@ def clip_grad_norm_(
     and stages of a pipeline, or of what is along "pp", are added up, of which several may have a
     parameter of one name. What a FullyShardedDataParallel in it has sharded is added up over its
     group. Sums are formed in float64. All ranks of the mesh call it, when the gradients have been
-    averaged.
+    averaged; a warning is logged if they then do not come to the same.
 
     Raises TypeError for what is no model, ConfigError for layouts that do not fit the mesh.
     """
@@ -56,6 +62,8 @@ def clip_grad_norm_(
             _add_up(sums, over, mesh.get_group(axis), norm_type)
     own = joined([*sums.values()], norm_type)
     total = norm_of(together(stages, [own], norm_type) if stages else [own], norm_type)
+    if mesh is not None:
+        _warn_if_apart(total, mesh)
     factor = max_norm / (total + 1e-6)
     if not factor >= 1:  # nor for what is no number, which one process would not hide either
         for _, parameter in adapter.parameters():
@@ -63,6 +71,21 @@ def clip_grad_norm_(
             if gradient is not None:
                 adapter.scale(gradient, factor)
     return total
+
+
+def _warn_if_apart(total: float, mesh: DeviceMesh) -> None:
+    """Tell if ranks do not have the same gradients of what they all have."""
+    group = mesh.flatten().get_group()
+    own = np.array([total]).view(np.int64)
+    told = group.all_gather_numbers(own).view(np.float64)[:, 0]
+    lowest, highest = float(told.min()), float(told.max())
+    if group.rank == 0 and highest - lowest > _ROUNDED * highest:
+        _log.warning(
+            "the norm of the gradients is %.6g on rank %d and %.6g on rank %d: ranks have other "
+            "gradients of parameters that all of them have, which were not averaged, or are of a "
+            "part of what the ranks compute. tr.verify() names the first",
+            *(lowest, group.ranks[int(told.argmin())], highest, group.ranks[int(told.argmax())]),
+        )
 
 
 def _own_sums(

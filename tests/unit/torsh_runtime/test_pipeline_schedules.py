@@ -118,6 +118,32 @@ def test_files_keep_tables(tmp_path: Path, suffix: str) -> None:
     assert files.load_table(tmp_path / f"t.{suffix}").rows == table.rows
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.csv", b"0F0,999999999F0,0B0"),
+        ("t.csv", b"0F" + b"9" * 5000),
+        ("t.csv", b"0F999999,0B999999,999998F0"),
+        ("t.csv", "\u0660F\u0660,0B0".encode()),
+        ("t.csv", b"\xff\xfe0F0"),
+        ("t.csv", b"0F0," + b"x" * 200_000),
+        ("t.csv", b""),
+        ("t.json", b"[" * 100_000),
+        ("t.json", b'{"ranks": [[["0F0"]]]}'),
+    ],
+)
+def test_files_of_anything_else_are_refused_at_once(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError):
+        check(files.load_table(tmp_path / name))
+
+
+def test_empty_lines_at_the_end_are_of_no_rank() -> None:
+    assert len(files.from_csv("0F0,0B0\n\n\n").rows) == 1
+
+
 def test_tables_of_torch_are_read() -> None:
     text = (
         "0UNSHARD,0F0,,0SEND_F0,0F1,0RECV_B0,0B0,0B1,0REDUCE_GRAD\n1F0,(1F1;1B0)OVERLAP_F_B,1B1\n"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.context.chunks import chunks, lengths
 from torsh_runtime.parallel.context.order import in_order, of_rank
@@ -32,7 +33,7 @@ def context_positions(
     """Where in its sequence of `length` tokens each of this rank's tokens stands, from 0; or in its
     document, of which `documents` are the cumulative lengths. Shape (this rank's tokens,).
 
-    axis and ConfigError: as context_shard().
+    axis and ConfigError: as context_shard(); and for documents that are not of such a sequence.
     """
     group = group_of(axis)
     spans = chunks(length, group.world_size, group.rank)
@@ -40,6 +41,10 @@ def context_positions(
     if documents is None:
         return places
     starts = np.asarray(documents, np.int64)
+    if starts.ndim != 1 or starts[0] or starts[-1] != length or (np.diff(starts) < 0).any():
+        raise ConfigError(
+            f"documents {documents} are not cumulative lengths from 0 to {length}, of one sequence"
+        )
     return places - starts[np.searchsorted(starts, places, "right") - 1]
 
 

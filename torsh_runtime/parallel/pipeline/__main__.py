@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -24,17 +25,33 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = draw.add_argument
     add("table", help=f"{', '.join(builders.NAMES)}, with +1 for more ahead, or a .csv or .json")
-    add("--ranks", type=int, default=4, help="of a table by name; default: 4")
-    add("--stages-per-rank", type=int, help="default: 2 of interleaved and zbv, else 1")
-    add("--microbatches", type=int, default=8, help="of a table by name; default: 8")
+    add("--ranks", type=_count, default=4, help="of a table by name; default: 4")
+    add("--stages-per-rank", type=_count, help="default: 2 of interleaved and zbv, else 1")
+    add("--microbatches", type=_count, default=8, help="of a table by name; default: 8")
     for name in ("forward", "input", "weight"):
-        add(f"--{name}", type=float, default=1.0, help="what such a step takes; default: 1")
-    add("--transfer", type=float, default=0.0, help="what a message takes; default: 0")
+        add(f"--{name}", type=_time, default=1.0, help="what such a step takes; default: 1")
+    add("--transfer", type=_time, default=0.0, help="what a message takes; default: 0")
     add("--measured", type=Path, help="a file of save_timeline(), to be drawn beside it")
     add("--width", type=int, default=shutil.get_terminal_size().columns, help="of the picture")
     add("--png", type=Path, help="write a picture there; it takes matplotlib")
     add("--save", type=Path, help="write the table there, as .csv or .json")
     return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    """From 1 on."""
+    found = int(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text}: 1 or more")
+    return found
+
+
+def _time(text: str) -> float:
+    """From 0 on."""
+    found = float(text)
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: 0 or more")
+    return found
 
 
 def _table(options: argparse.Namespace) -> Table:

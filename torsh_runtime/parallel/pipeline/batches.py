@@ -62,6 +62,26 @@ def count_of(batch: Any, most: int) -> int:
     return min(most, size)
 
 
+def dealt(batch: Any) -> int:
+    """How many rows are dealt to microbatches; 0 if that is not done, or cannot be."""
+    if batch is None or isinstance(batch, list):
+        return 0
+    sizes = {each.shape[0] for each in arguments(batch) if len(getattr(each, "shape", ()))}
+    return int(max(sizes, default=0))
+
+
+def check_together(inputs: int, targets: int, count: int) -> None:
+    """ConfigError if a batch and its targets are not dealt alike to so many microbatches;
+    0 of either: that is not known. Each row may have several of the targets'."""
+    if not inputs or not targets or inputs == targets:
+        return
+    if targets % inputs or inputs % count:
+        raise ConfigError(
+            f"a batch of {inputs} rows has targets of {targets}, which {count} microbatches do not "
+            f"get together: give as many, or lists of microbatches"
+        )
+
+
 def shapes(parts: Sequence[tuple[Any, ...]]) -> str:
     """Of all tensors, as text."""
     return "; ".join(

@@ -17,7 +17,7 @@ from pathlib import Path
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline.table import COMPUTES, Kind, Step, Table
 
-_STEP = re.compile(r"(\d+)(F|I|B|W|UNSHARD|RESHARD|REDUCE_GRAD)(\d*)")
+_STEP = re.compile(r"([0-9]{1,6})(F|I|B|W|UNSHARD|RESHARD|REDUCE_GRAD)([0-9]{0,6})")
 _MESSAGE = re.compile(r"\d+(SEND|RECV)_[FB]\d*")
 _TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
 
@@ -26,7 +26,10 @@ def load_table(path: str | Path) -> Table:
     """The table in a file whose name ends in .csv or .json. ConfigError for what is none, naming
     the rank and the cell; OSError as open()."""
     path = Path(path)
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path.name} is no text: {error}") from None
     return from_json(text, path.name) if path.suffix == ".json" else from_csv(text, path.name)
 
 
@@ -45,8 +48,14 @@ def to_csv(table: Table) -> str:
 
 
 def from_csv(text: str, name: str = "table") -> Table:
-    """The opposite of to_csv()."""
-    return _table(list(csv.reader(io.StringIO(text))), name)
+    """The opposite of to_csv(). Empty lines at the end are of no rank."""
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ConfigError(f"{name}: {error}") from None
+    while rows and not rows[-1]:
+        rows.pop()
+    return _table(rows, name)
 
 
 def to_json(table: Table) -> str:
@@ -60,7 +69,7 @@ def from_json(text: str, name: str = "table") -> Table:
     try:
         found = json.loads(text)
         rows = [[str(cell) for cell in row] for row in found["ranks"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f'{name}: not {{"name": ..., "ranks": [[...], ...]}}: {error}') from None
     return _table(rows, str(found.get("name", name)))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.pipeline.autograd import Autograd
@@ -161,11 +162,14 @@ def save_timeline(timeline: Simulation, path: Any) -> None:
 
 
 def load_timeline(path: Any) -> Simulation:
-    """The opposite."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    table = from_json(json.dumps(content["table"]))
-    rows = tuple(
-        tuple(Span(step, *times) for step, times in zip(row, spans, strict=True))
-        for row, spans in zip(table.rows, content["spans"], strict=True)
-    )
+    """The opposite. ConfigError for another file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        table = from_json(json.dumps(content["table"]))
+        rows = tuple(
+            tuple(Span(step, *map(float, times)) for step, times in zip(row, spans, strict=True))
+            for row, spans in zip(table.rows, content["spans"], strict=True)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no timeline of save_timeline(): {error}") from None
     return Simulation(table, rows)

@@ -46,12 +46,16 @@ def planned(
     stages: Any,
     cuts: Sequence[str] | int | None,
     example: Any,
-    schedule: str | Table,
+    schedule: str | Path | Table,
     placement: Sequence[int] | None,
     num_microbatches: int,
 ) -> Plan:
     """As PipelineParallel's arguments say. ConfigError on all ranks if one has a problem, or if
     their plans differ."""
+    if isinstance(schedule, Path):
+        schedule = str(schedule)
+    if isinstance(cuts, str):
+        cuts = [cuts]
     if cuts is not None:
         _check_chain(group, stages, example)
     if isinstance(cuts, int):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.layout import Piece
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.pipeline.splitting import StageModule, stage_class
 from torsh_runtime.parallel.pipeline.wire import exchange
+from torsh_runtime.parallel.regions.arrays import empty
 
 
 class Shared(NamedTuple):
@@ -34,8 +37,8 @@ class Sharing:
     """Keeps what this rank has of them alike."""
 
     def __init__(self, group: ProcessGroup, parameters: Sequence[Shared], stage: Any) -> None:
-        """stage: any of this rank's."""
-        self._group, self._adapter = group, adapter_class(stage)(stage)
+        """stage: all of this rank's."""
+        self._group, self._adapter, self._stage = group, adapter_class(stage)(stage), stage
         self._parameters = [each for each in parameters if group.rank in each.ranks]
 
     def send_values(self) -> None:
@@ -49,12 +52,15 @@ class Sharing:
     def begin(self) -> None:
         """Put aside what earlier steps have accumulated, which is a sum of all already."""
         adapter = self._adapter
-        self._before = [adapter.gradient(parameter) for parameter, _ in self._parameters]
+        self._before = []
         for parameter, _ in self._parameters:
+            there = adapter.gradient(parameter)  # in memory that wrappers may write to again
+            self._before.append(None if there is None else adapter.clone(there))
             adapter.set_gradient(parameter, None)
 
     def add_gradients(self) -> None:
         """Give all the sum of all gradients since begin(), and add that to what was there."""
+        held = self._held() if self._parameters else {}
         for (parameter, ranks), before in zip(self._parameters, self._before, strict=True):
             gradient = self._adapter.gradient(parameter)
             if gradient is None:
@@ -62,9 +68,34 @@ class Sharing:
                 self._adapter.fill(gradient, 0)
                 self._adapter.set_gradient(parameter, gradient)
                 gradient = self._adapter.gradient(parameter)
-            exchange(self._group, ranks, self._adapter.values(gradient), self._adapter.add)
+            values = self._adapter.values(gradient)
+            if id(parameter) in held:
+                self._add_parts(ranks, values, *held[id(parameter)])
+            else:
+                exchange(self._group, ranks, values, self._adapter.add)
             if before is not None:
                 self._adapter.add(gradient, before)
+
+    def _held(self) -> dict[int, tuple[Piece, ProcessGroup]]:
+        """Of parameters that wrappers have sharded, by id(), this rank's piece, and over whom."""
+        wrappers = getattr(self._stage, "parallel_wrappers", ())
+        return {
+            key: (each.pieces()[key], each.process_group)
+            for each in wrappers
+            if hasattr(each, "sharded")
+            for key in each.sharded()
+        }
+
+    def _add_parts(
+        self, ranks: Sequence[int], values: Any, piece: Piece, group: ProcessGroup
+    ) -> None:
+        """The same where ranks have pieces, which other stages have cut otherwise."""
+        whole = empty(values, (math.prod(piece.global_shape),))
+        whole[...] = 0
+        whole[piece.start : piece.end] = values
+        group.all_reduce(whole)
+        exchange(self._group, ranks, whole, self._adapter.add)
+        values[...] = whole[piece.start : piece.end]
 
 
 def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:

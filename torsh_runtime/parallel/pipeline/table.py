@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice, product
 from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
@@ -25,6 +26,8 @@ class Kind(Enum):
     REDUCE = "REDUCE_GRAD"
 
 
+_TOLD = 5
+"""So many problems of a table are told."""
 COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 """What is done with a microbatch."""
 
@@ -116,7 +119,7 @@ def check(
     ranks or on another than `placement` says, a reduction before its stage's last backward pass.
     Whether steps wait for each other in a circle simulate() finds.
     """
-    problems = _problems(table, num_stages, num_microbatches)
+    problems = [*islice(_problems(table, num_stages, num_microbatches), _TOLD + 1)]
     there = table.placement if not problems or num_stages is None else ()
     if placement is not None and there and tuple(placement) != there:
         wrong = [stage for stage, rank in enumerate(placement) if there[stage] != rank]
@@ -126,30 +129,31 @@ def check(
             for stage in wrong
         ]
     if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        more = " and more" if len(problems) > _TOLD else ""
         raise ConfigError(
-            f"{table.name} is no schedule: {'; '.join(problems[:5])}{more}. Mend the table"
+            f"{table.name} is no schedule: {'; '.join(problems[:_TOLD])}{more}. Mend the table"
         )
 
 
-def _problems(table: Table, num_stages: int | None, num_microbatches: int | None) -> list[str]:
+def _problems(table: Table, num_stages: int | None, num_microbatches: int | None) -> Iterator[str]:
+    """One by one: a table that names a high number misses more steps than there is memory for."""
     stages = table.num_stages if num_stages is None else num_stages
     microbatches = table.num_microbatches if num_microbatches is None else num_microbatches
     counts = Counter(table.steps())
-    problems = [f"{step} is there {n} times" for step, n in counts.items() if _is_twice(step, n)]
-    problems += [
-        f"{step} is of a {what} that there is not"
-        for step in counts
-        for what, is_none in (
-            ("stage", step.stage not in range(stages)),
-            ("microbatch", (step.microbatch or 0) not in range(microbatches)),
-        )
-        if is_none
-    ]
-    for stage in range(stages):
-        for microbatch in range(microbatches):
-            problems += _missing(counts, stage, microbatch, table.trains)
-    return problems + [text for row in table.rows for text in _early(row)]
+    if not counts:
+        yield "it has no steps"
+    for step, times in counts.items():
+        if _is_twice(step, times):
+            yield f"{step} is there {times} times"
+        if step.stage not in range(stages):
+            yield f"{step} is of a stage that there is not"
+        if (step.microbatch or 0) not in range(microbatches):
+            yield f"{step} is of a microbatch that there is not"
+    trains = table.trains
+    for stage, microbatch in product(range(stages), range(microbatches)):
+        yield from _missing(counts, stage, microbatch, trains)
+    for row in table.rows:
+        yield from _early(row)
 
 
 def _is_twice(step: Step, times: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class PipelineParallel:
         *,
         mesh: DeviceMesh | None = None,
         group: Any = None,
-        schedule: str | Table = "1f1b",
+        schedule: str | Path | Table = "1f1b",
         loss_fn: Callable[[Any, Any], Any] | None = None,
         cuts: Sequence[str] | int | None = None,
         example: Any = None,
@@ -244,11 +245,13 @@ class PipelineParallel:
             problem = str(error)
         said = batches.shapes(inputs)
         own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0]
-        own += [bool(problem), self._frozen()]
+        own += [bool(problem), self._frozen(), batches.dealt(batch), batches.dealt(target)]
         rows = self.group.all_gather_numbers(np.array(own, np.int64))
         keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
         if rows[:, 2].any() or len(keys) > 1 or len(counts) > 1:
             agreed(self.group, lambda: _raise(problem), lambda _: f"a batch of {said}")
+        first, last = rows[self.placement[0], 4], rows[self.placement[-1], 5]
+        batches.check_together(int(first), int(last), max(counts))
         key = next(iter(keys)), *rows[:, 3].tolist()
         return inputs, targets, key, next(iter(counts))
 

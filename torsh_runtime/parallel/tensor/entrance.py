@@ -23,6 +23,8 @@ class Entrance:
         self._known: Callable[[], Any] = lambda: None
         self._state: object = None
         self._entered: Any = None
+        self.has_compared = False
+        """Whether ranks know that what came first is the same on all."""
 
     def __call__(self, tensor: Any, group: ProcessGroup, sequence_dim: int | None) -> Any:
         """What each rank may use in its own way: the tensor, or, with a sequence_dim, all ranks'

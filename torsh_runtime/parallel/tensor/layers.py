@@ -15,6 +15,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.operations import is_recorded
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import cuts, sharded, sizes
 from torsh_runtime.parallel.tensor.parts import (
@@ -48,6 +49,8 @@ class Layer:
     framework: ClassVar[str]
     functional: ClassVar[Any]
     """The framework's functions."""
+    compare: ClassVar[Any]
+    """check_same_input() of its tensors."""
     communicates_in_backward = True
     """See DistributedDataParallel."""
     axis: Axis
@@ -100,7 +103,24 @@ class Layer:
 
     def _entered(self, tensor: Any, sequence_dim: int | None) -> Any:
         """What each rank may use in its own way."""
+        if sequence_dim is None:
+            self._compare_first(tensor)
         return self.axis.enter(tensor, self.axis.group, sequence_dim)
+
+    def _compare_first(self, tensor: Any) -> None:
+        """See that the first thing that comes into layers of the axis is the same on all ranks, if
+        it is data. ConfigError on all of them otherwise."""
+        if self.axis.enter.has_compared or self.axis.size == 1:
+            return
+        is_data = "int" in str(getattr(tensor, "dtype", "a list of int"))
+        if not is_data:
+            parameter = next(iter(self.parameters()))
+            if not is_recorded(parameter):
+                return  # what has been computed cannot be told from data
+            is_data = not tensor.requires_grad
+        self.axis.enter.has_compared = True
+        if is_data:
+            self.compare(tensor, self.axis, self.where)
 
     def _summed(self, tensor: Any, sequence_dim: int | None) -> Any:
         """The sum of what the ranks computed and need no more; or this rank's part of it."""
@@ -260,6 +280,7 @@ class VocabParallelEmbedding(Layer):
 
     def forward(self, indices: Any) -> Any:
         """indices: integers of any shape. IndexError for those that are no rows."""
+        self._compare_first(indices)
         places, elsewhere = self.own_places(indices)
         found = self.functional.embedding(places, self.weight, self.own_padding)
         return self._summed(found.masked_fill(elsewhere, 0.0), self.entry.sequence_dim)

@@ -17,6 +17,7 @@ from torsh_runtime.parallel.regions.arrays import Array, empty
 from torsh_runtime.parallel.regions.maps import Operation
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import cuts
+from torsh_runtime.parallel.tensor.parts import digest
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -38,14 +39,14 @@ def vocab_parallel_cross_entropy(
     layer cuts; None: the ranks tell each other how many they have, which is one exchange more. The
     rest as nn.functional.cross_entropy. The ranks exchange four numbers for each target.
 
-    Raises ConfigError for another number of own classes or another shape of targets, ValueError for
-    targets that are no class.
+    Raises ConfigError for another number of own classes or another shape of targets, and for whole
+    scores where num_classes does not tell; ValueError for targets that are no class.
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {reduction!r}")
     axis = axis_of(mesh)
     own = int(input.shape[-1])
-    start, end, size = _own_classes(axis, own, num_classes)
+    start, end, size = _own_classes(axis, input, num_classes)
     if end - start != own or tuple(target.shape) != tuple(input.shape[:-1]):
         raise ConfigError(
             f"scores of shape {tuple(input.shape)} and targets of shape {tuple(target.shape)} came "
@@ -63,14 +64,27 @@ def vocab_parallel_cross_entropy(
     return losses.sum() / (kept.sum() if reduction == "mean" else 1)
 
 
-def _own_classes(axis: Axis, own: int, num_classes: int | None) -> tuple[int, int, int]:
-    """This rank's first class, the one after its last, and how many there are on all."""
+def _own_classes(axis: Axis, input: Any, num_classes: int | None) -> tuple[int, int, int]:
+    """This rank's first class, the one after its last, and how many there are on all. ConfigError
+    on all ranks if nobody says how many there are, and they all have the same scores."""
     if num_classes is None:
-        told = axis.group.all_gather_numbers(np.array([own], np.int64))[:, 0].tolist()
-        ends = tuple(accumulate(told, initial=0))
+        own = [int(input.shape[-1]), _digest_of_row(input.data)]
+        told = axis.group.all_gather_numbers(np.array(own, np.int64))
+        if axis.size > 1 and own[1] and (told == told[0]).all():
+            raise ConfigError(
+                f"all ranks of the axis {axis.name!r} have the same scores of {own[0]} classes: "
+                f"pass those of each rank's own classes, or take cross_entropy() of these"
+            )
+        ends = tuple(accumulate(told[:, 0].tolist(), initial=0))
     else:
         ends = cuts(num_classes, axis.size)
     return ends[axis.index], ends[axis.index + 1], ends[-1]
+
+
+def _digest_of_row(scores: Array) -> int:
+    """Of the first one; 0 where all are one number, as they are before a model has learnt."""
+    row = scores.reshape(-1, scores.shape[-1])[:1]
+    return digest(row) if bool((row != row[..., :1]).any()) else 0
 
 
 def _check_classes(classes: Array, kept: Array, size: int, ignore_index: int) -> None:

@@ -10,7 +10,7 @@ from torsh_runtime.nn.arrays import array_module
 from torsh_runtime.nn.graph import operand
 from torsh_runtime.parallel.tensor import attention, layers
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
@@ -22,9 +22,14 @@ from torsh_runtime.parallel.tensor.plan import (
 )
 
 
+def _compare(tensor: Any, axis: Axis, where: str) -> None:
+    check_same_input(operand(tensor), axis, where)
+
+
 class _OfNn:
     framework = "nn"
     functional = functional
+    compare = staticmethod(_compare)
 
 
 class ColumnParallelLinear(_OfNn, layers.ColumnParallelLinear, nn.Linear):

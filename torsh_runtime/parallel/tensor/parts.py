@@ -45,7 +45,7 @@ def check_same_values(
     adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]], axis: Axis
 ) -> None:
     """ConfigError on all ranks, naming the first parameter of which they have other values."""
-    own = np.array([_digest(adapter.values(each)) for _, each in named], np.int64)
+    own = np.array([digest(adapter.values(each)) for _, each in named], np.int64)
     rows = axis.group.all_gather_numbers(own)
     differing = np.argwhere((rows != rows[0]).any(axis=0))
     if differing.size:
@@ -59,7 +59,21 @@ def check_same_values(
         )
 
 
-def _digest(values: Any) -> int:
+def check_same_input(values: Any, axis: Axis, where: str) -> None:
+    """ConfigError on all ranks if they are given different ones."""
+    told = f"{tuple(values.shape)} {values.dtype} {digest(values)}"
+    rows = axis.group.all_gather_numbers(np.array([zlib.crc32(told.encode())], np.int64))
+    others = np.flatnonzero(rows[:, 0] != rows[0, 0]).tolist()
+    if others:
+        raise disagreement(
+            f"{where}: rank(s) {', '.join(map(str, others))} of the axis {axis.name!r} are given "
+            f"another input than rank 0: ranks that have parts of one layer take the same batch",
+            dict.fromkeys(others, "another input"),
+        )
+
+
+def digest(values: Any) -> int:
+    """Of an array's or a tensor's elements; 0 without memory."""
     if getattr(values, "is_meta", False):
         return 0
     if (memory := raw.memory_of(values)) is None:

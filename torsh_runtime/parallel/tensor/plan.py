@@ -100,5 +100,7 @@ def matched(names: Iterable[str], plan: Mapping[str, Entry]) -> dict[str, Entry]
 
 
 def _matches(name: str, pattern: str) -> bool:
+    if not name:  # the model itself, which is below no dot
+        return not pattern
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor import attention, layers
 from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import cuts
-from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
@@ -28,9 +29,15 @@ from torsh_runtime.parallel.tensor.plan import (
 )
 
 
+@leave_alone
+def _compare(tensor: Tensor, axis: Axis, where: str) -> None:
+    check_same_input(tensor.detach(), axis, where)
+
+
 class _OfTorch:
     framework = "torch"
     functional = functional
+    compare = staticmethod(_compare)
 
 
 class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):

@@ -41,6 +41,10 @@ def test_what_cannot_be_cut_is_refused(call: object, said: str) -> None:
         call()  # type: ignore[operator]
 
 
+def test_a_star_is_not_the_model_itself() -> None:
+    assert matched(["", "0", "1"], {"*": Column()}) == {"0": Column(), "1": Column()}
+
+
 def test_patterns_mean_what_is_between_dots() -> None:
     plan = {"blocks.*.up": Column(), "head": Row(), "blocks.?": Row(), "": Column()}
     assert matched(NAMES, plan) == {
