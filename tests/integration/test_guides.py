@@ -162,6 +162,14 @@ def test_tensor_parallelism(torshrun: Launcher) -> None:
     assert len(re.findall(r"rank \d: 16576 parameters", output(torshrun, large))) == 2
 
 
+@pytest.mark.torch
+@needs_torch
+def test_verification(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    for script in snippets("verification.md"):
+        assert "values are those of one process" in output(torshrun, script)
+
+
 def test_a_mesh(torshrun: Launcher) -> None:
     """Norms are one process's, also where another number of ranks goes on."""
     script = snippets("mesh.md")[0]

@@ -65,6 +65,57 @@ def test_streams_by_name_do_not_depend_on_which_modules_there_are() -> None:
     assert all(one != other for at, one in enumerate(masks) for other in masks[:at])
 
 
+class Twice(nn.Module):
+    """Calls one module twice, and another one before it if it has one."""
+
+    def __init__(self, *others: str) -> None:
+        super().__init__()
+        for name in others:
+            self.add_module(name, nn.Dropout(0.5))
+        self.shared = nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> list[Any]:
+        others = [module for module in self.children() if module is not self.shared]
+        rest = [module(x).data.tolist() for module in others]
+        return [*(self.shared(x).data.tolist() for _ in range(2)), *rest]
+
+
+def test_a_module_that_is_called_twice_draws_twice() -> None:
+    whole, stage = Twice("other"), Twice()
+    for each in (whole, stage):
+        tr.draw_by_name(each)
+    ones = nn.Tensor(np.ones(64))
+    masks = []
+    for microbatch in (0, 1, 0):
+        with tr.random_stream(1, microbatch):
+            first, second, _ = whole(ones)
+        with tr.random_stream(1, microbatch):
+            assert stage(ones) == [first, second]
+        masks.append((first, second))
+    assert masks[0] == masks[2]
+    assert len({str(mask) for pair in masks for mask in pair}) == 4
+
+
+@pytest.mark.torch
+@needs_torch
+def test_a_module_that_is_called_twice_is_computed_again_as_it_was() -> None:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    layer = torch.nn.Dropout(0.5)
+    tr.draw_by_name(layer)
+    given = torch.ones(4, 64, requires_grad=True)
+    results = []
+    for microbatch in range(2):
+        with tr.random_stream(7, microbatch):
+            rows = given[2 * microbatch :][:2]
+            results += [checkpoint(layer, row, use_reentrant=False) for row in rows]
+    torch.stack(results).sum().backward()
+    assert given.grad is not None
+    assert torch.equal(given.grad, torch.stack(results))
+    assert len({str(each.tolist()) for each in results}) == 4
+
+
 @pytest.mark.torch
 @needs_torch
 def test_a_stream_leaves_no_trace() -> None:

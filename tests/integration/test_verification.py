@@ -7,9 +7,10 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from support import mistakes
+from support import mistakes, planted
 from support.forked import Raised
 from support.mistakes import MISTAKES, Mistake
+from support.planted import PLANTED, Plant
 from support.tensor_parallel import SEQUENCE, SPREAD
 from support.worlds import run_in_one_world
 
@@ -35,6 +36,18 @@ def said(framework: str) -> dict[str, list[Any]]:
 
 def _said(mistake: Mistake, framework: str, rank: int) -> Any:
     found = mistakes.said_of(mistake, framework)
+    return found, str(found)
+
+
+@cache
+def said_of_plants(framework: str) -> dict[str, list[Any]]:
+    plants = {**planted.RIGHT, **PLANTED}
+    bodies = {name: partial(_said_of_plant, each, framework) for name, each in plants.items()}
+    return run_in_one_world(4, bodies, 60.0)
+
+
+def _said_of_plant(plant: Plant, framework: str, rank: int) -> Any:
+    found = planted.said_of(plant, framework)
     return found, str(found)
 
 
@@ -67,8 +80,25 @@ def test_each_mistake_is_named(name: str, framework: str) -> None:
 
 
 @with_both
+@pytest.mark.parametrize("name", planted.RIGHT)
+def test_nothing_is_said_of_what_is_right_on_other_axes(name: str, framework: str) -> None:
+    found, text = on_first_rank(said_of_plants(framework)[name])
+    assert found, text
+
+
+@with_both
+@pytest.mark.parametrize("name", PLANTED)
+def test_each_mistake_on_other_axes_is_named(name: str, framework: str) -> None:
+    plant = PLANTED[name]
+    found, text = on_first_rank(said_of_plants(framework)[name])
+    assert not found
+    assert (found.first.kind, found.first.name) == (plant.kind, plant.name), text
+    assert plant.why in text
+
+
+@with_both
 def test_what_cannot_be_verified_is_refused(framework: str) -> None:
     results = run_in_one_world(2, {"refused": partial(mistakes.refused, framework)}, 20.0)
-    rows, sharded = on_first_rank(results["refused"])
+    rows, step = on_first_rank(results["refused"])
     assert "a batch of 3 rows cannot be cut into 2 equal parts for the axes dp" in rows
-    assert "cannot look into a FullyShardedDataParallel" in sharded
+    assert "no loss of the whole model to compare a step with: pass loss=" in step

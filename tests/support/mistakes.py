@@ -33,8 +33,14 @@ class Bench:
     def __init__(self, framework: str, model: Any, mesh: Any) -> None:
         self.tools, self.model, self.mesh = kit(framework), model, mesh
         self.adapter = adapter_class(model)(model)
-        self.group = mesh.get_group("tp")
-        self.rank = self.group.rank
+
+    @property
+    def group(self) -> Any:
+        return self.mesh.get_group("tp")
+
+    @property
+    def rank(self) -> int:
+        return int(self.mesh.coordinate["tp"])
 
     def at(self, name: str) -> Any:
         return dict(self.model.named_modules())[name]
@@ -431,10 +437,10 @@ def refused(framework: str, rank: int) -> tuple[str, str]:
     """What verify() says of what it cannot compare."""
     tools, mesh = kit(framework), tr.init_device_mesh({"dp": 2})
     model, found = tensor_parallel.gpt(tools), []
-    for rows, plan in ((3, lambda model: model), (2, tr.FullyShardedDataParallel)):
+    for rows, step in ((3, None), (2, lambda *_: 0.0)):
         indices = tools.tensor(np.zeros((rows, tensor_parallel.LENGTH), np.int64))
         try:
-            tr.verify(model, mesh, plan, indices)
+            tr.verify(model, mesh, lambda spread: spread, indices, step=step)
         except tr.ConfigError as error:
             found.append(str(error))
     return found[0], found[1]

@@ -195,8 +195,10 @@ class ModuleAdapter(ABC, Generic[T]):
         """call(*inputs, **named), which is computed once more in the backward pass."""
 
     def is_called(self, module: Any) -> bool:
-        """Whether one of the modules is called when its parameters are used."""
-        return True
+        """Whether one of the modules is called when its parameters are used, which containers
+        without a forward() are not."""
+        forward: Any = getattr(self.module_class, "forward", None)
+        return type(module).forward is not forward
 
     def is_meta(self, module: Any) -> bool:
         """Whether one of the modules has tensors of its own without memory."""

@@ -205,7 +205,8 @@ class TorchModule(ModuleAdapter[Tensor]):
 
     def is_called(self, module: Any) -> bool:
         # MultiheadAttention's out_proj, whose weight that uses itself
-        return not isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
+        is_used = isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
+        return super().is_called(module) and not is_used
 
     def is_meta(self, module: Any) -> bool:
         return any(each.is_meta for each in _own_tensors(module))

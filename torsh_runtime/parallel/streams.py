@@ -63,23 +63,62 @@ def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> 
     the generator was seeded with, so that masks do not depend on which modules this rank has.
 
     A training in which `random_stream(seed, step, microbatch)` is around each forward pass then has
-    the same masks on every pipeline as in one process. A module that is called twice in one pass
-    draws the same twice. is_random: which modules draw; None: those that have a `dropout`,
+    the same masks on every pipeline as in one process. A module that is called several times in one
+    pass draws others each time. is_random: which modules draw; None: those that have a `dropout`,
     `dropout_p` or `p` that is a number above 0.
     """
     adapter = adapter_class(model)(model)
     for name, module in adapter.modules():
         if (is_random or draws)(module):
-            adapter.around_forward(module, partial(_by_name, name))
+            adapter.around_forward(module, partial(_by_name, name, _Calls(adapter.framework)))
 
 
-def _by_name(name: str, call: Any, inputs: Any, named: Any) -> Any:
-    torch = sys.modules.get("torch")
+def _by_name(name: str, calls: _Calls, call: Any, inputs: Any, named: Any) -> Any:
+    torch, number = sys.modules.get("torch"), calls.number()
     with ExitStack() as held:
-        _seed_nn(held, nn_random.initial_seed(), name)
+        _seed_nn(held, nn_random.initial_seed(), name, number)
         if torch is not None:
-            _seed_torch(held, torch.initial_seed(), name)
+            _seed_torch(held, torch.initial_seed(), name, number)
         return call(*inputs, **named)
+
+
+class _Calls:
+    """Which of a module's calls in a stream each one is, from 0; of what activation checkpointing
+    computes again it is what it was.
+
+    A number that each call draws from the surrounding generator, whose state checkpointing puts
+    back, tells whether it is such a one.
+    """
+
+    MOST = 1 << 12
+    """So many calls are known again, as of microbatches whose backward pass is due."""
+
+    def __init__(self, framework: str) -> None:
+        self._is_torch = framework == "torch"
+        self._known: dict[tuple[int, int], int] = {}
+        self._seed: int | None = None
+        self._next = 0
+
+    def number(self) -> int:
+        """That of the present call."""
+        seed, drawn = self._drawn()
+        found = self._known.get((seed, drawn))
+        if found is not None:
+            return found
+        if seed != self._seed:
+            self._seed, self._next = seed, 0
+        found = self._known[seed, drawn] = self._next
+        self._next += 1
+        if len(self._known) > self.MOST:
+            del self._known[next(iter(self._known))]
+        return found
+
+    def _drawn(self) -> tuple[int, int]:
+        """The generator's seed, and a number."""
+        if self._is_torch:
+            torch = sys.modules["torch"]
+            return torch.initial_seed(), int(torch.randint(1 << 62, ()))
+        return nn_random.initial_seed(), int(nn_random.generator().integers(1 << 62))
 
 
 def draws(module: Any) -> bool:

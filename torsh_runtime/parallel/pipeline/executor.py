@@ -41,6 +41,8 @@ class Executor:
         self._group, self._stages, self._last = group, stages, num_stages - 1
         self._wire = wire
         self._here: dict[Message, Sequence[Any]] = {}
+        self.present: Step | None = None
+        """The step that is being taken."""
         self.spans: list[Span] = []
         """When steps of the last run began and ended; seconds since it began."""
         self.outputs: dict[int, Any] = {}
@@ -66,6 +68,7 @@ class Executor:
             for message in awaited[taken : taken + ahead]:
                 self._wire.expect(message)
             taken += self._awaited(step) is not None
+            self.present = step
             with self._blamed(step):
                 start = self._take(step, begun)
             self.spans.append(Span(step, start, time.perf_counter() - begun))
@@ -74,6 +77,7 @@ class Executor:
 
     def forget(self) -> None:
         """What was under way in a run that failed."""
+        self.present = None
         self._here.clear()
         self._wire.forget()
         for stage in self._stages.values():

@@ -24,7 +24,7 @@ from torsh_runtime.parallel.pipeline.planning import agreed, planned
 from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Stage
-from torsh_runtime.parallel.pipeline.table import Table
+from torsh_runtime.parallel.pipeline.table import Step, Table
 from torsh_runtime.parallel.pipeline.wire import Wire
 
 AXIS = "pp"
@@ -135,6 +135,12 @@ class PipelineParallel:
         if self._table is None:
             raise ConfigError("schedule='auto' chooses its table in the first step()")
         return self._table
+
+    @property
+    def present(self) -> Step | None:
+        """The step of the table that this rank is taking, for who looks on from within its modules;
+        None outside of step(), forward() and evaluate()."""
+        return self._executor.present
 
     @property
     def peaks(self) -> dict[int, int]:

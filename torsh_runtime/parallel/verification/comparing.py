@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from torsh_runtime.modules import ModuleAdapter
 from torsh_runtime.parallel.verification.difference import Kind
 
 SMALL = 1e-3
@@ -59,6 +60,18 @@ def close(one: Any, other: Any, distance: float) -> bool:
     apart = np.abs(one - other)
     both_nan = np.isnan(one) & np.isnan(other)
     return bool(np.all((apart <= distance) | both_nan | (one == other)))
+
+
+def tolerance_of(adapter: ModuleAdapter[Any]) -> float:
+    """For a model, from the coarsest dtype among its parameters."""
+    kinds = [adapter.kind(each)[0] for _, each in adapter.parameters()]
+    return float(max(map(_precision, kinds), default=1e-16) ** 0.6)
+
+
+def _precision(dtype: str) -> float:
+    """How far numbers of this dtype are apart at 1."""
+    known = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+    return next((size for name, size in known.items() if dtype.endswith(name)), 2.0**-23)
 
 
 def scale_of(own: Any, largest: float) -> float:
@@ -113,9 +126,13 @@ def _is_not_added_up(axis: str, mine: Held, row: Sequence[Held], distance: float
     if not _are_replicas(mine, row) or any(each.own.shape != mine.own.shape for each in row):
         return ""
     alike = all(_same(each.own, mine.own, distance) for each in row)
-    is_sum = _same(sum(each.own for each in row), mine.part, distance)
-    told = f"each rank has a part of a sum along {axis}, which is not added up"
-    return told if is_sum and not alike else ""
+    total = sum(each.own for each in row)
+    if alike:
+        return ""
+    if _same(total, mine.part, distance):
+        return f"each rank has a part of a sum along {axis}, which is not added up"
+    is_mean = _same(total / len(row), mine.part, distance)
+    return f"each rank along {axis} has its own, which are not averaged" if is_mean else ""
 
 
 def _differs_on_replicas(axis: str, mine: Held, row: Sequence[Held], distance: float) -> str:

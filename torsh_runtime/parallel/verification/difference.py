@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["mask", "activation", "output's gradient", "parameter", "gradient", "norm"]
+Kind = Literal["mask", "activation", "loss", "output's gradient", "parameter", "gradient", "norm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

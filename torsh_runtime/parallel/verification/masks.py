@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.streams import draws
 from torsh_runtime.parallel.verification.difference import Difference
 from torsh_runtime.parallel.verification.place import Place
 from torsh_runtime.parallel.verification.recording import array_of
+from torsh_runtime.parallel.verification.spreading import Spread
 
 FEWEST = 64
 """Elements of which two masks are not alike by chance."""
@@ -31,22 +32,21 @@ def without_dropout(model: Any) -> Iterator[None]:
 
 
 def masks_that_differ(
-    adapter: ModuleAdapter[Any],
-    inputs: tuple[Any, ...],
-    place: Place,
-    is_cut: Callable[[str], bool],
+    spread: Spread, forward: Callable[[], object], place: Place, is_cut: Callable[[str], bool]
 ) -> list[Difference]:
     """Of Dropout layers, if the model is of torch; those of nn are compared like all else.
-    is_cut(name): whether ranks have parts of what that module returns.
+
+    forward: calls the spread model. is_cut(name): whether ranks have parts of what that module
+    returns.
     """
-    if adapter.framework != "torch" or not _drops(adapter):
+    if spread.adapter.framework != "torch" or not any(place.of_all(bool(_drops(spread)))):
         return []
-    own = _masks(adapter, inputs)
+    own = _masks(spread, forward)
     everyone = place.of_all(own)
     found = []
     for name in own:
         for axis, ranks in place.along(place.group.rank).items():
-            if axis in place.data_axes or len(ranks) == 1:
+            if axis in (*place.data_axes, place.stage_axis) or len(ranks) == 1:
                 continue
             masks = [everyone[rank].get(name) for rank in ranks]
             text = _judged(masks, axis, is_cut(name))
@@ -76,22 +76,22 @@ def _judged(masks: list[Any], axis: str, is_cut: bool) -> str:
     return ""
 
 
-def _drops(adapter: ModuleAdapter[Any]) -> list[tuple[str, Any]]:
+def _drops(spread: Spread) -> list[tuple[str, Any]]:
     """Its Dropout layers that drop something."""
     return [
         (name, module)
-        for name, module in adapter.modules()
+        for name, module in spread.modules.items()
         if module.training and hasattr(module, "p") and draws(module)
     ]
 
 
-def _masks(adapter: ModuleAdapter[Any], inputs: tuple[Any, ...]) -> dict[str, bytes]:
+def _masks(spread: Spread, forward: Callable[[], object]) -> dict[str, bytes]:
     """What each Dropout layer drops in a forward pass, by its name."""
     found: dict[str, bytes] = {}
     with ExitStack() as held:
-        for name, module in _drops(adapter):
+        for name, module in _drops(spread):
             held.callback(module.register_forward_hook(_noting(found, name)).remove)
-        adapter.module(*inputs)
+        forward()
     return found
 
 

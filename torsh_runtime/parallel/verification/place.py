@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,20 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 
 
 class Place:
-    """This rank's, on a mesh of which some axes divide the data."""
+    """This rank's, on a mesh of which some axes divide batches, by rows or by tokens, and one may
+    divide the model into stages.
+    """
 
-    def __init__(self, mesh: DeviceMesh, data_axes: Sequence[str]) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, data_axes: Sequence[str], context_axis: str, stage_axis: str | None
+    ) -> None:
+        names = mesh.mesh_dim_names
         self.mesh = mesh
-        self.data_axes = tuple(axis for axis in mesh.mesh_dim_names if axis in data_axes)
+        self.row_axes = tuple(axis for axis in names if axis in data_axes)
+        self.token_axes = tuple(axis for axis in names if axis == context_axis)
+        self.data_axes = (*self.row_axes, *self.token_axes)
         self.group = mesh.flatten().get_group()
+        self.stage_axis = stage_axis
 
     @property
     def coordinate(self) -> Mapping[str, int]:
@@ -26,13 +34,33 @@ class Place:
 
     @property
     def data_ranks(self) -> int:
-        return math.prod(self.mesh.size(axis) for axis in self.data_axes)
+        return self.size(self.data_axes)
+
+    def size(self, axes: Collection[str]) -> int:
+        """How many ranks there are along these axes."""
+        return math.prod(self.mesh.size(axis) for axis in axes)
+
+    def number(self, axes: Sequence[str]) -> int:
+        """Which of them this one is."""
+        shape = tuple(self.mesh.size(axis) for axis in axes)
+        own = tuple(self.coordinate[axis] for axis in axes)
+        return int(np.ravel_multi_index(own, shape)) if axes else 0
+
+    def around(self, axes: Collection[str]) -> list[int]:
+        """The ranks that stand where this one does along all other axes, in the mesh's group."""
+        at = np.unravel_index(np.arange(self.group.world_size), self.mesh.shape)
+        names = self.mesh.mesh_dim_names
+        same = [at[d] == self.coordinate[n] for d, n in enumerate(names) if n not in axes]
+        return [*map(int, np.flatnonzero(np.all(same, axis=0)))] if same else [*range(at[0].size)]
+
+    def stage(self) -> list[int]:
+        """The ranks that have parts of the same stages, this one among them."""
+        return self.around([axis for axis in self.mesh.mesh_dim_names if axis != self.stage_axis])
 
     def along(self, rank: int) -> dict[str, list[int]]:
         """The ranks along each axis through this one, all of the mesh's group."""
-        shape = [self.mesh.size(axis) for axis in self.mesh.mesh_dim_names]
-        numbers = np.arange(math.prod(shape)).reshape(shape)
-        at = [int(index) for index in np.unravel_index(rank, shape)]
+        numbers = np.arange(self.group.world_size).reshape(self.mesh.shape)
+        at = [int(index) for index in np.unravel_index(rank, self.mesh.shape)]
         return {
             axis: np.moveaxis(numbers, dim, -1)[(*at[:dim], *at[dim + 1 :])].tolist()
             for dim, axis in enumerate(self.mesh.mesh_dim_names)
@@ -40,8 +68,7 @@ class Place:
 
     def told(self, rank: int) -> str:
         """Its coordinate, for people."""
-        shape = [self.mesh.size(axis) for axis in self.mesh.mesh_dim_names]
-        at = np.unravel_index(rank, shape)
+        at = np.unravel_index(rank, self.mesh.shape)
         names = self.mesh.mesh_dim_names
         return ", ".join(f"{axis} {int(index)}" for axis, index in zip(names, at, strict=True))
 
@@ -51,9 +78,27 @@ class Place:
         all_gather_object(found, value, self.group)
         return found
 
-    def summed_over_data(self, array: Any) -> Any:
-        """The sum of the arrays along the data axes."""
+    def averaged(
+        self, own: Mapping[str, Any], is_alike: Callable[[str, Any], bool] = lambda _, __: True
+    ) -> dict[str, Any]:
+        """The means over the data axes of what all ranks have; left out is what some lack.
+
+        own: by name the array, and what it is of. Only those count of which is_alike(name, that).
+        """
+        if self.data_ranks == 1:
+            return {name: each for name, (each, _) in own.items()}
+        everyone = self.of_all(dict(own))
+        rows = [everyone[rank] for rank in self.around(self.data_axes)]
+        found = {}
+        for name in own:
+            if all(name in row for row in rows):
+                alike = [each for each, what in (row[name] for row in rows) if is_alike(name, what)]
+                found[name] = sum(alike) / len(alike)
+        return found
+
+    def summed(self, array: Any, axes: Collection[str]) -> Any:
+        """The sum of the arrays along these axes."""
         total = np.array(array, np.float64)
-        for axis in self.data_axes:
+        for axis in axes:
             self.mesh.get_group(axis).all_reduce(total)
         return total

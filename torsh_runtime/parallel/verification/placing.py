@@ -1,57 +1,71 @@
-"""Which elements of a whole tensor a rank has, from the shapes that all ranks have. Pure."""
+"""Which elements of a whole tensor a rank has, from its share of the batch and from the shapes that
+ranks have. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise, product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise, product
 from typing import NamedTuple
 
 from torsh_runtime.layout import TensorLayout
 
 Span = tuple[int, int]
 Spans = tuple[tuple[Span, ...], ...]
-"""For each dimension the indices that the rank has."""
+"""For each dimension the indices that the rank has, in their order."""
+
+
+class DataCut(NamedTuple):
+    """What a rank has of the indices along a dimension."""
+
+    spans: tuple[Span, ...]
+    axes: tuple[str, ...]
+    """Those of the data along which the others have the rest."""
 
 
 class Part(NamedTuple):
     """What a rank has of a tensor."""
 
     spans: Spans
-    has_rows: bool
-    """Whether it is cut along an axis of the data."""
+    axes: frozenset[str]
+    """Those of the data along which it is cut."""
 
 
 Along = Mapping[str, Sequence[Sequence[int]]]
-"""For each axis the shapes on the ranks along it, in their order."""
+"""For each axis of the model the shapes on the ranks along it, in their order."""
+Cuts = Callable[[int, int], Iterable[DataCut]]
+"""(dimension, its size) -> what this rank may have by its share of the batch."""
 
 
 def places(
     whole: Sequence[int],
+    own: Sequence[int],
     along: Along,
     coordinate: Mapping[str, int],
-    data_axes: Sequence[str],
+    cuts: Cuts,
     features: tuple[str, TensorLayout] | None,
 ) -> list[Part]:
     """Where this rank's tensor may lie in the whole one, the likeliest first; nowhere if its shape
     is no part of that.
 
-    data_axes: those that divide the first dimension. features: an axis with the layout of the
-    weight whose first dimension the last one of an output comes from.
+    features: an axis with the layout of the weight whose first dimension the last one of an output
+    comes from.
     """
-    own = next((shapes[coordinate[axis]] for axis, shapes in along.items()), whole)
     if len(own) != len(whole):
         return []
-    found: list[list[tuple[tuple[Span, ...], bool]]] = []
+    found: list[list[DataCut]] = []
     for dim, (size, here) in enumerate(zip(whole, own, strict=True)):
-        if here == size:
-            found.append([(((0, size),), False)])
-            continue
         by_weight = _of_features(size, here, coordinate, features) if dim == len(whole) - 1 else []
-        found.append(by_weight or [*_cuts(dim, size, along, coordinate, data_axes)])
+        found.append(by_weight or [*_along_dim(dim, size, here, along, coordinate, cuts)])
     return [
-        Part(tuple(spans for spans, _ in each), any(is_data for _, is_data in each))
-        for each in product(*found)
+        Part(tuple(each.spans for each in one), frozenset(chain(*(each.axes for each in one))))
+        for one in product(*found)
     ]
+
+
+def within(spans: Iterable[Span]) -> int:
+    """How many indices spans have."""
+    return sum(end - start for start, end in spans)
 
 
 def _of_features(
@@ -59,21 +73,41 @@ def _of_features(
     here: int,
     coordinate: Mapping[str, int],
     features: tuple[str, TensorLayout] | None,
-) -> list[tuple[tuple[Span, ...], bool]]:
-    if features is None or features[1].shape[0] != size:
+) -> list[DataCut]:
+    if features is None or features[1].shape[0] != size or here == size:
         return []
     axis, layout = features
     spans = layout.piece({axis: coordinate[axis]}).spans_of(0)
-    return [(spans, False)] if sum(end - start for start, end in spans) == here else []
+    return [DataCut(spans, ())] if within(spans) == here else []
 
 
-def _cuts(
-    dim: int, size: int, along: Along, coordinate: Mapping[str, int], data_axes: Sequence[str]
-) -> Iterator[tuple[tuple[Span, ...], bool]]:
-    """By each axis along which the sizes make up the whole; along the first dimension one of the
-    data comes first."""
-    for axis in sorted(along, key=lambda axis: (axis in data_axes) != (dim == 0)):
-        sizes = [shape[dim] for shape in along[axis] if len(shape) > dim]
-        if sum(sizes) == size and len(sizes) == len(along[axis]):
-            own = [*pairwise(accumulate(sizes, initial=0))][coordinate[axis]]
-            yield (own,), axis in data_axes
+def _along_dim(
+    dim: int,
+    size: int,
+    here: int,
+    along: Along,
+    coordinate: Mapping[str, int],
+    cuts: Cuts,
+) -> Iterator[DataCut]:
+    """By the share of the batch alone, and else by that and an axis of the model along which sizes
+    make up what that leaves."""
+    data = [*cuts(dim, size)]
+    yield from (cut for cut in data if within(cut.spans) == here)
+    for cut in data:
+        for axis, shapes in along.items():
+            sizes = [shape[dim] for shape in shapes if len(shape) > dim]
+            is_all = len(sizes) == len(shapes) and sum(sizes) == within(cut.spans)
+            if is_all and here != within(cut.spans):
+                first, last = [*pairwise(accumulate(sizes, initial=0))][coordinate[axis]]
+                yield DataCut(_taken(cut.spans, first, last), cut.axes)
+
+
+def _taken(spans: Sequence[Span], first: int, last: int) -> tuple[Span, ...]:
+    """Of the indices in spans those from the first one to the last one, counted along them."""
+    found, at = [], 0
+    for start, end in spans:
+        low, high = max(first - at, 0), min(last - at, end - start)
+        if low < high:
+            found.append((start + low, start + high))
+        at += end - start
+    return tuple(found)

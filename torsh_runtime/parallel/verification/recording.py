@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,64 +20,85 @@ class Key(NamedTuple):
     name: str
     """The module's."""
     call: int
-    """Which of its calls, from 0."""
+    """Which of its calls with a microbatch, from 0."""
     output: int
     """Which tensor of what it returned, from 0."""
 
 
+class Pass(NamedTuple):
+    """What is being computed."""
+
+    microbatch: int = 0
+    is_again: bool = False
+    """Whether it has been computed before, and is for the backward pass."""
+
+
+Parts = dict[int, Any]
+"""An array for each microbatch."""
+
+
 @dataclass(slots=True)
 class Recording:
-    """Of one forward and backward pass. Its orders are those of the computation."""
+    """Of forward and backward passes. Its orders are those of the computation."""
 
-    outputs: dict[Key, Any] = field(default_factory=dict)
-    gradients: dict[Key, Any] = field(default_factory=dict)
+    outputs: dict[Key, Parts] = field(default_factory=dict)
+    gradients: dict[Key, Parts] = field(default_factory=dict)
     """Of the outputs."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """Before the pass."""
+    """Before the passes."""
     of_parameters: dict[str, Any] = field(default_factory=dict)
     """Their gradients."""
+    loss: float | None = None
 
 
-def record(
-    adapter: ModuleAdapter[Any], prefix: str, inputs: tuple[Any, ...], weigh: Callable[[Any], Any]
-) -> Recording:
-    """Run the model and the backward pass of weigh(outputs), a number. prefix: what the names of
-    a wrapper's modules begin with, which is left out.
-    """
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A model whose passes are recorded."""
+
+    adapter: ModuleAdapter[Any]
+    modules: Mapping[str, Any]
+    """By name."""
+    parameters: Mapping[str, Any]
+    """The same."""
+    present: Callable[[], Pass]
+
+
+def record(watched: Watched, run: Callable[[], float | None]) -> Recording:
+    """run() makes all passes, and returns the loss."""
     found = Recording()
-    for name, parameter in [*adapter.parameters(), *adapter.constants()]:
-        found.parameters[name.removeprefix(prefix)] = array_of(parameter)
+    for name, parameter in watched.parameters.items():
+        found.parameters[name] = array_of(parameter)
     with ExitStack() as held:
-        for name, module in adapter.modules():
-            if f"{name}.".startswith(prefix):
-                _watch(held, found, name.removeprefix(prefix), module)
-        outputs = adapter.module(*inputs)
-    weigh(outputs).backward()
-    for name, parameter in adapter.parameters():
-        gradient = adapter.gradient(parameter)
+        for name, module in watched.modules.items():
+            _watch(held, found, name, module, watched)
+        found.loss = run()
+    for name, parameter in watched.parameters.items():
+        gradient = watched.adapter.gradient(parameter)
         if gradient is not None:
-            found.of_parameters[name.removeprefix(prefix)] = array_of(gradient)
+            found.of_parameters[name] = array_of(gradient)
     return found
 
 
-def _watch(held: ExitStack, found: Recording, name: str, module: Any) -> None:
-    """Until the forward pass ends: checkpointing may call the module again in the backward pass."""
-    calls = 0
+def _watch(held: ExitStack, found: Recording, name: str, module: Any, watched: Watched) -> None:
+    calls: dict[Pass, int] = {}
 
     def note(_: Any, __: Any, returned: Any) -> None:
-        nonlocal calls
+        if watched.adapter.in_backward():  # checkpointing calls the module again
+            return
+        present = watched.present()
+        call = calls[present] = calls.get(present, -1) + 1
         for number, tensor in enumerate(tensors_in(returned)):
-            key = Key(name, calls, number)
-            found.outputs[key] = array_of(tensor)
+            key, at = Key(name, call, number), present.microbatch
+            if not present.is_again:
+                found.outputs.setdefault(key, {})[at] = array_of(tensor)
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient, key=key: _keep(found, key, gradient))
-        calls += 1
+                tensor.register_hook(partial(_keep, found, key, at))
 
     held.callback(module.register_forward_hook(note).remove)
 
 
-def _keep(found: Recording, key: Key, gradient: Any) -> None:
-    found.gradients.setdefault(key, array_of(gradient))
+def _keep(found: Recording, key: Key, microbatch: int, gradient: Any) -> None:
+    found.gradients.setdefault(key, {}).setdefault(microbatch, array_of(gradient))
 
 
 def tensors_in(value: Any) -> list[Any]:

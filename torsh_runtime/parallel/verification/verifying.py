@@ -10,12 +10,18 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
-from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.pipeline.wrapper import AXIS
 from torsh_runtime.parallel.tensor import parallelize
+from torsh_runtime.parallel.verification.batches import share_of
+from torsh_runtime.parallel.verification.comparing import tolerance_of
 from torsh_runtime.parallel.verification.comparison import Comparison, Norm
 from torsh_runtime.parallel.verification.difference import Verification
 from torsh_runtime.parallel.verification.judging import judged
+from torsh_runtime.parallel.verification.masks import masks_that_differ
+from torsh_runtime.parallel.verification.place import Place
+from torsh_runtime.parallel.verification.running import Loss, Runs, Step
+from torsh_runtime.parallel.verification.spreading import Spread
 
 Plan = Mapping[str, Any] | Callable[[Any], Any]
 
@@ -25,8 +31,12 @@ def verify(
     mesh: DeviceMesh | ProcessGroup | None,
     plan: Plan,
     batch: Any,
+    target: Any = None,
     *,
+    loss: Loss | None = None,
+    step: Step | None = None,
     data_axes: Sequence[str] = ("dp",),
+    context_axis: str = "cp",
     norm: Norm | None = None,
     tolerance: float | None = None,
 ) -> Verification:
@@ -36,36 +46,50 @@ def verify(
         it twice. It stays as it is.
     mesh: whose ranks call this together; a group, or None for the default one, is an axis "tp".
     plan: as parallelize() takes; or a function that spreads the model that it is given and returns
-        it, wrapped in a DistributedDataParallel or not.
-    batch: what the model is called with, a tensor or a tuple of them, the same on all ranks. Along
-        data_axes each rank takes its rows of it.
-    norm: gives the norm of the spread model's gradients; None: clip_grad_norm_() on the mesh.
+        it, with wrappers (DistributedDataParallel, FullyShardedDataParallel) or without, or returns
+        a PipelineParallel along the mesh's axis "pp".
+    batch, target: what the model and the loss are given, a tensor or a tuple of them, the same on
+        all ranks. Along data_axes each rank takes its rows, and along context_axis its tokens of
+        them (dimension 1), as context_shard() deals them.
+    loss: (outputs, target) -> a number, of the whole model; of the spread one, too, unless that is
+        a pipeline or there is a step. None: the outputs are weighed with fixed random numbers.
+    step: (what plan returned, this rank's batch, its target) -> this rank's loss: all that the
+        training does until gradients are final, with what averages them. None: a forward and a
+        backward pass, or the pipeline's step(); what no wrapper averages is averaged here. The mean
+        of the losses along the axes of data is that of the whole batch.
+    norm: gives the norm of the gradients of what plan returned; None: clip_grad_norm_() on the
+        mesh.
     tolerance: of differences, relative to the size of such values; None: from the dtype.
 
-    The outputs are weighed with fixed random numbers for the backward pass, so no loss is needed; a
-    model may return one. Compared are parameters, outputs of modules, their gradients, those of the
-    parameters, and the norm; and dropout: with nn its masks are those of one process, with torch
-    masks must be alike on ranks that have the same and must not be on ranks that have parts.
+    Compared are parameters, outputs of modules, losses, the outputs' gradients, those of the
+    parameters, and the norm; of pipelines the outputs of all microbatches together. And dropout:
+    with nn its masks are those of one process, with torch masks must be alike on ranks that have
+    the same and must not be on ranks that have parts.
 
-    Returns what differs, the same on all ranks. Raises what the model and parallelize() raise, and
-    ConfigError for a batch whose rows the data axes do not divide and for a model with an FSDP.
+    Returns what differs, the same on all ranks. Raises what the model, the plan and the step raise,
+    and ConfigError for a batch whose rows the data axes do not divide, and without a loss for a
+    pipeline or a step.
     """
     whole_mesh = mesh if isinstance(mesh, DeviceMesh) else _of_one_axis(group_of(mesh))
-    spread = _spread(copy.deepcopy(model), mesh, plan)
-    found = Comparison(whole_mesh, model, spread, data_axes, batch)
-    pairs = [*found.pairs(norm)]
-    rate = found.tolerance() if tolerance is None else tolerance
-    differences = [*found.masks(), *judged(pairs, found.place, rate)]
-    return Verification(compared=len(pairs), differences=tuple(differences))
+    inputs = batch if isinstance(batch, tuple) else (batch,)
+    given = copy.deepcopy(model)
+    made = plan(given) if callable(plan) else parallelize(given, mesh, plan)
+    spread = Spread(made, whole_mesh)
+    if (spread.pipeline or step) and loss is None:
+        raise ConfigError(
+            "verify() has no loss of the whole model to compare a step with: pass loss="
+        )
+    place = Place(whole_mesh, data_axes, context_axis, AXIS if spread.pipeline else None)
+    runs = Runs(model, spread, share_of(inputs, place), inputs, target)
+    whole = runs.whole(loss)
+    found = Comparison(spread, runs.share, whole, runs.spread(loss, step))
+    pairs = [*found.pairs(norm, is_reduced=step is not None)]
+    rate = tolerance_of(adapter_class(model)(model)) if tolerance is None else tolerance
+    masks = masks_that_differ(spread, runs.forward, place, found.is_cut)
+    differences = *masks, *judged(pairs, place, rate)
+    compared = {order for rows in place.of_all([pair.order for pair in pairs]) for order in rows}
+    return Verification(compared=len(compared), differences=differences)
 
 
 def _of_one_axis(group: ProcessGroup) -> DeviceMesh:
     return DeviceMesh((group.world_size,), ("tp",), group)
-
-
-def _spread(model: Any, mesh: Any, plan: Plan) -> Any:
-    spread = plan(model) if callable(plan) else parallelize(model, mesh, plan)
-    adapter = adapter_class(spread)(spread)
-    if any(isinstance(module, FullyShardedDataParallel) for _, module in adapter.modules()):
-        raise ConfigError("verify() cannot look into a FullyShardedDataParallel: leave it out")
-    return spread

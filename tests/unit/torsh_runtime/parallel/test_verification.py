@@ -8,46 +8,67 @@ import pytest
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.parallel.verification.comparing import Held, Pair, why
 from torsh_runtime.parallel.verification.difference import Difference, Verification
-from torsh_runtime.parallel.verification.placing import Part, places
+from torsh_runtime.parallel.verification.placing import DataCut, Part, places
 
 PART = np.array([1.0, -2.0, 3.0])
 ALONG = {"dp": [0, 2], "tp": [0, 1]}
 
 
+def no_cuts(_: int, size: int) -> list[DataCut]:
+    return [DataCut(((0, size),), ())]
+
+
+def rows_and_tokens(dim: int, size: int) -> list[DataCut]:
+    """The second half of 4 rows, and the first and last of 4 chunks of 8 tokens."""
+    cuts = {(0, 4): DataCut(((2, 4),), ("dp",)), (1, 8): DataCut(((0, 2), (6, 8)), ("cp",))}
+    return [*filter(None, [cuts.get((dim, size))]), *no_cuts(dim, size)]
+
+
 def test_equal_shapes_are_the_whole() -> None:
-    assert places((4, 6), {"tp": [(4, 6), (4, 6)]}, {"tp": 1}, (), None) == [
-        Part((((0, 4),), ((0, 6),)), has_rows=False)
+    along = {"tp": [(4, 6), (4, 6)]}
+    assert places((4, 6), (4, 6), along, {"tp": 1}, no_cuts, None) == [
+        Part((((0, 4),), ((0, 6),)), frozenset())
     ]
 
 
 def test_uneven_sizes_lie_one_behind_the_other() -> None:
-    shapes = {"tp": [(4, 1), (4, 3), (4, 2)]}
-    assert places((4, 6), shapes, {"tp": 2}, (), None) == [Part((((0, 4),), ((4, 6),)), False)]
+    along = {"tp": [(4, 1), (4, 3), (4, 2)]}
+    (found,) = places((4, 6), (4, 2), along, {"tp": 2}, no_cuts, None)
+    assert found == Part((((0, 4),), ((4, 6),)), frozenset())
 
 
 def test_rows_are_those_of_the_data_first() -> None:
-    shapes = {"tp": [(2, 6), (2, 6)], "dp": [(2, 6), (2, 6)]}
-    first, second = places((4, 6), shapes, {"dp": 1, "tp": 0}, ("dp",), None)
-    assert first == Part((((2, 4),), ((0, 6),)), has_rows=True)
-    assert second == Part((((0, 2),), ((0, 6),)), has_rows=False)
+    along = {"tp": [(2, 6), (2, 6)]}
+    first, second = places((4, 6), (2, 6), along, {"tp": 0}, rows_and_tokens, None)
+    assert first == Part((((2, 4),), ((0, 6),)), frozenset(["dp"]))
+    assert second == Part((((0, 2),), ((0, 6),)), frozenset())
+
+
+def test_an_axis_of_the_model_cuts_what_the_data_leaves() -> None:
+    along = {"tp": [(2, 3), (2, 1)]}
+    found, _ = places((4, 8), (2, 1), along, {"tp": 1}, rows_and_tokens, None)
+    assert found == Part((((2, 4),), ((7, 8),)), frozenset(["dp", "cp"]))
+    found, _ = places((4, 8), (2, 3), along, {"tp": 0}, rows_and_tokens, None)
+    assert found.spans[1] == ((0, 2), (6, 7))
 
 
 def test_features_lie_as_the_weight_says() -> None:
     layout = TensorLayout((6, 5), (("tp", 2, Shard(0, sections=(4, 2))),))
-    shapes = {"tp": [(2, 3), (2, 3)]}
-    (found,) = places((2, 6), shapes, {"tp": 1}, (), ("tp", layout))
+    along = {"tp": [(2, 3), (2, 3)]}
+    (found,) = places((2, 6), (2, 3), along, {"tp": 1}, no_cuts, ("tp", layout))
     assert found.spans == (((0, 2),), ((2, 4), (5, 6)))
 
 
 @pytest.mark.parametrize("own", [(4, 5), (4, 6, 1), ()])
 def test_what_is_no_part_lies_nowhere(own: tuple[int, ...]) -> None:
-    assert places((4, 6), {"tp": [own, own]}, {"tp": 0}, (), None) == []
+    assert places((4, 6), own, {"tp": [own, own]}, {"tp": 0}, no_cuts, None) == []
 
 
 @pytest.mark.parametrize(
     ("owns", "expected"),
     [
         ((PART * 0.25, PART * 0.75, PART, PART), "a part of a sum along tp"),
+        ((PART * 0.5, PART * 1.5, PART, PART), "each rank along tp has its own"),
         ((PART * 2, PART * 2, PART * 2, PART * 2), "added up once too often along dp or tp"),
         ((PART / 2, PART / 2, PART / 2, PART / 2), "it is 1/2 of that: averaged"),
         ((PART + 1, PART, PART + 1, PART), "ranks along tp differ"),

@@ -1,0 +1,95 @@
+"""A model that is spread over ranks, of whatever kind, under the names of the whole one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torsh_runtime.layout import Piece
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.parallel.ddp import DistributedDataParallel
+from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
+from torsh_runtime.parallel.layouts import cut, layouts_by_id, part_of
+from torsh_runtime.parallel.pipeline import Kind, PipelineParallel
+from torsh_runtime.parallel.verification.recording import Pass, Watched
+
+WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
+
+
+class Spread:
+    """What a plan has made of a model."""
+
+    def __init__(self, made: Any, mesh: DeviceMesh) -> None:
+        """made: a module, or a PipelineParallel."""
+        self.made, self._mesh = made, mesh
+        self.pipeline = made if isinstance(made, PipelineParallel) else None
+        self.module = made.module if self.pipeline else made
+        self.adapter: ModuleAdapter[Any] = adapter_class(self.module)(self.module)
+        self._wrapped = [n for n, m in self.adapter.modules() if isinstance(m, WRAPPERS)]
+        self.modules = dict(self._modules())
+        named = [*self.adapter.parameters(), *self.adapter.constants()]
+        self.parameters = {self._plain(name): each for name, each in named}
+
+    def watched(self) -> Watched:
+        """For a recording."""
+        return Watched(self.adapter, self.modules, self.parameters, self._present)
+
+    def pieces(self) -> dict[str, Piece]:
+        """What this rank has of each parameter of the whole model."""
+        layouts = layouts_by_id(self.module)
+        parts = {key: p for each in wrappers_of(self.module) for key, p in each.pieces().items()}
+        found = {}
+        for name, parameter in self.parameters.items():
+            shape = self.adapter.shape(parameter)
+            part, layout = parts.get(id(parameter), Piece.whole(shape)), layouts.get(id(parameter))
+            found[name] = part if layout is None else part_of(name, layout, self._mesh, part)
+        return found
+
+    def averaged(self) -> set[str]:
+        """The parameters whose gradients a wrapper averages."""
+        modules = [module for _, module in self.adapter.modules()]
+        around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
+        wrapped = [each.module for each in (*modules, *around) if isinstance(each, WRAPPERS)]
+        within = {id(parameter) for each in wrapped for parameter in each.parameters()}
+        return {name for name, each in self.parameters.items() if id(each) in within}
+
+    def set_gradients(self, arrays: Mapping[str, Any]) -> None:
+        """Let parameters of these names have them."""
+        for name, array in arrays.items():
+            gradient: Any = self.adapter.gradient(self.parameters[name])
+            is_tensor = hasattr(gradient, "new_tensor")
+            self.adapter.copy(gradient, gradient.new_tensor(array) if is_tensor else array)
+
+    def _present(self) -> Pass:
+        step = self.pipeline.present if self.pipeline else None
+        if step is None:
+            return Pass()
+        return Pass(step.microbatch or 0, step.kind is not Kind.FORWARD)
+
+    def _modules(self) -> Iterator[tuple[str, Any]]:
+        """Those that the whole model has as well."""
+        for name, module in self.adapter.modules():
+            if name not in self._wrapped and not (self.pipeline and name == ""):
+                yield self._plain(name), module
+
+    def _plain(self, name: str) -> str:
+        """Without what wrappers add to it."""
+        for path in reversed(self._wrapped):  # the innermost first
+            before = f"{path}." if path else ""
+            if f"{name}.".startswith(f"{before}module."):
+                name = before + name[len(before) :].removeprefix("module").removeprefix(".")
+                name = name.removesuffix(".")
+        return name
+
+
+def taken(whole: Any, piece: Piece, shape: tuple[int, ...]) -> Any | None:
+    """The piece's elements of a whole array, in this shape, which is the piece's box or flat; None
+    if it is neither."""
+    if whole.shape != piece.global_shape:
+        return None
+    box = cut(whole, replace(piece, start=0, end=math.prod(piece.shape)))
+    flat = box.reshape(-1)[piece.start : piece.end]
+    return box if shape == box.shape and piece.is_box else flat if shape == flat.shape else None
