@@ -101,8 +101,8 @@ class PipelineParallel:
             for n, m in self.stages.items()
         }
         wire = Wire(group, self._autograd, plan.placement)
-        self._executor = Executor(group, self._stages, last + 1, wire)
-        self._failures = Failures(group)
+        self._executor = Executor(group, self._stages, plan.placement, wire)
+        self._failures = Failures(group, mesh)
         self._ahead: dict[Table, int] = {}
         self._check_split()
         self.costs: Costs | None = None
@@ -143,20 +143,23 @@ class PipelineParallel:
         ConfigError on all ranks for a batch that does not fit; PipelineError if a stage raises,
         or waits in vain: then the group is dead.
         """
+        return self._failures.telling(lambda: self._step(batch, target))
+
+    def _step(self, batch: Any, target: Any) -> float:
         if self._table is None:
-            costs = self.costs or self.measure(batch, target)
+            costs = self.costs or self._measure(batch, target)
             limit = self._memory_limit
             splits = self._can_split
             table = best_table(costs, self.placement, self.num_microbatches, limit, splits)
             self._table = table.with_reductions()
         weights = self._run(self.table, batch, target)
-        self._failures.telling(self._sharing.add_gradients)
+        self._sharing.add_gradients()
         return self._loss(weights)
 
     def forward(self, batch: Any) -> Any:
         """The last stage's output for a batch, which cannot be differentiated, on the rank that has
         that stage; None on the others. Batches of other sizes have fewer microbatches."""
-        self._run(None, batch, None)
+        self._failures.telling(lambda: self._run(None, batch, None))
         outputs = [each for _, each in sorted(self._executor.outputs.items())]
         if outputs and isinstance(outputs[0], tuple):
             return tuple(self._autograd.joined(each) for each in zip(*outputs, strict=True))
@@ -164,12 +167,14 @@ class PipelineParallel:
 
     def evaluate(self, batch: Any, target: Any) -> float:
         """The loss of a batch, as step() has it, without gradients; of any number of rows."""
-        return self._loss(self._run(None, batch, target))
+        return self._failures.telling(lambda: self._loss(self._run(None, batch, target)))
 
     def measure(self, batch: Any, target: Any) -> Costs:
         """What steps of the first microbatch take, in seconds, and what it holds, in bytes; the
         same on all ranks. Gradients, buffers and random numbers are afterwards what they were."""
+        return self._failures.telling(lambda: self._measure(batch, target))
 
+    def _measure(self, batch: Any, target: Any) -> Costs:
         self.costs = measured_costs(
             self.group,
             self._stages,
@@ -209,7 +214,7 @@ class PipelineParallel:
             self._ahead[table] = ahead_of(simulate(table, Costs(transfer=1.0)).buffers, own)
         row, ahead = table.rows[self.group.rank], self._ahead[table]
         try:
-            self._failures.telling(lambda: self._executor.run(row, work, (key, table.name), ahead))
+            self._executor.run(row, work, (key, table.name), ahead)
         finally:
             self._executor.forget()
         return weights
