@@ -4,6 +4,7 @@ wait for it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -62,3 +63,30 @@ def test_torshrun_names_the_rank_that_does_not_come() -> None:
     assert "  rank 1, pp 0, dp 0, tp 1: not in it yet" in said
     assert "; F2 of stage 0" in said
     assert "rank 1 most likely failed first" in said
+
+
+def test_ranks_that_build_different_things_are_told_before_work_starts() -> None:
+    texts = (
+        "(4, 1) ('pp', 'dp')",
+        "(2, 2) ('dp', 'pp')",
+        "rank 3 has 4 microbatches",
+        "schedule gpipe",
+        "do not have the same pipeline",
+        "rank 3: a schedule of 2 stages and 0 microbatches",
+        "4 experts",
+    )
+    everyone = whole(run_processes(4, mesh_faults.differing, 20.0))
+    for said in everyone:
+        for text, found in zip(texts, said, strict=False):
+            assert text in found
+    assert [bool(said[-1]) for said in everyone] == [False, False, True, True]  # along its axis
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_ranks_with_models_of_different_frameworks_are_told() -> None:
+    everyone = whole(run_processes(4, mesh_faults.of_two_frameworks, 20.0))
+    for said, _ in everyone:
+        assert "2 stages of torch" in said
+        assert "2 stages of nn" in said
+    assert ["framework='torch'" in said for _, said in everyone] == [False, False, True, True]

@@ -81,6 +81,56 @@ def sleeping(rank: int, culprit: int, seconds: float) -> str:
     return ""
 
 
+def differing(rank: int) -> list[str]:
+    """What ranks of two stages and two replicas are told that build different things, one after
+    the other; rank 3 is the one that differs."""
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 2})
+    differs = rank == 3
+
+    def pipeline(microbatches: int = 2, schedule: str = "1f1b", width: int = WIDTH) -> Any:
+        stages = [nn.Linear(width, width, dtype=np.float64) for _ in range(2)]
+        tr.PipelineParallel(stages, microbatches, mesh=mesh, schedule=schedule)
+
+    def experts(count: int) -> Any:
+        tr.MixtureOfExperts(WIDTH, 8, count, mesh=mesh["dp"], data=mesh, framework="nn")
+
+    attempts: list[Callable[[], Any]] = [
+        lambda: tr.init_device_mesh({"pp": 4, "dp": 1} if differs else {"pp": 2, "dp": 2}),
+        lambda: tr.init_device_mesh({"dp": 2, "pp": 2} if differs else {"pp": 2, "dp": 2}),
+        lambda: pipeline(microbatches=4 if differs else 2),
+        lambda: pipeline(schedule="gpipe" if differs else "1f1b"),
+        lambda: pipeline(width=8 if differs else WIDTH),
+        lambda: pipeline(microbatches=0 if differs else 2),
+        lambda: experts(4 if differs else 2),
+        lambda: tr.ColumnParallelLinear(WIDTH, 7 if differs else 8, mesh=mesh["dp"]),
+    ]
+    return [_refusal(attempt, mesh) for attempt in attempts]
+
+
+def of_two_frameworks(rank: int) -> list[str]:
+    """The same of models of torch and of torsh_runtime.nn."""
+    import torch
+
+    mesh = tr.init_device_mesh({"pp": 2, "tp": 2})
+    framework = torch.nn if rank == 3 else nn
+    model = framework.Sequential(framework.Linear(4, 4), framework.Linear(4, 4))
+    plan = {"0": tr.Column(), "1": tr.Row()}
+    return [
+        _refusal(lambda: tr.PipelineParallel(model, 2, mesh=mesh, cuts=["1"]), mesh),
+        _refusal(lambda: tr.parallelize(model, mesh["tp"], plan), mesh),
+    ]
+
+
+def _refusal(attempt: Callable[[], Any], mesh: tr.DeviceMesh) -> str:
+    said = ""
+    try:
+        attempt()
+    except tr.ConfigError as error:
+        said = str(error)
+    mesh.group.barrier()
+    return said
+
+
 if __name__ == "__main__":  # under torshrun
     tr.init_process_group()
     sleeping(int(os.environ["RANK"]), int(os.environ["CULPRIT"]), 600.0)

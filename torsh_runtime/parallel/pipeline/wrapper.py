@@ -67,9 +67,9 @@ class PipelineParallel:
             layers that later stages begin with, or how many stages there are to be, as equal as
             measuring a microbatch `example` makes them. What its layers are layers_of() says.
         placement: the rank of each stage; None is the schedule's.
-        mesh: its axis "pp" is the pipeline; along "dp" and "cp", where it has them, batches differ:
-            the loss and the weights of microbatches are of all of them. Without a mesh `group` has
-            the ranks; None is the default group.
+        mesh: its axis "pp" is the pipeline, and all its ranks call this; along "dp" and "cp", where
+            it has them, batches differ: the loss and the weights of microbatches are of all of
+            them. Without a mesh `group` has the ranks; None is the default group.
         schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for a forward pass more
             ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
         loss_fn: (output of the last stage, target) -> the mean over a microbatch.
@@ -85,7 +85,9 @@ class PipelineParallel:
         self.group: ProcessGroup = group
         self.num_microbatches, self._memory_limit = num_microbatches, memory_limit
         self._loss_fn, self._tokens, self._data = loss_fn, tokens, _data_group(mesh)
-        plan = planned(group, stages, cuts, example, schedule, placement, num_microbatches)
+        everyone = group if mesh is None else group_of(mesh)
+        how = schedule, placement, num_microbatches
+        plan = planned(group, everyone, stages, cuts, example, *how)
         self.placement, self._table = plan.placement, plan.table
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
         self.module = merged(own)
