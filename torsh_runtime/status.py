@@ -21,6 +21,7 @@ File: a header of PAGE_BYTES, then a page of PAGE_BYTES for each local rank. In 
             2  number of elements
             3  number of the group, the same on all its ranks (32 bits), its size (32 bits)
             4  rounds: how often the rank has met the others in this group
+            8  the axis of a mesh that the group is along: 48 bytes of text
 
 A worker's k-th group writes to record k mod RECORDS, or to that of an earlier group of its number
 (csrc/common/progress.hpp), from whichever thread runs the operation. A reader that finds the same
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from functools import cache
 
 from torsh_runtime.contract import WorkerEnv
@@ -70,6 +72,7 @@ PID, INITIALISED, STEP, PLACE = range(4)
 AWAITED, DOING = 9, 10
 TEXT_WORDS = 6
 _TURN, _GROUP = 0, 3
+AXIS = 8
 _PAGE_WORDS = PAGE_BYTES // 8
 
 
@@ -101,6 +104,12 @@ class Page:
         self._note_text(DOING, doing)
         self._words[AWAITED] = awaited + 1
 
+    def note_axis(self, group: int, axis: str) -> None:
+        """Which axis of a mesh the group of this number is along."""
+        for index in range(RECORDS):
+            if self._record(index)[_GROUP] % (1 << 32) == group:
+                self._note_text(FIRST_RECORD + index * RECORD_WORDS + AXIS, axis)
+
     def _note_text(self, word: int, text: str) -> None:
         size = TEXT_WORDS * 8
         content = text.encode()[:size].ljust(size, b"\0")
@@ -118,6 +127,11 @@ class Page:
     def _record(self, index: int) -> memoryview:
         begin = FIRST_RECORD + index * RECORD_WORDS
         return self._words[begin : begin + RECORD_WORDS]
+
+
+def number_of(group: str) -> int:
+    """That of the group of this name, the same on all its ranks."""
+    return zlib.crc32(group.encode()) & 0x7FFFFFFF
 
 
 def report_step(step: int) -> None:

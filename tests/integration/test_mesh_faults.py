@@ -58,6 +58,7 @@ def test_torshrun_names_the_rank_that_does_not_come() -> None:
     )
     assert found.returncode == exit_codes.HUNG, found.stderr
     said = found.stderr
+    assert "of axis tp, group" in said
     assert "for rank 1, pp 0, dp 0, tp 1\n" in said
     assert "  rank 5, pp 1, dp 0, tp 1: waits for F2 of stage 0 (rank 1, pp 0, dp 0, tp 1)" in said
     assert "  rank 1, pp 0, dp 0, tp 1: not in it yet" in said

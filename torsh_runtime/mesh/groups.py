@@ -13,7 +13,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.mesh.layout import Axis, Layout
 from torsh_runtime.mesh.stats import Meter, OperationStats
-from torsh_runtime.status import own_page
+from torsh_runtime.status import number_of, own_page
 
 Dim = str | int
 Overrides = Mapping[Dim, str | BackendType]
@@ -133,6 +133,9 @@ class Groups:
         if any(where):
             names = zip(group.ranks, where, strict=True)
             group.name_ranks([f"rank {rank}, {text}" for rank, text in names], axis)
+        page = own_page()
+        if page is not None and axis:
+            page.note_axis(number_of(group.name), axis)
 
     def _metered(self, group: ProcessGroup) -> ProcessGroup:
         """The same, counted if that is wanted."""

@@ -44,12 +44,17 @@ class Collective:
     """Rank that it starts from; -1 is none."""
     whole: bool
     """False if the worker went on while it was read: what it is may then be of two operations."""
+    axis: str = ""
+    """The axis of a mesh that the group is along; "" is none that is known."""
 
     def __str__(self) -> str:
         if not self.sequence and self.operation == "barrier":
             return "init_process_group()"
         what = f"{self.operation}({self._arguments()})"
-        return what if not self.group else f"{what} of group {self.group:x} ({self.ranks} ranks)"
+        if not self.group:
+            return what
+        axis = f"axis {self.axis}, " if self.axis else ""
+        return f"{what} of {axis}group {self.group:x} ({self.ranks} ranks)"
 
     def _arguments(self) -> str:
         if self.operation == "barrier":
@@ -138,7 +143,11 @@ def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
     doing = _text(later, begin + status.DOING)
     first, size = begin + status.FIRST_RECORD, status.RECORD_WORDS
     found = (
-        _collective(words[start : start + _RECORD_WORDS].tolist(), later[start])
+        _collective(
+            words[start : start + _RECORD_WORDS].tolist(),
+            later[start],
+            _text(later, start + status.AXIS),
+        )
         for start in range(first, first + status.RECORDS * size, size)
         if words[start]
     )
@@ -157,7 +166,7 @@ def _text(words: memoryview, word: int) -> str:
     return printable(found.decode(errors="replace"))
 
 
-def _collective(record: list[int], turn_later: int) -> Collective:
+def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
     turn, call, count, group, rounds = record
     root = call >> 32
     return Collective(
@@ -172,6 +181,7 @@ def _collective(record: list[int], turn_later: int) -> Collective:
         count=count,
         root=root - (1 << 32) if root >> 31 else root,
         whole=turn == turn_later and turn % 4 != status.WRITING,
+        axis=axis,
     )
 
 

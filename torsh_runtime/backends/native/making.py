@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,7 +21,7 @@ from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.work import NativeWork
 from torsh_runtime.backends.work import COMPLETED
 from torsh_runtime.errors import BackendUnavailable, ConfigError
-from torsh_runtime.status import own_page
+from torsh_runtime.status import number_of, own_page
 
 
 class Node(NamedTuple):
@@ -96,8 +95,7 @@ def group_of(
     """The compiled group, over the links and the memory that the ranks agreed on. Raises
     BackendUnavailable.
     """
-    number = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    page = own_page()
+    number, page = number_of(name), own_page()
     local = next(node for node in meeting.nodes if meeting.rank in node)
     links = meeting.take_links()
     with _refusals(meeting.rank):
