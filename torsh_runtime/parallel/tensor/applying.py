@@ -48,8 +48,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry]) -> Model:
         said = str(error)
     else:
         problem = None
-    options = {"plan": said, "ranks": axis.size, "framework": adapter.framework}
-    check_agreed(options, adapter, axis.group, sends=False)
+    check_agreed({"plan": said, "ranks": axis.size}, adapter, axis.group, sends=False)
     if problem is not None:
         raise problem
     check_same_values(adapter, [*adapter.parameters(), *adapter.constants()], axis)
