@@ -83,6 +83,13 @@ def test_ranks_that_build_different_things_are_told_before_work_starts() -> None
     assert [bool(said[-1]) for said in everyone] == [False, False, True, True]  # along its axis
 
 
+def test_ranks_that_ask_for_groups_of_different_axes_are_told_who_did_not_come() -> None:
+    said = whole(run_processes(4, mesh_faults.of_another_axis, 2.0))
+    assert said[:2] == ["", ""]
+    assert "rank(s) 1 to make the group of axis dp (rank 3, pp 1, dp 1;" in said[2]
+    assert "rank(s) 0 to make the group of axis pp (rank 1, pp 0, dp 1;" in said[3]
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_ranks_with_models_of_different_frameworks_are_told() -> None:

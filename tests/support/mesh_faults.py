@@ -107,6 +107,17 @@ def differing(rank: int) -> list[str]:
     return [_refusal(attempt, mesh) for attempt in attempts]
 
 
+def of_another_axis(rank: int) -> str:
+    """What a rank is told if rank 3 asks for the group of another axis than the others."""
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 2})
+    try:
+        mesh.get_group("pp" if rank == 3 else "dp")
+    except tr.CommTimeout as error:
+        return str(error)
+    time.sleep(3.0)  # there all the time that others wait
+    return ""
+
+
 def of_two_frameworks(rank: int) -> list[str]:
     """The same of models of torch and of torsh_runtime.nn."""
     import torch

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torsh_runtime.backends.base import BackendKind, BackendType, CommunicationStrategy
 from torsh_runtime.comm.choosing import backend_type, by_device, get_default_backend_for_device
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import CommAborted, ConfigError
+from torsh_runtime.errors import CommAborted, CommTimeout, ConfigError
 from torsh_runtime.mesh.layout import Axis, Layout
 from torsh_runtime.mesh.stats import Meter, OperationStats
 from torsh_runtime.status import number_of, own_page
@@ -124,9 +124,21 @@ class Groups:
 
     def _make(self, places: tuple[int, ...], way: Way, axis: str) -> ProcessGroup:
         ranks, root = [self.ranks[place] for place in places], self.root
-        group = self._session.group(self._name, ranks, way.kind, root.timeout, way.strategy)
+        try:
+            group = self._session.group(self._name, ranks, way.kind, root.timeout, way.strategy)
+        except CommTimeout as error:
+            raise self._of_axis(error, places, axis) from error
         self._name_ranks(group, places, axis)
         return group
+
+    def _of_axis(self, error: CommTimeout, places: Sequence[int], axis: str) -> CommTimeout:
+        """The same, which says who of the mesh did not come."""
+        missing = [places[each] for each in error.missing]
+        names = "; ".join(f"rank {self.ranks[each]}, {self._where[each]}" for each in missing)
+        detail = f" to make the group of axis {axis} ({names}; they may have asked for another one)"
+        found = CommTimeout(error.op, error.sequence, error.seconds, error.missing, detail)
+        found.members = error.members
+        return found
 
     def _name_ranks(self, group: ProcessGroup, places: Sequence[int], axis: str = "") -> None:
         where = [self._where[place] for place in places]
