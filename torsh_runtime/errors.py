@@ -91,19 +91,27 @@ class PipelineError(TorshError, RuntimeError):
     """A stage of a pipeline raised, or what it waits for did not come; all ranks of the pipeline
     raise it, and their group is dead.
 
-    Attributes: rank (whose stage it was, in the pipeline's group), step (such as "F5 of stage 0"),
-    stage, microbatch (None: of none), reason (what went wrong there).
+    Attributes: rank (whose stage it was, in the pipeline's group), stage, microbatch (None: of
+    none), step (such as "F5", or "F5 waits for F5 of stage 0 of rank 0"), reason (what went wrong
+    there), place (who that rank is, "rank 3, pp 1, tp 1"; "" if it has no other name).
     """
 
     def __init__(
-        self, rank: int, stage: int, microbatch: int | None, step: str, reason: str
+        self,
+        rank: int,
+        stage: int,
+        microbatch: int | None,
+        step: str,
+        reason: str,
+        place: str = "",
     ) -> None:
-        super().__init__(f"rank {rank} of the pipeline, stage {stage}, {step}: {reason}")
+        who = place or f"rank {rank} of the pipeline"
+        super().__init__(f"{who}, stage {stage}, {step}: {reason}")
         self.rank, self.stage, self.microbatch = rank, stage, microbatch
-        self.step, self.reason = step, reason
+        self.step, self.reason, self.place = step, reason, place
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = self.rank, self.stage, self.microbatch, self.step, self.reason
+        facts = self.rank, self.stage, self.microbatch, self.step, self.reason, self.place
         return type(self), facts, self.__dict__
 
 

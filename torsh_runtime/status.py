@@ -11,6 +11,9 @@ File: a header of PAGE_BYTES, then a page of PAGE_BYTES for each local rank. In 
     page    0  pid of the worker that has taken the page; 0 is none
             1  1 once its first process group is there
             2  1 + its step; 0 is none yet
+            3  where it stands in a mesh: 48 bytes of text, padded with zeros
+            9  1 + the rank that it waits for outside of collectives; 0 is none
+           10  what it does there, or waits for: 48 bytes of text
            16  RECORDS records of RECORD_WORDS words, each in two cache lines of its own
     record  0  turn: 4 × the operation's number in its group, + WRITING, INSIDE or LEFT
             1  the call: operation, dtype and reduction (8 bits each, in the order of OPERATIONS,
@@ -18,6 +21,7 @@ File: a header of PAGE_BYTES, then a page of PAGE_BYTES for each local rank. In 
             2  number of elements
             3  number of the group, the same on all its ranks (32 bits), its size (32 bits)
             4  rounds: how often the rank has met the others in this group
+            8  the axis of a mesh that the group is along: 48 bytes of text
 
 A worker's k-th group writes to record k mod RECORDS, or to that of an earlier group of its number
 (csrc/common/progress.hpp), from whichever thread runs the operation. A reader that finds the same
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from functools import cache
 
 from torsh_runtime.contract import WorkerEnv
@@ -63,8 +68,11 @@ DTYPES = (
 )
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
-PID, INITIALISED, STEP = range(3)
+PID, INITIALISED, STEP, PLACE = range(4)
+AWAITED, DOING = 9, 10
+TEXT_WORDS = 6
 _TURN, _GROUP = 0, 3
+AXIS = 8
 _PAGE_WORDS = PAGE_BYTES // 8
 
 
@@ -74,6 +82,7 @@ class Page:
     def __init__(self, words: memoryview) -> None:
         """`words` are the page's; the memory must outlive this object."""
         self._words = words
+        self._bytes = words.cast("B")
         self._groups = 0
 
     def note_initialised(self) -> None:
@@ -83,6 +92,28 @@ class Page:
     def note_step(self, step: int) -> None:
         """The worker is at this step; less than 0 is none."""
         self._words[STEP] = max(int(step) + 1, 0) % (1 << 64)
+
+    def note_place(self, place: str) -> None:
+        """Where the worker stands in a mesh, such as "pp 1, tp 0"."""
+        self._note_text(PLACE, place)
+
+    def note_doing(self, doing: str, awaited: int = -1) -> None:
+        """What it does outside of collectives; `awaited`: the rank of the job that it waits for
+        there, -1 is none."""
+        self._words[AWAITED] = 0
+        self._note_text(DOING, doing)
+        self._words[AWAITED] = awaited + 1
+
+    def note_axis(self, group: int, axis: str) -> None:
+        """Which axis of a mesh the group of this number is along."""
+        for index in range(RECORDS):
+            if self._record(index)[_GROUP] % (1 << 32) == group:
+                self._note_text(FIRST_RECORD + index * RECORD_WORDS + AXIS, axis)
+
+    def _note_text(self, word: int, text: str) -> None:
+        size = TEXT_WORDS * 8
+        content = text.encode()[:size].ljust(size, b"\0")
+        self._bytes[word * 8 : word * 8 + size] = content
 
     def next_record(self, number: int) -> memoryview:
         """The record for one more group of this process, of that number."""
@@ -96,6 +127,11 @@ class Page:
     def _record(self, index: int) -> memoryview:
         begin = FIRST_RECORD + index * RECORD_WORDS
         return self._words[begin : begin + RECORD_WORDS]
+
+
+def number_of(group: str) -> int:
+    """That of the group of this name, the same on all its ranks."""
+    return zlib.crc32(group.encode()) & 0x7FFFFFFF
 
 
 def report_step(step: int) -> None:

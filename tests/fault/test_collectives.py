@@ -47,6 +47,18 @@ def test_a_killed_peer_is_named_by_all(process_world: Any, victim: int, size: in
         assert (error.kind, error.rank, error.op) == ("PeerLost", victim, "all_reduce")
 
 
+def test_who_waits_for_a_message_names_its_sender(process_world: Any) -> None:
+    """Rank 2's timeout, which is the first to pass, ends the group: rank 1 waits for rank 0."""
+
+    def body(rank: int) -> None:
+        time.sleep({0: 4.5, 1: 0.5, 2: 0.0}[rank])
+        if rank:
+            tr.recv(np.zeros(1), rank - 1)
+
+    results = process_world(3, body, 3.0)
+    assert [results[rank].error.missing for rank in (1, 2)] == [(0,), (1,)]
+
+
 def test_a_peer_that_is_dead_already_is_named(process_world: Any) -> None:
     def body(rank: int) -> None:
         tr.barrier()

@@ -161,6 +161,10 @@ class Backend(ABC):
         """The backends that it is made of: itself, or one for each kind of device."""
         return (self,)
 
+    def name_ranks(self, names: Sequence[str], axis: str) -> None:  # noqa: B027  (most know less)
+        """What errors are to call the ranks, and the axis of a mesh that they are along, "" if of
+        none. Backends whose errors name no ranks do nothing."""
+
     @property
     @abstractmethod
     def failed(self) -> bool:

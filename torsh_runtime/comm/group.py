@@ -57,6 +57,7 @@ class ProcessGroup:
         self._ranks = self._members if ranks is None else tuple(ranks)
         self._places: dict[object, int] = {rank: at for at, rank in enumerate(self._ranks)}
         self._name = name
+        self._rank_names: Sequence[str] = ()
 
     def _put(self, backend: Backend) -> None:
         self._own_backend = backend
@@ -123,6 +124,19 @@ class ProcessGroup:
         if group_rank not in range(len(self._ranks)):
             raise ValueError(f"the group has {len(self._ranks)} ranks, and no rank {group_rank!r}")
         return self._ranks[group_rank]
+
+    def name_ranks(self, names: Sequence[str], axis: str = "") -> None:
+        """What people call the ranks, such as "rank 3, pp 1, tp 1", and the axis of the mesh that
+        they are along: errors of the group say so, too."""
+        self._rank_names = tuple(names)
+        for backend in self._own_backend.members:
+            backend.name_ranks(self._rank_names, axis)
+
+    def called(self, group_rank: int) -> str:
+        """How a rank is called for people: by its rank in the default group, and its place in the
+        mesh that the group is of."""
+        names = self._rank_names
+        return names[group_rank] if names else f"rank {self.global_rank(group_rank)}"
 
     def all_reduce(self, tensor: object, op: Reduce = ReduceOp.SUM, async_op: bool = False) -> Work:
         """Reduce in place over all ranks. Same shape and dtype everywhere."""

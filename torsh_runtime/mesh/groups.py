@@ -10,9 +10,10 @@ from typing import NamedTuple
 from torsh_runtime.backends.base import BackendKind, BackendType, CommunicationStrategy
 from torsh_runtime.comm.choosing import backend_type, by_device, get_default_backend_for_device
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import CommAborted, ConfigError
-from torsh_runtime.mesh.layout import Axis
+from torsh_runtime.errors import CommAborted, CommTimeout, ConfigError
+from torsh_runtime.mesh.layout import Axis, Layout
 from torsh_runtime.mesh.stats import Meter, OperationStats
+from torsh_runtime.status import number_of, own_page
 
 Dim = str | int
 Overrides = Mapping[Dim, str | BackendType]
@@ -35,6 +36,7 @@ class Groups:
     def __init__(self, root: ProcessGroup) -> None:
         """`root`: the mesh's group, in which its places are the ranks."""
         self.root = root
+        self._where: Sequence[str] = [""] * root.world_size
         self.ranks, self._session = root.ranks, root.session
         self._name = root.session.name(f"{root.name}/mesh", root.ranks)
         self._lock = threading.Lock()
@@ -43,8 +45,17 @@ class Groups:
         self._meters: dict[ProcessGroup, Meter] | None = None
         self._has_said = False
 
-    def get(self, places: tuple[int, ...], way: Way) -> ProcessGroup:
-        """That of these places in this order. CommAborted if the group has become another."""
+    def stand(self, layout: Layout) -> None:
+        """Have errors and torshrun tell where ranks stand in the whole mesh."""
+        self._where = [layout.text(place) for place in range(self.root.world_size)]
+        self._name_ranks(self.root, range(self.root.world_size))
+        page = own_page()
+        if page is not None:
+            page.note_place(self._where[self.root.rank])
+
+    def get(self, places: tuple[int, ...], way: Way, axis: str) -> ProcessGroup:
+        """That of these places in this order; `axis` is what errors call it if it is made now.
+        CommAborted if the group has become another."""
         self._session.check_open()
         if self.root.ranks is not self.ranks:
             raise CommAborted(
@@ -58,7 +69,7 @@ class Groups:
             making = self._making.setdefault(key, threading.Lock())
         with making:  # not all of them: peers may make others first, in other threads
             if key not in self._made:
-                self._made[key] = self._make(places, way)
+                self._made[key] = self._make(places, way, axis)
             return self._metered(self._made[key])
 
     def say_if_apart(self, axis: Axis, group: ProcessGroup) -> None:
@@ -72,6 +83,13 @@ class Groups:
             axis.name,
             ", ".join(map(str, group.ranks)),
         )
+
+    def abort(self) -> None:
+        """End what is pending in all groups, of which others hear who are in them."""
+        with self._lock:
+            groups = [*self._made.values(), self.root]
+        for group in groups:
+            group.abort()
 
     def measure(self, is_wanted: bool) -> None:
         """Count the calls of all groups from now on, or no more."""
@@ -104,9 +122,32 @@ class Groups:
         own = Way(backend_type(self.root.backend), None)
         return places == tuple(range(self.root.world_size)) and way == own
 
-    def _make(self, places: tuple[int, ...], way: Way) -> ProcessGroup:
-        ranks = [self.ranks[place] for place in places]
-        return self._session.group(self._name, ranks, way.kind, self.root.timeout, way.strategy)
+    def _make(self, places: tuple[int, ...], way: Way, axis: str) -> ProcessGroup:
+        ranks, root = [self.ranks[place] for place in places], self.root
+        try:
+            group = self._session.group(self._name, ranks, way.kind, root.timeout, way.strategy)
+        except CommTimeout as error:
+            raise self._of_axis(error, places, axis) from error
+        self._name_ranks(group, places, axis)
+        return group
+
+    def _of_axis(self, error: CommTimeout, places: Sequence[int], axis: str) -> CommTimeout:
+        """The same, which says who of the mesh did not come."""
+        missing = [places[each] for each in error.missing]
+        names = "; ".join(f"rank {self.ranks[each]}, {self._where[each]}" for each in missing)
+        detail = f" to make the group of axis {axis} ({names}; they may have asked for another one)"
+        found = CommTimeout(error.op, error.sequence, error.seconds, error.missing, detail)
+        found.members = error.members
+        return found
+
+    def _name_ranks(self, group: ProcessGroup, places: Sequence[int], axis: str = "") -> None:
+        where = [self._where[place] for place in places]
+        if any(where):
+            names = zip(group.ranks, where, strict=True)
+            group.name_ranks([f"rank {rank}, {text}" for rank, text in names], axis)
+        page = own_page()
+        if page is not None and axis:
+            page.note_axis(number_of(group.name), axis)
 
     def _metered(self, group: ProcessGroup) -> ProcessGroup:
         """The same, counted if that is wanted."""

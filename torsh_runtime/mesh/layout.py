@@ -114,6 +114,11 @@ class Layout:
         """Where along each axis a place stands."""
         return tuple(axis.index(place) for axis in self.axes)
 
+    def text(self, place: int) -> str:
+        """The same for people, "pp 1, tp 0", without axes of size 1."""
+        axes = [axis for axis in self.axes if axis.size > 1]
+        return ", ".join(f"{axis.name} {axis.index(place)}" for axis in axes)
+
     def members(self, place: int) -> tuple[int, ...]:
         """The places that differ from this one along these axes only, in row-major order."""
         rows = [axis.offsets() for axis in self.axes]

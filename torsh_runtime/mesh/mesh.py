@@ -112,6 +112,7 @@ class DeviceMesh:
         check_same(root, "meshes", f"{tuple(mesh_shape)} {tuple(names)} {options}")
         layout = Layout.dense(resolved(mesh_shape, root.world_size), names)
         ways = ways_of(layout.names, device_type, root, *options[1:])
+        groups.stand(layout)
         self._be(layout, root.rank, device_type, ways, groups)
         self._asked = tuple(mesh_shape), tuple(names), options
 
@@ -168,6 +169,16 @@ class DeviceMesh:
         for sizes, over in self._views:
             made = made.view(sizes, over)
         return made
+
+    def abort(self) -> None:
+        """End pending and later operations in all groups of the whole mesh that this rank is in,
+        with CommAborted on all their ranks: those that hear of it do the same for the others."""
+        self._groups.abort()
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The one that the whole mesh is made of."""
+        return self._groups.root
 
     def measure(self, is_wanted: bool = True) -> None:
         """From now on count and time all operations of the groups of this mesh and its views, of
@@ -250,7 +261,7 @@ class DeviceMesh:
         mesh that has one axis. Raises what new_group raises.
         """
         axis = self._axis(mesh_dim)
-        group = self._groups.get(self._members(axis), self._ways[axis.name])
+        group = self._groups.get(self._members(axis), self._ways[axis.name], axis.name)
         if self.ndim > 1 and axis is self._layout.axes[-1]:
             self._groups.say_if_apart(axis, group)
         return group
@@ -265,7 +276,8 @@ class DeviceMesh:
             for place in self._layout.members(self._place)
             if all(axis.index(place) == axis.index(self._place) for axis in known)
         )
-        return self._groups.get(places, self._ways[self._layout.names[0]])
+        names = self._layout.names
+        return self._groups.get(places, self._ways[names[0]], "_".join(names))
 
     def size_along(self, axis: str) -> int | None:
         """Number of ranks along an axis of the mesh that this is a part of; None if it has none of

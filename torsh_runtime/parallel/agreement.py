@@ -20,11 +20,13 @@ def check_agreed(
     sends: bool,
     without: Set[int] = frozenset(),
 ) -> None:
-    """ConfigError on all ranks if their options differ, which names these, or else their models,
-    if given, in the names, order, shapes or dtypes of parameters and, if it is sent, of all else:
-    it names the first that differs. without: id() of tensors that may differ. It blocks.
+    """ConfigError on all ranks if their options differ, or whose framework's models they are, which
+    names these, or else their models, if given, in the names, order, shapes or dtypes of parameters
+    and, if it is sent, of all else: it names the first that differs. without: id() of tensors that
+    may differ. It blocks.
     """
-    own = [f"{name}={value!r}" for name, value in options.items()]
+    framework = {} if adapter is None else {"framework": adapter.framework}
+    own = [f"{name}={value!r}" for name, value in {**options, **framework}.items()]
     text = "\n".join([*own, *(() if adapter is None else _lines(adapter, sends, without))])
     everyone = [each.splitlines() for each in texts_of_all(group, text)]
     found, accounts = [], dict[int, str]()

@@ -9,12 +9,18 @@ from torshrun.health.report import numbered
 
 def standing(status: WorkerStatus) -> Standing | None:
     """Where the worker stood; None if it has noted no collective."""
-    last = status.collective
+    last, awaited = status.collective, status.awaited
     if last is None:
         return None
+    call, full = (last.operation, numbered(last)) if last.active else ("", "")
+    if awaited is not None and not last.active:
+        call, full = "recv", f"recv ({awaited.what})"
     return Standing(
-        call=last.operation if last.active else "",
-        full=numbered(last) if last.active else "",
+        call=call,
+        full=full,
+        awaited=awaited.rank if awaited and not last.active else -1,
+        mesh=status.place,
+        doing=status.doing,
         last=str(last),
         group=last.group,
         sequence=last.sequence,

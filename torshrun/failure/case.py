@@ -71,6 +71,9 @@ class Case:
                 found[each.rank] |= whom
         for rank, behind in _pointed_at_by_collectives(self.witnesses):
             found[rank] |= behind
+        for each in self.witnesses:
+            if each.standing and each.standing.awaited >= 0 and not each.is_own:
+                found[each.rank] |= {each.standing.awaited} - {each.rank}
         return {rank: whom for rank, whom in found.items() if whom}
 
     @cached_property
@@ -126,7 +129,11 @@ def comparable(call: str) -> str:
 def _pointed_at_by_collectives(witnesses: Sequence[Witness]) -> Iterable[tuple[int, set[int]]]:
     """Who is in an operation of a group points at those of it that have not entered it."""
     stands = [(each.rank, each.standing) for each in witnesses if each.standing]
-    inside = [(rank, at) for rank, at in stands if at.full and at.group >= 0 and at.sequence]
+    inside = [
+        (rank, at)
+        for rank, at in stands
+        if at.full and at.awaited < 0 and at.group >= 0 and at.sequence
+    ]
     furthest = sorted({(at.sequence, at.group) for _, at in inside})[-MOST_OPERATIONS:]
     behind = {
         (sequence, group): {

@@ -41,9 +41,17 @@ class Standing:
     """Its number in that group."""
     entered: Mapping[int, int] = field(default_factory=lambda: _NONE, hash=False)
     """For each group of its own, the number of the last operation that it entered."""
+    awaited: int = -1
+    """The rank whose message it waited for; -1 is none that is known."""
+    mesh: str = ""
+    """Where it stands in a mesh: "pp 1, tp 0"; "" is in none."""
+    doing: str = ""
+    """What it had noted that it did outside of collectives: "F5 of stage 1"; "" is nothing."""
 
     def __str__(self) -> str:
         where = f"in {self.full or self.call}" if self.call else "in no collective"
+        doing = self.doing if self.awaited < 0 else ""
+        where = ", ".join(filter(None, (where, doing, self.mesh and f"at {self.mesh}")))
         line = f": {self.line}" if self.line and not self.call else ""
         return f"{where}, at {self.place}{line}" if self.place else where
 

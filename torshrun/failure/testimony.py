@@ -100,7 +100,8 @@ def _standing(at: Standing) -> Mapping[str, Any]:
     entered = {str(group): number for group, number in [*at.entered.items()][:_MOST_GROUPS]}
     facts = {"call": at.call, "full": at.full, "place": at.place, "line": at.line}
     more = {"waits_for": at.waits_for, "last": at.last, "group": at.group, "cleanup": at.cleanup}
-    return _kept({**facts, **more, "sequence": at.sequence, "entered": entered})
+    in_mesh = {"mesh": at.mesh, "doing": at.doing, "awaited": at.awaited + 1}
+    return _kept({**facts, **more, **in_mesh, "sequence": at.sequence, "entered": entered})
 
 
 def _kept(facts: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -211,6 +212,9 @@ def _read_standing(facts: Mapping[str, Any]) -> Standing:
         last=_text(facts, "last"),
         group=_count(facts.get("group", -1)),
         sequence=_count(facts.get("sequence", 0)),
+        mesh=_text(facts, "mesh"),
+        doing=_text(facts, "doing"),
+        awaited=_count(facts.get("awaited", 0)) - 1,
         entered={_count(int(group)): _count(number) for group, number in entered},
     )
 

@@ -1,8 +1,9 @@
 """Decides whether a node's workers hang, from what is seen of them. Pure: no clock, no I/O.
 
-Two things are a hang, each if it holds for the whole timeout:
+Three things are a hang, each if it holds for the whole timeout:
 
 - a worker is in one collective, and meets nobody there;
+- a worker waits for one thing of another, such as a step of a pipeline's stage;
 - no worker of the node writes anything, notes anything or uses CPU.
 
 So computing for long, waiting for a rank of one's own node that computes, and having ended are not.
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from torshrun.health.pages import Collective, WorkerStatus
+from torshrun.health.pages import Awaited, Collective, WorkerStatus
 
 IDLE = 0.01
 """A worker that uses less than this share of one CPU is idle."""
@@ -46,8 +47,12 @@ class RankState:
     """The collective that it is in; None if it is in none."""
     seconds: float
     """How long it has been there without meeting anybody, or else was seen to do nothing."""
-    since: Mapping[Collective, float] = field(default_factory=lambda: MappingProxyType({}))
-    """When each group's operation was first seen as it still is."""
+    awaits: Awaited | None = None
+    """What it waits for of another rank, if it is in no collective."""
+    since: Mapping[Collective | Awaited, float] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """When each group's operation, and what it awaits, was first seen as it still is."""
     idle_since: float = 0.0
     """When it was last seen doing anything."""
     idle_cpu: float = 0.0
@@ -86,7 +91,7 @@ class HangDetector:
         self._seen = {each.rank: _state(seen.get(each.rank), each, now) for each in ordered}
         self._last = now
         states = tuple(self._seen.values())
-        seconds = max((each.seconds for each in states if each.waits_in), default=0.0)
+        seconds = max((each.seconds for each in states if is_waiting(each)), default=0.0)
         if seconds < self._timeout and any(each.sample.alive for each in states):
             seconds = min(now - each.idle_since for each in states)
         if seconds < self._timeout:
@@ -96,16 +101,21 @@ class HangDetector:
 
 def _state(seen: RankState | None, sample: Sample, now: float) -> RankState:
     before = seen.since if seen else {}
-    since = {each: before.get(each, now) for each in sample.status.collectives}
+    awaited = sample.status.awaited
+    noted: list[Collective | Awaited] = [*sample.status.collectives]
+    since = {each: before.get(each, now) for each in [*noted, *([awaited] if awaited else [])]}
     idle_since, idle_cpu = now, sample.cpu
     if seen and _is_idle(seen, sample, now):
         idle_since, idle_cpu = seen.idle_since, seen.idle_cpu
-    active = [each for each in since if each.active] if sample.alive else []
+    active = [each for each in sample.status.collectives if each.active and sample.alive]
     longest = min(active, key=lambda each: since[each], default=None)
+    awaits = awaited if sample.alive and longest is None else None
+    waited_for = longest or awaits
     return RankState(
         sample=sample,
         waits_in=longest,
-        seconds=now - (since[longest] if longest else idle_since),
+        seconds=now - (since[waited_for] if waited_for else idle_since),
+        awaits=awaits,
         since=since,
         idle_since=idle_since,
         idle_cpu=idle_cpu,
@@ -123,15 +133,65 @@ def _is_idle(seen: RankState, sample: Sample, now: float) -> bool:
 
 
 def _suspect(states: Sequence[RankState]) -> int:
-    """The rank that the others wait for: not one in the furthest operation of the group, and of
-    the rest one that is stopped, else who is furthest behind.
+    """The rank that the others wait for; of those that wait for one another the last, which waits
+    for none, unless they wait in a circle.
     """
+    first = rank = _first_suspect(states)
+    by_rank = {state.sample.rank: state for state in states}
+    followed = {rank}
+    while rank in by_rank:
+        after = _awaited_by(by_rank[rank], states)
+        if after == rank:
+            break
+        if after in followed:
+            return first
+        followed.add(after)
+        rank = after
+    return rank
+
+
+def _awaited_by(state: RankState, states: Sequence[RankState]) -> int:
+    """Whom a rank waits for; itself if for nobody that is known."""
+    if state.waits_in and _lacks_somebody(state, states):
+        return _late_in(state.waits_in, states)
+    if state.waits_in:
+        return state.sample.rank
+    return state.awaits.rank if state.awaits else state.sample.rank
+
+
+def _lacks_somebody(state: RankState, states: Sequence[RankState]) -> bool:
+    """Whether somebody is known not to have come to what the rank waits in."""
+    waited = state.waits_in
+    if waited is None:
+        return False
+    having = [each for each in states if find(each.sample.status, waited.group)]
+    own = _progress(state, waited.group)
+    return len(having) >= waited.ranks and any(_progress(s, waited.group) < own for s in having)
+
+
+def _first_suspect(states: Sequence[RankState]) -> int:
+    """Whom one waits for that has waited for longest."""
     group = waited_group(states)
-    if group is None:
-        return min(
-            states,
-            key=lambda each: (not each.sample.alive, not is_stopped(each), each.sample.rank),
-        ).sample.rank
+    awaiting = [state for state in states if state.awaits]
+    if group is not None:
+        return _late_in(group, states)
+    if awaiting:
+        longest = max(awaiting, key=lambda state: state.seconds)
+        return _awaited_by(longest, states)
+    return _idle(states)
+
+
+def _idle(states: Sequence[RankState]) -> int:
+    """Of ranks that do nothing."""
+    return min(
+        states,
+        key=lambda each: (not each.sample.alive, not is_stopped(each), each.sample.rank),
+    ).sample.rank
+
+
+def _late_in(group: Collective, states: Sequence[RankState]) -> int:
+    """Not one in the furthest operation of the group, and of the rest one that is stopped, else who
+    is furthest behind."""
     having = [state for state in states if find(state.sample.status, group.group)]
     members = having if len(having) >= group.ranks else states  # some have yet to make the group
     progress = {state.sample.rank: _progress(state, group.group) for state in members}
@@ -142,6 +202,11 @@ def _suspect(states: Sequence[RankState]) -> int:
         return not is_stopped(state), progress[state.sample.rank], state.sample.rank
 
     return min(behind or members, key=order).sample.rank
+
+
+def is_waiting(state: RankState) -> bool:
+    """Whether it waits for others, and says so."""
+    return bool(state.waits_in or state.awaits)
 
 
 def waited_group(states: Sequence[RankState]) -> Collective | None:

@@ -6,11 +6,14 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torsh_runtime import status
+from torshrun.text import printable
 
 _TRIES = 8  # how often a record is read that its worker goes on changing
 _RECORD_WORDS = 5
+_MOST_RANKS = 1 << 24
 _PAGE_WORDS = status.PAGE_BYTES // 8
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _TO_ROOT = ("reduce", "gather")
@@ -41,12 +44,17 @@ class Collective:
     """Rank that it starts from; -1 is none."""
     whole: bool
     """False if the worker went on while it was read: what it is may then be of two operations."""
+    axis: str = ""
+    """The axis of a mesh that the group is along; "" is none that is known."""
 
     def __str__(self) -> str:
         if not self.sequence and self.operation == "barrier":
             return "init_process_group()"
         what = f"{self.operation}({self._arguments()})"
-        return what if not self.group else f"{what} of group {self.group:x} ({self.ranks} ranks)"
+        if not self.group:
+            return what
+        axis = f"axis {self.axis}, " if self.axis else ""
+        return f"{what} of {axis}group {self.group:x} ({self.ranks} ranks)"
 
     def _arguments(self) -> str:
         if self.operation == "barrier":
@@ -59,6 +67,15 @@ class Collective:
         return ", ".join(words)
 
 
+class Awaited(NamedTuple):
+    """What a worker waits for outside of collectives."""
+
+    rank: int
+    """Who is to send it."""
+    what: str
+    """Such as "waits for F5 of stage 0"."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """What a worker has noted; all of it may be wrong, as anything that a worker says."""
@@ -69,6 +86,12 @@ class WorkerStatus:
     """The step it reported last; None is none yet."""
     collectives: tuple[Collective, ...] = ()
     """The last operation of each group, in the order of the groups' numbers."""
+    place: str = ""
+    """Where it stands in a mesh: "pp 1, tp 0"; "" is in none."""
+    doing: str = ""
+    """What it does outside of collectives: "F5 of stage 1"; "" is nothing that it has noted."""
+    awaited: Awaited | None = None
+    """What it waits for there; None is nothing."""
 
     @property
     def collective(self) -> Collective | None:
@@ -116,10 +139,15 @@ class StatusPages:
 
 def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
     begin = page * _PAGE_WORDS
-    step = words[begin + status.STEP]
+    step, awaited = words[begin + status.STEP], words[begin + status.AWAITED]
+    doing = _text(later, begin + status.DOING)
     first, size = begin + status.FIRST_RECORD, status.RECORD_WORDS
     found = (
-        _collective(words[start : start + _RECORD_WORDS].tolist(), later[start])
+        _collective(
+            words[start : start + _RECORD_WORDS].tolist(),
+            later[start],
+            _text(later, start + status.AXIS),
+        )
         for start in range(first, first + status.RECORDS * size, size)
         if words[start]
     )
@@ -127,10 +155,18 @@ def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
         initialised=words[begin + status.INITIALISED] != 0,
         step=step - 1 if step else None,
         collectives=tuple(sorted(found, key=lambda each: each.group)),
+        place=_text(later, begin + status.PLACE),
+        doing=doing,
+        awaited=Awaited(awaited - 1, doing) if 0 < awaited <= _MOST_RANKS else None,
     )
 
 
-def _collective(record: list[int], turn_later: int) -> Collective:
+def _text(words: memoryview, word: int) -> str:
+    found = words[word : word + status.TEXT_WORDS].tobytes().partition(b"\0")[0]
+    return printable(found.decode(errors="replace"))
+
+
+def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
     turn, call, count, group, rounds = record
     root = call >> 32
     return Collective(
@@ -145,6 +181,7 @@ def _collective(record: list[int], turn_later: int) -> Collective:
         count=count,
         root=root - (1 << 32) if root >> 31 else root,
         whole=turn == turn_later and turn % 4 != status.WRITING,
+        axis=axis,
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from torshrun.health.detector import Hang, RankState, find, waited_group
+from torshrun.health.detector import Hang, RankState, find, is_waiting, waited_group
 from torshrun.health.pages import Collective
 from torshrun.text import format_ranks, printable
 
 MOST_STACKS = 8
 """Different stacks that are shown."""
+MOST_PLACES = 8
+"""Places in a mesh that are shown of ranks in the same situation."""
 MOST_LINES = 60
 """Lines of one stack that are shown."""
 
@@ -26,13 +28,39 @@ def summary(hang: Hang) -> str:
     text = f"no progress for {hang.seconds:.0f} s: "
     waited = waited_group(hang.ranks)
     if waited is None:
-        return text + "no output and no CPU use of any worker"
+        awaiting = next((state for state in _longest_first(hang) if state.awaits), None)
+        if awaiting is None:
+            return text + "no output and no CPU use of any worker"
+        return f"{text}{_called(hang, awaiting.sample.rank)}, {_awaits(hang, awaiting)}{_end(hang)}"
     waiting = _ranks_in(hang, waited)
     text += f"{format_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {numbered(waited)}"
     if hang.suspect not in waiting:
-        return f"{text} for rank {hang.suspect}"
+        return f"{text} for {_called(hang, hang.suspect)}"
     elsewhere = len(waiting) == len(hang.ranks) < waited.ranks
     return text + (" for ranks of other nodes" if elsewhere else "")
+
+
+def _longest_first(hang: Hang) -> list[RankState]:
+    return sorted(hang.ranks, key=lambda state: -state.seconds)
+
+
+def _called(hang: Hang, rank: int) -> str:
+    """ "rank 3, pp 1, tp 1", as far as it is known where the rank stands in a mesh."""
+    place = next((each.sample.status.place for each in hang.ranks if each.sample.rank == rank), "")
+    return f"rank {rank}, {place}" if place else f"rank {rank}"
+
+
+def _awaits(hang: Hang, state: RankState) -> str:
+    """ "waits for F5 of stage 0 (rank 1, pp 0, tp 1)"."""
+    awaited = state.awaits
+    return f"{awaited.what} ({_called(hang, awaited.rank)})" if awaited else ""
+
+
+def _end(hang: Hang) -> str:
+    """Who is at the end of the row of those that wait for one another."""
+    awaited = {state.awaits.rank for state in hang.ranks if state.awaits}
+    is_said = awaited == {hang.suspect}
+    return "" if is_said else f", and at the end all for {_called(hang, hang.suspect)}"
 
 
 def _ranks_in(hang: Hang, waited: Collective) -> list[int]:
@@ -46,19 +74,25 @@ def _situations(hang: Hang) -> list[str]:
     waited = waited_group(hang.ranks)
     alike: dict[tuple[str, str], list[RankState]] = defaultdict(list)
     for state in _suspect_first(hang):
-        alike[_situation(state, waited), _particulars(state)].append(state)
-    return [_line(*situation, states) for situation, states in alike.items()]
+        does = _awaits(hang, state) or _situation(state, waited)
+        alike[does, _particulars(state)].append(state)
+    return [_line(hang, *situation, states) for situation, states in alike.items()]
 
 
 def _suspect_first(hang: Hang) -> list[RankState]:
     return sorted(hang.ranks, key=lambda state: state.sample.rank != hang.suspect)
 
 
-def _line(does: str, details: str, states: Sequence[RankState]) -> str:
+def _line(hang: Hang, does: str, details: str, states: Sequence[RankState]) -> str:
     least, most = (f"{pick(state.seconds for state in states):.0f}" for pick in (min, max))
     seconds = f"{least} s" if least == most else f"{least} to {most} s"
     who = format_ranks([state.sample.rank for state in states])
-    time = f" for {seconds}" if states[0].waits_in else ""
+    places = [state.sample.status.place for state in states]
+    if len(states) == 1:
+        who = _called(hang, states[0].sample.rank)
+    elif all(places):
+        who += f" ({'; '.join(places[:MOST_PLACES])}{'; …' if len(places) > MOST_PLACES else ''})"
+    time = f" for {seconds}" if is_waiting(states[0]) else ""
     return f"  {who}: {does}{time}{details}"
 
 
@@ -77,9 +111,11 @@ def _situation(state: RankState, waited: Collective | None) -> str:
 
 
 def _particulars(state: RankState) -> str:
-    step = state.sample.status.step
+    step, doing = state.sample.status.step, state.sample.status.doing
     held = {"T": "; its process is stopped (SIGCONT continues it)", "t": "; held by a debugger"}
-    return (f"; step {step}" if step is not None else "") + held.get(state.sample.state, "")
+    text = f"; {doing}" if doing and not state.awaits else ""
+    text += f"; step {step}" if step is not None else ""
+    return text + held.get(state.sample.state, "")
 
 
 def _stack_lines(hang: Hang, stacks: Mapping[int, str]) -> list[str]:

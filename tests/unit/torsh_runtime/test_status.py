@@ -21,7 +21,7 @@ from torsh_runtime import status
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.native import _native
 from torsh_runtime.backends.native.callbacks import Callbacks
-from torsh_runtime.backends.native.failures import comm_error
+from torsh_runtime.backends.native.failures import Peers, comm_error
 from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.tuning import TuningFile
 from torsh_runtime.backends.native.work import NativeWork
@@ -69,7 +69,7 @@ def native_group(
         record=record,
         number=number,
         stage=stage_native,
-        failure=partial(comm_error, {}, ()),
+        failure=partial(comm_error, Peers({}, ())),
         complete=COMPLETED,
         begun=partial(NativeWork, callbacks=Callbacks()),
     )

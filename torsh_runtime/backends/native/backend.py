@@ -19,6 +19,7 @@ from torsh_runtime.backends.native.making import (
     arrays_of,
     group_of,
     mapped,
+    peers_of,
     pool_of,
     settings_of,
 )
@@ -105,13 +106,14 @@ class NativeBackend(Backend):
             try:
                 memory = mapped(meeting, file)
                 pool = pool_of(meeting, local, file) if subgroups else None
-                group = group_of(meeting, memory, world_size, settings, name, callbacks)
+                peers = peers_of(meeting)
+                group = group_of(meeting, memory, world_size, settings, name, callbacks, peers)
                 own = arrays_of(meeting, local, file) if share_arrays else None
             except BaseException as error:
                 abandon(store, meeting, local, error)
                 raise
         places = range(len(local))
-        node = Node(local, meeting.pids, meeting.neighbours, pool, places, meeting.numbers)
+        node = Node(local, meeting.pids, meeting.neighbours, pool, places, peers)
         made = cls(group, callbacks, rank, world_size, node, settings, own)
         return made._met(store, deadline)
 
@@ -131,11 +133,11 @@ class NativeBackend(Backend):
             return None
         try:
             pids = [self._node.pids[each] for each in found]
-            numbers = [self._node.numbers[each] for each in ranks]
-            node = Node(range(len(ranks)), pids, self._node.neighbours, pool, places, numbers)
-            met = Meeting(rank, [[*node.ranks]], pids, node.neighbours, -1, numbers)
-            callbacks = Callbacks()
-            group = group_of(met, memory, len(ranks), self._settings, name, callbacks)
+            numbers = [self._node.peers.numbers[each] for each in ranks]
+            met = Meeting(rank, [[*range(len(ranks))]], pids, self._node.neighbours, -1, numbers)
+            peers, callbacks = peers_of(met), Callbacks()
+            node = Node(range(len(ranks)), pids, met.neighbours, pool, places, peers)
+            group = group_of(met, memory, len(ranks), self._settings, name, callbacks, peers)
             made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)
         except BaseException as error:
             _native.abandon(memory, rank, len(ranks), rank)
@@ -155,6 +157,9 @@ class NativeBackend(Backend):
                 hear_why(store, self._rank, self.type)
             raise
         return self
+
+    def name_ranks(self, names: Sequence[str], axis: str) -> None:
+        self._node.peers.names, self._node.peers.axis = names, axis
 
     @property
     def failed(self) -> bool:

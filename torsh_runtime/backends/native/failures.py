@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,33 @@ _REFUSALS = {
 }
 
 
+@dataclass
+class Peers:
+    """What is known of a group's ranks."""
+
+    processes: Mapping[int, int]
+    """Pids of those of this node, by rank."""
+    numbers: Sequence[int]
+    """Their ranks in the launched job."""
+    names: Sequence[str] = ()
+    """What people call them, in a mesh."""
+    axis: str = ""
+    """Of that mesh."""
+
+    def named(self, ranks: Sequence[int], form: str = "{}") -> str:
+        """Who ranks are in the mesh, so formatted; "" without one."""
+        if not self.names or not ranks:
+            return ""
+        more = f"; {len(ranks) - _MOST_NAMES} more" if len(ranks) > _MOST_NAMES else ""
+        names = "; ".join(self.names[rank] for rank in ranks[:_MOST_NAMES]) + more
+        return form.format(names)
+
+
+_MOST_NAMES = 8
+
+
 def comm_error(
-    processes: Mapping[int, int],
-    numbers: Sequence[int],
+    peers: Peers,
     kind: int,
     rank: int,
     reporter: int,
@@ -59,17 +84,15 @@ def comm_error(
     own: tuple[Any, ...],
     other: tuple[Any, ...],
 ) -> CommError:
-    """The error for a Failure. `processes`: pids of the ranks of this node, by rank. `numbers`: the
-    ranks in the launched job of the group's ranks.
-    """
+    """The error for a Failure."""
     facts = kind, rank, reporter, operation, sequence, seconds, missing, own, other
-    error = _error(processes, *facts)
-    error.members = tuple(numbers)
+    error = _error(peers, *facts)
+    error.members = tuple(peers.numbers)
     return error
 
 
 def _error(
-    processes: Mapping[int, int],
+    peers: Peers,
     kind: int,
     rank: int,
     reporter: int,
@@ -85,17 +108,21 @@ def _error(
         op = "init_process_group"
     match kind:
         case Kind.PEER_LOST:
-            return PeerLost(rank, op, sequence)
+            return PeerLost(rank, op, sequence, peers.named([rank], "its process has ended ({})"))
         case Kind.PEER_LEFT:
-            return PeerLost(rank, op, sequence, "it has left the group")
+            return PeerLost(
+                rank, op, sequence, f"it has left the group{peers.named([rank], ' ({})')}"
+            )
         case Kind.TIMEOUT:
-            return CommTimeout(op, sequence, seconds, missing, _stopped(processes, missing))
+            along = f" of axis {peers.axis}" if peers.axis else ""
+            detail = peers.named(missing, f"{along} ({{}})") + _stopped(peers.processes, missing)
+            return CommTimeout(op, sequence, seconds, missing, detail)
         case Kind.MISMATCH:
             return CommMismatch(sequence, reporter, _call(own), rank, _call(other))
         case Kind.ABORTED:
             return CommAborted(
-                f"rank {rank} aborted the group during {named_operation(op, sequence)}. Destroy "
-                f"the process group and make a new one."
+                f"rank {rank} aborted the group during {named_operation(op, sequence)}"
+                f"{peers.named([rank], ' ({})')}. Destroy the process group and make a new one."
             )
         case _:
             return CommAborted(_REFUSALS[Kind(kind)].format(seconds=seconds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,7 +13,7 @@ from torsh_runtime.backends.board import give_up
 from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.backends.native.failures import comm_error
+from torsh_runtime.backends.native.failures import Peers, comm_error
 from torsh_runtime.backends.native.meeting import Meeting
 from torsh_runtime.backends.native.node_file import NodeFile, may_map_all
 from torsh_runtime.backends.native.settings import STRATEGIES, Settings
@@ -22,7 +21,7 @@ from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.work import NativeWork
 from torsh_runtime.backends.work import COMPLETED
 from torsh_runtime.errors import BackendUnavailable, ConfigError
-from torsh_runtime.status import own_page
+from torsh_runtime.status import number_of, own_page
 
 
 class Node(NamedTuple):
@@ -36,8 +35,8 @@ class Node(NamedTuple):
     """Where they make further groups."""
     places: Sequence[int]
     """Their numbers there."""
-    numbers: Sequence[int]
-    """The ranks in the launched job of all ranks of the group; -1 for who is of another."""
+    peers: Peers
+    """All ranks of the group; its numbers are -1 for who is of another job."""
 
 
 def settings_of(store: MeetingStore, rank: int) -> Settings:
@@ -91,12 +90,12 @@ def group_of(
     settings: Settings,
     name: str,
     callbacks: Callbacks,
+    peers: Peers,
 ) -> _native.Group:
     """The compiled group, over the links and the memory that the ranks agreed on. Raises
     BackendUnavailable.
     """
-    number = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    page = own_page()
+    number, page = number_of(name), own_page()
     local = next(node for node in meeting.nodes if meeting.rank in node)
     links = meeting.take_links()
     with _refusals(meeting.rank):
@@ -114,12 +113,16 @@ def group_of(
             record=page.next_record(number) if page is not None else None,
             number=number,
             stage=stage_native,
-            failure=partial(
-                comm_error, dict(zip(local, meeting.pids, strict=True)), meeting.numbers
-            ),
+            failure=partial(comm_error, peers),
             complete=COMPLETED,
             begun=partial(NativeWork, callbacks=callbacks),
         )
+
+
+def peers_of(meeting: Meeting) -> Peers:
+    """The ranks that have met."""
+    local = next(node for node in meeting.nodes if meeting.rank in node)
+    return Peers(dict(zip(local, meeting.pids, strict=True)), meeting.numbers)
 
 
 @contextmanager

@@ -136,28 +136,28 @@ bool Group::all_come() {
 }
 
 // A rank that only ever finds its messages there looks around nowhere else.
-void Group::check_message() {
+void Group::check_message(int peer, const Label& label) {
   channel_.check_fork();
-  guarded([&] { channel_.check_abort(); });
+  guarded_message(peer, label, [&] { channel_.check_abort(); });
 }
 
 TransferPtr Group::send(int peer, const Label& label, Piece data) {
-  check_message();
+  check_message(peer, label);
   return messages_->send(peer, label, {data.data, data.bytes});
 }
 
 TransferPtr Group::receive(int peer, const Label& label, Piece room) {
-  check_message();
+  check_message(peer, label);
   return messages_->receive(peer, label, {room.data, room.bytes});
 }
 
 TransferPtr Group::take(int peer, const Label& label) {
-  check_message();
+  check_message(peer, label);
   return messages_->take(peer, label);
 }
 
 TransferPtr Group::probe(int peer, const Label& label, bool only_now) {
-  check_message();
+  check_message(peer, label);
   return only_now ? messages_->probe_now(peer, label) : messages_->probe(peer, label);
 }
 
@@ -166,14 +166,15 @@ void Group::when_over(const TransferPtr& transfer, std::function<void()> then) {
 }
 
 void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
-  if (!transfer->done()) check_message();
-  guarded([&] { messages_->wait({&transfer, 1}, deadline, timeout); });
+  if (!transfer->done()) check_message(transfer->peer(), transfer->label());
+  guarded_message(transfer->peer(), transfer->label(), [&] { messages_->wait({&transfer, 1}, deadline, timeout); });
 }
 
 bool Group::wait_for(const TransferPtr& transfer, double until) {
-  if (!transfer->done()) check_message();
+  if (!transfer->done()) check_message(transfer->peer(), transfer->label());
   bool is_done = false;
-  guarded([&] { is_done = messages_->wait_until({&transfer, 1}, until); });
+  guarded_message(transfer->peer(), transfer->label(),
+                  [&] { is_done = messages_->wait_until({&transfer, 1}, until); });
   return is_done;
 }
 

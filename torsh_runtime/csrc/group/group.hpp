@@ -133,8 +133,24 @@ class Group {
     }
   }
 
+  // The same for a message. A timeout that ended the group may be that of another message, or of
+  // another rank, who may have waited for this one: whoever waits here knows for whom.
+  template <class Body>
+  void guarded_message(int peer, const Label& label, Body body) {
+    try {
+      guarded(body);
+    } catch (Failure& failure) {
+      if (failure.kind == FailureKind::timeout && label.sequence() == 0 && peer != any_source) {
+        failure.op = label.call.kind;
+        failure.sequence = 0;
+        failure.missing = {peer};
+      }
+      throw;
+    }
+  }
+
   void begin(std::optional<shm::Channel::Operation>& under_way, const Call& call, double timeout, bool background);
-  void check_message();
+  void check_message(int peer, const Label& label);
   Idling idling() const;
   shm::Hooks hooks();
   std::unique_ptr<tcp::Control> control(GroupSetup& setup);

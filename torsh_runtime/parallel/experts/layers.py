@@ -133,10 +133,7 @@ class MixtureOfExperts:
         self.ranks = _Ranks.of(mesh, data)
         experts = self.ranks.experts
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
-        problem = self._problem()
-        check_same(experts, "MixtureOfExperts", problem or options)
-        if problem:
-            raise ConfigError(f"MixtureOfExperts: {problem}")
+        self._check_options(f"{options}, {self.framework}")
         starts = [
             Shard(0).spans(num_experts, experts.world_size, rank)[0][0]
             for rank in range(experts.world_size)
@@ -147,6 +144,18 @@ class MixtureOfExperts:
         self._add("up", (hidden_dim * (2 if gated else 1), embed_dim), dtype)
         self._add("down", (embed_dim, hidden_dim), dtype)
         self._check_seeds()
+
+    def _check_options(self, options: str) -> None:
+        """ConfigError on all ranks, of both groups, unless they are right and the same."""
+        said, experts, tokens = self._problem(), self.ranks.experts, self.ranks.tokens
+        found = ConfigError(f"MixtureOfExperts: {said}") if said else None
+        for group in [experts] if tokens is experts else [experts, tokens]:
+            try:
+                check_same(group, "MixtureOfExperts", said or options)
+            except ConfigError as error:  # of which the other group has to hear, too
+                found, said = error, str(error)
+        if found is not None:
+            raise found
 
     def _problem(self) -> str:
         """What is wrong with the options; "" if nothing is."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import CommError, PipelineError
+from torsh_runtime.errors import PipelineError
 from torsh_runtime.parallel.pipeline.simulation import Span
 from torsh_runtime.parallel.pipeline.stage import HOLDS, LETS_GO, REDUCES, Stage
-from torsh_runtime.parallel.pipeline.table import COMPUTES, Kind, Row, Step
+from torsh_runtime.parallel.pipeline.table import Kind, Row, Step
 from torsh_runtime.parallel.pipeline.wire import Message, Wire
+from torsh_runtime.status import own_page
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,16 @@ class Executor:
     """
 
     def __init__(
-        self, group: ProcessGroup, stages: Mapping[int, Stage], num_stages: int, wire: Wire
+        self,
+        group: ProcessGroup,
+        stages: Mapping[int, Stage],
+        placement: Sequence[int],
+        wire: Wire,
     ) -> None:
-        self._group, self._stages, self._last = group, stages, num_stages - 1
-        self._wire = wire
+        self._group, self._stages, self._last = group, stages, len(placement) - 1
+        self._placement, self._wire, self._page = placement, wire, own_page()
+        self._waits = ""
+        """What for, while it waits for another rank."""
         self._here: dict[Message, Sequence[Any]] = {}
         self.present: Step | None = None
         """The step that is being taken."""
@@ -69,15 +76,18 @@ class Executor:
                 self._wire.expect(message)
             taken += self._awaited(step) is not None
             self.present = step
+            self._wait_no_more(f"{_short(step)} of stage {step.stage}")
             with self._blamed(step):
                 start = self._take(step, begun)
             self.spans.append(Span(step, start, time.perf_counter() - begun))
         with self._blamed(row[-1]):
-            self._wire.end()
+            self._wire.end(self._wait_to_send)
+        self._wait_no_more("")
 
     def forget(self) -> None:
         """What was under way in a run that failed."""
         self.present = None
+        self._wait_no_more("")
         self._here.clear()
         self._wire.forget()
         for stage in self._stages.values():
@@ -117,7 +127,7 @@ class Executor:
         here = self._here.pop(message, None)
         if here is not None:
             return [autograd.leaf(autograd.values(each), each.requires_grad) for each in here]
-        values = self._wire.receive(message)
+        values = self._receive(step, message)
         specs = self._wire.specs(message) or ()
         return [
             autograd.leaf(each, spec.wants_gradient and self._work.trains)
@@ -152,7 +162,31 @@ class Executor:
         if message is None:
             return ()
         here = self._here.pop(message, None)
-        return self._wire.receive(message) if here is None else here
+        return self._receive(step, message) if here is None else here
+
+    def _receive(self, step: Step, message: Message) -> list[Any]:
+        self._wait(f"waits for {_short(step)} of stage {message.sender}", message.sender)
+        values = self._wire.receive(message)
+        self._wait_no_more(f"{_short(step)} of stage {step.stage}")
+        return values
+
+    def _wait_to_send(self, message: Message) -> None:
+        kind = Kind.FORWARD if message.sender < message.receiver else Kind.BACKWARD
+        receiver = message.receiver
+        needs = _short(Step(receiver, kind, message.microbatch))
+        self._wait(f"waits for stage {receiver} to take what {needs} needs", receiver)
+
+    def _wait(self, what: str, stage: int) -> None:
+        """Say what for, should this rank get no further: to torshrun, and in errors."""
+        peer = self._placement[stage]
+        self._waits = f"{what}: {self._group.called(peer)}"
+        if self._page is not None:
+            self._page.note_doing(what, self._group.global_rank(peer))
+
+    def _wait_no_more(self, doing: str) -> None:
+        self._waits = ""
+        if self._page is not None:
+            self._page.note_doing(doing)
 
     def _send_back(self, stage: Stage, microbatch: int, gradients: Sequence[Any]) -> None:
         if not stage.number:
@@ -178,13 +212,14 @@ class Executor:
         try:
             yield
         except Exception as error:
-            waits = isinstance(error, CommError) and step.kind in COMPUTES[:3]
-            doing = f"{step.kind.value}{'' if step.microbatch is None else step.microbatch}"
-            text = f"waits for what {doing} needs" if waits else doing
-            reason = f"{type(error).__name__}: {error}"
-            raise PipelineError(
-                self._group.rank, step.stage, step.microbatch, text, reason
-            ) from error
+            doing = " ".join(filter(None, (_short(step), self._waits)))
+            rank = self._group.rank
+            reason, place = f"{type(error).__name__}: {error}", self._group.called(rank)
+            raise PipelineError(rank, step.stage, step.microbatch, doing, reason, place) from error
+
+
+def _short(step: Step) -> str:
+    return f"{step.kind.value}{'' if step.microbatch is None else step.microbatch}"
 
 
 def ahead_of(buffers: Mapping[Any, int], stages: Sequence[int]) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError, PipelineError, TorshError
+from torsh_runtime.mesh.mesh import DeviceMesh
 
 T = TypeVar("T")
 _PATIENCE = 2.0
@@ -17,19 +18,22 @@ _PATIENCE = 2.0
 
 
 class Failures:
-    """Of one pipeline. Who raises writes down what, and then aborts the group, so that nobody waits
-    for it; the others find it there."""
+    """Of one pipeline. Who raises writes down what, and then aborts its groups, so that nobody
+    waits for it; the others find it there. Of a mesh those are the groups of all axes, and who
+    hears of it aborts its own: replicas, and ranks with parts of the same layers, hear it, too.
+    """
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self._key = f"pipeline/{group.name}"
+    def __init__(self, group: ProcessGroup, mesh: DeviceMesh | None = None) -> None:
+        self._all = group if mesh is None else mesh.group
+        self._abort = group.abort if mesh is None else mesh.abort
+        self._key = f"pipeline/{self._all.name}"
 
     def telling(self, call: Callable[[], T]) -> T:
         """What it returns. The PipelineError that it raises, or that made another rank abort."""
         try:
             return call()
         except PipelineError as error:
-            if isinstance(error.__cause__, CommError):
+            if any(isinstance(each, CommError) for each in _causes(error)):
                 raise self._told() or error from error.__cause__
             self._tell(error)
             self._wait_for_others()
@@ -41,18 +45,19 @@ class Failures:
             raise told from error
 
     def _tell(self, error: PipelineError) -> None:
-        facts = [error.rank, error.stage, error.microbatch, error.step, error.reason]
+        _, (*facts,) = error.__reduce__()[:2]
         store = _store()
         if store is not None:
             with suppress(TorshError):
                 store.compare_set(self._key, "", json.dumps(facts))
-        self._group.abort()
+        self._abort()
 
     def _told(self) -> PipelineError | None:
         store = _store()
         with suppress(TorshError):
             if store is not None and store.check([self._key]):
                 told = PipelineError(*json.loads(store.get(self._key)))
+                self._abort()
                 self._wait_for_others()
                 return told
         return None
@@ -62,7 +67,14 @@ class Failures:
         store = _store()
         with suppress(TorshError):
             if store is not None:
-                store.barrier(f"{self._key}/known", self._group.world_size, _PATIENCE)
+                store.barrier(f"{self._key}/known", self._all.world_size, _PATIENCE)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause = error.__cause__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _store() -> Any:

@@ -13,6 +13,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError, disagreement
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.pipeline import batches, builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.files import load_table
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
 
 def planned(
     group: ProcessGroup,
+    everyone: ProcessGroup,
     stages: Any,
     cuts: Sequence[str] | int | None,
     example: Any,
@@ -50,16 +52,16 @@ def planned(
     placement: Sequence[int] | None,
     num_microbatches: int,
 ) -> Plan:
-    """As PipelineParallel's arguments say. ConfigError on all ranks if one has a problem, or if
-    their plans differ."""
+    """As PipelineParallel's arguments say. ConfigError on all ranks of `everyone`, who are those of
+    the mesh that the pipeline is of, if one has a problem, or if their plans differ."""
     if isinstance(schedule, Path):
         schedule = str(schedule)
     if isinstance(cuts, str):
         cuts = [cuts]
     if cuts is not None:
-        _check_chain(group, stages, example)
+        _check_chain(everyone, stages, example)
     if isinstance(cuts, int):
-        cuts = _measured_cuts(group, stages, cuts, example)
+        cuts = _measured_cuts(everyone, stages, cuts, example)
 
     def plan() -> Plan:
         modules = _modules(stages, cuts)
@@ -77,7 +79,7 @@ def planned(
             raise ConfigError(f"num_microbatches={num_microbatches}: 1 to {batches.MOST - 1}")
         return Plan(modules, where, table)
 
-    made: Plan = agreed(group, plan, lambda made: _text(made, num_microbatches))
+    made: Plan = agreed(everyone, plan, lambda made: _text(made, num_microbatches))
     return made
 
 
@@ -88,8 +90,8 @@ def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], s
     try:
         made = make()
         own = text(made)
-    except ConfigError as error:
-        problem = str(error)
+    except Exception as error:  # the others would wait for this rank
+        problem = str(error) if isinstance(error, ConfigError) else f"{error!r}"
     told = [json.loads(each) for each in texts_of_all(group, json.dumps([problem, own]))]
     problems = {said: rank for rank, (said, _) in reversed([*enumerate(told)]) if said}
     if problems:
@@ -183,13 +185,20 @@ def _placement(
 def _text(plan: Plan, num_microbatches: int) -> str:
     table = "auto" if plan.table is None else plan.table.name
     rows = "" if plan.table is None else str(plan.table.rows)
-    models = [
-        f"{name} {seen.shape(parameter)} {seen.kind(parameter)[0]}"
-        for module in plan.modules
-        for seen in [adapter_class(module)(module)]
-        for name, parameter in seen.parameters()
-    ]
+    models = [line for module in plan.modules for line in _parameters(module)]
+    frameworks = {adapter_class(module).framework for module in plan.modules}
     return (
-        f"{num_microbatches} microbatches, {len(plan.modules)} stages on ranks {plan.placement}, "
-        f"schedule {table} ({batches.digest(rows):x}), parameters {batches.digest(str(models)):x}"
+        f"{num_microbatches} microbatches, {len(plan.modules)} stages of {', '.join(frameworks)} "
+        f"on ranks {plan.placement}, schedule {table} ({batches.digest(rows):x}), "
+        f"parameters {batches.digest(str(models)):x}"
     )
+
+
+def _parameters(module: Any) -> list[str]:
+    """As they are whole: ranks may have different parts."""
+    seen, lie = adapter_class(module)(module), layouts_by_id(module)
+    shapes = {key: layout.shape for key, layout in lie.items()}
+    return [
+        f"{name} {shapes.get(id(each), seen.shape(each))} {seen.kind(each)[0]}"
+        for name, each in seen.parameters()
+    ]

@@ -31,6 +31,16 @@ class Message(NamedTuple):
     microbatch: int
 
 
+class _Sending(NamedTuple):
+    message: Message
+    works: Sequence[Work]
+    values: Sequence[Any]
+
+    @property
+    def done(self) -> bool:
+        return all(work.done() for work in self.works)
+
+
 class _Awaited(NamedTuple):
     works: Sequence[Work]
     values: Sequence[Any]
@@ -53,7 +63,7 @@ class Wire:
         self._shapes: Shapes = {}
         self._is_new = True
         self._awaited: dict[Message, _Awaited] = {}
-        self._sending: list[tuple[Sequence[Work], Sequence[Any]]] = []
+        self._sending: list[_Sending] = []
         self.sent = 0
         """Bytes, since begin()."""
 
@@ -81,8 +91,8 @@ class Wire:
         for each in values:
             self.sent += each.nbytes
             works.append(self._group.send(each, to, tag, async_op=True))
-        self._sending = [held for held in self._sending if not all(w.done() for w in held[0])]
-        self._sending.append((works, values))
+        self._sending = [held for held in self._sending if not held.done]
+        self._sending.append(_Sending(message, works, values))
 
     def expect(self, message: Message) -> None:
         """Have memory ready for it, if it is known what comes."""
@@ -115,10 +125,12 @@ class Wire:
         specs = self._shapes.get(there)
         return None if specs is None else [spec for spec in specs if spec.wants_gradient]
 
-    def end(self) -> None:
-        """Wait until all has been sent."""
-        for works, _ in self._sending:
-            for work in works:
+    def end(self, before: Callable[[Message], None]) -> None:
+        """Wait until all has been sent; `before` waiting it is told for which message."""
+        for each in self._sending:
+            if not each.done:
+                before(each.message)
+            for work in each.works:
                 work.wait()
         self._sending.clear()
         self._known[self._key] = self._shapes

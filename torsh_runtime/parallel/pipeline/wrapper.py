@@ -71,9 +71,9 @@ class PipelineParallel:
             measuring a microbatch `example` makes them. What its layers are layers_of() says. With
             an example it is also checked that they give what the model's own forward() gives.
         placement: the rank of each stage; None is the schedule's.
-        mesh: its axis "pp" is the pipeline; along "dp" and "cp", where it has them, batches differ:
-            the loss and the weights of microbatches are of all of them. Without a mesh `group` has
-            the ranks; None is the default group.
+        mesh: its axis "pp" is the pipeline, and all its ranks call this; along "dp" and "cp", where
+            it has them, batches differ: the loss and the weights of microbatches are of all of
+            them. Without a mesh `group` has the ranks; None is the default group.
         schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for a forward pass more
             ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
         loss_fn: (output of the last stage, target) -> the mean over a microbatch.
@@ -90,7 +90,9 @@ class PipelineParallel:
         self.group: ProcessGroup = group
         self.num_microbatches, self._memory_limit = num_microbatches, memory_limit
         self._loss_fn, self._tokens, self._data = loss_fn, tokens, _data_group(mesh)
-        plan = planned(group, stages, cuts, example, schedule, placement, num_microbatches)
+        everyone = group if mesh is None else group_of(mesh)
+        how = schedule, placement, num_microbatches
+        plan = planned(group, everyone, stages, cuts, example, *how)
         self.placement, self._table = plan.placement, plan.table
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
         self.module = merged(own, plan.modules)
@@ -110,8 +112,8 @@ class PipelineParallel:
             for n, m in self.stages.items()
         }
         wire = Wire(group, self._autograd, plan.placement)
-        self._executor = Executor(group, self._stages, last + 1, wire)
-        self._failures = Failures(group)
+        self._executor = Executor(group, self._stages, plan.placement, wire)
+        self._failures = Failures(group, mesh)
         self._ahead: dict[Table, int] = {}
         self._check_split()
         self.costs: Costs | None = None
@@ -158,20 +160,23 @@ class PipelineParallel:
         ConfigError on all ranks for a batch that does not fit; PipelineError if a stage raises,
         or waits in vain: then the group is dead.
         """
+        return self._failures.telling(lambda: self._step(batch, target))
+
+    def _step(self, batch: Any, target: Any) -> float:
         if self._table is None:
-            costs = self.costs or self.measure(batch, target)
+            costs = self.costs or self._measure(batch, target)
             limit = self._memory_limit
             splits = self._can_split
             table = best_table(costs, self.placement, self.num_microbatches, limit, splits)
             self._table = table.with_reductions()
         weights = self._run(self.table, batch, target)
-        self._failures.telling(self._sharing.add_gradients)
+        self._sharing.add_gradients()
         return self._loss(weights)
 
     def forward(self, batch: Any) -> Any:
         """The last stage's output for a batch, which cannot be differentiated, on the rank that has
         that stage; None on the others. Batches of other sizes have fewer microbatches."""
-        self._run(None, batch, None)
+        self._failures.telling(lambda: self._run(None, batch, None))
         outputs = [each for _, each in sorted(self._executor.outputs.items())]
         if outputs and isinstance(outputs[0], tuple):
             return tuple(self._autograd.joined(each) for each in zip(*outputs, strict=True))
@@ -179,12 +184,14 @@ class PipelineParallel:
 
     def evaluate(self, batch: Any, target: Any) -> float:
         """The loss of a batch, as step() has it, without gradients; of any number of rows."""
-        return self._loss(self._run(None, batch, target))
+        return self._failures.telling(lambda: self._loss(self._run(None, batch, target)))
 
     def measure(self, batch: Any, target: Any) -> Costs:
         """What steps of the first microbatch take, in seconds, and what it holds, in bytes; the
         same on all ranks. Gradients, buffers and random numbers are afterwards what they were."""
+        return self._failures.telling(lambda: self._measure(batch, target))
 
+    def _measure(self, batch: Any, target: Any) -> Costs:
         self.costs = measured_costs(
             self.group,
             self._stages,
@@ -228,7 +235,7 @@ class PipelineParallel:
         if table.trains:
             self._sharing.begin()
         try:
-            self._failures.telling(lambda: self._executor.run(row, work, (key, table.name), ahead))
+            self._executor.run(row, work, (key, table.name), ahead)
         finally:
             self._executor.forget()
         return weights

@@ -11,6 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
@@ -87,8 +88,17 @@ class Layer:
     def _divide(self, entry: Any, mesh: Any) -> None:
         """Be a new layer's part, of which all ranks have made the whole."""
         axis, adapter, where = axis_of(mesh), adapted(self), type(self).__name__
-        lie = layouts(self, self.shards(self, entry, axis), axis)
-        check_same_values(adapter, adapter.own_parameters(self), axis)
+        named = adapter.own_parameters(self)
+        said, lie, problem = f"{entry} of {adapter.framework}", Layouts(), ""
+        said += "".join(f", {name} of shape {adapter.shape(each)}" for name, each in named)
+        try:
+            lie = layouts(self, self.shards(self, entry, axis), axis)
+        except ConfigError as error:
+            problem = str(error)
+        check_same(axis.group, where, problem or said)
+        if problem:
+            raise ConfigError(problem)
+        check_same_values(adapter, named, axis)
         for name, layout in lie.items():
             keep_part(adapter, getattr(self, name), layout, axis)
         self.become(entry, axis, where, lie)

@@ -47,7 +47,17 @@ FOLLOWER = Witness(
     reading=Reading(Kind.PEER_LOST),
     blame=Blame(how="mismatch", ranks=(9,), op="f", calls={8: "f()", 9: "g()"}, text="t"),
     call="f(float32[3])",
-    standing=Standing(call="f", full="f()", last="f()", group=0, sequence=3, entered={0: 3}),
+    standing=Standing(
+        call="f",
+        full="f()",
+        last="f()",
+        group=0,
+        sequence=3,
+        entered={0: 3},
+        awaited=0,
+        mesh="pp 1",
+        doing="F2",
+    ),
 )
 STOPPED = Witness(
     rank=10, node=1, end="stopped", how="killed", where="host h", is_frozen=True, thread="E: x"

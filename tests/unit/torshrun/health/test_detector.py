@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from torshrun.health.detector import Hang, HangDetector, Sample
-from torshrun.health.pages import Collective, WorkerStatus
+from torshrun.health.pages import Awaited, Collective, WorkerStatus
 
 TIMEOUT = 20.0
 Make = Callable[[float], Sample]
@@ -43,6 +43,13 @@ def waiting(rank: int, sequence: int = 5, **facts: int) -> Make:
 def computing(rank: int, sequence: int = 4, **facts: int) -> Make:
     """A rank that is silent, busy and in no collective."""
     found = status(in_operation(sequence, active=False, **facts))
+    return lambda now: Sample(rank=rank, status=found, cpu=now)
+
+
+def awaiting(rank: int, whom: int) -> Make:
+    """A rank that spins until a stage of another one has sent something."""
+    awaited = Awaited(whom, "waits for F5 of stage 0")
+    found = WorkerStatus(initialised=True, doing=awaited.what, awaited=awaited)
     return lambda now: Sample(rank=rank, status=found, cpu=now)
 
 
@@ -221,3 +228,25 @@ def test_ranks_of_another_round_begin_afresh() -> None:
     detector = HangDetector(TIMEOUT, patience=6)
     assert observe_with(detector, 0, TIMEOUT - 2, 2, idle(0)) is None
     assert observe_with(detector, TIMEOUT, TIMEOUT - 4, 2, idle(7)) is None
+
+
+def test_ranks_that_wait_for_a_stage_hang() -> None:
+    hang = observe(computing(0), awaiting(1, 0), awaiting(2, 1))
+    assert hang is not None
+    assert (hang.suspect, round(hang.seconds)) == (0, 20)
+
+
+def test_who_waits_for_another_is_no_suspect() -> None:
+    """Rank 2 waits in a collective for rank 1, which waits for a stage of rank 0."""
+    behind = status(in_operation(4, active=False))
+    awaited = Awaited(0, "waits for F5 of stage 0")
+    middle = WorkerStatus(initialised=True, collectives=behind.collectives, awaited=awaited)
+    hang = observe(computing(0, group=1), lambda now: Sample(rank=1, status=middle), waiting(2))
+    assert hang is not None
+    assert hang.suspect == 0
+
+
+def test_ranks_that_wait_in_a_circle_are_all_there_is() -> None:
+    hang = observe(awaiting(0, 1), awaiting(1, 0))
+    assert hang is not None
+    assert hang.suspect in (0, 1)
