@@ -177,7 +177,7 @@ def piped(
             MICROBATCHES,
             mesh=mesh,
             loss_fn=partial_loss(bench) if plan else loss(bench.tools),
-            wrap=wrapped(bench, wrapper, "dp") if wrapper else None,
+            wrap=wrapped(bench, wrapper, "dp") if wrapper else lambda stage: stage,
             **{"cuts": ["blocks.2"], "schedule": "1f1b", **options},
         )
         change(bench, found)
@@ -249,7 +249,7 @@ def _unsummed(bench: Bench, pipeline: Any) -> None:
 
 
 def _norm_of_a_stage(bench: Bench, pipeline: Any) -> float:
-    return tr.clip_grad_norm_(pipeline.module, math.inf, bench.mesh["dp"])
+    return _local_norm(pipeline.module, bench.mesh)
 
 
 def _swapped(model: Any) -> None:
