@@ -144,7 +144,7 @@ std::vector<Course> messages() {
     if (shape.ranks() == 1) continue;
     for (const bool any_source : {false, true}) {
       for (const bool unattended : {false, true}) {
-        for (const std::size_t largest : {std::size_t{100}, std::size_t{600} << 10}) {
+        for (const std::size_t largest : {std::size_t{100}, std::size_t{2} << 20}) {
           const Mail mail{largest > 1000 ? 20u : 300u, largest, any_source, unattended, courses.size()};
           courses.push_back({.shape = shape, .steps = std::vector<Step>(2, Step{.kind = OpKind::barrier}), .mail = mail});
         }

@@ -120,7 +120,7 @@ def test_ctrl_c_ends_a_wait_and_tells_the_peers(process_world: Any) -> None:
         assert "rank 0 aborted" in results[rank].error.text
 
 
-@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("size", [1, 200_000])
 def test_an_abort_ends_messages_of_all_ranks(process_world: Any, size: int) -> None:
     def play(rank: int, rounds: int) -> None:
         for _ in range(rounds):

@@ -74,7 +74,7 @@ def abort_messages(group: ProcessGroup) -> None:
 
 def send_and_abort(group: ProcessGroup) -> None:
     work = group.recv(np.zeros(5), None, async_op=True)
-    group.send(np.zeros(100_000), (group.rank + 1) % group.world_size, 7, async_op=True)
+    group.send(np.zeros(200_000), (group.rank + 1) % group.world_size, 7, async_op=True)
     if group.rank == 1:
         group.abort()
     work.wait()

@@ -105,7 +105,7 @@ def messages(rank: int) -> None:
         tr.send(np.full(4, value(rank)), right, tag=7)
     assert got.tolist() == [value(left)] * 4
 
-    big = np.full(1 << 17, value(rank))  # 1 MiB: nobody holds that for a receiver to come
+    big = np.full(1 << 18, value(rank))  # 2 MiB: nobody holds that for a receiver to come
     room = np.empty_like(big)
     works = tr.batch_isend_irecv([tr.P2POp(tr.isend, big, right), tr.P2POp(tr.irecv, room, left)])
     assert all(work.wait() for work in works)

@@ -116,7 +116,7 @@ def counts_and_displacements(rank: int) -> None:
 def rings(rank: int) -> None:
     n = tr.get_world_size()
     right, left = (rank + 1) % n, (rank - 1) % n
-    for size in (1, 1 << 17):  # the longer ones wait for who receives them
+    for size in (1, 1 << 18):  # the longer ones wait for who receives them
         got = np.empty(size)
         assert tr.sendrecv(got, np.full(size, float(rank)), right, left) == left
         assert (got == left).all()

@@ -112,6 +112,11 @@ def test_no_more_microbatches_are_alive_than_simulated() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_losses_keep_nothing_else(kind: str) -> None:
+    assert whole(run_processes(2, partial(pipeline_training.kept, kind=kind), 60.0)) == [0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_uneven_microbatches_count_by_their_elements(kind: str) -> None:
     for each in whole(run_processes(2, partial(pipeline_training.odd, kind=kind), 60.0)):
         for name, (got, expected) in each.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -233,6 +235,25 @@ def odd(rank: int, kind: str) -> dict[str, Any]:
     weighted = float(np.average(means, weights=counts))
     found["tokens"] = doubled.evaluate(tensor(parts[1][0]), tensor(y)), weighted
     return found
+
+
+def kept(rank: int, kind: str) -> int:
+    """How many inputs of the last stage are still there when a step has ended."""
+    module = sys.modules["torch"].nn if kind == "torch" else nn
+    seen: list[Any] = []
+
+    class Witness(module.Linear):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            seen.append(weakref.ref(x))
+            return super().forward(x)
+
+    stages = [module.Linear(4, 4), Witness(4, 4)]
+    pipeline = tr.PipelineParallel(stages, 3, loss_fn=module.functional.mse_loss)
+    rows = np.ones((6, 4), np.float32)
+    batch = sys.modules["torch"].from_numpy(rows) if kind == "torch" else nn.Tensor(rows)
+    pipeline.step(batch, batch)
+    assert len(seen) == 3 * rank
+    return sum(each() is not None for each in seen)
 
 
 def make_like(pipeline: Any, kind: str, rank: int) -> Any:

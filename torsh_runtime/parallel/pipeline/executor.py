@@ -137,9 +137,13 @@ class Executor:
     def _forward(self, stage: Stage, microbatch: int, inputs: Sequence[Any]) -> None:
         work, is_last = self._work, stage.number == self._last
         target = work.targets[microbatch] if is_last and work.targets else None
+        if work.trains and is_last:
+            (loss,) = stage.forward(microbatch, inputs, target, work.weights[microbatch])
+            # Without its graph, which would keep the inputs and their gradients.
+            self.outputs[microbatch] = stage.autograd.leaf(stage.autograd.values(loss), False)
+            return
         if work.trains:
-            weight = work.weights[microbatch] if is_last else 0.0
-            outputs = stage.forward(microbatch, inputs, target, weight)
+            outputs = stage.forward(microbatch, inputs, target, 0.0)
         else:
             output = stage.evaluate(inputs)
             if is_last and work.targets:
