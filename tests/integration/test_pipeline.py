@@ -185,6 +185,11 @@ def test_what_would_be_wrong_numbers_is_refused() -> None:
             assert text in found_text
 
 
+def test_a_stage_that_nobody_averages_is_told_on_the_ranks_of_all_stages() -> None:
+    for said in whole(run_processes(4, pipeline_traps.partly_averaged, 5.0)):
+        assert "nothing averages their gradients" in said
+
+
 def test_costs_are_measured_and_the_same_on_all_ranks() -> None:
     first, second = whole(run_processes(2, pipeline_training.measured, 60.0))
     assert {*first["own"]} | {*second["own"]} == {

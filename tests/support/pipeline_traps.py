@@ -246,6 +246,19 @@ class Twice(nn.Module):
         return ["first", "first", "last"]
 
 
+def partly_averaged(rank: int) -> str:
+    """What is said where the replicas of one stage only are averaged."""
+    x, y = map(nn.from_numpy, batch(0))
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 2})
+    wrap = None if mesh.coordinate["pp"] else lambda stage: stage
+    options: dict[str, Any] = {"mesh": mesh, "cuts": CUTS[2], "loss_fn": nn_loss, "wrap": wrap}
+    pipeline = tr.PipelineParallel(nn_model(), MICROBATCHES, **options)
+    try:
+        return str(pipeline.step(x, y))
+    except tr.ConfigError as error:
+        return str(error)
+
+
 def refusals(rank: int) -> list[str]:
     """What each wrong use says."""
     x, y = map(nn.from_numpy, batch(0))

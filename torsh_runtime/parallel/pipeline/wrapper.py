@@ -217,8 +217,6 @@ class PipelineParallel:
         most: so many microbatches at most."""
         if table is not None and self._loss_fn is None:
             raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
-        if table is not None and self._unreduced:
-            raise ConfigError(self._unreduced)
         inputs, targets, key, count = self._agreed_parts(batch, target, table is not None)
         inputs, targets, count = inputs[:most], targets[:most], min(count, most or count)
         if table is None:
@@ -245,8 +243,8 @@ class PipelineParallel:
         numbers, so that nobody begins what others do not."""
         inputs: list[Any] = []
         targets: list[Any] = []
-        problem = ""
         count = self.num_microbatches
+        problem = self._unreduced if trains else ""
         try:
             if not trains and (batch is not None or target is not None):
                 given = target if batch is None else batch
@@ -255,7 +253,7 @@ class PipelineParallel:
             targets = [] if target is None else batches.microbatches(target, count)
             self._check_given(inputs, targets, trains)
         except ConfigError as error:
-            problem = str(error)
+            problem = problem or str(error)
         said = batches.shapes(inputs)
         own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0]
         own += [bool(problem), self._frozen(), batches.dealt(batch), batches.dealt(target)]
