@@ -92,7 +92,11 @@ class Passes:
         self.meet()
 
     def reduce(self) -> None:
-        """Average the gradients that are kept, or have come while units are held."""
+        """Average the gradients that are kept, or have come while units are held; within no_sync()
+        keep them."""
+        if not self.is_averaging:
+            self.let_go()
+            return
         if not self.is_held and not any(unit.has_kept for unit in self.units):
             return
         self.hold()

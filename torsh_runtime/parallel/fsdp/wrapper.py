@@ -151,7 +151,8 @@ class FullyShardedDataParallel:
 
     def reduce_gradients(self) -> None:
         """Average the gradients that have been added up under no_sync() or since unshard(), now,
-        and let each rank have its part. All ranks call it."""
+        and let each rank have its part. All ranks call it. Within no_sync() it leaves them for
+        later."""
         self._passes.reduce()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

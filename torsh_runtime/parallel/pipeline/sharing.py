@@ -78,13 +78,12 @@ class Sharing:
 
     def _held(self) -> dict[int, tuple[Piece, ProcessGroup]]:
         """Of parameters that wrappers have sharded, by id(), this rank's piece, and over whom."""
-        wrappers = getattr(self._stage, "parallel_wrappers", ())
-        return {
-            key: (each.pieces()[key], each.process_group)
-            for each in wrappers
-            if hasattr(each, "sharded")
-            for key in each.sharded()
-        }
+        found: dict[int, tuple[Piece, ProcessGroup]] = {}
+        for each in getattr(self._stage, "parallel_wrappers", ()):
+            if hasattr(each, "sharded"):
+                pieces = each.pieces()
+                found |= {key: (pieces[key], group) for key, group in each.sharded().items()}
+        return found
 
     def _add_parts(
         self, ranks: Sequence[int], values: Any, piece: Piece, group: ProcessGroup
