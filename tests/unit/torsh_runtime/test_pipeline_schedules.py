@@ -95,7 +95,9 @@ def test_tables_are_torchs(p: int, m: int) -> None:
         return [order[rank] for rank in range(p)]
 
     def text(row: Any) -> list[str]:
-        return [str(each) for each in row if each is not None and "REDUCE" not in str(each)]
+        """Without the microbatches of W, of which ours takes the newest first."""
+        texts = (str(each) for each in row if each is not None)
+        return [re.sub(r"W\d+", "W", each) for each in texts if "REDUCE" not in each]
 
     pairs = [
         (theirs.ScheduleGPipe, 1, builders.gpipe(range(p), m)),
@@ -179,7 +181,7 @@ def test_what_is_amiss_is_named(table: Table, text: str) -> None:
 
 def test_reductions_follow_a_stages_last_backward_pass() -> None:
     assert [str(s) for s in builders.zb_h1(2, 2).with_reductions().rows[1]] == [
-        *("1F0", "1I0", "1F1", "1I1", "1W0", "1W1", "1REDUCE_GRAD")
+        *("1F0", "1I0", "1F1", "1I1", "1W1", "1W0", "1REDUCE_GRAD")
     ]
 
 

@@ -56,7 +56,7 @@ class Messenger {
   // another. Throws Failure.
   void begin(const Label& label);
   // Both begin at once what can be begun, and never block. A send is done when all its bytes are
-  // handed over; up to 64 KiB on their way to a peer that does not receive are. The receiver must
+  // handed over: what a stream holds is, though its peer has not yet received it. The receiver must
   // have room for exactly what is sent, and the same dtype (the user's) or call (a collective's).
   // Throw Failure, and std::invalid_argument if there is no such peer.
   TransferPtr send(int peer, const Label& label, std::span<const std::byte> data);

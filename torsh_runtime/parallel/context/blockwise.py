@@ -27,20 +27,20 @@ class Blockwise(JointOperation):
 
     def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
         query, key, value = arrays
-        merged = _Merged(query, value)
-        for source, (keys, values) in self.route().blocks([key, value]):
+        merged, route = _Merged(query, value), self.route()
+        for source, (keys, values) in route.blocks([key, value]):
             for task in self.tasks[source]:
                 own, at = _places(task)
                 operands = query[own], keys[at], values[at]
                 merged.add(own, *self.kernel.forward(*operands, task.is_causal, self.scale))
             merged.is_begun = True
         result = _as(merged.output, query)
-        return result, (query, key, value, result, merged.logsumexp)
+        return result, (query, key, value, result, merged.logsumexp, *route.kept)
 
     def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
-        query, key, value, output, logsumexp = saved
+        query, key, value, output, logsumexp, *kept = saved
         for_query, route = _Sum(query), self.route()
-        for source, block in route.blocks([key, value]):
+        for source, block in route.blocks([key, value], kept):
             sums = [_Sum(each) for each in block]
             for task in self.tasks[source]:
                 own, at = _places(task)

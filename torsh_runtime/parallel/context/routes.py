@@ -24,9 +24,12 @@ Block = list[Array]
 class Route(ABC):
     """One of them."""
 
+    kept: Sequence[Array] = ()
+    """Of a block that came in a forward pass, for the backward pass."""
+
     @abstractmethod
-    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
-        """Whose block it is, and the block."""
+    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
+        """Whose block it is, and the block. `kept`: what a forward pass has kept."""
 
     @abstractmethod
     def give(self, sums: Block) -> None:
@@ -42,7 +45,7 @@ class Alone(Route):
 
     _sums: Block
 
-    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
+    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
         yield 0, own
 
     def give(self, sums: Block) -> None:
@@ -56,7 +59,8 @@ class Ring(Route):
     """Each rank passes what it has looked at on to the rank before it; the next block travels while
     one is computed with, and the sums of its gradients follow it, to its owner in the end (Liu et
     al., Ring Attention, 2023). In causal attention a block so meets those first who look at all of
-    it, and of its late chunk there is nothing to send to the others.
+    it, and of its late chunk there is nothing to send to the others. The block that came last is
+    kept for the backward pass, in which it does not travel once more.
     """
 
     def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
@@ -67,20 +71,20 @@ class Ring(Route):
         self._sums: Block = []
         self._under_way: list[Work] = []
 
-    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
-        here = own
-        for step in range(self._group.world_size):
+    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
+        here, last = own, self._group.world_size - 1
+        for step in range(last + 1):
             self._step = step
             source, after = self._source(0), self._source(1)
             works: list[Work] = []
-            coming = here
-            if after != self._group.rank:
+            coming = [*kept]
+            if step < last - bool(kept):
                 theirs = self._seen[source][self._group.rank - 1]
                 mine = self._seen[after][self._group.rank]
                 works, coming = self._pass_on(_cut(here, theirs), mine, _BLOCKS)
             yield source, here
             _wait(works)
-            here = coming
+            self.kept, here = here, coming
 
     def _source(self, later: int) -> int:
         """Whose block this rank has so many steps later."""
@@ -135,7 +139,7 @@ class Gathering(Route):
         self._sums: dict[int, Block] = {}
         self._source = 0
 
-    def blocks(self, own: Block) -> Iterator[tuple[int, Block]]:
+    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
         gathered = [self._gathered(contiguous(each)) for each in own]
         for step in range(self._group.world_size):
             self._source = (self._group.rank - step) % self._group.world_size

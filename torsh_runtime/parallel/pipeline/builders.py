@@ -93,7 +93,9 @@ def interleaved(ranks: int, num_microbatches: int, per_rank: int) -> Table:
 def zb_h1(ranks: int, num_microbatches: int, ahead: int = 0) -> Table:
     """1F1B whose weight gradients fill the end (Qi et al., "Zero Bubble Pipeline Parallelism",
     2024): with equal stages the bubble is (p - 1) (F + I - W). No rank has more than p microbatches
-    alive. ahead: as of one_f_one_b.
+    alive. Where the paper has each W of rank r come r microbatches late, here the first r come last
+    and all others directly behind their I, whose operands are in the caches then: the times and
+    the memory are the same. ahead: as of one_f_one_b.
     """
     _check(ranks, num_microbatches)
 
@@ -105,9 +107,9 @@ def zb_h1(ranks: int, num_microbatches: int, ahead: int = 0) -> Table:
                 steps.append(Step(rank, F, warm + m))
             steps.append(Step(rank, I, m))
             if m >= rank:
-                steps.append(Step(rank, W, m - rank))
-        late = range(max(num_microbatches - rank, 0), num_microbatches)
-        return (*steps, *(Step(rank, W, m) for m in late))
+                steps.append(Step(rank, W, m))
+        first = range(min(rank, num_microbatches))
+        return (*steps, *(Step(rank, W, m) for m in first))
 
     return Table(tuple(map(row, range(ranks))), _named("zb-h1", ahead))
 
@@ -134,10 +136,16 @@ def _zbv_row(ranks: int, num_microbatches: int, rank: int) -> Iterator[Step]:
     order += [(down, I), (up, I)] * rank + [(down, I), (down, W)] * (ranks - rank)
     order += [(up, W)] * rank + [(down, W)] * rank
     done: Counter[tuple[int, Kind]] = Counter()
+    waiting: dict[int, list[int]] = {down: [], up: []}
     for stage, kind in order:
-        if done[stage, kind] < num_microbatches:
-            yield Step(stage, kind, done[stage, kind])
+        number = done[stage, kind]
         done[stage, kind] += 1
+        if number >= num_microbatches:
+            continue
+        if kind is I:
+            waiting[stage].append(number)
+        # The newest first, since its operands are in the caches.
+        yield Step(stage, kind, waiting[stage].pop() if kind is W else number)
 
 
 def named(name: str, placement: Sequence[int], num_microbatches: int) -> Table:

@@ -17,7 +17,7 @@ namespace torsh::shm {
 // take no more than 64 MiB, unless its ranks are so many that a page for each is more. What fits leaves its
 // sender at once; of what does not, a thread has to bring the rest while the program computes.
 constexpr std::size_t ring_capacity(int ranks) {
-  constexpr std::size_t most = 1 << 20, least = 4 << 10, together = 64 << 20;
+  constexpr std::size_t most = 4 << 20, least = 4 << 10, together = 64 << 20;
   const std::size_t pairs = std::max<std::size_t>(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks), 1);
   return std::clamp(std::bit_floor(together / pairs), least, most);
 }
