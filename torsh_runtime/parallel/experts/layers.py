@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.arrays import raw
 from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -19,6 +17,7 @@ from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.experts.routing import (
     Assignment,
     Exchange,
@@ -183,11 +182,8 @@ class MixtureOfExperts:
     def _check_seeds(self) -> None:
         """ConfigError on all ranks if they have drawn different values."""
         values = adapter_class(self)(self).values(self.router)
-        memory = None if getattr(values, "is_meta", False) else raw.memory_of(values)
-        digest = 0 if memory is None else zlib.crc32(memory.data)
-        check_same(
-            self.ranks.experts, "MixtureOfExperts", f"one with the router's values {digest:08x}"
-        )
+        said = f"one with the router's values {digest(values):08x}"
+        check_same(self.ranks.experts, "MixtureOfExperts", said)
 
     def forward(self, input: Any) -> tuple[Any, Any]:
         """input: (…, embed_dim), this rank's tokens, maybe none. Returns the same shape, and the
