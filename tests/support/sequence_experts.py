@@ -166,6 +166,9 @@ def refusals(rank: int) -> dict[str, str]:
         "whole, and told of parts": lambda: run(told, whole, plain_plan),
         "no axis": lambda: run({**told, "sequence": mesh.get_group("tp")}, part, PLAN),
         "another mesh": lambda: run({**told, "sequence": six["tp"]}, part, PLAN),
+        "told on one rank": lambda: run(
+            {**told, "sequence": mesh["tp"] if rank else None}, part, PLAN
+        ),
         "not among the data": lambda: run({**told, "data": mesh["dp"]}, part, PLAN),
         "whole": lambda: run({"mesh": mesh["ep"], "data": mesh["dp"]}, whole, plain_plan),
     }

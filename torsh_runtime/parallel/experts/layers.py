@@ -86,20 +86,12 @@ class _Ranks:
 
     def problem(self) -> str:
         """What is wrong with them; "" if nothing is."""
-        if self.parts is None or self.alike is None:
+        if self.parts is None or {*self.parts.ranks} <= {*self.tokens.ranks}:
             return ""
-        if not {*self.parts.ranks} <= {*self.tokens.ranks}:
-            return (
-                f"ranks {self.parts.ranks} have parts of one sequence, and not all are among "
-                f"{self.tokens.ranks}, who have tokens: pass data=mesh['dp', 'cp', 'tp'], with them"
-            )
-        if self.parts_here * self.alike.world_size != self.parts.world_size:
-            return (
-                f"the experts of ranks {self.experts.ranks} are for {self.parts_here} of the "
-                f"{self.parts.world_size} parts of a sequence, and for others elsewhere: spread "
-                f"experts over a multiple or a divisor of {self.parts.world_size} ranks"
-            )
-        return ""
+        return (
+            f"ranks {self.parts.ranks} have parts of one sequence, and not all are among "
+            f"{self.tokens.ranks}, who have tokens: pass data=mesh['dp', 'cp', 'tp'], with them"
+        )
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -117,7 +109,7 @@ class MixtureOfExperts:
     The ranks' losses are averaged, so gradients of `up` and `down` are averages over the ranks of
     the axis when a backward pass ends, and those of `router` are this rank's own. What remains is
     to average the former over who has the same experts, and the latter over all, as wrappers for
-    data parallelism over a mesh's axes do.
+    data parallelism over a mesh's axes do. Those of ranks with parts of one sequence are summed.
 
     Attributes: parameter_layouts (how `up` and `down` lie on the mesh).
     """
@@ -180,7 +172,8 @@ class MixtureOfExperts:
         self._has_compared = False
         experts = self.ranks.experts
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
-        self._check_options(f"{options}, {self.framework}")
+        parts = 1 if self.ranks.parts is None else self.ranks.parts.world_size
+        self._check_options(f"{options}, {self.framework}, tokens in {parts} part(s)")
         starts = [
             Shard(0).spans(num_experts, experts.world_size, rank)[0][0]
             for rank in range(experts.world_size)
