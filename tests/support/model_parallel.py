@@ -50,6 +50,8 @@ class Kind:
     """Of the pipeline for an update, of which only the last one averages gradients."""
     strategy: str = "full"
     """Of FullyShardedDataParallel; "hybrid" replicates along "dp"."""
+    spreads: bool = False
+    """The optimizer's state, over who has the same parameters."""
 
 
 DENSE = Kind()
@@ -175,9 +177,16 @@ def in_one_process(framework: str, steps: int, has_experts: bool) -> Run:
     return _train(tools, model, step, steps, None)
 
 
-def _train(tools: Kit, model: Any, step: Callable[[Any, Any], float], steps: int, mesh: Any) -> Run:
+def _train(
+    tools: Kit,
+    model: Any,
+    step: Callable[[Any, Any], float],
+    steps: int,
+    mesh: Any,
+    spreads: bool = False,
+) -> Run:
     """step(indices, targets) makes gradients, and gives the loss."""
-    optimizer, losses, norms = tools.adamw(model), [], []
+    optimizer, losses, norms = tools.adamw(model, mesh["dp", "cp"] if spreads else None), [], []
     for indices, targets in batches(steps):
         optimizer.zero_grad()
         losses.append(step(indices, targets))
@@ -244,7 +253,7 @@ def on_mesh(
                 found += pipeline.step(*map(own, batch))
         return found + pipeline.step(*map(own, last))
 
-    found = _train(tools, pipeline.module, step, steps, mesh)
+    found = _train(tools, pipeline.module, step, steps, mesh, kind.spreads)
     apart = {name: np.abs(found[name] - expected[name]).max() for name in ("losses", "norms")}
     bits = {name: found[name].tobytes() for name in ("losses", "norms")}
     replicas: dict[str, bytes] = {}
