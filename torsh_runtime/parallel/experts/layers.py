@@ -116,6 +116,8 @@ class MixtureOfExperts:
 
     framework: ClassVar[str]
     functional: ClassVar[Any]
+    communicates_in_backward = True
+    """See DistributedDataParallel."""
     parameter_layouts: dict[str, TensorLayout]
 
     if TYPE_CHECKING:
