@@ -28,6 +28,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "examples"))
 
+import gpt
 import train as digits
 import train_gpt
 
@@ -104,12 +105,12 @@ class Gpt:
     rate, clip = 0.1, 1.0
 
     def __init__(self, quick: bool) -> None:
-        self.text = train_gpt.Text(train_gpt.standard_library(), 0)
+        self.text = gpt.Text(gpt.standard_library(), 0)
         whole = self.text.data
         self.text.data, self.held_out = np.split(whole, [len(whole) * 9 // 10])
         self.steps, self.size, self.context = (10 if quick else 1500), 16, 64
         nn.manual_seed(0)
-        self.model = train_gpt.GPT(len(self.text.alphabet), self.context, 2, 4, 128)
+        self.model = gpt.GPT(len(self.text.alphabet), self.context, 2, 4, 128)
 
     def loss(self, model: Any, step: int, share: slice) -> Any:
         """Of a share of a batch."""

@@ -78,7 +78,7 @@ class Block(torch.nn.Module):
 
 
 class GPT(torch.nn.Module):
-    """train_gpt.GPT in torch."""
+    """gpt.GPT in torch."""
 
     def __init__(self, vocabulary: int, options: argparse.Namespace) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.quick:
         options.rounds, options.steps, options.batch = 1, 3, 2
         options.context, options.layers, options.embed = 16, 1, 16
-    options.seed, options.lr = 0, 1e-3
+    options.seed, options.lr, options.experts = 0, 1e-3, 0
     return options
 
 

@@ -4,13 +4,15 @@
     torshrun --nproc-per-node 2 examples/train_gpt.py --checkpoint checkpoints/gpt.npz
     torshrun --nproc-per-node 8 examples/train_gpt.py --mesh pp=2,dp=2,tp=2
     torshrun --nproc-per-node 8 examples/train_gpt.py --mesh dp=2,cp=2,tp=2 --checkpoint checkpoints
+    torshrun --nproc-per-node 4 examples/train_gpt.py --experts 4 --mesh dp=4,ep=2
 
-The model is torsh_runtime.nn's and runs on numpy. Each rank computes the gradients of its part of a
-batch, so the losses do not depend on their number. A run that was killed goes on from --checkpoint
-with the same losses that it would have had: the checkpoint holds the model, the optimizer, the
-schedule and the random state, and the pieces of text follow from the number of the step. With
---mesh ranks have stages, parts of layers and parts of the pieces of text, and the losses are the
-same again; --checkpoint is then a directory, from which any other mesh goes on.
+The model, in gpt.py, is torsh_runtime.nn's and runs on numpy. Each rank computes the gradients of
+its part of a batch, so the losses do not depend on their number. A run that was killed goes on from
+--checkpoint with the same losses that it would have had: the checkpoint holds the model, the
+optimizer, the schedule and the random state, and the pieces of text follow from the number of the
+step. With --mesh ranks have stages, parts of layers and of the pieces of text, and some of the
+--experts, and the losses are the same again; --checkpoint is then a directory, from which any other
+mesh goes on.
 """
 
 from __future__ import annotations
@@ -19,71 +21,24 @@ import argparse
 import json
 import math
 import os
-import sysconfig
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from gpt import GPT, Text, cuts, layers, standard_library
 
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
 from torsh_runtime.nn import functional as F  # noqa: N812
 
 REPORT_EVERY = 10
-
-
-class GPT(nn.Module):
-    """Predicts each next character (Radford et al., "Language Models are Unsupervised Multitask
-    Learners", 2019).
-    """
-
-    def __init__(self, vocabulary: int, context: int, layers: int, heads: int, embed: int) -> None:
-        super().__init__()
-        self.context = context
-        self.tokens = nn.Embedding(vocabulary, embed)
-        self.positions = nn.Embedding(context, embed)
-        self.blocks = nn.Sequential(
-            *(nn.TransformerBlock(embed, heads, causal=True) for _ in range(layers))
-        )
-        self.norm = nn.LayerNorm(embed)
-        self.head = nn.Linear(embed, vocabulary, bias=False)
-        for table in (self.tokens, self.positions):
-            nn.init.normal_(table.weight, std=0.02)
-
-    def forward(self, characters: Any) -> Any:
-        """Scores (N, length, vocabulary) of what follows each of the characters (N, length)."""
-        places = nn.from_numpy(np.arange(characters.shape[-1]))
-        x = self.tokens(characters) + self.positions(places)
-        return self.head(self.norm(self.blocks(x)))
-
-
-class Text:
-    """Characters as numbers, and random pieces of them, which only seed and step decide on."""
-
-    def __init__(self, text: str, seed: int) -> None:
-        self.alphabet = sorted(set(text))
-        numbers = {character: number for number, character in enumerate(self.alphabet)}
-        self.data = np.array([numbers[character] for character in text], np.int64)
-        self.seed = seed
-
-    def batch(
-        self, step: int, size: int, context: int, share: slice = slice(None)
-    ) -> tuple[Any, Any]:
-        """A share of `size` pieces (…, context), and what follows each of their characters."""
-        generator = np.random.default_rng((self.seed, step))
-        starts = generator.integers(len(self.data) - context, size=size)[share]
-        pieces = self.data[starts[:, None] + np.arange(context + 1)]
-        return pieces[:, :-1], pieces[:, 1:]
-
-
-def standard_library() -> str:
-    """The modules of Python's standard library, one after the other."""
-    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    text = "".join(source.read_text("utf-8", errors="replace") for source in sources)
-    return text.encode("ascii", errors="replace").decode()
+MICROBATCHES = 2
+"""Over each of which it is counted how evenly experts are chosen."""
+BALANCED = 0.01
+"""What that counts beside the loss."""
 
 
 def rate(step: int, steps: int) -> float:
@@ -119,9 +74,8 @@ class Training:
         nn.manual_seed(options.seed)
         self.options = options
         self.text = Text(standard_library(), options.seed)
-        self.model = GPT(
-            len(self.text.alphabet), options.context, options.layers, options.heads, options.embed
-        )
+        sizes = options.context, options.layers, options.heads, options.embed, options.experts
+        self.model = GPT(len(self.text.alphabet), *sizes, self.ranks_of_experts())
         self.trained, self.share = self.data_parallel()
         self.optimizer = optim.AdamW(self.model.parameters(), lr=options.lr)
         self.schedule = optim.LambdaLR(self.optimizer, lambda step: rate(step, options.steps))
@@ -131,18 +85,27 @@ class Training:
         """The model to train, and which pieces of a batch are this rank's."""
         return data_parallel(self.model, self.options)
 
+    def ranks_of_experts(self) -> dict[str, Any]:
+        """One process alone has all."""
+        return {}
+
     def step(self) -> None:
         """One update of the model."""
         size, context = self.options.batch, self.options.context
-        inputs, targets = self.text.batch(len(self.losses), size, context, self.share)
-        scores = self.trained(nn.from_numpy(inputs))
-        loss = F.cross_entropy(scores.flatten(0, 1), nn.from_numpy(targets.reshape(-1)))
+        batch = self.text.batch(len(self.losses), size, context, self.share)
+        parts = MICROBATCHES if self.options.experts else 1
+        total = 0.0
         self.optimizer.zero_grad()
-        loss.backward()
+        for inputs, targets in zip(*(np.split(each, parts) for each in batch), strict=True):
+            scores = self.trained(nn.from_numpy(inputs))
+            loss = F.cross_entropy(scores.flatten(0, 1), nn.from_numpy(targets.reshape(-1)))
+            loss = (loss + self.model.balance * BALANCED) / parts
+            loss.backward()
+            total += loss.item()
         optim.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
-        self.losses.append(mean(loss.item()))
+        self.losses.append(mean(total))
 
     @nn.no_grad()
     def odds(self, written: np.ndarray) -> np.ndarray:
@@ -192,52 +155,26 @@ class Training:
         self.losses = rest["losses"]
 
 
-class Entrance(nn.Module):
-    """What comes before a GPT's blocks: of some of the characters, which stand in these places."""
-
-    def __init__(self, gpt: GPT, places: np.ndarray) -> None:
-        super().__init__()
-        self.tokens, self.positions, self.places = gpt.tokens, gpt.positions, places
-
-    def forward(self, characters: Any) -> Any:
-        """(N, length) -> (N, length, width)."""
-        return self.tokens(characters) + self.positions(nn.from_numpy(self.places))
-
-
-def layers(gpt: GPT, places: np.ndarray) -> nn.Sequential:
-    """What a GPT calls, one after the other."""
-    return nn.Sequential(Entrance(gpt, places), *gpt.blocks, gpt.norm, gpt.head)
-
-
-def cuts(blocks: int, stages: int) -> list[str]:
-    """Names of the layers that stages after the first begin with: each has as many blocks."""
-    return [str(1 + blocks * stage // stages) for stage in range(1, stages)]
-
-
 class MeshTraining(Training):
     """The same with stages along the mesh's axis pp, batches along dp, parts of pieces of text
-    along cp, and parts of layers along tp.
+    along cp, parts of layers along tp, and experts along ep, whose ranks are those of dp and cp.
     """
 
-    PLAN: ClassVar[dict[str, Any]] = {
-        "tokens": tr.Vocabulary(),
-        "blocks.*": tr.Block(),
-        "head": tr.Column(),
-    }
-
     def __init__(self, options: argparse.Namespace) -> None:
+        sizes = {**options.mesh}
+        experts = {"edp": -1, "ep": sizes.pop("ep")}
+        self.mesh = tr.init_device_mesh(sizes).view(experts, over=("dp", "cp"))
         super().__init__(options)
-        self.mesh = tr.init_device_mesh(options.mesh)
         along, here = self.mesh.size, self.mesh.coordinate
         self.rows = slice(here["dp"], None, along("dp"))
         self.share = slice(tr.get_rank(), None)
         for block in self.model.blocks:
             block.attention.attend = self.attend
-        cut = tr.parallelize(self.model, self.mesh["tp"], self.PLAN)
+        cut = tr.parallelize(self.model, self.mesh["tp"], self.plan())
         places = tr.context_positions(options.context, self.mesh["cp"])
         self.pipeline = tr.PipelineParallel(
             layers(cut, places),
-            num_microbatches=2,
+            num_microbatches=MICROBATCHES,
             mesh=self.mesh,
             cuts=cuts(options.layers, along("pp")),
             loss_fn=self.loss,
@@ -247,9 +184,19 @@ class MeshTraining(Training):
         self.optimizer = optim.AdamW(self.pipeline.module.parameters(), lr=options.lr)
         self.schedule = optim.LambdaLR(self.optimizer, lambda step: rate(step, options.steps))
 
+    def plan(self) -> dict[str, Any]:
+        """What is cut along tp: all of a block, or what experts leave of it."""
+        blocks = {"blocks.*.attention": tr.Attention()} if self.options.experts else {}
+        blocks = blocks or {"blocks.*": tr.Block()}
+        return {"tokens": tr.Vocabulary(), **blocks, "head": tr.Column()}
+
     def data_parallel(self) -> Any:
         """Stages are wrapped one by one."""
         return self.model, slice(None)
+
+    def ranks_of_experts(self) -> dict[str, Any]:
+        """Each token is counted once: ranks along tp have the same."""
+        return {"mesh": self.mesh["ep"], "data": self.mesh["dp", "cp"]}
 
     def averaged(self, stage: nn.Module) -> Any:
         """A stage whose gradients are averaged over the data."""
@@ -262,11 +209,13 @@ class MeshTraining(Training):
         length = self.options.context
         return tr.context_attention(query, key, value, self.mesh["cp"], causal, length=length)
 
-    def loss(self, scores: Any, targets: Any) -> Any:
-        """Of scores of which each rank has some characters'."""
-        return tr.vocab_parallel_cross_entropy(
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """Of scores of which each rank has some characters', and of the experts."""
+        scores, balance = outputs
+        wrong = tr.vocab_parallel_cross_entropy(
             scores, targets, self.mesh["tp"], num_classes=len(self.text.alphabet)
         )
+        return wrong + balance.sum() * BALANCED
 
     def step(self) -> None:
         """One update of the model."""
@@ -302,11 +251,11 @@ class MeshTraining(Training):
 
 def mesh_sizes(text: str) -> dict[str, int]:
     """pp=2,dp=2,tp=2 -> the sizes of these axes, of which those that are left out are 1."""
-    sizes = {"pp": 1, "dp": 1, "cp": 1, "tp": 1}
+    sizes = {"pp": 1, "dp": 1, "cp": 1, "tp": 1, "ep": 1}
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name not in sizes or not size.lstrip("-").isdigit():
-            raise argparse.ArgumentTypeError(f"{part!r}: give sizes for pp, dp, cp and tp")
+            raise argparse.ArgumentTypeError(f"{part!r}: give sizes for pp, dp, cp, tp and ep")
         sizes[name] = int(size)
     return sizes
 
@@ -376,6 +325,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--layers", type=int, default=4)
     add("--heads", type=int, default=4)
     add("--embed", type=int, default=128, help="the width of the model")
+    add("--experts", type=int, default=0, help="of each layer, in place of its MLP")
     add("--lr", type=float, default=1e-3)
     add("--seed", type=int, default=0)
     add("--compression", metavar="NAME", help="of gradients between ranks, such as powersgd:4")
@@ -383,30 +333,51 @@ def parse_arguments() -> argparse.Namespace:
         "--mesh",
         type=mesh_sizes,
         metavar="pp=2,dp=2,tp=2",
-        help="stages, batches, parts of layers; cp=2: of pieces of text",
+        help="stages, batches, parts of layers; cp=2: of pieces of text; ep=2: experts",
     )
     add("--check-nan", action="store_true", help="under torshrun: stop at NaN in gradients")
     add("--checkpoint", type=Path, help="save to this file, and go on from it if it is there")
     add("--sample", type=int, default=0, metavar="N", help="write N characters at the end")
     add("--plot", type=Path, metavar="FILE.png", help="draw the losses; needs matplotlib")
     options = parser.parse_args()
-    ranks = tr.get_world_size() if tr.is_initialized() else 1
-    if options.batch % ranks and not options.mesh:
-        parser.error(f"--batch {options.batch} cannot be shared by {ranks} ranks equally")
-    if options.mesh and (ranks == 1 or options.sample or options.compression):
-        parser.error("--mesh is for torshrun, without --sample and --compression")
-    if options.plot and not find_spec("matplotlib"):
-        parser.error("--plot needs matplotlib: pip install 'torshrun[examples]'")
+    if tr.is_torchelastic_launched():
+        tr.init_process_group()
+    elif options.experts:  # which are of a group, be it of one
+        tr.init_process_group(rank=0, world_size=1)
+    check(parser.error, options)
     return options
 
 
+def check(error: Callable[[str], Any], options: argparse.Namespace) -> None:
+    """error(text) for what does not go together, the same on all ranks."""
+    ranks = tr.get_world_size() if tr.is_initialized() else 1
+    if options.batch % ranks and not options.mesh:
+        error(f"--batch {options.batch} cannot be shared by {ranks} ranks equally")
+    if options.mesh and (ranks == 1 or options.sample or options.compression):
+        error("--mesh is for torshrun, without --sample and --compression")
+    if options.experts and ranks > 1 and not options.mesh:
+        error("--experts on several ranks are for --mesh, such as dp=-1,ep=2")
+    if options.experts and options.batch % MICROBATCHES:
+        error(f"with --experts --batch {options.batch} has to be a multiple of {MICROBATCHES}")
+    if options.mesh and options.mesh["ep"] != 1 and not options.experts:
+        error("ep in --mesh is for --experts")
+    if options.plot and not find_spec("matplotlib"):
+        error("--plot needs matplotlib: pip install 'torshrun[examples]'")
+
+
+def made(kind: Callable[[argparse.Namespace], Any], options: argparse.Namespace) -> Any:
+    """The training. SystemExit for what it cannot do."""
+    if kind is not Training and (options.mesh or options.experts):
+        raise SystemExit("--mesh and --experts are for train_gpt.py")
+    try:
+        return MeshTraining(options) if options.mesh else kind(options)
+    except tr.ConfigError as error:
+        raise SystemExit(str(error)) from None
+
+
 def main(kind: Callable[[argparse.Namespace], Any] = Training) -> None:
-    if tr.is_torchelastic_launched():
-        tr.init_process_group()
     options = parse_arguments()
-    if options.mesh and kind is not Training:
-        raise SystemExit("--mesh is for train_gpt.py")
-    training = MeshTraining(options) if options.mesh else kind(options)
+    training = made(kind, options)
     if options.checkpoint and options.checkpoint.exists():
         training.resume(options.checkpoint)
         print(f"resuming from {options.checkpoint} after step {len(training.losses)}")

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gpt import Text, standard_library
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from train_gpt import Text, data_parallel, main, mean, rate, standard_library
+from train_gpt import data_parallel, main, mean, rate
 
 
 class GPT(nn.Module):

@@ -23,6 +23,8 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     bodies: dict[Any, Any] = {
         name: partial(experts.differences, name, framework, ranks=ranks) for name in experts.CASES
     }
+    for overlaps in (False, True) if ranks == 2 else ():
+        bodies["sometimes", overlaps] = partial(experts.sometimes, framework, overlaps)
     bodies["refused"] = partial(experts.refused, ranks=ranks)
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -39,6 +41,15 @@ def whole(results: list[Any]) -> list[Any]:
 def test_is_what_one_process_computes(name: str, ranks: int, framework: str) -> None:
     for differences in whole(found(framework, ranks)[name]):
         assert max(differences.values()) < 1e-12, differences
+
+
+@with_both
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_ranks_that_leave_out_different_layers_average_behind_the_experts(
+    overlaps: bool, framework: str
+) -> None:
+    for apart in whole(found(framework, 2)["sometimes", overlaps]):
+        assert apart < 1e-9
 
 
 def test_what_does_not_fit_is_refused_on_all_ranks() -> None:

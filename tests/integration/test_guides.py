@@ -73,7 +73,7 @@ def test_context_parallelism(torshrun: Launcher) -> None:
 
 
 def test_experts(torshrun: Launcher) -> None:
-    script, together = snippets("experts.md")
+    script, together, _ = snippets("experts.md")
     losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5

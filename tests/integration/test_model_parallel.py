@@ -56,6 +56,10 @@ FEW: tuple[Case, ...] = (
     Case(DDP, "1f1b", 2, 1, 1, 2),
     Case(DDP, "1f1b", 1, 2, 2, 1, Kind(4, ANY)),
     Case(DDP, "zb-h1", 1, 4, 1, 1, Kind(2)),
+    Case(DDP, "1f1b", 1, 2, 2, 1, Kind(2, ANY, spreads=True)),
+    Case(DDP, "interleaved", 2, 2, 1, 2, Kind(2, spreads=True)),
+    Case(DDP, "1f1b", 2, 2, 2, 1, Kind(4, ANY, in_parts=True, spreads=True)),
+    Case(FSDP, "zb-h1", 2, 2, 2, 1, Kind(2, in_parts=True)),
     Case(FSDP, "1f1b", 1, 2, 1, 2, Kind(2, method="all_to_all", strategy="hybrid")),
     Case(FSDP, "zb-h1", 2, 2, 1, 2, Kind(2)),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support.tensor_parallel import kit
 
 import torsh_runtime as tr
 from torsh_runtime import nn
@@ -154,6 +155,57 @@ def differences(name: str, framework: str, rank: int, ranks: int) -> dict[str, f
     return {
         key: float(np.abs(found - wanted).max(initial=0)) for key, (found, wanted) in pairs.items()
     }
+
+
+def sometimes(framework: str, overlaps: bool, rank: int) -> float:
+    """How far two ranks, each of which leaves a layer out in another step, are from one process
+    that computes what both do. Gradients are averaged by the group that has the experts."""
+    kind, tools = Framework(framework), kit(framework)
+    mesh = tr.init_device_mesh((-1,), ("dp",)).view({"edp": 1, "ep": 2}, over=("dp",))
+
+    def made(axis: Any, data: Any) -> Any:
+        nn_of, layer = tools.nn, kind.layer(Case(), axis, data)
+
+        class Model(nn_of.Module):  # type: ignore[misc,name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.experts = nn_of.Linear(6, 6), layer
+                self.last, self.sometimes = nn_of.Linear(6, 6), nn_of.Linear(6, 6)
+
+            def forward(self, x: Any, leaves_out: bool) -> Any:
+                x = self.first(x)
+                found, _ = self.experts(x if leaves_out else self.sometimes(x))
+                return self.last(found)
+
+        return tools.double(Model())
+
+    options = {"overlap_communication": overlaps, "bucket_size_mb": 1e-6}
+    model = tr.DistributedDataParallel(
+        made(mesh["ep"], mesh["dp"]),
+        process_group=mesh["dp"],
+        find_unused_parameters=True,
+        **options,
+    )
+    whole = made(single(), None)
+    optimizers = [tools.adamw(each) for each in (model, whole)]
+    for step in range(4):
+        inputs = np.random.default_rng(step).normal(size=(2, 5, 6))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (model(kind.tensor(inputs[rank]), step % 2 == rank).sin() ** 2).mean().backward()
+        for each in range(2):
+            found = whole(kind.tensor(inputs[each]), step % 2 == each)
+            ((found.sin() ** 2).mean() / 2).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    expected = {name: np.array(each.detach()) for name, each in whole.named_parameters()}
+    lie, apart = layouts_of(model.module), 0.0
+    for name, each in model.module.named_parameters():
+        wanted = expected[name]
+        if name in lie:
+            wanted = cut(wanted, lie[name].piece({"ep": mesh.get_local_rank("ep")}))
+        apart = max(apart, float(np.abs(np.array(each.detach()) - wanted).max()))
+    return apart
 
 
 def refused(rank: int, ranks: int) -> list[str]:

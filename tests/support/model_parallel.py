@@ -32,6 +32,18 @@ PLAN = {
     "*.down": tr.Row(),
     f"{LAYERS + 1}.head": tr.Column(),
 }
+IN_PARTS = {
+    "0.tokens": tr.Vocabulary(sequence_dim=-2),
+    "0.places": tr.Part(-2),
+    "*.norm?": tr.Part(-2),
+    "*.[qkv]": tr.Column(unit=HEAD, sequence_dim=-2),
+    "*.out": tr.Row(unit=HEAD, sequence_dim=-2),
+    "*.up": tr.Column(sequence_dim=-2),
+    "*.down": tr.Row(sequence_dim=-2),
+    f"{LAYERS + 1}.norm": tr.Part(-2),
+    f"{LAYERS + 1}.head": tr.Column(sequence_dim=-2),
+}
+"""The same with sequences in parts along "tp"."""
 Run = dict[str, Any]
 
 
@@ -50,6 +62,10 @@ class Kind:
     """Of the pipeline for an update, of which only the last one averages gradients."""
     strategy: str = "full"
     """Of FullyShardedDataParallel; "hybrid" replicates along "dp"."""
+    spreads: bool = False
+    """The optimizer's state, over who has the same parameters."""
+    in_parts: bool = False
+    """Sequences along "tp", between the layers that are cut."""
 
 
 DENSE = Kind()
@@ -61,7 +77,7 @@ def gpt(tools: Kit, kind: Kind, mesh: Any = None) -> Any:
     tools.seed(0)
     made, block = _ends(tools, mesh), _block(tools, _attention(tools, kind, mesh))
     blocks = [
-        block(_experts(tools, mesh) if kind.experts and number % 2 else None)
+        block(_experts(tools, kind, mesh) if kind.experts and number % 2 else None)
         for number in range(LAYERS)
     ]
     return tools.double(_row(tools)(made[0], *blocks, made[1]))
@@ -142,10 +158,15 @@ def _attention(tools: Kit, kind: Kind, mesh: Any) -> Callable[..., Any]:
     return partial(tr.context_attention, axis=mesh["cp"], method=kind.method, length=LENGTH)
 
 
-def _experts(tools: Kit, mesh: Any) -> Any:
-    axis, data = (single(), None) if mesh is None else (mesh["ep"], mesh["dp", "cp"])
+def _experts(tools: Kit, kind: Kind, mesh: Any) -> Any:
+    if mesh is None:
+        ranks = {"mesh": single()}
+    elif kind.in_parts and "tp" in mesh.coordinate:
+        ranks = {"mesh": mesh["ep"], "data": mesh["dp", "cp", "tp"], "sequence": mesh["tp"]}
+    else:
+        ranks = {"mesh": mesh["ep"], "data": mesh["dp", "cp"]}
     dtype: Any = tools.torch.float64 if tools.is_torch else np.float64
-    options = {"mesh": axis, "data": data, "dtype": dtype, "framework": tools.name}
+    options = {**ranks, "dtype": dtype, "framework": tools.name}
     return tr.MixtureOfExperts(WIDTH, 8, EXPERTS, **options)
 
 
@@ -175,9 +196,16 @@ def in_one_process(framework: str, steps: int, has_experts: bool) -> Run:
     return _train(tools, model, step, steps, None)
 
 
-def _train(tools: Kit, model: Any, step: Callable[[Any, Any], float], steps: int, mesh: Any) -> Run:
+def _train(
+    tools: Kit,
+    model: Any,
+    step: Callable[[Any, Any], float],
+    steps: int,
+    mesh: Any,
+    spreads: bool = False,
+) -> Run:
     """step(indices, targets) makes gradients, and gives the loss."""
-    optimizer, losses, norms = tools.adamw(model), [], []
+    optimizer, losses, norms = tools.adamw(model, mesh["dp", "cp"] if spreads else None), [], []
     for indices, targets in batches(steps):
         optimizer.zero_grad()
         losses.append(step(indices, targets))
@@ -205,7 +233,8 @@ def on_mesh(
     mesh = tr.init_device_mesh(sizes if "cp" in sizes else {"cp": 1, **sizes})
     if kind.experts:
         mesh = mesh.view({"edp": -1, "ep": kind.experts}, over=kind.over)
-    model = tr.parallelize(gpt(tools, kind, mesh), mesh["tp"], PLAN)
+    plan = IN_PARTS if kind.in_parts else PLAN
+    model = tr.parallelize(gpt(tools, kind, mesh), mesh["tp"], plan)
     options = {} if wrapper == "DistributedDataParallel" else _sharding(kind)
 
     def wrapped(stage: Any) -> Any:
@@ -244,7 +273,7 @@ def on_mesh(
                 found += pipeline.step(*map(own, batch))
         return found + pipeline.step(*map(own, last))
 
-    found = _train(tools, pipeline.module, step, steps, mesh)
+    found = _train(tools, pipeline.module, step, steps, mesh, kind.spreads)
     apart = {name: np.abs(found[name] - expected[name]).max() for name in ("losses", "norms")}
     bits = {name: found[name].tobytes() for name in ("losses", "norms")}
     replicas: dict[str, bytes] = {}

@@ -59,9 +59,14 @@ class Kit:
     def tensor(self, array: Any) -> Any:
         return (self.torch.from_numpy if self.is_torch else self.nn.from_numpy)(np.array(array))
 
-    def adamw(self, model: Any) -> Any:
+    def adamw(self, model: Any, over: Any = None) -> Any:
+        """over: part of a mesh, over which its state is spread."""
         kind: Any = self.torch.optim.AdamW if self.is_torch else optim.AdamW
-        return kind(model.parameters(), lr=0.01, weight_decay=0.1)
+        options: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
+        if over is None:
+            return kind(model.parameters(), **options)
+        options |= {"model": model, "process_group": over}
+        return tr.DistributedOptimizer(model.parameters(), kind, **options)
 
     def checkpoint(self, call: Callable[..., Any], *inputs: Any) -> Any:
         if not self.is_torch:

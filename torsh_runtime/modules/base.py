@@ -173,7 +173,7 @@ class ModuleAdapter(ABC, Generic[T]):
 
     def communicates_in_backward(self) -> bool:
         """Whether layers have collectives of their own in their backward pass."""
-        return False
+        return any(getattr(each, "communicates_in_backward", False) for _, each in self.modules())
 
     @abstractmethod
     def on_gradient(self, parameter: T, call: Call) -> Call:

@@ -184,11 +184,8 @@ class TorchModule(ModuleAdapter[Tensor]):
         return bool(parameter.requires_grad)
 
     def communicates_in_backward(self) -> bool:
-        return any(
-            isinstance(each, torch.nn.SyncBatchNorm)
-            or getattr(each, "communicates_in_backward", False)
-            for each in self.module.modules()
-        )
+        synced = any(isinstance(each, torch.nn.SyncBatchNorm) for each in self.module.modules())
+        return synced or super().communicates_in_backward()
 
     def on_gradient(self, parameter: Tensor, call: Call) -> Call:
         remember: Any = parameter.register_post_accumulate_grad_hook

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+
+from torsh_runtime.arrays import raw
 from torsh_runtime.comm.agreement import by_rank, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import disagreement
 from torsh_runtime.modules.base import ModuleAdapter
 
-__all__ = ["check_agreed", "send_from", "texts_of_all"]
+__all__ = ["check_agreed", "digest", "send_from", "texts_of_all"]
 
 
 def check_agreed(
@@ -70,3 +74,13 @@ def send_from(
     works = [group.broadcast(each, rank, async_op=True) for each in values]
     for work in works:
         work.wait()
+
+
+def digest(values: Any) -> int:
+    """Of an array's or a tensor's elements; 0 without memory."""
+    if getattr(values, "is_meta", False):
+        return 0
+    if (memory := raw.memory_of(values)) is None:
+        memory = np.empty(values.nbytes, np.uint8)
+        raw.copy_out(values, memory)
+    return zlib.crc32(memory.data)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
-from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.objects import gather_object
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.ownership import Ownership
+
+_ANY_MESH = (
+    "keep model, optimizer and mesh together in a tr.checkpoint.Checkpointer, which any mesh reads"
+)
 
 
 class DistributedOptimizer:
@@ -20,7 +23,12 @@ class DistributedOptimizer:
         optimizer = tr.DistributedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
     It is an optimizer of the framework itself, so schedules take it. Gradients have to be the same
-    on all ranks, as DistributedDataParallel leaves them.
+    on all ranks, as DistributedDataParallel leaves them. Of a model of which ranks have parts, as
+    of experts, it takes the model and the mesh's axes along which batches differ as well:
+
+        optimizer = tr.DistributedOptimizer(
+            model.parameters(), torch.optim.AdamW, model=model, process_group=mesh["dp", "cp"]
+        )
     """
 
     param_groups: list[dict[str, Any]]
@@ -36,44 +44,67 @@ class DistributedOptimizer:
         optimizer_class: Callable[..., Any],
         *,
         process_group: Any = None,
+        model: Any = None,
         **defaults: Any,
     ) -> None:
-        """All ranks pass the same parameters, or groups of them, in the same order."""
+        """All ranks pass the same parameters, or groups of them, in the same order.
+
+        process_group: the ranks, as DistributedDataParallel takes them. model: whose parameters
+            they are, wrapped or not, of which the layouts (parallel/layouts.py) say who has the
+            same of each: these share the state of that one. All ranks make it at the same time
+            then. None: all ranks have the same.
+
+        ConfigError on all ranks for models or parameters that differ, a process_group that does not
+        tell who has the same, and a model that a FullyShardedDataParallel has sharded.
+        """
         whole = optimizer_class(params, **defaults)
         super().__init__(whole.param_groups, whole.defaults)  # type: ignore[call-arg]
-        self._group: ProcessGroup = group_of(process_group)
-        self._owners = _owners(self.param_groups, self._group.world_size)
+        self._owners = Ownership(process_group, model)
+        self._owners.add(self._everything(), getattr(optimizer_class, "__name__", ""))
+        self._group = self._owners.group
         self.local = optimizer_class(list(map(self._part, self.param_groups)), **defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train these parameters as well; all ranks pass the same."""
         super().add_param_group(param_group)  # type: ignore[misc]
         if hasattr(self, "local"):
-            self._owners = _owners(self.param_groups, self._group.world_size, self._owners)
+            added = self.param_groups[-1]["params"]
+            self._owners.add(added, "add_param_group()")
             self.local.add_param_group(self._part(self.param_groups[-1]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step this rank's own parameters and get the others'. What the closure returned."""
+        """Step this rank's own parameters and get the others'. What the closure returned.
+
+        The first step compares parameters and gradients before it changes any: ConfigError on all
+        ranks if they are not the same.
+        """
         self._pass_options_on()
-        loss = self.local.step() if closure is None else self.local.step(closure)
+        if closure is None:
+            self._owners.check_same()
+            loss = self.local.step()
+        else:
+            loss = self.local.step(partial(self._checked, closure))
         self._take_options_back()
-        works = [
-            self._group.broadcast(parameter.data, self._owners[id(parameter)], async_op=True)
-            for group in self.param_groups
-            for parameter in group["params"]
-        ]
-        for work in works:
-            work.wait()
+        self._owners.send()
+        return loss
+
+    def _checked(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self._owners.check_same()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the state, and the options. For all of it see gather_state_dict()."""
         self._pass_options_on()
-        return {"local": self.local.state_dict(), "world_size": self._group.world_size}
+        return {
+            "local": self.local.state_dict(),
+            "world_size": self._group.world_size,
+            "parameters": self._own_parameters(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what state_dict() gave on this rank of as many, or gather_state_dict() on one of any
-        number. ConfigError if it was another number of ranks."""
+        number. ConfigError if it was another number of ranks, or of other parameters or parts."""
         if "local" in state:
             self._load_own(state)
         else:
@@ -82,7 +113,9 @@ class DistributedOptimizer:
     def gather_state_dict(self, dst: int = 0) -> dict[str, Any] | None:
         """On rank dst the state of all parameters, as the optimizer alone would have it; None on
         the others. All ranks call it. ConfigError for a group of torch's, which moves no objects
-        of ours: pass process_group one of torsh_runtime's."""
+        of ours: pass process_group one of torsh_runtime's; and where ranks have parts, as of
+        experts."""
+        self._check_whole("gather_state_dict()")
         parts: list[Any] | None = [None] * self._group.world_size
         own = self.local.state_dict()
         if self._group.rank != dst:
@@ -104,10 +137,34 @@ class DistributedOptimizer:
                 f"the optimizer's state is one rank's of {state['world_size']}, and there are "
                 f"{self._group.world_size}: save what gather_state_dict() gives"
             )
+        own = self._own_parameters()
+        kept = state.get("parameters", own)  # which earlier versions did not keep
+        if kept != own:
+            raise ConfigError(
+                f"the optimizer's state is of other parameters than this rank steps, {kept} and "
+                f"not {own}: {_ANY_MESH}"
+            )
         self.local.load_state_dict(state["local"])
         self._take_options_back()
 
+    def _own_parameters(self) -> list[str]:
+        """What there is state of, and who has the same of it."""
+        owners, found = self._owners, []
+        for number, each in enumerate(self._everything()):
+            if owners.is_own(each):
+                ranks = ", ".join(map(str, owners.group_of(each).ranks))
+                found.append(f"{number} of shape {tuple(each.shape)} of ranks {ranks}")
+        return found
+
+    def _check_whole(self, what: str) -> None:
+        if self._owners.has_parts:
+            raise ConfigError(
+                f"DistributedOptimizer: {what} is for parameters that all ranks of the group have "
+                f"whole, and of some they have parts, as of experts: {_ANY_MESH}"
+            )
+
     def _load_whole(self, state: dict[str, Any]) -> None:
+        self._check_whole("the state of one process")
         own_numbers = self._numbers()[self._group.rank]
         packed = self.local.state_dict()["param_groups"]
         for own, saved, group in zip(packed, state["param_groups"], self.param_groups, strict=True):
@@ -134,11 +191,13 @@ class DistributedOptimizer:
     def _numbers(self) -> list[dict[int, int]]:
         """For each rank: its own numbering of its parameters, and that of all."""
         found: list[dict[int, int]] = [{} for _ in range(self._group.world_size)]
-        everything = [each for group in self.param_groups for each in group["params"]]
-        for whole, parameter in enumerate(everything):
-            own = found[self._owners[id(parameter)]]
+        for whole, parameter in enumerate(self._everything()):
+            own = found[self._owners.of(parameter)]
             own[len(own)] = whole
         return found
+
+    def _everything(self) -> list[Any]:
+        return [each for group in self.param_groups for each in group["params"]]
 
     def _packed_groups(self) -> list[dict[str, Any]]:
         groups, start = [], 0
@@ -151,32 +210,7 @@ class DistributedOptimizer:
 
     def _part(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same with this rank's own parameters alone."""
-        rank, owners = self._group.rank, self._owners
-        return {**group, "params": [each for each in group["params"] if owners[id(each)] == rank]}
-
-
-def _owners(
-    groups: list[dict[str, Any]], ranks: int, known: Mapping[int, int] | None = None
-) -> dict[int, int]:
-    """The rank of each parameter, by id(): the known ones keep theirs, of the others the largest
-    first, each to who has least."""
-    loads = [0] * ranks
-    owners = dict(known or {})
-    everything = [parameter for group in groups for parameter in group["params"]]
-    for parameter in everything:
-        if id(parameter) in owners:
-            loads[owners[id(parameter)]] += _size(parameter)
-    new = [parameter for parameter in everything if id(parameter) not in owners]
-    for parameter in sorted(new, key=_size, reverse=True):
-        rank = loads.index(min(loads))
-        owners[id(parameter)] = rank
-        loads[rank] += _size(parameter)
-    return owners
-
-
-def _size(parameter: Any) -> int:
-    size = parameter.numel()
-    return int(size)
+        return {**group, "params": [*filter(self._owners.is_own, group["params"])]}
 
 
 def _base_of(optimizer_class: type) -> type:

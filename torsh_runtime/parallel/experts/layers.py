@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.arrays import raw
 from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -19,6 +17,7 @@ from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.experts.routing import (
     Assignment,
     Exchange,
@@ -33,6 +32,8 @@ from torsh_runtime.parallel.operations import applied, is_recorded, joined
 
 _ACTIVATIONS = ("gelu", "relu", "silu")
 _DEFAULT_NAME = "ep"
+_LOOKED_AT, _ROUNDED = 4, 1e-2
+"""So many rows at either end tell whether ranks have the same tokens, which may differ so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,17 @@ class _Ranks:
     """Of the experts' axis, in layouts."""
     experts: ProcessGroup
     tokens: ProcessGroup
+    parts: ProcessGroup | None = None
+    """Who has the other tokens of this rank's batch, if somebody has."""
+    alike: ProcessGroup | None = None
+    """Those of them that have the same experts."""
+    beside: ProcessGroup | None = None
+    """Who has parts of other layers, and either the same tokens or other parts of them."""
 
     @classmethod
-    def of(cls, mesh: Any, data: Any) -> Self:
+    def of(cls, mesh: Any, data: Any, sequence: Any) -> Self:
         """See MixtureOfExperts. ConfigError for a mesh of several axes, which layouts could not
-        name."""
+        name, and for a sequence of another mesh."""
         name, experts = _DEFAULT_NAME, group_of(mesh)
         if isinstance(mesh, DeviceMesh):
             name, *others = mesh.mesh_dim_names
@@ -56,7 +63,35 @@ class _Ranks:
                     f"MixtureOfExperts: {mesh} has several axes: make one of them by view(), as in "
                     f"mesh.view({{'ep': -1}}, over=('dp', 'cp'))['ep']"
                 )
-        return cls(name, experts, experts if data is None else group_of(data))
+        tokens = experts if data is None else group_of(data)
+        if sequence is None:
+            return cls(name, experts, tokens)
+        if not isinstance(sequence, DeviceMesh) or not isinstance(mesh, DeviceMesh):
+            raise ConfigError(
+                f"MixtureOfExperts: sequence={sequence} and mesh={mesh}: pass axes of one mesh, as "
+                f"mesh['tp'] and mesh['ep'], which tell who has the same experts"
+            )
+        if sequence.size_along(name) != experts.world_size:
+            raise ConfigError(
+                f"MixtureOfExperts: {sequence} is of a mesh without the axis {name!r} of {mesh}: "
+                f"take both from the mesh that view() gave"
+            )
+        parts = group_of(sequence)
+        return cls(name, experts, tokens, parts, sequence.alike([name]), parts)
+
+    @property
+    def parts_here(self) -> int:
+        """How many parts of one batch the ranks of the experts' axis have, which have one loss."""
+        return 1 if self.parts is None else len({*self.parts.ranks} & {*self.experts.ranks})
+
+    def problem(self) -> str:
+        """What is wrong with them; "" if nothing is."""
+        if self.parts is None or {*self.parts.ranks} <= {*self.tokens.ranks}:
+            return ""
+        return (
+            f"ranks {self.parts.ranks} have parts of one sequence, and not all are among "
+            f"{self.tokens.ranks}, who have tokens: pass data=mesh['dp', 'cp', 'tp'], with them"
+        )
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -74,13 +109,15 @@ class MixtureOfExperts:
     The ranks' losses are averaged, so gradients of `up` and `down` are averages over the ranks of
     the axis when a backward pass ends, and those of `router` are this rank's own. What remains is
     to average the former over who has the same experts, and the latter over all, as wrappers for
-    data parallelism over a mesh's axes do.
+    data parallelism over a mesh's axes do. Those of ranks with parts of one sequence are summed.
 
     Attributes: parameter_layouts (how `up` and `down` lie on the mesh).
     """
 
     framework: ClassVar[str]
     functional: ClassVar[Any]
+    communicates_in_backward = True
+    """See DistributedDataParallel."""
     parameter_layouts: dict[str, TensorLayout]
 
     if TYPE_CHECKING:
@@ -110,6 +147,7 @@ class MixtureOfExperts:
         capacity_factor: float | None = None,
         mesh: Any = None,
         data: Any = None,
+        sequence: Any = None,
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
@@ -121,8 +159,10 @@ class MixtureOfExperts:
 
         mesh: the axis that has the experts, a DeviceMesh of one axis or a process group; None: the
         default group. data: a mesh or group of those who have tokens of their own, over which the
-        auxiliary loss and the capacity are counted; None: the ranks of `mesh`. dtype: float32
-        unless given. framework: "torch" or "nn"; None: torch if it is loaded.
+        auxiliary loss and the capacity are counted; None: the ranks of `mesh`. sequence: the mesh's
+        axis along which ranks have parts of one batch's tokens and the same loss, as mesh["tp"]
+        with sequence parallelism; they are among those of `data`. None: there is none. dtype:
+        float32 unless given. framework: "torch" or "nn"; None: torch if it is loaded.
 
         The ranks' generators are seeded alike, and draw for all experts one after the other, so
         they have the values of one process. ConfigError on all ranks for what does not fit.
@@ -130,10 +170,12 @@ class MixtureOfExperts:
         super().__init__()
         self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k
         self.activation, self.gated, self.capacity_factor = activation, gated, capacity_factor
-        self.ranks = _Ranks.of(mesh, data)
+        self.ranks = _Ranks.of(mesh, data, sequence)
+        self._has_compared = False
         experts = self.ranks.experts
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
-        self._check_options(f"{options}, {self.framework}")
+        parts = 1 if self.ranks.parts is None else self.ranks.parts.world_size
+        self._check_options(f"{options}, {self.framework}, tokens in {parts} part(s)")
         starts = [
             Shard(0).spans(num_experts, experts.world_size, rank)[0][0]
             for rank in range(experts.world_size)
@@ -165,7 +207,7 @@ class MixtureOfExperts:
             return f"activation is one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}"
         if self.capacity_factor is not None and not self.capacity_factor > 0:
             return f"capacity_factor is above 0 or None, not {self.capacity_factor}"
-        return ""
+        return self.ranks.problem()
 
     def _add(self, name: str, shape: tuple[int, int], dtype: Any) -> None:
         """A weight of each expert, of which this rank keeps some."""
@@ -183,11 +225,8 @@ class MixtureOfExperts:
     def _check_seeds(self) -> None:
         """ConfigError on all ranks if they have drawn different values."""
         values = adapter_class(self)(self).values(self.router)
-        memory = None if getattr(values, "is_meta", False) else raw.memory_of(values)
-        digest = 0 if memory is None else zlib.crc32(memory.data)
-        check_same(
-            self.ranks.experts, "MixtureOfExperts", f"one with the router's values {digest:08x}"
-        )
+        said = f"one with the router's values {digest(values):08x}"
+        check_same(self.ranks.experts, "MixtureOfExperts", said)
 
     def forward(self, input: Any) -> tuple[Any, Any]:
         """input: (…, embed_dim), this rank's tokens, maybe none. Returns the same shape, and the
@@ -196,7 +235,9 @@ class MixtureOfExperts:
         """
         self._check(input)
         tokens = input.reshape(-1, self.embed_dim)
-        scores = self.functional.softmax(self.functional.linear(tokens, self.router), -1)
+        self._compare_first(tokens)
+        router = self._shared(self.router, self.ranks.parts)
+        scores = self.functional.softmax(self.functional.linear(tokens, router), -1)
         chosen = highest(self._on_host(scores), self.top_k)
         counts = np.bincount(chosen.reshape(-1), minlength=self.num_experts)
         everyone = self.ranks.tokens.all_gather_numbers(counts)
@@ -232,15 +273,24 @@ class MixtureOfExperts:
 
     def _feed_forward(self, rows: Any, counts: list[int]) -> Any:
         """Of rows that lie by this rank's experts."""
-        grouped, share = GroupedLinear(counts), Scaled(1 / self.ranks.experts.world_size)
-        hidden = applied(grouped, rows, regions.applied(self.up, share))
+        grouped = GroupedLinear(counts)
+        hidden = applied(grouped, rows, self._averaged(self.up))
         activate = getattr(self.functional, self.activation)
         if self.gated:
             gate, hidden = hidden.chunk(2, -1)
             hidden = activate(gate) * hidden
         else:
             hidden = activate(hidden)
-        return applied(grouped, hidden, regions.applied(self.down, share))
+        return applied(grouped, hidden, self._averaged(self.down))
+
+    def _averaged(self, weight: Any) -> Any:
+        """A weight whose gradient is averaged over the losses of those whose tokens come here."""
+        share = Scaled(self.ranks.parts_here / self.ranks.experts.world_size)
+        return regions.applied(self._shared(weight, self.ranks.alike), share)
+
+    def _shared(self, weight: Any, group: ProcessGroup | None) -> Any:
+        """A weight that ranks with parts of one batch use, each for its own."""
+        return weight if group is None else regions.copy(weight, group)
 
     def _balance(self, scores: Any, everyone: Indices) -> Any:
         """experts · Σ (its part of all assignments · the mean of its scores over all tokens), after
@@ -249,8 +299,10 @@ class MixtureOfExperts:
         parts = self._like(
             everyone.sum(axis=0) * (self.num_experts * self.top_k / total**2), scores
         )
-        group = self.ranks.tokens
-        return (regions.copy(regions.reduce(scores.sum(0), group), group) * parts).sum()
+        group, own = self.ranks.tokens, scores.sum(0)
+        if self.ranks.parts is not None:  # who have one loss, which copy() counts for each
+            own = regions.applied(own, Scaled(1 / self.ranks.parts.world_size))
+        return (regions.copy(regions.reduce(own, group), group) * parts).sum()
 
     def _check(self, input: Any) -> None:
         """ConfigError on all ranks unless all can go on."""
@@ -261,6 +313,39 @@ class MixtureOfExperts:
         check_same(self.ranks.experts, "inputs of MixtureOfExperts", text)
         if not is_fit:
             raise ConfigError(f"MixtureOfExperts: {text}")
+
+    def note_parts(self, group: ProcessGroup) -> None:
+        """Told by parallelize(): these ranks have parts of other layers. They have the same tokens
+        here, or `sequence` says that each has a part, which the first ones are looked at for."""
+        if self.ranks.parts is None:
+            self.ranks, self._has_compared = replace(self.ranks, beside=group), False
+
+    def _compare_first(self, tokens: Any) -> None:
+        """ConfigError on all ranks if ranks that are said to have the same tokens have others, or
+        the other way round."""
+        group = self.ranks.beside
+        if self._has_compared or group is None or group.world_size == 1:
+            return
+        self._has_compared = True
+        own = np.zeros((2 * _LOOKED_AT, self.embed_dim))
+        for place, some in (0, tokens[:_LOOKED_AT]), (_LOOKED_AT, tokens[-_LOOKED_AT:]):
+            own[place : place + len(some)] = self._on_host(some)
+        said = np.array([len(tokens)]), own.reshape(-1).view(np.int64)
+        told = group.all_gather_numbers(np.concatenate(said))
+        rows = told[:, 1:].view(np.float64)
+        far = np.abs(rows - rows[0]).max(initial=0.0) > _ROUNDED * np.abs(rows).max(initial=0.0)
+        is_same = not far and bool((told[:, 0] == told[0, 0]).all())
+        if is_same and self.ranks.parts is not None and told[:, 0].any():
+            raise ConfigError(
+                f"MixtureOfExperts: ranks {group.ranks} were given the same tokens, and sequence= "
+                f"says that each has a part: leave it out, and them out of data="
+            )
+        if not is_same and self.ranks.parts is None:
+            raise ConfigError(
+                f"MixtureOfExperts: ranks {group.ranks}, which have parts of other layers, were "
+                f"given different tokens, as sequence parallelism does: pass sequence=mesh['tp'], "
+                f"and data=mesh['dp', 'cp', 'tp'] with these ranks"
+            )
 
     def extra_repr(self) -> str:
         """The options."""

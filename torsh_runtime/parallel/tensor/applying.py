@@ -171,3 +171,5 @@ def _carry_out(adapter: ModuleAdapter[Any], tasks: list[_Task], axis: Axis) -> N
     for _, module in adapter.modules():
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
+        if hasattr(module, "note_parts"):  # of experts, which tokens may come to in parts
+            module.note_parts(axis.group)

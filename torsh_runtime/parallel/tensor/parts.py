@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.arrays import raw
 from torsh_runtime.errors import disagreement
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.regions.arrays import copied
 from torsh_runtime.parallel.tensor.axis import Axis
@@ -70,13 +70,3 @@ def check_same_input(values: Any, axis: Axis, where: str) -> None:
             f"another input than rank 0: ranks that have parts of one layer take the same batch",
             dict.fromkeys(others, "another input"),
         )
-
-
-def digest(values: Any) -> int:
-    """Of an array's or a tensor's elements; 0 without memory."""
-    if getattr(values, "is_meta", False):
-        return 0
-    if (memory := raw.memory_of(values)) is None:
-        memory = np.empty(values.nbytes, np.uint8)
-        raw.copy_out(values, memory)
-    return zlib.crc32(memory.data)

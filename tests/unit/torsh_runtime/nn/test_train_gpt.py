@@ -22,13 +22,15 @@ def example() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        spec.loader.exec_module(module)
     return module
 
 
 def training(example: Any, steps: int) -> Any:
     options = argparse.Namespace(
-        steps=steps, batch=4, context=16, layers=1, heads=2, embed=16, lr=1e-2, seed=3
+        steps=steps, batch=4, context=16, layers=1, heads=2, embed=16, lr=1e-2, seed=3, experts=0
     )
     return example.Training(options)
 
@@ -59,7 +61,7 @@ def test_it_learns(example: Any) -> None:
 
 def run(*options: object) -> str:
     """What the script prints."""
-    return output([sys.executable, "-P", str(SCRIPT), *SMALL, *map(str, options)])
+    return output([sys.executable, str(SCRIPT), *SMALL, *map(str, options)])
 
 
 def output(command: list[str]) -> str:
@@ -104,22 +106,51 @@ def test_ranks_together_have_the_losses_of_one_process(script: str, tmp_path: Pa
     assert "after step 20" in output(longer)
 
 
-def test_on_a_mesh_are_the_losses_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "meshes"),
+    [
+        ((), ("pp=2,tp=2", "dp=-1,cp=2")),
+        (("--experts", "3"), ("pp=2,dp=2,ep=2", "cp=2,tp=2,ep=2")),
+    ],
+    ids=["dense", "experts"],
+)
+def test_on_a_mesh_are_the_losses_of_one_process(
+    options: tuple[str, ...], meshes: tuple[str, str], tmp_path: Path
+) -> None:
     """Also of one that goes on from another one's checkpoint."""
-    script, several = [str(SCRIPT), *SMALL], ["-m", "torshrun", "--nproc-per-node", "4"]
+    script, several = [str(SCRIPT), *SMALL, *options], ["-m", "torshrun", "--nproc-per-node", "4"]
 
     def losses(command: list[str], saved: str, steps: int, *options: str) -> list[float]:
         end = ["--steps", str(steps), "--checkpoint", str(tmp_path / saved)]
         said = output([sys.executable, *command, *script, *end, *options])
         return [float(loss) for loss in re.findall(r"step +\d+  loss ([\d.]+)", said)]
 
-    for steps, mesh in ((10, "pp=2,tp=2"), (20, "dp=-1,cp=2")):
+    for steps, mesh in zip((10, 20), meshes, strict=True):
         alone, together = (
             losses([], "one.npz", steps),
             losses(several, "mesh", steps, "--mesh", mesh),
         )
         assert len(alone) == 1
         assert together == pytest.approx(alone, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--experts", "2"), "--experts on several ranks are for --mesh"),
+        (("--mesh", "dp=2,ep=2"), "ep in --mesh is for --experts"),
+        (("--mesh", "dp=2,ep=3", "--experts", "2"), "3"),
+        (("--mesh", "dp=2", "--experts", "2", "--batch", "5"), "has to be a multiple of 2"),
+    ],
+)
+def test_what_does_not_go_together_is_said(options: tuple[str, ...], said: str) -> None:
+    command = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", str(SCRIPT)]
+    ended = subprocess.run(
+        [*command, *SMALL, *options], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.skipif(
@@ -132,8 +163,8 @@ def test_the_losses_are_drawn(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_so_before_it_trains() -> None:
     code = (
-        "import sys, runpy; sys.modules['matplotlib'] = None; script = sys.argv.pop(1); "
-        "runpy.run_path(script, run_name='__main__')"
+        f"import sys, runpy; sys.modules['matplotlib'] = None; script = sys.argv.pop(1); "
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r}); runpy.run_path(script, run_name='__main__')"
     )
     command = [sys.executable, "-P", "-c", code, str(SCRIPT), "--plot", "losses.png"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -143,7 +174,7 @@ def test_without_matplotlib_it_says_so_before_it_trains() -> None:
 
 def test_ranks_that_do_not_see_one_checkpoint_do_not_train(tmp_path: Path) -> None:
     own = f"{tmp_path}/$RANK.npz"  # which rank 0 alone writes
-    script = f"exec {sys.executable} -P {SCRIPT} {' '.join(SMALL)} --steps $0 --checkpoint {own}"
+    script = f"exec {sys.executable} {SCRIPT} {' '.join(SMALL)} --steps $0 --checkpoint {own}"
     command = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", "--no-python", "bash"]
     assert "step    10" in output([*command, "-c", script, "10"])
     again = subprocess.run(
