@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -27,8 +28,8 @@ def contiguous(array: Array) -> Array:
 
 def copied(array: Array) -> Array:
     """A copy whose elements lie in order."""
-    if hasattr(array, "new_empty"):
-        return empty(array, array.shape).copy_(array)
+    if hasattr(array, "clone"):
+        return array.clone(memory_format=sys.modules["torch"].contiguous_format)
     return array.copy()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from torsh_runtime import nn
@@ -30,6 +31,7 @@ class _OfNn:
     framework = "nn"
     functional = functional
     compare = staticmethod(_compare)
+    added = staticmethod(operator.add)
 
 
 class ColumnParallelLinear(_OfNn, layers.ColumnParallelLinear, nn.Linear):

@@ -38,6 +38,7 @@ class _OfTorch:
     framework = "torch"
     functional = functional
     compare = staticmethod(_compare)
+    added = staticmethod(Tensor.add_)
 
 
 class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):
