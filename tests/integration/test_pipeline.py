@@ -190,6 +190,11 @@ def test_a_stage_that_nobody_averages_is_told_on_the_ranks_of_all_stages() -> No
         assert "nothing averages their gradients" in said
 
 
+def test_a_stage_that_cannot_be_wrapped_is_told_on_the_ranks_of_all_stages() -> None:
+    for said in whole(run_processes(2, pipeline_traps.wrapped_in_vain, 5.0)):
+        assert "rank 1: ValueError('no wrapper for this stage')" in said
+
+
 def test_costs_are_measured_and_the_same_on_all_ranks() -> None:
     first, second = whole(run_processes(2, pipeline_training.measured, 60.0))
     assert {*first["own"]} | {*second["own"]} == {

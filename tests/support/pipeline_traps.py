@@ -259,6 +259,21 @@ def partly_averaged(rank: int) -> str:
         return str(error)
 
 
+def wrapped_in_vain(rank: int) -> str:
+    """What is said where one stage cannot be wrapped."""
+
+    def wrap(stage: Any) -> Any:
+        if any(name.startswith("head") for name, _ in stage.named_parameters()):
+            raise ValueError("no wrapper for this stage")
+        return stage
+
+    try:
+        tr.PipelineParallel(nn_model(), MICROBATCHES, cuts=CUTS[2], loss_fn=nn_loss, wrap=wrap)
+    except tr.ConfigError as error:
+        return str(error)
+    return ""
+
+
 def refusals(rank: int) -> list[str]:
     """What each wrong use says."""
     x, y = map(nn.from_numpy, batch(0))

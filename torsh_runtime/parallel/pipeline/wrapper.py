@@ -101,7 +101,7 @@ class PipelineParallel:
         self.module.stage_ranks = StageRanks(group, True)
         self._sharing = Sharing(group, shared(plan.modules, plan.placement), self.module)
         self._sharing.send_values()
-        self.stages = {n: m if wrap is None else wrap(m) for n, m in own.items()}
+        self.stages = _wrapped(own, wrap, everyone)
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
         self._unreduced = _unreduced(self.stages, self._data, wrap is not None)
@@ -298,6 +298,18 @@ class PipelineParallel:
                 found /= self._data.world_size
         self.group.broadcast(found, self.placement[-1])
         return float(found[0])
+
+
+def _wrapped(
+    stages: Mapping[int, Any], wrap: Callable[[Any], Any] | None, everyone: ProcessGroup
+) -> dict[int, Any]:
+    """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises on one: of some
+    stages it may, and the others' ranks would wait for theirs."""
+    call = wrap or (lambda stage: stage)
+    made: dict[int, Any] = agreed(
+        everyone, lambda: {n: call(stage) for n, stage in stages.items()}, lambda _: ""
+    )
+    return made
 
 
 def _data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
