@@ -160,6 +160,25 @@ def test_what_users_do_is_what_one_process_does(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_hooks_of_gradients_are_called_as_in_one_process(kind: str) -> None:
+    cases = [(name, "") for name in ("1f1b", "interleaved", "zb-h1", "zbv")]
+    cases += [("1f1b", "DistributedDataParallel"), ("zb-h1", "DistributedDataParallel")]
+    cases += [("zb-h1", "FullyShardedDataParallel")]
+    bodies = {
+        f"{schedule} {wrapper}": partial(
+            pipeline_traps.hooked, kind=kind, schedule=schedule, wrapper=wrapper
+        )
+        for schedule, wrapper in cases
+    }
+    for name, results in run_in_one_world(2, bodies, 60.0).items():
+        for each in whole(results):
+            for what, (got, expected) in each.items():
+                np.testing.assert_allclose(
+                    got, expected, rtol=1e-9, atol=1e-12, err_msg=f"{name}: {what}"
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_tied_weight_of_wrapped_stages_is_that_of_one_process(kind: str) -> None:
     wrappers = ("DistributedDataParallel", "FullyShardedDataParallel")
     bodies = {each: partial(pipeline_traps.wrapped, kind=kind, wrapper=each) for each in wrappers}
