@@ -97,11 +97,11 @@ class PipelineParallel:
         self.placement, self._table = plan.placement, plan.table
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
         self.module = merged(own, plan.modules)
-        for each in own.values():
-            each.stage_ranks = StageRanks(group, len(own) == 1)
-        self.module.stage_ranks = StageRanks(group, True)
         self._sharing = Sharing(group, shared(plan.modules, plan.placement), self.module)
         self._sharing.send_values()
+        for each in own.values():
+            each.stage_ranks = StageRanks(group, len(own) == 1, self._sharing.earlier(each))
+        self.module.stage_ranks = StageRanks(group, True, self._sharing.earlier(self.module))
         self.stages = _wrapped(own, wrap, everyone)
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
