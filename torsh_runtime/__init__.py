@@ -206,7 +206,6 @@ if TYPE_CHECKING:
         MixedPrecision,
         ModuleTypeBasedAutoWrap,
         NoAutoWrap,
-        ShardedGradScaler,
         ShardingStrategy,
         SizeBasedAutoWrap,
         auto_wrap_modules,
@@ -227,6 +226,7 @@ if TYPE_CHECKING:
     from torsh_runtime.parallel.sampler import (
         DistributedSampler,
     )
+    from torsh_runtime.parallel.scaler import ShardedGradScaler
     from torsh_runtime.parallel.streams import (
         draw_by_name,
         dropout_region,
@@ -428,7 +428,6 @@ _HOMES = {
         "MixedPrecision",
         "ModuleTypeBasedAutoWrap",
         "NoAutoWrap",
-        "ShardedGradScaler",
         "ShardingStrategy",
         "SizeBasedAutoWrap",
         "auto_wrap_modules",
@@ -439,6 +438,7 @@ _HOMES = {
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),
     "torsh_runtime.parallel.pipeline": ("PipelineParallel",),
     "torsh_runtime.parallel.sampler": ("DistributedSampler",),
+    "torsh_runtime.parallel.scaler": ("ShardedGradScaler",),
     "torsh_runtime.parallel.streams": (
         "draw_by_name",
         "dropout_region",

@@ -46,7 +46,7 @@ def found() -> dict[Any, list[Any]]:
             bodies["nn", dtype, gathers] = partial(
                 fsdp_precision.of_nn, dtype, gathers, ranks=RANKS
             )
-    for each in ("keeps_low", "does_not_cast", "scaled", "scaler_misused"):
+    for each in ("keeps_low", "does_not_cast", "scaled", "scaled_sparse", "scaler_misused"):
         bodies[each] = getattr(fsdp_precision, each)
     return run_in_one_world(RANKS, bodies, 60.0)
 
@@ -101,9 +101,16 @@ def test_no_rank_steps_if_gradients_of_one_are_infinite() -> None:
         assert is_torchs
 
 
+def test_sparse_gradients_are_judged_by_their_sums() -> None:
+    row = [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]
+    for steps in results("scaled_sparse"):
+        assert steps == [row, [[0.0, 0.0]] * 3]
+
+
 def test_a_scaler_says_how_it_is_used() -> None:
-    for divided, factor, update, values in results("scaler_misused"):
+    for divided, stepped, factor, update, values in results("scaler_misused"):
         assert "divided already" in divided
+        assert "step() was called already" in stepped
         assert "growth_factor" in factor
         assert "follows step()" in update
         assert values == "[-1.0, -1.0]"

@@ -170,6 +170,16 @@ def test_verification(torshrun: Launcher) -> None:
         assert "values are those of one process" in output(torshrun, script)
 
 
+@pytest.mark.torch
+@needs_torch
+def test_scaled_losses(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    (script,) = (each for each in snippets("mesh.md") if each.startswith("# scaled.py"))
+    said = re.findall(r"rank \d: (loss [\d.]+, scale 65536)", output(torshrun, script))
+    assert len(said) == 4
+    assert len({*said}) == 1
+
+
 def test_a_mesh(torshrun: Launcher) -> None:
     """Norms are one process's, also where another number of ranks goes on."""
     script = snippets("mesh.md")[0]

@@ -160,6 +160,25 @@ def test_what_users_do_is_what_one_process_does(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_hooks_of_gradients_are_called_as_in_one_process(kind: str) -> None:
+    cases = [(name, "") for name in ("1f1b", "interleaved", "zb-h1", "zbv")]
+    cases += [("1f1b", "DistributedDataParallel"), ("zb-h1", "DistributedDataParallel")]
+    cases += [("zb-h1", "FullyShardedDataParallel")]
+    bodies = {
+        f"{schedule} {wrapper}": partial(
+            pipeline_traps.hooked, kind=kind, schedule=schedule, wrapper=wrapper
+        )
+        for schedule, wrapper in cases
+    }
+    for name, results in run_in_one_world(2, bodies, 60.0).items():
+        for each in whole(results):
+            for what, (got, expected) in each.items():
+                np.testing.assert_allclose(
+                    got, expected, rtol=1e-9, atol=1e-12, err_msg=f"{name}: {what}"
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_tied_weight_of_wrapped_stages_is_that_of_one_process(kind: str) -> None:
     wrappers = ("DistributedDataParallel", "FullyShardedDataParallel")
     bodies = {each: partial(pipeline_traps.wrapped, kind=kind, wrapper=each) for each in wrappers}
@@ -188,6 +207,11 @@ def test_what_would_be_wrong_numbers_is_refused() -> None:
 def test_a_stage_that_nobody_averages_is_told_on_the_ranks_of_all_stages() -> None:
     for said in whole(run_processes(4, pipeline_traps.partly_averaged, 5.0)):
         assert "nothing averages their gradients" in said
+
+
+def test_a_stage_that_cannot_be_wrapped_is_told_on_the_ranks_of_all_stages() -> None:
+    for said in whole(run_processes(2, pipeline_traps.wrapped_in_vain, 5.0)):
+        assert "rank 1: ValueError('no wrapper for this stage')" in said
 
 
 def test_costs_are_measured_and_the_same_on_all_ranks() -> None:

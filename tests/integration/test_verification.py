@@ -7,10 +7,10 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from support import mistakes, planted
+from support import mistakes, planted, planted_stages
 from support.forked import Raised
 from support.mistakes import MISTAKES, Mistake
-from support.planted import PLANTED, Plant
+from support.planted import Plant
 from support.tensor_parallel import SEQUENCE, SPREAD
 from support.worlds import run_in_one_world
 
@@ -24,6 +24,8 @@ RIGHT = {
 }
 
 RIGHT["with DistributedDataParallel"] = Mistake(SPREAD, mistakes.averaged_over("dp"), "", "")
+PLANTED = {**planted.PLANTED, **planted_stages.PLANTED}
+RIGHT_PLANTS = {**planted.RIGHT, **planted_stages.RIGHT}
 
 
 @cache
@@ -41,7 +43,7 @@ def _said(mistake: Mistake, framework: str, rank: int) -> Any:
 
 @cache
 def said_of_plants(framework: str) -> dict[str, list[Any]]:
-    plants = {**planted.RIGHT, **PLANTED}
+    plants = {**RIGHT_PLANTS, **PLANTED}
     bodies = {name: partial(_said_of_plant, each, framework) for name, each in plants.items()}
     return run_in_one_world(4, bodies, 60.0)
 
@@ -80,7 +82,7 @@ def test_each_mistake_is_named(name: str, framework: str) -> None:
 
 
 @with_both
-@pytest.mark.parametrize("name", planted.RIGHT)
+@pytest.mark.parametrize("name", RIGHT_PLANTS)
 def test_nothing_is_said_of_what_is_right_on_other_axes(name: str, framework: str) -> None:
     found, text = on_first_rank(said_of_plants(framework)[name])
     assert found, text

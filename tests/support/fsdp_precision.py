@@ -178,13 +178,31 @@ def scaled(rank: int) -> Any:
     return found, scaler.state_dict() == bare.state_dict()
 
 
+def scaled_sparse(rank: int) -> Any:
+    """A sparse gradient whose sum for one row is infinite on one rank, and one that is not."""
+    table = torch.nn.Embedding(3, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    scaler, found = tr.ShardedGradScaler(init_scale=4.0), []
+    for factor in (1.0, 5e37):
+        optimizer.zero_grad()
+        before = table.weight.detach().clone()
+        scaler.scale(table(torch.tensor([1, 1])).sum() * (factor if rank else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append((before - table.weight).round(decimals=4).tolist())
+    return found
+
+
 def scaler_misused(rank: int) -> list[str]:
     scaler = tr.ShardedGradScaler()
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     scaler.unscale_(optimizer)
+    stepped = tr.ShardedGradScaler()
+    stepped.step(optimizer)
     calls = (
         lambda: scaler.unscale_(optimizer),
+        lambda: stepped.step(optimizer),
         lambda: tr.ShardedGradScaler(growth_factor=1.0),
         lambda: tr.ShardedGradScaler().update(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,70 @@ def wrapped(rank: int, kind: str, wrapper: str) -> Pairs:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+    return pairs
+
+
+class _Often:
+    """A layer whose weight several operations use, and not all of them can leave its gradient for
+    later."""
+
+    def __init__(self, kind: str) -> None:
+        found, _ = _tools(kind)
+        functional = found.functional
+
+        class Often(found.Module):  # type: ignore[misc,name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = found.Linear(WIDTH, WIDTH)
+
+            def forward(self, x: Any) -> Any:
+                weight, bias = self.inner.weight, self.inner.bias
+                x = functional.linear(functional.gelu(functional.linear(x, weight, bias)), weight)
+                return x + (weight * weight).sum()
+
+        self.made = Often()
+
+
+def hooked(rank: int, kind: str, schedule: str, wrapper: str) -> Pairs:
+    """What hooks of gradients see, each time that they are called, and the gradients."""
+
+    def made() -> Any:
+        def make(found: Any) -> Any:
+            ends = found.LayerNorm(WIDTH), found.Linear(WIDTH, WIDTH, bias=False)
+            middle = found.Linear(WIDTH, WIDTH), _Often(kind).made, found.Linear(WIDTH, WIDTH)
+            return found.Sequential(found.Linear(WIDTH, WIDTH), *middle, *ends)
+
+        return _layers(kind, make)
+
+    def note(seen: dict[str, list[Any]], name: str, parameter: Any) -> None:
+        seen.setdefault(name, []).append(np.array(parameter.grad.data))
+
+    x, y = _rows(kind)
+    whole, split = made(), made()
+    whole_seen: dict[str, list[Any]] = {}
+    seen: dict[str, list[Any]] = {}
+    for model, noted in ((whole, whole_seen), (split, seen)):
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(partial(note, noted, name))
+        for name in ("1.bias", "3.bias", "5.weight"):
+            dict(model.named_parameters())[name].register_hook(lambda gradient: gradient * 2.0)
+    for start in range(0, 8, 2):
+        (_mse(whole(x[start : start + 2]), y[start : start + 2]) * 0.25).backward()
+    cuts = {"zbv": ["1", "2", "4"], "interleaved": ["1", "2", "4"]}.get(schedule, ["2"])
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 1})
+    wrap = None if not wrapper else partial(getattr(tr, wrapper), process_group=mesh["dp"])
+    options: dict[str, Any] = {"loss_fn": _mse, "schedule": schedule, "wrap": wrap}
+    pipeline = tr.PipelineParallel(split, 4, mesh=mesh, cuts=cuts, **options)
+    pipeline.step(x, y)
+    pairs = _compared(pipeline, whole, "gradient")
+    own = {name for name, _ in pipeline.module.named_parameters()}
+    pairs["calls"] = tuple(
+        np.array([[*map(int, name.split(".")[:1]), len(found[name])] for name in sorted(own)])
+        for found in (seen, whole_seen)
+    )
+    for name in sorted(own):
+        for number, values in enumerate(zip(seen[name], whole_seen[name], strict=True)):
+            pairs[f"call {number} of {name}"] = values
     return pairs
 
 
@@ -257,6 +322,21 @@ def partly_averaged(rank: int) -> str:
         return str(pipeline.step(x, y))
     except tr.ConfigError as error:
         return str(error)
+
+
+def wrapped_in_vain(rank: int) -> str:
+    """What is said where one stage cannot be wrapped."""
+
+    def wrap(stage: Any) -> Any:
+        if any(name.startswith("head") for name, _ in stage.named_parameters()):
+            raise ValueError("no wrapper for this stage")
+        return stage
+
+    try:
+        tr.PipelineParallel(nn_model(), MICROBATCHES, cuts=CUTS[2], loss_fn=nn_loss, wrap=wrap)
+    except tr.ConfigError as error:
+        return str(error)
+    return ""
 
 
 def refusals(rank: int) -> list[str]:

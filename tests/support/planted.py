@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -44,6 +45,10 @@ class Plant:
     model: dict[str, Any] = field(default_factory=dict)
     padded: bool = False
     """Whether targets leave out some tokens, more on some ranks than on others."""
+    build: Callable[..., Any] | None = None
+    """Makes the model, of a kit and `model`; None: gpt()."""
+    over: tuple[str, ...] = ()
+    """Axes whose ranks have experts, two along "ep"."""
 
 
 def gpt(tools: Kit, ties: bool = False, dropout: float = 0.0) -> Any:
@@ -163,9 +168,11 @@ def piped(
     wrapper: str = "",
     before: Callable[[Any], object] = lambda model: None,
     plan: Any = None,
+    axis: Any = "dp",
+    microbatches: int = MICROBATCHES,
     **options: Any,
 ) -> Callable[[Bench], Any]:
-    """In a pipeline, in which something is changed."""
+    """In a pipeline, in which something is changed. axis: that a wrapper is over."""
 
     def spread(bench: Bench) -> Any:
         model, mesh = bench.model, bench.mesh
@@ -174,10 +181,10 @@ def piped(
             tr.parallelize(model, mesh["tp"], plan)
         found = tr.PipelineParallel(
             model,
-            MICROBATCHES,
+            microbatches,
             mesh=mesh,
             loss_fn=partial_loss(bench) if plan else loss(bench.tools),
-            wrap=wrapped(bench, wrapper, "dp") if wrapper else lambda stage: stage,
+            wrap=wrapped(bench, wrapper, axis) if wrapper else lambda stage: stage,
             **{"cuts": ["blocks.2"], "schedule": "1f1b", **options},
         )
         change(bench, found)
@@ -188,15 +195,14 @@ def piped(
 
 def wrapped(bench: Bench, wrapper: str, axis: Any) -> Callable[[Any], Any]:
     part = bench.mesh[axis]
-    group = part.flatten().get_group()
-    return lambda module: getattr(tr, wrapper)(module, process_group=group)
+    return lambda module: getattr(tr, wrapper)(module, process_group=part)
 
 
 def loss(tools: Kit) -> Callable[[Any, Any], Any]:
     def mean(outputs: Any, targets: Any) -> Any:
         scores, *balance = outputs if isinstance(outputs, tuple) else (outputs,)
         found = tools.F.cross_entropy(scores.reshape(-1, CLASSES), targets.reshape(-1))
-        return sum((each * 0.1 for each in balance), found)
+        return sum((each.mean() * 0.1 for each in balance), found)
 
     return mean
 
@@ -269,7 +275,8 @@ def context(
 
     def spread(bench: Bench) -> Any:
         for block in bench.model.blocks:
-            object.__setattr__(block, "attention", (attention or ring)(bench))
+            dense = getattr(block, "dense", block)
+            object.__setattr__(dense, "attention", (attention or ring)(bench))
         change(bench)
         return wrapped(bench, wrapper, axes)(bench.model) if wrapper else bench.model
 
@@ -303,10 +310,14 @@ def _gathered(bench: Bench) -> Any:
 
 
 def _counting_positions(bench: Bench) -> None:
-    own = np.tile(np.arange(LENGTH // bench.mesh.size("cp")), (ROWS // bench.mesh.size("dp"), 1))
     places = bench.model.enter.places
     forward = places.forward
-    object.__setattr__(places, "forward", lambda _: forward(bench.tools.tensor(own)))
+
+    def counted(given: Any) -> Any:
+        rows, tokens = given.shape
+        return forward(bench.tools.tensor(np.tile(np.arange(tokens), (rows, 1))))
+
+    object.__setattr__(places, "forward", counted)
 
 
 def by_tokens(bench: Bench, model: Any, batch: Any, target: Any) -> float:
@@ -332,19 +343,23 @@ def spread_experts(
     """Over the axis ep of a view, in which something is changed."""
 
     def spread(bench: Bench) -> Any:
-        whole, coordinate = bench.model.experts, bench.mesh.coordinate
-        bench.tools.seed(1)
-        own = experts(bench.tools, bench.mesh["ep"], data(bench), **options)
-        for name, parameter in own.named_parameters():
-            values = getattr(whole, name).data
-            layout = own.parameter_layouts.get(name)
-            part = values if layout is None else cut(values, layout.piece(coordinate))
-            bench.adapter.set_values(parameter, part + 0.0)
-        bench.model.experts = own
+        bench.model.experts = as_whole(bench, bench.model.experts, data(bench), **options)
         change(bench)
         return bench.model
 
     return spread
+
+
+def as_whole(bench: Bench, whole: Any, data: Any, **options: Any) -> Any:
+    """Experts along ep with the values of those of one process."""
+    bench.tools.seed(1)
+    own = experts(bench.tools, bench.mesh["ep"], data, **options)
+    for name, parameter in own.named_parameters():
+        values = getattr(whole, name).data
+        layout = own.parameter_layouts.get(name)
+        part = values if layout is None else cut(values, layout.piece(bench.mesh.coordinate))
+        bench.adapter.set_values(parameter, part + 0.0)
+    return own
 
 
 def averaging(axes: dict[str, str]) -> Callable[..., float]:
@@ -408,11 +423,12 @@ def _hooked(name: str, change: Callable[[Any], Any]) -> Callable[[Bench], None]:
 STAGES = {"pp": 2, "dp": 2}
 THREE = {"pp": 2, "tp": 2}
 TOKENS = {"dp": 2, "cp": 2}
-EXPERTS = {"dp": 4}
 SHARDS = {"dp": 2, "tp": 2}
 DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 RIGHT_AVERAGES = averaging({"experts": "edp", "all else": "dp"})
 TIED = {"ties": True}
+
+_of_experts = partial(Plant, {"dp": 4}, build=sparse, over=("dp",))
 
 RIGHT: dict[str, Plant] = {
     "stages": Plant(STAGES, piped()),
@@ -433,8 +449,8 @@ RIGHT: dict[str, Plant] = {
     "sequences, DDP": Plant(TOKENS, context(wrapper=DDP)),
     "sequences, FSDP": Plant(TOKENS, context(wrapper=FSDP)),
     "sequences, tokens counted": Plant(TOKENS, context(wrapper=DDP), step=by_tokens, padded=True),
-    "experts": Plant(EXPERTS, spread_experts()),
-    "experts, averaged": Plant(EXPERTS, spread_experts(), step=RIGHT_AVERAGES),
+    "experts": _of_experts(spread_experts()),
+    "experts, averaged": _of_experts(spread_experts(), step=RIGHT_AVERAGES),
     "sharded": Plant({"dp": 4}, sharded()),
     "sharded, parts": Plant(SHARDS, sharded()),
     "sharded, units": Plant(
@@ -507,49 +523,44 @@ PLANTED: dict[str, Plant] = {
         TOKENS, context(wrapper=FSDP, axes="dp"), "gradient", "enter.tokens.weight"
     ),
     "a loss of unequal tokens": Plant(TOKENS, context(wrapper=DDP), "loss", padded=True),
-    "tokens of experts dropped": Plant(
-        EXPERTS, spread_experts(capacity_factor=0.5), "activation", "experts"
+    "tokens of experts dropped": _of_experts(
+        spread_experts(capacity_factor=0.5), "activation", "experts"
     ),
-    "a router without gradients": Plant(
-        EXPERTS,
+    "a router without gradients": _of_experts(
         spread_experts(_hooked("experts.router", lambda g: g * 0.0)),
         "gradient",
         "experts.router",
         "nothing but zeros",
     ),
-    "a router's gradient doubled": Plant(
-        EXPERTS,
+    "a router's gradient doubled": _of_experts(
         spread_experts(_hooked("experts.router", lambda g: g * 2.0)),
         "gradient",
         "experts.router",
         "it is 2 times that",
     ),
-    "experts averaged over all": Plant(
-        EXPERTS,
+    "experts averaged over all": _of_experts(
         spread_experts(),
         "gradient",
         "experts.up",
         step=averaging({"experts": "dp", "all else": "dp"}),
     ),
-    "all else averaged as experts are": Plant(
-        EXPERTS,
+    "all else averaged as experts are": _of_experts(
         spread_experts(),
         "gradient",
         "tokens.weight",
         step=averaging({"experts": "edp", "all else": "edp"}),
     ),
-    "balance of each rank": Plant(
-        EXPERTS, spread_experts(data=lambda bench: single()), "activation", "experts"
+    "balance of each rank": _of_experts(
+        spread_experts(data=lambda bench: single()), "activation", "experts"
     ),
-    "balance added up": Plant(
-        EXPERTS,
+    "balance added up": _of_experts(
         spread_experts(lambda b: b.after("experts", lambda found: (found[0], found[1] * 4.0))),
         "activation",
         "experts",
         "it is 4 times that",
     ),
-    "a norm that counts copies": Plant(EXPERTS, spread_experts(), "norm", norm=_norm_with_copies),
-    "a norm without experts": Plant(EXPERTS, spread_experts(), "norm", norm=_norm_without_experts),
+    "a norm that counts copies": _of_experts(spread_experts(), "norm", norm=_norm_with_copies),
+    "a norm without experts": _of_experts(spread_experts(), "norm", norm=_norm_without_experts),
     "a shard of other values": Plant(
         SHARDS, sharded(_other_values), "parameter", "exit.head.weight"
     ),
@@ -573,10 +584,9 @@ def said_of(plant: Plant, framework: str) -> Any:
     if tools.is_torch:
         tools.torch.set_num_threads(1)
     mesh: Any = tr.init_device_mesh(plant.sizes)
-    is_sparse = plant.sizes is EXPERTS
-    if is_sparse:
-        mesh = mesh.view({"edp": 2, "ep": 2}, over=("dp",))
-    model = sparse(tools) if is_sparse else gpt(tools, **plant.model)
+    if plant.over:
+        mesh = mesh.view({"edp": -1, "ep": 2}, over=plant.over)
+    model = (plant.build or gpt)(tools, **plant.model)
     random = np.random.default_rng(1)
     indices, targets = random.integers(CLASSES, size=(2, ROWS, LENGTH))
     if plant.padded:

@@ -23,6 +23,16 @@ _engine: Any = torch.autograd.Variable._execution_engine
 _C: Any = torch._C
 
 
+class OnGradient:
+    """A hook of on_gradient(), which is not the program's own."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self, _: Tensor) -> None:
+        self._call()
+
+
 class TorchModule(ModuleAdapter[Tensor]):
     """A torch.nn.Module. See ModuleAdapter."""
 
@@ -189,7 +199,7 @@ class TorchModule(ModuleAdapter[Tensor]):
 
     def on_gradient(self, parameter: Tensor, call: Call) -> Call:
         remember: Any = parameter.register_post_accumulate_grad_hook
-        remove: Call = remember(lambda _: call()).remove
+        remove: Call = remember(OnGradient(call)).remove
         return remove
 
     def on_forward(self, module: Any, before: Call, after: Callable[[Any], None]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Callback = Callable[[], None]
 _Later = list[tuple[Variable, Pullback, Array]]
-"""Leaves whose gradients are still to be made, of what has arrived at the operations before."""
+"""Leaves with gradients that are still to be made, of what has arrived at the operations before."""
 
 
 class _Present(threading.local):
@@ -99,16 +99,24 @@ def backward_inputs(
 
 
 def _make_up_for(later: _Later) -> None:
+    awaited = Counter(id(leaf) for leaf, _, _ in later)
+    sums: dict[int, _Sum] = {}
     with _pass(), no_grad():
         while later:
             leaf, pullback, arrived = later.pop(0)
             gradient = pullback(arrived)
-            if gradient is None:
-                continue
-            own = _is_new(gradient, [gradient], [arrived])
-            if gradient.dtype != leaf.data.dtype:
-                gradient, own = gradient.astype(leaf.data.dtype), True
-            _accumulate(leaf, gradient, own)  # type: ignore[arg-type]
+            found = sums.setdefault(id(leaf), _Sum())
+            if gradient is not None:
+                own = _is_new(gradient, [gradient], [arrived])
+                found.add(*_of_dtype(gradient, own, leaf.data.dtype))
+            awaited[id(leaf)] -= 1
+            if not awaited[id(leaf)]:
+                _finish(leaf, sums.pop(id(leaf)), _accumulate)
+
+
+def _finish(leaf: Any, found: _Sum, arrive: Callable[[Any, Array, bool], None]) -> None:
+    if found.total is not None:
+        arrive(leaf, found.total, found.own)
 
 
 def walk(
@@ -205,6 +213,7 @@ class _Walk:
     ) -> None:
         """later: takes what can wait of leaves other than those with the id()s in `now`."""
         self._later, self._now = later, now
+        self._left: set[int] = set()
         self._edges = edges
         self._retain = retain_graph
         self._arrive = arrive
@@ -244,6 +253,7 @@ class _Walk:
         if self._later is None or isinstance(target, Node) or id(target) in self._now:
             return pullback(arrived)
         self._later.append((target, pullback, arrived))
+        self._left.add(id(target))
         return None
 
     def _take(self, edge: tuple[Node, int]) -> Gradient:
@@ -258,20 +268,25 @@ class _Walk:
         target, output = edge
         if gradient is not None:
             dtype = target.data.dtype if isinstance(target, Variable) else target.outputs[output][1]
-            if gradient.dtype != dtype:
-                gradient, own = gradient.astype(dtype), True
-            elif isinstance(gradient, np.generic):
-                gradient = np.asarray(gradient)
-            self._sums.setdefault(edge, _Sum()).add(gradient, own)
+            self._sums.setdefault(edge, _Sum()).add(*_of_dtype(gradient, own, dtype))
         if isinstance(target, Variable):
             self._awaited[target] -= 1
             if not self._awaited[target]:
-                self._finish(target, self._sums.pop(edge, None))
+                self._end(target, self._sums.pop(edge, _Sum()))
 
-    def _finish(self, leaf: Variable, arrived: _Sum | None) -> None:
-        if arrived is None or arrived.total is None:
-            return
-        self._arrive(leaf, arrived.total, arrived.own)
+    def _end(self, leaf: Variable, arrived: _Sum) -> None:
+        """All has come that comes now; where more comes later, the leaf's hooks wait for that."""
+        if self._later is not None and arrived.total is not None and id(leaf) in self._left:
+            self._later.append((leaf, lambda total: total, arrived.total))
+        else:
+            _finish(leaf, arrived, self._arrive)
+
+
+def _of_dtype(gradient: Array, own: bool, dtype: Any) -> tuple[Array, bool]:
+    """An array of this dtype, and whether it is nobody else's."""
+    if gradient.dtype != dtype:
+        return gradient.astype(dtype), True
+    return np.asarray(gradient) if isinstance(gradient, np.generic) else gradient, own
 
 
 def _is_new(result: Gradient, results: Sequence[Gradient], arrived: Sequence[Gradient]) -> bool:

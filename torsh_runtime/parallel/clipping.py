@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,13 @@ from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stage_ranks_of
-from torsh_runtime.parallel.norms import joined, norm_of, power_sum, together
+from torsh_runtime.parallel.norms import (
+    joined,
+    norm_of,
+    power_sum,
+    together,
+    together_in_lines,
+)
 
 _log = logging.getLogger("torsh_runtime")
 _ROUNDED = 1e-4
@@ -34,6 +42,14 @@ class _Spread(NamedTuple):
 _Sums = dict[_Spread, float]
 
 
+class _Reduction(NamedTuple):
+    """What is added up over whom."""
+
+    group: ProcessGroup
+    over: list[_Spread] | None
+    """None: all, which stages have of different kinds, as one number."""
+
+
 def clip_grad_norm_(
     model: Any, max_norm: float, mesh: DeviceMesh | None = None, norm_type: float = 2.0
 ) -> float:
@@ -45,25 +61,14 @@ def clip_grad_norm_(
     and stages of a pipeline, or of what is along "pp", are added up, of which several may have a
     parameter of one name. What a FullyShardedDataParallel in it has sharded is added up over its
     group. Sums are formed in float64. All ranks of the mesh call it, when the gradients have been
-    averaged; a warning is logged if they then do not come to the same.
+    averaged; a warning is logged if they then do not come to the same, and each has its own.
 
     Raises TypeError for what is no model, ConfigError for layouts that do not fit the mesh.
     """
     adapter = adapter_class(model)(model)
-    stages = _stages(model, mesh)
-    sums = _own_sums(adapter, mesh, _counted_before(adapter, stages), norm_type)
-    for group in dict.fromkeys(spread.group for spread in sums):
-        if group is not None:
-            over = [spread for spread in sums if spread.group is group]
-            _add_up(sums, over, group, norm_type)
-    for axis in () if mesh is None else mesh.coordinate:
-        over = [spread for spread in sums if axis in spread.axes]
-        if over and mesh is not None:
-            _add_up(sums, over, mesh.get_group(axis), norm_type)
-    own = joined([*sums.values()], norm_type)
-    total = norm_of(together(stages, [own], norm_type) if stages else [own], norm_type)
-    if mesh is not None:
-        _warn_if_apart(total, mesh)
+    stages, earlier = _stages(adapter, mesh)
+    sums = _own_sums(adapter, mesh, earlier, norm_type)
+    total = _total(sums, _reductions(sums, mesh, stages), mesh, norm_type)
     factor = max_norm / (total + 1e-6)
     if not factor >= 1:  # nor for what is no number, which one process would not hide either
         for _, parameter in adapter.parameters():
@@ -73,23 +78,67 @@ def clip_grad_norm_(
     return total
 
 
-def _warn_if_apart(total: float, mesh: DeviceMesh) -> None:
-    """Tell if ranks do not have the same gradients of what they all have."""
-    group = mesh.flatten().get_group()
-    own = np.array([total]).view(np.int64)
-    told = group.all_gather_numbers(own).view(np.float64)[:, 0]
-    lowest, highest = float(told.min()), float(told.max())
-    if group.rank == 0 and highest - lowest > _ROUNDED * highest:
+def _reductions(
+    sums: _Sums, mesh: DeviceMesh | None, stages: ProcessGroup | None
+) -> list[_Reduction]:
+    """In the order that all ranks have."""
+    groups = dict.fromkeys(spread.group for spread in sums if spread.group is not None)
+    found = [_Reduction(group, [each for each in sums if each.group is group]) for group in groups]
+    for axis in () if mesh is None else mesh.coordinate:
+        over = [each for each in sums if axis in each.axes]
+        if over and mesh is not None:
+            found.append(_Reduction(mesh.get_group(axis), over))
+    found += [] if stages is None else [_Reduction(stages, None)]
+    return [each for each in found if each.group.world_size > 1]
+
+
+def _total(
+    sums: _Sums, reductions: list[_Reduction], mesh: DeviceMesh | None, norm_type: float
+) -> float:
+    """The norm. With a mesh all its ranks tell each other theirs; where the last reduction is over
+    some of these, as along its axes, in the same exchange."""
+    everyone = None if mesh is None else mesh.flatten().get_group()
+    last: _Reduction | None = None
+    if everyone is not None and reductions and {*reductions[-1].group.ranks} <= {*everyone.ranks}:
+        *reductions, last = reductions
+    for group, over in reductions:
+        if over is None:
+            (whole,) = together(group, [joined([*sums.values()], norm_type)], norm_type)
+            sums = {_Spread((), None): whole}
+        else:
+            found = together(group, [sums[spread] for spread in over], norm_type)
+            sums.update(zip(over, found, strict=True))
+    if everyone is None:
+        return norm_of([*sums.values()], norm_type)
+    line, over = last or (None, [])
+    own = [*sums] if over is None else over
+    part = joined([sums[spread] for spread in own], norm_type)
+    rest = joined([each for spread, each in sums.items() if spread not in own], norm_type)
+    totals = together_in_lines(everyone, line, part, rest, norm_type)
+    return _agreed([norm_of([each], norm_type) for each in totals], everyone)
+
+
+def _agreed(norms: list[float], everyone: ProcessGroup) -> float:
+    """The same on all ranks, whose gradients of what they all have may differ by rounding; else
+    this rank's, and a warning. What is no finite number on one rank is none on any."""
+    lowest, highest = min(norms), max(norms)
+    if not all(map(math.isfinite, norms)):
+        return float(np.max(norms))
+    if highest - lowest <= _ROUNDED * highest:
+        return norms[0]
+    if everyone.rank == 0:
         _log.warning(
             "the norm of the gradients is %.6g on rank %d and %.6g on rank %d: ranks have other "
             "gradients of parameters that all of them have, which were not averaged, or are of a "
             "part of what the ranks compute. tr.verify() names the first",
-            *(lowest, group.ranks[int(told.argmin())], highest, group.ranks[int(told.argmax())]),
+            *(lowest, everyone.ranks[norms.index(lowest)]),
+            *(highest, everyone.ranks[norms.index(highest)]),
         )
+    return norms[everyone.rank]
 
 
 def _own_sums(
-    adapter: ModuleAdapter[Any], mesh: DeviceMesh | None, before: set[str], norm_type: float
+    adapter: ModuleAdapter[Any], mesh: DeviceMesh | None, earlier: Set[str], norm_type: float
 ) -> _Sums:
     """This rank's power sums, with 0 for what others count: all ranks have the same keys."""
     layouts, groups = layouts_by_id(adapter.module), _groups(adapter)
@@ -100,14 +149,9 @@ def _own_sums(
         own = gradients.setdefault(_Spread(axes, groups.get(id(parameter))), [])
         is_first = layout is None or layout.is_first(coordinate_on(mesh, name, layout))
         gradient = adapter.gradient(parameter)
-        if gradient is not None and is_first and name not in before:
+        if gradient is not None and is_first and name not in earlier:
             own.append(gradient)
     return {spread: power_sum(adapter, own, norm_type) for spread, own in gradients.items()}
-
-
-def _add_up(sums: _Sums, over: list[_Spread], group: ProcessGroup, norm_type: float) -> None:
-    found = together(group, [sums[spread] for spread in over], norm_type)
-    sums.update(zip(over, found, strict=True))
 
 
 def _groups(adapter: ModuleAdapter[Any]) -> dict[int, ProcessGroup]:
@@ -116,19 +160,16 @@ def _groups(adapter: ModuleAdapter[Any]) -> dict[int, ProcessGroup]:
     return {key: group for each in wrappers for key, group in each.sharded().items()}
 
 
-def _stages(model: Any, mesh: DeviceMesh | None) -> ProcessGroup | None:
-    """The ranks with the other parts of the model, if there are any."""
-    group = stage_ranks_of(model)
-    if group is not None:
-        return group if group.world_size > 1 else None
+def _stages(
+    adapter: ModuleAdapter[Any], mesh: DeviceMesh | None
+) -> tuple[ProcessGroup | None, Set[str]]:
+    """The ranks with the other parts of the model, if there are any, and the names of parameters
+    that earlier ones of them have as well: of tied ones each has a copy."""
+    found = stage_ranks_of(adapter.module)
+    if found is not None:
+        return found.group, found.earlier
     if mesh is None or STAGES not in mesh.coordinate or mesh.size(STAGES) == 1:
-        return None
-    return mesh.get_group(STAGES)
-
-
-def _counted_before(adapter: ModuleAdapter[Any], stages: ProcessGroup | None) -> set[str]:
-    """Names of parameters that earlier stages have, too: of tied ones each stage has a copy."""
-    if stages is None:
-        return set()
-    told = texts_of_all(stages, "\n".join(name for name, _ in adapter.parameters()))
-    return {name for text in told[: stages.rank] for name in text.splitlines()}
+        return None, frozenset()
+    group = mesh.get_group(STAGES)
+    told = texts_of_all(group, "\n".join(name for name, _ in adapter.parameters()))
+    return group, {name for text in told[: group.rank] for name in text.splitlines()}

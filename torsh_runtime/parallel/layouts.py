@@ -26,19 +26,22 @@ class StageRanks:
     """Who has the other stages."""
     is_all: bool
     """Whether this rank has no further ones."""
+    earlier: frozenset[str] = frozenset()
+    """Names of its parameters that earlier ranks have as well."""
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StageRanks, (None, self.is_all)
+        return StageRanks, (None, self.is_all, self.earlier)
 
 
-def stage_ranks_of(model: Any) -> ProcessGroup | None:
-    """Who has the other stages of a model that is a rank's part of a pipeline; None if nobody has.
-    ConfigError for one of several that the rank has."""
+def stage_ranks_of(model: Any) -> StageRanks | None:
+    """Who has the other stages of a model that is a rank's part of a pipeline; None if that is not
+    known. ConfigError for one of several that the rank has."""
     modules = (module for _, module in adapter_class(model)(model).modules())
-    found = next((each.stage_ranks for each in modules if hasattr(each, "stage_ranks")), None)
+    told = (each.stage_ranks for each in modules if hasattr(each, "stage_ranks"))
+    found: StageRanks | None = next(told, None)
     if found is None:
         return None
     if not found.is_all:
@@ -46,8 +49,7 @@ def stage_ranks_of(model: Any) -> ProcessGroup | None:
             "this is one of several stages that the rank has: pass the pipeline's module, which "
             "has all of them"
         )
-    group: ProcessGroup | None = found.group
-    return group
+    return None if found.group is None else found
 
 
 def layouts_of(model: Any) -> dict[str, TensorLayout]:

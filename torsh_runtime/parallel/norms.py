@@ -37,6 +37,24 @@ def together(group: ProcessGroup, sums: Sequence[float], norm_type: float) -> li
     return [joined(column, norm_type) for column in told.T.tolist()]
 
 
+def together_in_lines(
+    everyone: ProcessGroup, line: ProcessGroup | None, own: float, rest: float, norm_type: float
+) -> list[float]:
+    """By rank of `everyone` its total: `rest`, and what all ranks of its line have as `own`; in one
+    exchange. line: the one that this rank is in, of the lines along which `everyone` is divided;
+    None: each rank is one by itself."""
+    sums = np.array([own, rest], np.float64).view(np.int64)
+    number = everyone.rank if line is None else line.ranks[0]
+    told = everyone.all_gather_numbers(np.array([*sums, number], np.int64))
+    numbers, values = told[:, 2].tolist(), np.ascontiguousarray(told[:, :2]).view(np.float64)
+    by_line: dict[int, list[float]] = {}
+    for number, (value, _) in zip(numbers, values.tolist(), strict=True):
+        by_line.setdefault(number, []).append(value)
+    of_lines = {number: joined(row, norm_type) for number, row in by_line.items()}
+    rests = zip(numbers, values[:, 1].tolist(), strict=True)
+    return [joined([each, of_lines[number]], norm_type) for number, each in rests]
+
+
 def norm_of(sums: Sequence[float], norm_type: float) -> float:
     """The norm of all elements that these are the power sums of."""
     total = joined(sums, norm_type)

@@ -7,7 +7,6 @@ from torsh_runtime.parallel.fsdp.config import (
     MixedPrecision,
     ShardingStrategy,
 )
-from torsh_runtime.parallel.fsdp.scaler import ShardedGradScaler
 from torsh_runtime.parallel.fsdp.stats import MemoryStats
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.fsdp.wrapping import (
@@ -29,7 +28,6 @@ __all__ = [
     "MixedPrecision",
     "ModuleTypeBasedAutoWrap",
     "NoAutoWrap",
-    "ShardedGradScaler",
     "ShardingStrategy",
     "SizeBasedAutoWrap",
     "auto_wrap_modules",

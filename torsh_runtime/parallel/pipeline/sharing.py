@@ -49,6 +49,12 @@ class Sharing:
                 self._adapter.fill(parameter, 0)
             exchange(self._group, ranks, values, self._adapter.add)
 
+    def earlier(self, stage: Any) -> frozenset[str]:
+        """Names in a stage of its parameters that earlier ranks have as well."""
+        own = {id(each) for each, ranks in self._parameters if ranks[0] < self._group.rank}
+        named = stage.named_parameters(remove_duplicate=False)
+        return frozenset(name for name, each in named if id(each) in own)
+
     def begin(self) -> None:
         """Put aside what earlier steps have accumulated, which is a sum of all already."""
         adapter = self._adapter

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
-from torsh_runtime.parallel.pipeline.torch_splitting import Later, Splitting
+from torsh_runtime.parallel.pipeline.torch_splitting import Later, Splitting, carry_out
 
 Tensor = torch.Tensor
 
@@ -60,7 +60,7 @@ class TorchAutograd(Autograd):
     ) -> Callable[[], None]:
         with self._later.collecting() as calls:
             self.backward(outputs, gradients)
-        return partial(_call_all, calls)
+        return partial(carry_out, calls)
 
     def splitting(self) -> AbstractContextManager[object]:
         mode: AbstractContextManager[object] = Splitting(self._later)
@@ -98,9 +98,3 @@ class TorchAutograd(Autograd):
     def synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-@torch.no_grad()
-def _call_all(calls: list[Callable[[], None]]) -> None:
-    while calls:
-        calls.pop(0)()

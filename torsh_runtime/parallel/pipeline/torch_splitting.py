@@ -7,33 +7,106 @@ Parallelism", 2024). All other operations have their whole backward pass in the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
+
+from torsh_runtime.modules.torch import OnGradient
 
 Tensor = torch.Tensor
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
 
 
+class Left(NamedTuple):
+    """What is left of an operation's backward pass."""
+
+    parameters: tuple[Tensor, ...]
+    add: Callable[[], None]
+    """Accumulates their gradients."""
+
+
+class _Aside(NamedTuple):
+    """What a parameter with hooks has been relieved of for a first part."""
+
+    parameter: Tensor
+    hooks: dict[int, Any]
+    gradient: Tensor | None
+
+
 class Later:
     """Where weight gradients are left, while somebody collects them."""
 
     def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] | None = None
+        self.calls: list[Left] | None = None
+        self._aside: list[_Aside] = []
 
     @contextmanager
-    def collecting(self) -> Iterator[list[Callable[[], None]]]:
-        """A block for the first part of a backward pass; what it gives has the second part."""
-        self.calls = []
+    def collecting(self) -> Iterator[list[Left]]:
+        """A block for the first part of a backward pass; what it gives has the second part, which
+        carry_out() takes."""
+        calls: list[Left] = []
+        self.calls = calls
         try:
-            yield self.calls
+            yield calls
         finally:
             self.calls = None
+            self._put_back(calls)
+
+    def leave(self, add: Callable[[], None], *parameters: Tensor | None) -> None:
+        """For the second part; and so is what else the first one finds of the gradient of a
+        parameter whose hooks a program has registered: they are to be called once, with all of it.
+        """
+        assert self.calls is not None, "somebody collects"
+        trained = tuple(each for each in parameters if each is not None and each.requires_grad)
+        self.calls.append(Left(trained, add))
+        for parameter in trained:
+            own = _programs_hooks(parameter)
+            if own:  # autograd accumulates when all operations before have gone by, as this one
+                self._aside.append(_Aside(parameter, own, parameter.grad))
+                parameter.grad = None
+                for key in own:
+                    del _hooks(parameter)[key]
+
+    def _put_back(self, calls: list[Left]) -> None:
+        while self._aside:
+            parameter, hooks, before = self._aside.pop()
+            found, parameter.grad = parameter.grad, before
+            _hooks(parameter).update(hooks)
+            if found is not None:
+                calls.append(Left((parameter,), partial(_add, parameter, found)))
+
+
+def carry_out(left: list[Left]) -> None:
+    """The second part. A parameter's hooks are called once, when its gradient is complete."""
+    awaited = Counter(id(parameter) for each in left for parameter in each.parameters)
+    with torch.no_grad():
+        while left:
+            parameters, add = left.pop(0)
+            add()
+            for parameter in parameters:
+                awaited[id(parameter)] -= 1
+                if not awaited[id(parameter)]:
+                    for hook in _programs_hooks(parameter).values():
+                        hook(parameter)
+
+
+def _hooks(parameter: Tensor) -> dict[int, Any]:
+    """By register_post_accumulate_grad_hook()."""
+    found: dict[int, Any] | None = parameter._post_accumulate_grad_hooks
+    return {} if found is None else found
+
+
+def _programs_hooks(parameter: Tensor) -> dict[int, Any]:
+    """Those that are no wrapper's: wrappers reduce when the table says so."""
+    hooks = _hooks(parameter)
+    return {key: hook for key, hook in hooks.items() if not isinstance(hook, OnGradient)}
 
 
 class Splitting(TorchFunctionMode):
@@ -62,8 +135,13 @@ def _is_left_alone() -> bool:
 
 
 def _is_parameter(tensor: Any) -> bool:
-    is_one = isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad
-    return is_one and not tensor._backward_hooks  # which would be given gradients
+    return isinstance(tensor, Tensor) and tensor.requires_grad and _can_wait(tensor)
+
+
+def _can_wait(tensor: Tensor | None) -> bool:
+    """Whether nothing else is to have its gradient: no operation, and no hook that may change
+    it."""
+    return tensor is None or (tensor.is_leaf and not tensor._backward_hooks)
 
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:
@@ -85,11 +163,11 @@ class _Linear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         for_x = gradient.matmul(ctx.weight) if ctx.needs_input_grad[0] else None
         rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
-        calls = ctx.later.calls
-        if calls is None:
+        if ctx.later.calls is None:
             for_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
             return for_x, rows.t().mm(inputs), for_bias, None
-        calls.append(lambda: _linear_later(ctx.weight, ctx.bias, rows, inputs))
+        weight, bias = ctx.weight, ctx.bias
+        ctx.later.leave(lambda: _linear_later(weight, bias, rows, inputs), weight, bias)
         return for_x, None, None, None
 
 
@@ -103,7 +181,7 @@ def _linear_later(weight: Tensor, bias: Tensor | None, rows: Tensor, inputs: Ten
 
 
 def _linear(later: Later, input: Any, weight: Any, bias: Any = None) -> Any:
-    if not _is_parameter(weight) or not (bias is None or bias.is_leaf) or input.ndim < 2:
+    if not _is_parameter(weight) or not _can_wait(bias) or input.ndim < 2:
         return None
     return _linear_function(input, weight, bias, later)
 
@@ -121,14 +199,14 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        weight, bias, options, calls = ctx.weight, ctx.bias, ctx.options, ctx.later.calls
+        weight, bias, options, later = ctx.weight, ctx.bias, ctx.options, ctx.later
         sizes = None if bias is None else [*bias.shape]
         wanted = [ctx.needs_input_grad[0], True, bool(ctx.needs_input_grad[2])]
 
         def found(*mask: bool) -> Any:
             return _aten.convolution_backward(gradient, x, weight, sizes, *options, [*mask])
 
-        if calls is None:
+        if later.calls is None:
             return *found(*wanted), None, None
 
         def add() -> None:
@@ -137,7 +215,7 @@ class _Convolution(torch.autograd.Function):
             if for_bias is not None and bias is not None:
                 _add(bias, for_bias)
 
-        calls.append(add)
+        later.leave(add, weight, bias)
         for_x = found(True, False, False)[0] if wanted[0] else None
         return for_x, None, None, None, None
 
@@ -154,7 +232,7 @@ def _convolution(dims: int) -> Callable[..., Any]:
         groups: int = 1,
     ) -> Any:
         is_plain = input.ndim == dims + 2 and not isinstance(padding, str)
-        if not is_plain or not _is_parameter(weight) or not (bias is None or bias.is_leaf):
+        if not is_plain or not _is_parameter(weight) or not _can_wait(bias):
             return None
         stride, padding, dilation = (
             [each] * dims if isinstance(each, int) else [*each]
@@ -177,7 +255,7 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (indices,) = ctx.saved_tensors
-        weight, options, calls = ctx.weight, ctx.options, ctx.later.calls
+        weight, options, later = ctx.weight, ctx.options, ctx.later
 
         def found() -> Tensor:
             result: Tensor = _aten.embedding_dense_backward(
@@ -185,9 +263,9 @@ class _Embedding(torch.autograd.Function):
             )
             return result
 
-        if calls is None:
+        if later.calls is None:
             return None, found(), None, None
-        calls.append(lambda: _add(weight, found()))
+        later.leave(lambda: _add(weight, found()), weight)
         return None, None, None, None
 
 

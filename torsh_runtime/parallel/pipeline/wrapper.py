@@ -26,6 +26,7 @@ from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simula
 from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Stage
 from torsh_runtime.parallel.pipeline.table import Step, Table
 from torsh_runtime.parallel.pipeline.wire import Wire
+from torsh_runtime.parallel.scaler import ShardedGradScaler, scale_of
 
 AXIS = "pp"
 DATA_AXES = ("dp", "cp")
@@ -90,18 +91,18 @@ class PipelineParallel:
         self.group: ProcessGroup = group
         self.num_microbatches, self._memory_limit = num_microbatches, memory_limit
         self._loss_fn, self._tokens, self._data = loss_fn, tokens, _data_group(mesh)
-        everyone = group if mesh is None else group_of(mesh)
+        everyone = self._everyone = group if mesh is None else group_of(mesh)
         how = schedule, placement, num_microbatches
         plan = planned(group, everyone, stages, cuts, example, *how)
         self.placement, self._table = plan.placement, plan.table
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
         self.module = merged(own, plan.modules)
-        for each in own.values():
-            each.stage_ranks = StageRanks(group, len(own) == 1)
-        self.module.stage_ranks = StageRanks(group, True)
         self._sharing = Sharing(group, shared(plan.modules, plan.placement), self.module)
         self._sharing.send_values()
-        self.stages = {n: m if wrap is None else wrap(m) for n, m in own.items()}
+        for each in own.values():
+            each.stage_ranks = StageRanks(group, len(own) == 1, self._sharing.earlier(each))
+        self.module.stage_ranks = StageRanks(group, True, self._sharing.earlier(self.module))
+        self.stages = _wrapped(own, wrap, everyone)
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
         self._unreduced = _unreduced(self.stages, self._data, wrap is not None)
@@ -149,27 +150,30 @@ class PipelineParallel:
         """How many microbatches each of this rank's stages has had alive at once, at most."""
         return {number: stage.peak for number, stage in self._stages.items()}
 
-    def step(self, batch: Any, target: Any) -> float:
+    def step(self, batch: Any, target: Any, *, scaler: ShardedGradScaler | None = None) -> float:
         """Accumulate the gradients of a batch. Returns its loss, on every rank: the mean over all
         elements that the microbatches' losses are means of, along the mesh's data axes, too.
 
         batch: the first stage's input; target: loss_fn's. Tensors, or tuples of them, whose rows
         are dealt to microbatches, or lists of num_microbatches of such, of any shapes. Ranks
         without the first stage may give None for the one, those without the last for the other.
+        scaler: whose scale gradients are multiplied with, and not the loss that is returned; all
+        ranks of the mesh pass theirs, and scaler.step(optimizer) follows.
 
-        ConfigError on all ranks for a batch that does not fit; PipelineError if a stage raises,
+        ConfigError on all ranks for a batch that does not fit, and for a scaler by which not all of
+        them would step alike; PipelineError if a stage raises,
         or waits in vain: then the group is dead.
         """
-        return self._failures.telling(lambda: self._step(batch, target))
+        return self._failures.telling(lambda: self._step(batch, target, scaler))
 
-    def _step(self, batch: Any, target: Any) -> float:
+    def _step(self, batch: Any, target: Any, scaler: ShardedGradScaler | None) -> float:
         if self._table is None:
             costs = self.costs or self._measure(batch, target)
             limit = self._memory_limit
             splits = self._can_split
             table = best_table(costs, self.placement, self.num_microbatches, limit, splits)
             self._table = table.with_reductions()
-        weights = self._run(self.table, batch, target)
+        weights = self._run(self.table, batch, target, scaler=scaler)
         self._sharing.add_gradients()
         return self._loss(weights)
 
@@ -211,13 +215,21 @@ class PipelineParallel:
         return timeline_of(self.group, self._executor.spans, self.table)
 
     def _run(
-        self, table: Table | None, batch: Any, target: Any, most: int | None = None
+        self,
+        table: Table | None,
+        batch: Any,
+        target: Any,
+        most: int | None = None,
+        scaler: ShardedGradScaler | None = None,
     ) -> list[float]:
         """The microbatches' weights, where targets are known. Without a table one for evaluation;
         most: so many microbatches at most."""
         if table is not None and self._loss_fn is None:
             raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
-        inputs, targets, key, count = self._agreed_parts(batch, target, table is not None)
+        scale, unfit = scale_of(scaler, self._everyone)
+        problem = unfit or (self._unreduced if table is not None else "")
+        trains = table is not None
+        inputs, targets, key, count = self._agreed_parts(batch, target, trains, scale, problem)
         inputs, targets, count = inputs[:most], targets[:most], min(count, most or count)
         if table is None:
             table = builders.forward_only(self.placement, count)
@@ -225,7 +237,8 @@ class PipelineParallel:
             stage.splits = table.splits
         is_last = self.placement[-1] == self.group.rank
         weights = self._weights(targets) if is_last and targets else []
-        work = Work(inputs, [_single(each) for each in targets], weights, table.trains)
+        scaled = [weight * scale for weight in weights]
+        work = Work(inputs, [_single(each) for each in targets], scaled, table.trains)
         if table not in self._ahead:
             own = [*self._stages]
             self._ahead[table] = ahead_of(simulate(table, Costs(transfer=1.0)).buffers, own)
@@ -238,13 +251,14 @@ class PipelineParallel:
             self._executor.forget()
         return weights
 
-    def _agreed_parts(self, batch: Any, target: Any, trains: bool) -> Any:
+    def _agreed_parts(
+        self, batch: Any, target: Any, trains: bool, scale: float, problem: str
+    ) -> Any:
         """This rank's microbatches, a key of their shapes, and how many there are. One exchange of
         numbers, so that nobody begins what others do not."""
         inputs: list[Any] = []
         targets: list[Any] = []
         count = self.num_microbatches
-        problem = self._unreduced if trains else ""
         try:
             if not trains and (batch is not None or target is not None):
                 given = target if batch is None else batch
@@ -257,10 +271,12 @@ class PipelineParallel:
         said = batches.shapes(inputs)
         own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0]
         own += [bool(problem), self._frozen(), batches.dealt(batch), batches.dealt(target)]
+        own += [int(np.float64(scale).view(np.int64))]
         rows = self.group.all_gather_numbers(np.array(own, np.int64))
         keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
-        if rows[:, 2].any() or len(keys) > 1 or len(counts) > 1:
-            agreed(self.group, lambda: _raise(problem), lambda _: f"a batch of {said}")
+        if rows[:, 2].any() or max(len(keys), len(counts), len({*rows[:, 6].tolist()})) > 1:
+            text = f"a batch of {said}, whose loss is scaled by {scale}"
+            agreed(self.group, lambda: _raise(problem), lambda _: text)
         first, last = rows[self.placement[0], 4], rows[self.placement[-1], 5]
         batches.check_together(int(first), int(last), max(counts))
         key = next(iter(keys)), *rows[:, 3].tolist()
@@ -298,6 +314,18 @@ class PipelineParallel:
                 found /= self._data.world_size
         self.group.broadcast(found, self.placement[-1])
         return float(found[0])
+
+
+def _wrapped(
+    stages: Mapping[int, Any], wrap: Callable[[Any], Any] | None, everyone: ProcessGroup
+) -> dict[int, Any]:
+    """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises on one: of some
+    stages it may, and the others' ranks would wait for theirs."""
+    call = wrap or (lambda stage: stage)
+    made: dict[int, Any] = agreed(
+        everyone, lambda: {n: call(stage) for n, stage in stages.items()}, lambda _: ""
+    )
+    return made
 
 
 def _data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:

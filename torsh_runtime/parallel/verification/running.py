@@ -15,6 +15,7 @@ from torsh_runtime.parallel.streams import random_stream
 from torsh_runtime.parallel.verification.batches import Share
 from torsh_runtime.parallel.verification.comparison import elements, parts_of
 from torsh_runtime.parallel.verification.masks import without_dropout
+from torsh_runtime.parallel.verification.microbatches import Accumulation, dealt
 from torsh_runtime.parallel.verification.recording import (
     Pass,
     Recording,
@@ -45,10 +46,17 @@ class Runs:
         return tuple(map(self.share.of, self._inputs))
 
     def whole(self, loss: Loss | None) -> Recording:
-        """In one process."""
+        """In one process; in the microbatches of a pipeline, if it is beside one."""
         adapter = adapter_class(self._model)(self._model)
         named = dict([*adapter.parameters(), *adapter.constants()])
         watched = Watched(adapter, dict(adapter.modules()), named, Pass)
+        pipeline = self._spread.pipeline
+        if pipeline is not None and loss is not None:
+            place, count = self.share.place, pipeline.num_microbatches
+            rows = dealt(self.share.rows, place.size(place.row_axes), count)
+            made = Accumulation(self._model, watched, rows)
+            with self._alike(self._model):
+                return made.recorded(self._inputs, self._target, loss)
 
         def run() -> float | None:
             outputs = self._model(*self._inputs)

@@ -8,6 +8,7 @@ import pytest
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.parallel.verification.comparing import Held, Pair, why
 from torsh_runtime.parallel.verification.difference import Difference, Verification
+from torsh_runtime.parallel.verification.microbatches import dealt
 from torsh_runtime.parallel.verification.placing import DataCut, Part, places
 
 PART = np.array([1.0, -2.0, 3.0])
@@ -22,6 +23,10 @@ def rows_and_tokens(dim: int, size: int) -> list[DataCut]:
     """The second half of 4 rows, and the first and last of 4 chunks of 8 tokens."""
     cuts = {(0, 4): DataCut(((2, 4),), ("dp",)), (1, 8): DataCut(((0, 2), (6, 8)), ("cp",))}
     return [*filter(None, [cuts.get((dim, size))]), *no_cuts(dim, size)]
+
+
+def test_microbatches_of_all_ranks_have_the_rows_of_each() -> None:
+    assert [each.tolist() for each in dealt(10, 2, 3)] == [[0, 1, 5, 6], [2, 3, 7, 8], [4, 9]]
 
 
 def test_equal_shapes_are_the_whole() -> None:

@@ -8,19 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from torsh_runtime.comm.agreement import by_rank
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.groups import group_of
 
 
 class ShardedGradScaler:
     """As torch.amp.GradScaler (Micikevicius et al., Mixed Precision Training, ICLR 2018), for
-    gradients of which each rank has a part: if those of one rank are not finite, no rank steps.
+    gradients of which each rank has a part, by whatever kind of parallelism: if those of one rank
+    are not finite, no rank steps, and all have the same scale next.
 
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # or pipeline.step(batch, target, scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
 
     It takes losses and optimizers of torch and of tr.nn. All ranks make the same calls.
+
+    Attributes: process_group (who agrees; None if not enabled).
     """
 
     def __init__(
@@ -33,8 +38,13 @@ class ShardedGradScaler:
         process_group: Any = None,
     ) -> None:
         """init_scale: what losses are multiplied with at first: by growth_factor more after
-        growth_interval updates without infinite gradients, by backoff_factor after one with such.
-        enabled: False does nothing. process_group: the ranks; None is the default group.
+            growth_interval updates without infinite gradients, by backoff_factor after one with
+            such.
+        enabled: False does nothing. process_group: a group, or a DeviceMesh, of all ranks that have
+            parts or replicas of the model, the whole mesh and not some of its axes: who is left out
+            would step where others do not. None is the default group.
+
+        ConfigError for numbers that cannot be.
         """
         if not (growth_factor > 1.0 and 0.0 < backoff_factor < 1.0 and growth_interval >= 1):
             raise ConfigError(
@@ -45,7 +55,8 @@ class ShardedGradScaler:
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
         self._enabled = enabled
-        self._group = group_of(process_group) if enabled else None
+        self.process_group = group_of(process_group) if enabled else None
+        self._stepped: set[int] = set()
         self._is_finite: dict[int, bool] = {}
         """Of optimizers, by id(), whose gradients were divided since the last update."""
 
@@ -57,7 +68,8 @@ class ShardedGradScaler:
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of the optimizer's parameters by the scale, such as to clip them
-        before step(). All ranks call it. RuntimeError if that was done since update()."""
+        before step(). All ranks call it. RuntimeError if that was done since update(), ConfigError
+        on all ranks if they have different scales."""
         if not self._enabled:
             return
         if id(optimizer) in self._is_finite:
@@ -67,9 +79,12 @@ class ShardedGradScaler:
 
     def step(self, optimizer: Any, *arguments: Any, **named: Any) -> Any:
         """optimizer.step(), if all gradients are finite on all ranks; what it returned. All ranks
-        call it."""
+        call it. RuntimeError if that was done since update()."""
         if not self._enabled:
             return optimizer.step(*arguments, **named)
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("step() was called already since the last update()")
+        self._stepped.add(id(optimizer))
         if id(optimizer) not in self._is_finite:
             self.unscale_(optimizer)
         return optimizer.step(*arguments, **named) if self._is_finite[id(optimizer)] else None
@@ -89,6 +104,7 @@ class ShardedGradScaler:
             self._scale = larger if math.isfinite(larger) else self._scale
             self._growth_tracker = 0
         self._is_finite.clear()
+        self._stepped.clear()
 
     def get_scale(self) -> float:
         """What losses are multiplied with; 1 if not enabled."""
@@ -121,15 +137,51 @@ class ShardedGradScaler:
         self._growth_tracker = int(state_dict["_growth_tracker"])
 
     def _is_so_everywhere(self, is_so: bool) -> bool:
-        assert self._group is not None
-        return bool(self._group.all_gather_numbers(np.array([is_so], np.int64)).all())
+        """In one exchange with the scales, which differ where a rank has left out calls."""
+        assert self.process_group is not None, "it is enabled"
+        own = np.array([is_so, np.float64(self._scale).view(np.int64)], np.int64)
+        everyone = self.process_group.all_gather_numbers(own)
+        if (everyone[:, 1] != everyone[0, 1]).any():
+            scales = by_rank(list(map(str, everyone[:, 1].view(np.float64).tolist())))
+            raise ConfigError(
+                f"ranks have scaled their losses differently: {scales}. All have to make the same "
+                f"calls of the scaler, with the same options, and load the same state"
+            )
+        return bool(everyone[:, 0].all())
+
+
+def scale_of(scaler: Any, ranks: ProcessGroup) -> tuple[float, str]:
+    """What these ranks scale losses by, 1 without a scaler, and why they would not step alike; ""
+    if they do."""
+    if scaler is None:
+        return 1.0, ""
+    if not isinstance(scaler, ShardedGradScaler):
+        return 1.0, (
+            f"scaler is a {type(scaler).__module__}.{type(scaler).__qualname__}, which knows of "
+            f"this rank's gradients only: ranks would step where others do not. Pass a "
+            f"tr.ShardedGradScaler"
+        )
+    group = scaler.process_group
+    missing = [] if group is None else sorted({*ranks.ranks} - {*group.ranks})
+    if not missing:
+        return scaler.get_scale(), ""
+    return 1.0, (
+        f"the scaler's process_group lacks ranks {', '.join(map(str, missing))}, which have parts "
+        f"or replicas of the model, and would step where others do not: pass it the whole mesh, "
+        f"ShardedGradScaler(process_group=mesh)"
+    )
 
 
 def _gradients(optimizer: Any) -> Iterator[Any]:
     """Tensors of torch, or arrays."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is not None and math.prod(parameter.grad.shape):
+            if getattr(parameter.grad, "is_sparse", False):
+                parameter.grad = parameter.grad.coalesce()
+                values = parameter.grad._values()
+                if math.prod(values.shape):
+                    yield values
+            elif parameter.grad is not None and math.prod(parameter.grad.shape):
                 yield parameter.grad.data
 
 
