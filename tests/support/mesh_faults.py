@@ -5,6 +5,7 @@ function one rank's part.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -142,12 +143,12 @@ def _refusal(attempt: Callable[[], Any], mesh: tr.DeviceMesh) -> str:
     return said
 
 
-def exiting(rank: int, culprit: int) -> None:
-    """One ends in the middle of a step, with a code of its own."""
+def ending(rank: int, culprit: int, end: Callable[[], object]) -> None:
+    """One ends in the middle of a step."""
 
     def before(call: int) -> None:
         if rank == culprit and call == 2:
-            os._exit(3)
+            end()
 
     step(before)
 
@@ -158,7 +159,9 @@ def main() -> None:
     rank, culprit = int(os.environ["RANK"]), int(os.environ["CULPRIT"])
     match os.environ.get("FAULT", "sleeps"):
         case "exits":
-            exiting(rank, culprit)
+            ending(rank, culprit, lambda: os._exit(3))
+        case "killed":
+            ending(rank, culprit, lambda: os.kill(os.getpid(), signal.SIGKILL))
         case "differs":
             step(lambda call: None, MICROBATCHES + (rank == culprit))
         case _:
