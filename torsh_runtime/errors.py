@@ -37,10 +37,14 @@ class ConfigError(TorshError, ValueError):
     """The caller's options, environment or arguments are wrong; nothing was started."""
 
 
-def disagreement(text: str, accounts: Mapping[int, str]) -> ConfigError:
-    """What is raised where ranks were given different things; `accounts` says what, by rank."""
+def disagreement(
+    text: str, accounts: Mapping[int, str], members: Sequence[int] = ()
+) -> ConfigError:
+    """What is raised where ranks were given different things; `accounts` says what, by rank of a
+    group with these `members`."""
     error = ConfigError(text)
     error.blame = Blame("mismatch", tuple(accounts), "", accounts)
+    error.members = tuple(members)
     return error
 
 
@@ -126,23 +130,30 @@ class PeerLost(CommError):
 
     Attributes: rank (who was lost), op (what this rank was doing), sequence (which operation of
     the group it was, counted from 1; 0 for messages and while the group is made), detail (what
-    became of it, where more is known than that its process has ended).
+    became of it, where more is known than that its process has ended), group (whose rank that is,
+    such as "axis tp"; "" if ranks of the group are those of the job), name (who that is in the job,
+    such as "rank 5, pp 1, tp 1"; "" where it has no other name).
     """
 
-    def __init__(self, rank: int, op: str, sequence: int, detail: str = "") -> None:
-        what = detail or "its process has ended"
+    def __init__(
+        self, rank: int, op: str, sequence: int, detail: str = "", group: str = "", name: str = ""
+    ) -> None:
+        what = (detail or "its process has ended") + (f" ({name})" if name else "")
+        who = f"rank {rank} of {group}" if group else f"rank {rank}"
+        output = name.partition(",")[0] or who
         super().__init__(
-            f"rank {rank} was lost during {named_operation(op, sequence)}: {what}. "
-            f"Look at rank {rank}'s own output for the cause."
+            f"{who} was lost during {named_operation(op, sequence)}: {what}. "
+            f"Look at {output}'s own output for the cause."
         )
         self.rank = rank
         self.op = op
         self.sequence = sequence
-        self.detail = detail
+        self.detail, self.group, self.name = detail, group, name
         self.blame = Blame("lost", (rank,), op)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.rank, self.op, self.sequence, self.detail), self.__dict__
+        facts = self.rank, self.op, self.sequence, self.detail, self.group, self.name
+        return type(self), facts, self.__dict__
 
 
 class GradientError(TorshError, RuntimeError):
@@ -203,15 +214,22 @@ class CommAborted(CommError):
 class CommMismatch(CommError):
     """Two ranks called different operations, or the same one with different arguments.
 
-    Attributes: sequence, rank and call (this rank's own), other_rank and other_call.
+    Attributes: sequence, rank and call (this rank's own), other_rank and other_call, detail (what
+    else the text says of these ranks).
     """
 
     def __init__(
-        self, sequence: int, rank: int, call: str, other_rank: int, other_call: str
+        self,
+        sequence: int,
+        rank: int,
+        call: str,
+        other_rank: int,
+        other_call: str,
+        detail: str = "",
     ) -> None:
         where = f" in operation {sequence} of the group" if sequence else ""
         super().__init__(
-            f"ranks disagree{where}: rank {rank} called {call}, "
+            f"ranks disagree{where}{detail}: rank {rank} called {call}, "
             f"rank {other_rank} called {other_call}. Every rank must make the same calls in the "
             f"same order."
         )
@@ -220,11 +238,12 @@ class CommMismatch(CommError):
         self.call = call
         self.other_rank = other_rank
         self.other_call = other_call
+        self.detail = detail
         calls = {rank: call, other_rank: other_call}
         self.blame = Blame("mismatch", (other_rank,), call.partition("(")[0], calls)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = self.sequence, self.rank, self.call, self.other_rank, self.other_call
+        facts = (self.sequence, self.rank, self.call, self.other_rank, self.other_call, self.detail)
         return type(self), facts, self.__dict__
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import context_parallel
 from support.forked import Raised
-from support.worlds import run_in_one_world
+from support.worlds import run_in_one_world, run_processes
 
 needs_torch = [
     pytest.mark.torch,
@@ -70,6 +70,15 @@ def test_a_rank_has_an_early_and_a_late_chunk() -> None:
         assert (each["own"] == tokens[:, each["positions"]]).all()
         assert (each["whole"] == tokens).all()
         assert (each["gradient"] == 3 * each["own"]).all()
+
+
+@with_both
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sequences_without_tokens_are_refused(ranks: int, framework: str) -> None:
+    """torch's kernel divides by their number, which ends the process."""
+    body = partial(context_parallel.without_tokens, framework)
+    for said in whole(run_processes(ranks, body, 20.0)):
+        assert "sequences without tokens" in said
 
 
 def test_what_does_not_fit_is_refused_on_all_ranks() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -45,17 +46,48 @@ def test_a_rank_that_does_not_come_is_named_by_those_that_wait() -> None:
     assert said[5].startswith("rank 5, pp 1, dp 0, tp 1")
 
 
-def test_torshrun_names_the_rank_that_does_not_come() -> None:
+def torshrun(fault: str, culprit: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """A step of all ranks, with a fault of one."""
     script = Path(mesh_faults.__file__)
-    environ = {**os.environ, "CULPRIT": "1", "PYTHONPATH": str(script.parents[1])}
-    options = ["--nproc-per-node", str(mesh_faults.RANKS), "--hang-timeout", "3"]
-    found = subprocess.run(
-        [sys.executable, "-m", "torshrun", *options, "--shutdown-timeout", "5", str(script)],
+    environ = {**os.environ, "PYTHONPATH": str(script.parents[1])}
+    environ |= {"FAULT": fault, "CULPRIT": str(culprit)}
+    options = ("--nproc-per-node", str(mesh_faults.RANKS), "--shutdown-timeout", "5", *options)
+    return subprocess.run(
+        [sys.executable, "-m", "torshrun", *options, str(script)],
         capture_output=True,
         text=True,
         env=environ,
         timeout=120,
     )
+
+
+def test_who_loses_a_rank_of_an_axis_names_it_as_all_do() -> None:
+    """Rank 5 is rank 0 of its axis dp, and rank 1 of pp and tp."""
+    found = torshrun("exits", 5)
+    assert found.returncode == 3, found.stderr
+    said = re.findall(r"PeerLost: (.*its process has ended \(rank 5,.*)", found.stderr)
+    assert any(each.startswith("rank 1 of axis tp was lost during all_reduce") for each in said)
+    for each in said:
+        assert each.endswith(
+            "(rank 5, pp 1, dp 0, tp 1). Look at rank 5's own output for the cause."
+        )
+    assert "rank 5 failed first: exit code 3" in found.stderr
+
+
+def test_torshrun_tells_where_a_rank_stood_that_was_killed() -> None:
+    found = torshrun("killed", 5)
+    assert "rank 5 most likely failed first: killed by SIGKILL" in found.stderr
+    assert "rank 5: stood in no collective, F2 of stage 1, at pp 1, dp 0, tp 1\n" in found.stderr
+
+
+def test_torshrun_names_the_rank_with_another_pipeline() -> None:
+    found = torshrun("differs", 5)
+    assert "rank 5 most likely failed first: mismatch" in found.stderr
+    assert "ranks 0-4, 6-7 called 4 microbatches" in found.stderr
+
+
+def test_torshrun_names_the_rank_that_does_not_come() -> None:
+    found = torshrun("sleeps", 1, "--hang-timeout", "3")
     assert found.returncode == exit_codes.HUNG, found.stderr
     said = found.stderr
     assert "of axis tp, group" in said
@@ -70,7 +102,7 @@ def test_ranks_that_build_different_things_are_told_before_work_starts() -> None
     texts = (
         "(4, 1) ('pp', 'dp')",
         "(2, 2) ('dp', 'pp')",
-        "rank 3 has 4 microbatches",
+        "4 microbatches",
         "schedule gpipe",
         "do not have the same pipeline",
         "rank 3: a schedule of 2 stages and 0 microbatches",

@@ -182,6 +182,16 @@ def order(rank: int, ranks: int) -> dict[str, Any]:
     }
 
 
+def without_tokens(framework: str, rank: int) -> str:
+    """What a call says that has none."""
+    tensors = [Framework(framework).tensor(np.zeros((2, 3, 0, 4))) for _ in range(3)]
+    try:
+        tr.context_attention(*tensors, tr.group.WORLD)
+    except tr.ConfigError as error:
+        return str(error)
+    return ""
+
+
 def refused(rank: int, ranks: int) -> list[str]:
     """What each wrong call says; some are wrong on one rank only."""
     axis, zeros = tr.group.WORLD, np.zeros

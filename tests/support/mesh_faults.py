@@ -5,6 +5,7 @@ function one rank's part.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,7 @@ class Stage(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-def step(before: Callable[[int], None]) -> None:
+def step(before: Callable[[int], None], microbatches: int = MICROBATCHES) -> None:
     """A step of training on the mesh."""
     mesh = tr.init_device_mesh(SIZES)
     nn.manual_seed(0)
@@ -42,7 +43,7 @@ def step(before: Callable[[int], None]) -> None:
     data = mesh.get_group("dp")
     pipeline = tr.PipelineParallel(
         model,
-        MICROBATCHES,
+        microbatches,
         mesh=mesh,
         cuts=["1"],
         loss_fn=nn.functional.mse_loss,
@@ -142,6 +143,30 @@ def _refusal(attempt: Callable[[], Any], mesh: tr.DeviceMesh) -> str:
     return said
 
 
-if __name__ == "__main__":  # under torshrun
+def ending(rank: int, culprit: int, end: Callable[[], object]) -> None:
+    """One ends in the middle of a step."""
+
+    def before(call: int) -> None:
+        if rank == culprit and call == 2:
+            end()
+
+    step(before)
+
+
+def main() -> None:
+    """Under torshrun."""
     tr.init_process_group()
-    sleeping(int(os.environ["RANK"]), int(os.environ["CULPRIT"]), 600.0)
+    rank, culprit = int(os.environ["RANK"]), int(os.environ["CULPRIT"])
+    match os.environ.get("FAULT", "sleeps"):
+        case "exits":
+            ending(rank, culprit, lambda: os._exit(3))
+        case "killed":
+            ending(rank, culprit, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        case "differs":
+            step(lambda call: None, MICROBATCHES + (rank == culprit))
+        case _:
+            sleeping(rank, culprit, 600.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -166,6 +166,12 @@ class Backend(ABC):
         none. Backends whose errors name no ranks do nothing."""
 
     @property
+    def job_ranks(self) -> Sequence[int]:
+        """Its ranks as the launched job numbers them, -1 for who is of another job; () where that
+        is not known."""
+        return ()
+
+    @property
     @abstractmethod
     def failed(self) -> bool:
         """Whether an operation of this rank has failed: the group is of no more use."""

@@ -49,6 +49,10 @@ class ByDeviceBackend(Backend):
         return self._members
 
     @property
+    def job_ranks(self) -> Sequence[int]:
+        return self._host.job_ranks
+
+    @property
     def failed(self) -> bool:
         return any(member.failed for member in self._members)
 

@@ -35,6 +35,7 @@ def check_same(group: ProcessGroup, what: str, own: str) -> None:
     raise disagreement(
         f"ranks mean different {what}: {by_rank(texts)}. Call it alike on all ranks",
         dict(enumerate(texts)),
+        group.job_ranks,
     )
 
 

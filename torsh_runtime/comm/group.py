@@ -84,6 +84,12 @@ class ProcessGroup:
         return self._ranks
 
     @property
+    def job_ranks(self) -> Sequence[int]:
+        """The members as ranks of the launched job, which errors and reports name; -1 for who is of
+        another job, () where that is not known."""
+        return self._own_backend.job_ranks
+
+    @property
     def timeout(self) -> float:
         """Seconds that an operation may take."""
         return self._timeout

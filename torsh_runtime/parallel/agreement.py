@@ -47,6 +47,7 @@ def check_agreed(
             f"models are not wrapped alike on all ranks: {'; '.join(found)}. Build the same model "
             f"on every rank, and give it the same options",
             accounts,
+            group.job_ranks,
         )
 
 

@@ -149,6 +149,11 @@ _TORSH = (
     ),
     _says("lost", r"\brank (?P<rank>RANK) was lost during (?P<op>\w+)"),
     _says(
+        "lost",
+        r"\brank RANK of [^:(]{1,99} was lost during (?P<op>\w+)[^:]{0,99}: "
+        r"[^(]{0,99}\(rank (?P<rank>RANK)\b",
+    ),
+    _says(
         "late",
         r"\b(?P<op>\w+)(?: \(operation \d+ of the group\))? timed out after [\d.e+]+ s "
         r"waiting for rank\(s\) (?P<ranks>RANKS)",

@@ -15,6 +15,9 @@ MESSAGES = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 MOST_OPERATIONS = 64
 """Operations of groups, the furthest ones, for which it is looked who has not entered them."""
 
+MOST_KNOTS = 64
+"""Ranks of a circle for which it is looked whether there are others without them."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -92,6 +95,16 @@ class Case:
         return _on_circles(self.edges)
 
     @cached_property
+    def knots(self) -> set[int]:
+        """Ranks that are on all circles: who alone went somewhere else, and waits there for others,
+        is the only one."""
+        return {
+            rank
+            for rank in _one_circle(self.edges, self.circles)[:MOST_KNOTS]
+            if not _on_circles({each: whom for each, whom in self.edges.items() if each != rank})
+        }
+
+    @cached_property
     def named(self) -> set[int]:
         """Ranks that somebody points at."""
         return set().union(*self.edges.values())
@@ -160,3 +173,13 @@ def _on_circles(edges: Mapping[int, set[int]]) -> set[int]:
             if not pointers[other] and other in left:
                 free.append(other)
     return {rank for rank in left if edges[rank] & left}
+
+
+def _one_circle(edges: Mapping[int, set[int]], circles: Collection[int]) -> list[int]:
+    """The ranks of any one circle, of those that point at each other."""
+    row: list[int] = []
+    rank = min(circles, default=-1)
+    while rank in circles and rank not in row:
+        row.append(rank)
+        rank = min(edges[rank] & {*circles}, default=-1)
+    return row[row.index(rank) :] if rank in row else []

@@ -79,6 +79,9 @@ def circle(case: Case) -> Verdict | None:
     ranks = case.circles
     if not ranks:
         return None
+    knots = case.knots
+    if len(knots) == 1:
+        return Verdict(knots, "likely", told(case, Kind.MISSING, knots))
     votes = Counter(rank for whom in case.edges.values() for rank in whom)
     (first, most), *rest = votes.most_common(2)
     if most > 1 and (not rest or rest[0][1] < most) and first in ranks:

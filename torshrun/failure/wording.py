@@ -111,5 +111,10 @@ def _place(witness: Witness) -> Iterable[str]:
         yield "its process was stopped (state T)"
     elif witness.end == "done":
         yield f"ended by itself with {witness.how}"
-    elif witness.standing and (witness.end == "stopped" or witness.blame):
+    elif witness.standing and (witness.end == "stopped" or witness.blame or _is_of_mesh(witness)):
         yield f"stood {witness.standing}"
+
+
+def _is_of_mesh(witness: Witness) -> bool:
+    """Whether it stands somewhere in a mesh that its own words do not tell."""
+    return bool(witness.standing and witness.standing.mesh not in witness.said)

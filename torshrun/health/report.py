@@ -35,9 +35,19 @@ def summary(hang: Hang) -> str:
     waiting = _ranks_in(hang, waited)
     text += f"{format_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {numbered(waited)}"
     if hang.suspect not in waiting:
-        return f"{text} for {_called(hang, hang.suspect)}"
+        return text + _for_whom(hang, waited)
     elsewhere = len(waiting) == len(hang.ranks) < waited.ranks
     return text + (" for ranks of other nodes" if elsewhere else "")
+
+
+def _for_whom(hang: Hang, waited: Collective) -> str:
+    """The suspect, who may be in another group, or wait in a circle."""
+    having = [s.sample.rank for s in hang.ranks if find(s.sample.status, waited.group)]
+    waits = [state.sample.rank for state in hang.ranks if is_waiting(state)]
+    is_behind = hang.suspect in having or len(having) < waited.ranks
+    itself = ", which waits for others itself" if hang.suspect in waits else ""
+    link = " for" if is_behind else ", and at the end all for"
+    return f"{link} {_called(hang, hang.suspect)}{itself}"
 
 
 def _longest_first(hang: Hang) -> list[RankState]:

@@ -16,6 +16,7 @@ from torsh_runtime.errors import TorshError
 TAKING_FACTS = (
     errors.BackendUnavailable("NCCL", "Install it."),
     errors.PeerLost(3, "all_reduce", 7),
+    errors.PeerLost(1, "all_reduce", 7, "it has left", "axis tp", "rank 5, pp 1, tp 1"),
     errors.CommTimeout("barrier", 2, 1.5, [1, 2]),
     errors.CommMismatch(4, 0, "send", 1, "recv"),
     errors.GradientError({1: "a parameter got no gradient"}),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import random
 import re
 from dataclasses import replace
@@ -15,6 +17,8 @@ from support.pipeline_tables import random_table
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline import builders, files
+from torsh_runtime.parallel.pipeline.__main__ import main
+from torsh_runtime.parallel.pipeline.measuring import load_timeline
 from torsh_runtime.parallel.pipeline.simulation import Costs, simulate
 from torsh_runtime.parallel.pipeline.table import Kind, Table, check
 
@@ -132,14 +136,59 @@ def test_files_keep_tables(tmp_path: Path, suffix: str) -> None:
         ("t.csv", b""),
         ("t.json", b"[" * 100_000),
         ("t.json", b'{"ranks": [[["0F0"]]]}'),
+        ("t.json", b'{"name": "\\u001b[31m", "ranks": [["0F0", "0B0"]]}'),
+        ("t.json", b'{"name": ["a"], "ranks": [["0F0", "0B0"]]}'),
     ],
 )
 def test_files_of_anything_else_are_refused_at_once(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as refused:
         check(files.load_table(tmp_path / name))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("kind", ["endless", "a pipe", "a directory", "large"])
+def test_what_may_have_no_end_is_no_table(tmp_path: Path, kind: str) -> None:
+    """Neither is it read until memory is full, nor waited for."""
+    path = tmp_path / "t.csv"
+    if kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 36)
+    for load in (files.load_table, load_timeline):
+        with pytest.raises(ConfigError, match=r"no regular file|larger than"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "times", [["nan", 1], [0, 1e999], [-1e12, 1], [5, 1], [0], "ab", {"a": 1}], ids=str
+)
+def test_times_that_no_run_has_are_no_timeline(tmp_path: Path, times: object) -> None:
+    table = {"name": "t", "ranks": [["0F0", "0B0"]]}
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"table": table, "spans": [[times, [1, 2]]]}))
+    with pytest.raises(ConfigError, match=r"no timeline of save_timeline\(\)"):
+        load_timeline(path)
+
+
+@pytest.mark.parametrize(
+    "options", ["--save t.txt", "--forward nan", "--forward 1e308", "--microbatches 0"]
+)
+def test_options_that_draw_nothing_are_refused(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["draw", "gpipe", *options.split()])
+    assert not [*tmp_path.iterdir()]
 
 
 def test_empty_lines_at_the_end_are_of_no_rank() -> None:

@@ -162,6 +162,10 @@ class NativeBackend(Backend):
         self._node.peers.names, self._node.peers.axis = names, axis
 
     @property
+    def job_ranks(self) -> Sequence[int]:
+        return self._node.peers.numbers
+
+    @property
     def failed(self) -> bool:
         return self._group.failed
 

@@ -68,6 +68,19 @@ class Peers:
         names = "; ".join(self.names[rank] for rank in ranks[:_MOST_NAMES]) + more
         return form.format(names)
 
+    @property
+    def along(self) -> str:
+        """Of which axis of the mesh ranks are, for texts; "" without one."""
+        return f" of axis {self.axis}" if self.axis else ""
+
+    def in_job(self, rank: int) -> tuple[str, str]:
+        """Whose rank this is, and who that is in the job: PeerLost's `group` and `name`."""
+        number = self.numbers[rank] if self.numbers else rank
+        group = f"axis {self.axis}" if self.axis else "" if number == rank else "the group"
+        if self.names:
+            return group, self.names[rank]
+        return group, f"rank {number} of the job" if group and number >= 0 else ""
+
 
 _MOST_NAMES = 8
 
@@ -108,17 +121,16 @@ def _error(
         op = "init_process_group"
     match kind:
         case Kind.PEER_LOST:
-            return PeerLost(rank, op, sequence, peers.named([rank], "its process has ended ({})"))
+            return PeerLost(rank, op, sequence, "", *peers.in_job(rank))
         case Kind.PEER_LEFT:
-            return PeerLost(
-                rank, op, sequence, f"it has left the group{peers.named([rank], ' ({})')}"
-            )
+            return PeerLost(rank, op, sequence, "it has left the group", *peers.in_job(rank))
         case Kind.TIMEOUT:
-            along = f" of axis {peers.axis}" if peers.axis else ""
-            detail = peers.named(missing, f"{along} ({{}})") + _stopped(peers.processes, missing)
+            detail = peers.named(missing, f"{peers.along} ({{}})")
+            detail += _stopped(peers.processes, missing)
             return CommTimeout(op, sequence, seconds, missing, detail)
         case Kind.MISMATCH:
-            return CommMismatch(sequence, reporter, _call(own), rank, _call(other))
+            detail = peers.named([reporter, rank], f"{peers.along} ({{}})")
+            return CommMismatch(sequence, reporter, _call(own), rank, _call(other), detail)
         case Kind.ABORTED:
             return CommAborted(
                 f"rank {rank} aborted the group during {named_operation(op, sequence)}"

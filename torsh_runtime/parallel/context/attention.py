@@ -136,6 +136,8 @@ def _problem(group: ProcessGroup, tensors: tuple[Any, Any, Any], method: str, pl
     if method not in (*_ROUTES, "all_to_all"):
         return f"there is no method {method!r}: use 'ring', 'all_gather' or 'all_to_all'"
     ranks = group.world_size
+    if not plan.length:
+        return "sequences without tokens have nothing to attend to: leave such batches out"
     if 1 < ranks > plan.length // 2:
         return f"{plan.length} tokens give {ranks} ranks no early and late chunk each"
     own = lengths(plan.length, ranks)[group.rank]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,9 @@ from torsh_runtime.parallel.pipeline.files import load_table, save_table
 from torsh_runtime.parallel.pipeline.measuring import load_timeline
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.table import Table, check
+
+_SUFFIXES = (".csv", ".json")
+_LONGEST = 1e12
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -34,7 +36,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--measured", type=Path, help="a file of save_timeline(), to be drawn beside it")
     add("--width", type=int, default=shutil.get_terminal_size().columns, help="of the picture")
     add("--png", type=Path, help="write a picture there; it takes matplotlib")
-    add("--save", type=Path, help="write the table there, as .csv or .json")
+    add("--save", type=_table_file, help="write the table there, as .csv or .json")
     return parser.parse_args(arguments)
 
 
@@ -47,16 +49,23 @@ def _count(text: str) -> int:
 
 
 def _time(text: str) -> float:
-    """From 0 on."""
+    """From 0 to what many steps can add up to."""
     found = float(text)
-    if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: 0 or more")
+    if not 0 <= found <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text}: 0 to {_LONGEST:g}")
     return found
+
+
+def _table_file(text: str) -> Path:
+    """One that load_table() reads."""
+    if not text.endswith(_SUFFIXES):
+        raise argparse.ArgumentTypeError(f"{text}: a name that ends in .csv or .json")
+    return Path(text)
 
 
 def _table(options: argparse.Namespace) -> Table:
     name = options.table
-    if name.endswith((".csv", ".json")):
+    if name.endswith(_SUFFIXES):
         return load_table(name)
     each = options.stages_per_rank or (2 if name in ("interleaved", "zbv") else 1)
     place = builders.vee if name == "zbv" else builders.loop

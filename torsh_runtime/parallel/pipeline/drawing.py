@@ -51,7 +51,7 @@ def save_png(runs: Sequence[tuple[str, Simulation]], path: Path) -> None:
         panel.invert_yaxis()
         for rank, row in _rows(found):
             _draw(panel, rank, row, found.makespan)
-    figure.savefig(path)
+    figure.savefig(path, format="png")
 
 
 def _draw(panel: Any, rank: int, row: Sequence[Span], makespan: float) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,17 +22,35 @@ from torsh_runtime.parallel.pipeline.table import COMPUTES, Kind, Step, Table
 _STEP = re.compile(r"([0-9]{1,6})(F|I|B|W|UNSHARD|RESHARD|REDUCE_GRAD)([0-9]{0,6})")
 _MESSAGE = re.compile(r"\d+(SEND|RECV)_[FB]\d*")
 _TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
+_LARGEST_FILE = 1 << 25
+"""Bytes; the times of 64 ranks with 4,096 microbatches take most of it."""
+_TOLD = 60
+"""So many characters of a cell, or of a table's name, are told."""
 
 
 def load_table(path: str | Path) -> Table:
     """The table in a file whose name ends in .csv or .json. ConfigError for what is none, naming
-    the rank and the cell; OSError as open()."""
+    the rank and the cell, and as read_text(); OSError as open()."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path.name} is no text: {error}") from None
+    text = read_text(path)
     return from_json(text, path.name) if path.suffix == ".json" else from_csv(text, path.name)
+
+
+def read_text(path: Path) -> str:
+    """A file's. ConfigError for what is no regular file, as it may be without an end or never
+    begin, for one larger than any table, and for what is not UTF-8."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path} is no regular file: name a file with a table")
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(_LARGEST_FILE + 1)
+    if len(content) > _LARGEST_FILE:
+        raise ConfigError(f"{path} is larger than {_LARGEST_FILE} bytes, as no table is")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error}") from None
 
 
 def save_table(table: Table, path: str | Path) -> None:
@@ -71,7 +91,17 @@ def from_json(text: str, name: str = "table") -> Table:
         rows = [[str(cell) for cell in row] for row in found["ranks"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f'{name}: not {{"name": ..., "ranks": [[...], ...]}}: {error}') from None
-    return _table(rows, str(found.get("name", name)))
+    return _table(rows, _name(found.get("name", name), name))
+
+
+def _name(told: object, file: str) -> str:
+    """What people get to see, on their terminals."""
+    if not isinstance(told, str) or not told.isprintable() or len(told) > _TOLD:
+        raise ConfigError(
+            f"{file}: a table's name is a text of at most {_TOLD} printable characters, and no "
+            f"{str(told)[:_TOLD]!r}"
+        )
+    return told
 
 
 def _table(rows: list[list[str]], name: str) -> Table:
@@ -95,7 +125,7 @@ def _step(text: str, where: str) -> Step:
     kind = Kind(found[2]) if found else None
     if not found or kind is None or (kind in COMPUTES) != bool(found[3]):
         raise ConfigError(
-            f"{where}: {text!r} is no step: write stage, F, B, I or W, and microbatch, as 0F0, or "
-            f"stage and UNSHARD, RESHARD or REDUCE_GRAD"
+            f"{where}: {text[:_TOLD]!r} is no step: write stage, F, B, I or W, and microbatch, as "
+            f"0F0, or stage and UNSHARD, RESHARD or REDUCE_GRAD"
         )
     return Step(int(found[1]), kind, int(found[3]) if found[3] else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.pipeline.autograd import Autograd
-from torsh_runtime.parallel.pipeline.files import from_json, to_json
+from torsh_runtime.parallel.pipeline.files import from_json, read_text, to_json
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, Span
 from torsh_runtime.parallel.pipeline.stage import Stage
 from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
@@ -164,12 +165,18 @@ def save_timeline(timeline: Simulation, path: Any) -> None:
 def load_timeline(path: Any) -> Simulation:
     """The opposite. ConfigError for another file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         table = from_json(json.dumps(content["table"]))
         rows = tuple(
-            tuple(Span(step, *map(float, times)) for step, times in zip(row, spans, strict=True))
+            tuple(_span(step, *map(float, times)) for step, times in zip(row, spans, strict=True))
             for row, spans in zip(table.rows, content["spans"], strict=True)
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is no timeline of save_timeline(): {error}") from None
     return Simulation(table, rows)
+
+
+def _span(step: Step, start: float, end: float) -> Span:
+    if not 0 <= start <= end < math.inf:
+        raise ValueError(f"{step} is from {start:g} to {end:g} s")
+    return Span(step, start, end)

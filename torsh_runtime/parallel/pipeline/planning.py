@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torsh_runtime.comm.agreement import by_rank
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError, disagreement
 from torsh_runtime.modules import adapter_class
@@ -96,10 +97,13 @@ def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], s
     problems = {said: rank for rank, (said, _) in reversed([*enumerate(told)]) if said}
     if problems:
         raise ConfigError("; ".join(f"rank {rank}: {said}" for said, rank in problems.items()))
-    if len({said for _, said in told}) > 1:
-        accounts = {rank: said for rank, (_, said) in enumerate(told)}
-        lines = "; ".join(f"rank {rank} has {said}" for rank, said in accounts.items())
-        raise disagreement(f"ranks do not have the same pipeline: {lines}", accounts)
+    texts = [said for _, said in told]
+    if len({*texts}) > 1:
+        raise disagreement(
+            f"ranks do not have the same pipeline: {by_rank(texts)}. Build the same one on all",
+            dict(enumerate(texts)),
+            group.job_ranks,
+        )
     return made
 
 

@@ -82,10 +82,12 @@ class Stage:
         """Of a microbatch."""
         assert self._loss_fn is not None, "the executor asks the last stage"
         loss = self._loss_fn(output, target)
-        if math.prod(loss.shape) != 1:
+        if not hasattr(loss, "requires_grad") or math.prod(loss.shape) != 1:
+            shape = getattr(loss, "shape", None)
+            what = type(loss).__qualname__ if shape is None else f"tensor of shape {tuple(shape)}"
             raise ValueError(
-                f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it is to return one "
-                f"number, the mean over the microbatch"
+                f"loss_fn returned a {what}: it is to return a tensor of one number, the mean over "
+                f"the microbatch"
             )
         return loss
 
@@ -109,7 +111,15 @@ class Stage:
 
     def sent(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Spec]:
         """What outputs are like, for who receives them. Of what is computed again all floating
-        point tensors count as those that want gradients, if anything here does."""
+        point tensors count as those that want gradients, if anything here does. TypeError for what
+        is no tensor."""
+        other = next((each for each in outputs if not hasattr(each, "requires_grad")), outputs)
+        if other is not outputs:
+            raise TypeError(
+                f"the last layer of stage {self.number} returned a {type(other).__qualname__}: "
+                f"layers of a pipeline return a tensor, or a tuple of tensors, which the next one "
+                f"gets as its arguments"
+            )
         specs = [self.autograd.spec(each) for each in outputs]
         if not self._checkpoints:
             return specs

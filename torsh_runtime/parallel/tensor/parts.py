@@ -56,6 +56,7 @@ def check_same_values(
             f"{', '.join(map(str, others))} of the axis {axis.name!r} than on rank 0: all ranks "
             f"begin with the same model, so seed them alike or load the same checkpoint",
             dict.fromkeys(others, "other values"),
+            axis.group.job_ranks,
         )
 
 
@@ -69,4 +70,5 @@ def check_same_input(values: Any, axis: Axis, where: str) -> None:
             f"{where}: rank(s) {', '.join(map(str, others))} of the axis {axis.name!r} are given "
             f"another input than rank 0: ranks that have parts of one layer take the same batch",
             dict.fromkeys(others, "another input"),
+            axis.group.job_ranks,
         )

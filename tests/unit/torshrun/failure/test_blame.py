@@ -17,6 +17,12 @@ GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/"
     [
         (f"torsh_runtime.errors.PeerLost: {PeerLost(3, 'all_reduce', 7)}", "lost", (3,)),
         (f"CommTimeout: {CommTimeout('barrier', 2, 4.0, [1, 12])}", "late", (1, 12)),
+        (f"PeerLost: {PeerLost(1, 'send', 0, '', 'axis tp', 'rank 5, pp 1, tp 1')}", "lost", (5,)),
+        (
+            f"PeerLost: {PeerLost(1, 'send', 2, 'it left', 'the group', 'rank 3 of the job')}",
+            "lost",
+            (3,),
+        ),
         (f"CommTimeout: {CommTimeout('recv', 0, 1e6, [2])}", "late", (2,)),
         (f"torsh_runtime.errors.CommTimeout: {CommTimeout('barrier', 2, 4.0, [])}", "late", ()),
         ("torsh_runtime.errors.CommAborted: rank 2 aborted the group during x", "lost", (2,)),

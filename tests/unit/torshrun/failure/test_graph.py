@@ -213,6 +213,14 @@ def test_in_a_circle_who_is_pointed_at_by_more_is_likely() -> None:
     assert (finding.ranks, finding.certainty) == ((2,), "likely")
 
 
+def test_in_circles_who_is_on_all_of_them_is_likely() -> None:
+    """Rank 3 went somewhere else, and waits there for all; the others wait for it, over others, and
+    more of them for rank 2 than for any other."""
+    there = blames(3, 0, 1, 2, 4, 5, how="late", op="all_gather")
+    finding = found(waits(0, 1), waits(1, 3), waits(2, 3), there, waits(4, 2), waits(5, 2))
+    assert (finding.ranks, finding.certainty) == ((3,), "likely")
+
+
 def test_a_long_circle_is_undecided() -> None:
     finding = found(*(blames(rank, (rank + 1) % 5, how="late", op="recv") for rank in range(5)))
     assert finding.ranks == (0, 1, 2, 3, 4)

@@ -89,6 +89,16 @@ def test_sixty_four_ranks_take_a_few_lines() -> None:
     assert lines[3] == "  stack of rank 17, most recent call first:"
 
 
+def test_the_end_of_a_row_of_those_that_wait_is_in_another_group() -> None:
+    elsewhere = absent(2, replace(operation(3, active=False), group=1))
+    hang = Hang(seconds=30, ranks=(waiting(0), waiting(1), elsewhere), suspect=2)
+    assert summary(hang).endswith("(operation 8), and at the end all for rank 2")
+    inside = replace(operation(3), group=1)
+    in_a_circle = replace(waiting(1), waits_in=inside)
+    hang = Hang(seconds=30, ranks=(waiting(0), in_a_circle), suspect=1)
+    assert summary(hang).endswith("(operation 8) for rank 1, which waits for others itself")
+
+
 def test_if_all_of_the_node_wait_the_missing_are_elsewhere() -> None:
     ranks = (waiting(0, ranks=4), waiting(1, ranks=4))
     hang = Hang(seconds=30, ranks=ranks, suspect=0)
