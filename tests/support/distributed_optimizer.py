@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from support.checkpoint_training import everything
 from support.experts import single
+from support.refusing import refused
 from support.tensor_parallel import Kit, kit, plain
 
 import torsh_runtime as tr
@@ -194,12 +195,4 @@ def refusals(rank: int) -> dict[str, str]:
         ),
         "another's state": lambda: made(run.model, own[:3], data).load_state_dict(kept),
     }
-    found = {}
-    for name, ask in asked.items():
-        try:
-            ask()
-            found[name] = ""
-        except tr.ConfigError as error:
-            found[name] = str(error)
-        tr.barrier()
-    return found
+    return refused(asked)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from support.checkpoint_training import everything
 from support.experts import single
+from support.refusing import refused
 from support.tensor_parallel import Kit, kit, plain
 
 import torsh_runtime as tr
@@ -387,12 +388,4 @@ def refusals(rank: int) -> dict[str, str]:
             *[whole] * 3, mesh["cp"], True, "all_to_all"
         ),
     }
-    found = {}
-    for name, ask in asked.items():
-        try:
-            ask()
-            found[name] = ""
-        except tr.ConfigError as error:
-            found[name] = str(error)
-        tr.barrier()
-    return found
+    return refused(asked)

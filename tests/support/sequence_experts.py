@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from support.experts import single
+from support.refusing import refused
 from support.tensor_parallel import Kit, kit, plain
 
 import torsh_runtime as tr
@@ -172,12 +173,4 @@ def refusals(rank: int) -> dict[str, str]:
         "not among the data": lambda: run({**told, "data": mesh["dp"]}, part, PLAN),
         "whole": lambda: run({"mesh": mesh["ep"], "data": mesh["dp"]}, whole, plain_plan),
     }
-    found = {}
-    for name, ask in asked.items():
-        try:
-            ask()
-            found[name] = ""
-        except tr.ConfigError as error:
-            found[name] = str(error)
-        tr.barrier()
-    return found
+    return refused(asked)
