@@ -76,7 +76,8 @@ class Peers:
     def in_job(self, rank: int) -> tuple[str, str]:
         """Whose rank this is, and who that is in the job: PeerLost's `group` and `name`."""
         number = self.numbers[rank] if self.numbers else rank
-        group = f"axis {self.axis}" if self.axis else "" if number == rank else "the group"
+        is_plain = number in (rank, -1)  # of no job of ours: there is no other name
+        group = f"axis {self.axis}" if self.axis else "" if is_plain else "the group"
         if self.names:
             return group, self.names[rank]
         return group, f"rank {number} of the job" if group and number >= 0 else ""
