@@ -66,7 +66,12 @@ def test_a_killed_rank_ends_a_step_whose_operations_overlap(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)  # as on two nodes
-    first, _ = run_ranks(2, lambda rank: train(rank, lambda r: killed(r) if r == 1 else None))
+
+    def body(rank: int) -> None:
+        os.environ["RANK"] = str(rank)
+        train(rank, lambda r: killed(r) if r == 1 else None)
+
+    first, _ = run_ranks(2, body)
     assert first.error.kind in ("RuntimeError", "PeerLost")
     assert "rank 1 was lost during all_reduce" in first.error.text
 
