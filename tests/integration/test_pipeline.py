@@ -83,7 +83,10 @@ def test_trains_as_one_process_does(kind: str, ranks: int, schedule: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("ranks", "schedule"), [case for case in CASES if case[0] < 4])
+@pytest.mark.parametrize(
+    ("ranks", "schedule"),  # backward passes in two parts add microbatches up in another order
+    [case for case in CASES if case[0] < 4 and not case[1].startswith("zb")],
+)
 def test_bits_are_those_of_one_process(kind: str, ranks: int, schedule: str) -> None:
     got = pipeline_training.joined(whole(found(ranks)[kind, schedule, False]))
     for name, value in whole(found(ranks)[kind, "alone", False])[0].items():

@@ -180,9 +180,14 @@ def hooked(rank: int, kind: str, schedule: str, wrapper: str) -> Pairs:
         for found in (seen, whole_seen)
     )
     for name in sorted(own):
-        for number, values in enumerate(zip(seen[name], whole_seen[name], strict=True)):
-            pairs[f"call {number} of {name}"] = values
+        pairs[f"calls of {name}"] = _added(seen[name]), _added(whole_seen[name])
     return pairs
+
+
+def _added(sums: list[Any]) -> Any:
+    """What each microbatch adds to a gradient; sorted, since they come in a schedule's order."""
+    each = np.diff(np.array(sums).reshape(len(sums), -1), axis=0, prepend=0.0)
+    return each[np.argsort(each[:, 0])]
 
 
 class _Rest:
