@@ -250,7 +250,8 @@ class RowParallelLinear(Layer):
         if self.bias is None:
             return summed
         bias = self.bias if dim is None else regions.copy(self.bias, self.axis.group)
-        return self.added(summed, bias if bias.dtype == summed.dtype else bias.to(summed.dtype))
+        bias = bias if bias.dtype == summed.dtype else bias.to(summed.dtype)
+        return self.added(summed, bias) if dim is None else summed + bias
 
 
 class VocabParallelEmbedding(Layer):
