@@ -33,6 +33,7 @@ def found() -> dict[Any, list[Any]]:
     bodies: dict[Any, Any] = {name: partial(clipping.norms, name) for name in CASES}
     bodies |= {name: partial(clipping.apart, by) for name, by in APART.items()}
     bodies["unlike stages"] = clipping.of_unlike_stages
+    bodies["in a container"] = clipping.in_a_container
     return run_in_one_world(4, bodies, 30.0)
 
 
@@ -56,6 +57,11 @@ def test_stages_that_are_wrapped_differently_have_one_norm() -> None:
     for norms in zip(*results, strict=True):
         assert len({norm for norm, _ in norms}) == 1
     for norm, expected in results[0]:
+        assert norm == pytest.approx(expected, rel=1e-9)
+
+
+def test_tied_weights_count_once_whatever_module_the_stages_are_in() -> None:
+    for norm, expected in (each for result in of_all("in a container") for each in result):
         assert norm == pytest.approx(expected, rel=1e-9)
 
 

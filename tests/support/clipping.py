@@ -78,3 +78,11 @@ def apart(by: float, rank: int) -> float:
         gradient = adapter.gradient(parameter)
         adapter.copy(gradient, gradient * np.float64(1.0 + by))
     return tr.clip_grad_norm_(module, math.inf, mesh)
+
+
+def in_a_container(rank: int) -> list[tuple[float, float]]:
+    """That of a model whose first and last stage have one weight, and of a module it is in."""
+    case = CASES["stages and replicas"]
+    module, mesh, expected = _trained(case.spread, case.build, case.sizes, ())
+    containers = module, tr.nn.Sequential(tr.nn.Sequential(module))
+    return [(tr.clip_grad_norm_(each, math.inf, mesh), expected) for each in containers]

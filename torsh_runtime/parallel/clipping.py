@@ -15,7 +15,7 @@ from torsh_runtime.modules import adapter_class
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
-from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stage_ranks_of
+from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stages_in
 from torsh_runtime.parallel.norms import (
     joined,
     norm_of,
@@ -138,7 +138,7 @@ def _agreed(norms: list[float], everyone: ProcessGroup) -> float:
 
 
 def _own_sums(
-    adapter: ModuleAdapter[Any], mesh: DeviceMesh | None, earlier: Set[str], norm_type: float
+    adapter: ModuleAdapter[Any], mesh: DeviceMesh | None, earlier: Set[int], norm_type: float
 ) -> _Sums:
     """This rank's power sums, with 0 for what others count: all ranks have the same keys."""
     layouts, groups = layouts_by_id(adapter.module), _groups(adapter)
@@ -149,7 +149,7 @@ def _own_sums(
         own = gradients.setdefault(_Spread(axes, groups.get(id(parameter))), [])
         is_first = layout is None or layout.is_first(coordinate_on(mesh, name, layout))
         gradient = adapter.gradient(parameter)
-        if gradient is not None and is_first and name not in earlier:
+        if gradient is not None and is_first and id(parameter) not in earlier:
             own.append(gradient)
     return {spread: power_sum(adapter, own, norm_type) for spread, own in gradients.items()}
 
@@ -162,14 +162,20 @@ def _groups(adapter: ModuleAdapter[Any]) -> dict[int, ProcessGroup]:
 
 def _stages(
     adapter: ModuleAdapter[Any], mesh: DeviceMesh | None
-) -> tuple[ProcessGroup | None, Set[str]]:
-    """The ranks with the other parts of the model, if there are any, and the names of parameters
+) -> tuple[ProcessGroup | None, Set[int]]:
+    """The ranks with the other parts of the model, if there are any, and by id() the parameters
     that earlier ones of them have as well: of tied ones each has a copy."""
-    found = stage_ranks_of(adapter.module)
+    found = stages_in(adapter.module)
     if found is not None:
-        return found.group, found.earlier
+        stage, told_by = found
+        return told_by.group, _named(adapter_class(stage)(stage), told_by.earlier)
     if mesh is None or STAGES not in mesh.coordinate or mesh.size(STAGES) == 1:
         return None, frozenset()
     group = mesh.get_group(STAGES)
     told = texts_of_all(group, "\n".join(name for name, _ in adapter.parameters()))
-    return group, {name for text in told[: group.rank] for name in text.splitlines()}
+    names = {name for text in told[: group.rank] for name in text.splitlines()}
+    return group, _named(adapter, names)
+
+
+def _named(adapter: ModuleAdapter[Any], names: Set[str]) -> Set[int]:
+    return {id(parameter) for name, parameter in adapter.parameters() if name in names}

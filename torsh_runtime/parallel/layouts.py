@@ -36,20 +36,20 @@ class StageRanks:
         return StageRanks, (None, self.is_all, self.earlier)
 
 
-def stage_ranks_of(model: Any) -> StageRanks | None:
-    """Who has the other stages of a model that is a rank's part of a pipeline; None if that is not
-    known. ConfigError for one of several that the rank has."""
+def stages_in(model: Any) -> tuple[Any, StageRanks] | None:
+    """The module in a model that is a rank's part of a pipeline, and who has the other stages; None
+    if that is not known. ConfigError for one of several that the rank has."""
     modules = (module for _, module in adapter_class(model)(model).modules())
-    told = (each.stage_ranks for each in modules if hasattr(each, "stage_ranks"))
-    found: StageRanks | None = next(told, None)
-    if found is None:
+    stage = next((each for each in modules if hasattr(each, "stage_ranks")), None)
+    if stage is None:
         return None
+    found: StageRanks = stage.stage_ranks
     if not found.is_all:
         raise ConfigError(
             "this is one of several stages that the rank has: pass the pipeline's module, which "
             "has all of them"
         )
-    return None if found.group is None else found
+    return None if found.group is None else (stage, found)
 
 
 def layouts_of(model: Any) -> dict[str, TensorLayout]:
