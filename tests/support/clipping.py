@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,22 @@ def apart(by: float, rank: int) -> float:
 
 
 def in_a_container(rank: int) -> list[tuple[float, float]]:
-    """That of a model whose first and last stage have one weight, and of a module it is in."""
-    case = CASES["stages and replicas"]
-    module, mesh, expected = _trained(case.spread, case.build, case.sizes, ())
-    containers = module, tr.nn.Sequential(tr.nn.Sequential(module))
+    """That of stages of which two have one weight, by themselves and in other modules, and that of
+    one process."""
+    first, last = tr.nn.Linear(6, 6, bias=False), tr.nn.Linear(6, 6, bias=False)
+    last.weight = first.weight
+    draw = np.random.default_rng(0)
+    batch, target = (tr.nn.from_numpy(draw.standard_normal((8, 6))) for _ in range(2))
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 2})
+    weight = np.array(first.weight.data, np.float64)
+    loss = tr.nn.functional.mse_loss
+    first.weight.data = last.weight.data = weight
+    loss(last(first(batch)), target).backward()
+    expected = math.sqrt(float((first.weight.grad.data**2).sum()))
+    first.weight.grad = None
+    wrap = partial(tr.DistributedDataParallel, process_group=mesh["dp"])
+    options: dict[str, Any] = {"mesh": mesh, "wrap": wrap, "loss_fn": loss}
+    pipeline = tr.PipelineParallel([first, last], 2, **options)
+    pipeline.step(batch, target)
+    containers = pipeline.module, tr.nn.Sequential(tr.nn.Sequential(pipeline.module))
     return [(tr.clip_grad_norm_(each, math.inf, mesh), expected) for each in containers]
