@@ -50,9 +50,9 @@ def test_steps_experts_as_one_process_does(experts: int, framework: str) -> None
 
 def test_what_does_not_fit_is_refused_on_every_rank() -> None:
     expected = {
-        "shapes": "is of another shape or dtype on rank(s) 1, 3 than on rank 0",
-        "values": "is of other values on rank(s) 1, 3 than on rank 0",
-        "gradients": "is of another gradient on rank(s)",
+        "shapes": "has another shape or dtype on rank(s) 1, 3 than on rank 0",
+        "values": "has other values on rank(s) 1, 3 than on rank 0",
+        "gradients": "has another gradient on rank(s)",
         "no mesh": "does not tell who has the same part of it",
         "sharded": "a FullyShardedDataParallel in the model has spread",
         "another's parameters": "parameter 10, of shape (2, 6), is none of the model's",

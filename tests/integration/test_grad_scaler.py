@@ -57,13 +57,15 @@ def test_scalers_of_torch_agree_on_replicas_only(name: str) -> None:
     assert len(next_scales) == (1 if name == "replicas" else 2)
 
 
-@pytest.mark.parametrize("number", [pytest.param(each, marks=needs_torch) for each in range(4)])
+@pytest.mark.parametrize("number", [pytest.param(each, marks=needs_torch) for each in range(6)])
 def test_scalers_by_which_ranks_would_not_step_alike_are_refused(number: int) -> None:
     texts = (
         "torch.amp.grad_scaler.GradScaler, which knows of this rank's gradients only",
         "the scaler's process_group lacks ranks",
         "whose loss is scaled by 4.0",
         "ranks have scaled their losses differently",
+        "rank 1, pp 0, dp 1: scaler is a torch.amp.grad_scaler.GradScaler",
+        "whose loss is scaled by 65536.0 on rank(s) 1",
     )
     for said in of_all("torch", "unfit"):
         assert texts[number] in said[number]

@@ -169,11 +169,14 @@ def unfit(rank: int) -> list[str]:
     parameter = tools.nn.Parameter(tools.torch.ones(2))
     optimizer = tools.torch.optim.SGD([parameter], lr=1.0)
     other = tr.ShardedGradScaler(init_scale=2.0 ** (1 + mesh.coordinate["pp"]))
+    replica = mesh.coordinate["dp"]
     calls: list[Callable[[], object]] = [
         lambda: made.step(*rows, scaler=tools.torch.amp.GradScaler("cpu")),
         lambda: made.step(*rows, scaler=tr.ShardedGradScaler(process_group=mesh["dp"])),
         lambda: made.step(*rows, scaler=other),
         lambda: other.unscale_(optimizer),
+        lambda: made.step(*rows, scaler=tools.torch.amp.GradScaler("cpu") if replica else None),
+        lambda: made.step(*rows, scaler=tr.ShardedGradScaler() if replica else None),
     ]
     said = []
     for call in calls:

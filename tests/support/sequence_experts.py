@@ -157,12 +157,19 @@ def refusals(rank: int) -> dict[str, str]:
     part = tools.tensor(whole.data[:, LENGTH // 2 * (rank % 2) :][:, : LENGTH // 2].copy())
     six = tr.init_device_mesh({"dp": 1, "tp": 4}).view({"edp": 1, "ep": 4}, over=("dp", "tp"))
 
-    def run(options: dict[str, Any], inputs: Any, plan: dict[str, Any]) -> None:
-        made = model_of(tools, mesh, options, None)
-        tr.parallelize(made, mesh["tp"], plan)(inputs)
+    def run(options: dict[str, Any], inputs: Any, plan: dict[str, Any], *first: Any) -> None:
+        made = tr.parallelize(model_of(tools, mesh, options, None), mesh["tp"], plan)
+        for each in (*first, inputs):
+            made(each)
 
     plain_plan = {"before": tr.Column(), "after": tr.Row()}
+    alike, no_numbers = (tools.tensor(np.full(part.shape, x)) for x in (1.0, np.nan))
     asked = {
+        "alike": lambda: run(told, alike, PLAN),
+        "no numbers": lambda: run(told, no_numbers, PLAN),
+        "untold behind no numbers": lambda: run(
+            {**told, "sequence": None}, part, PLAN, no_numbers, alike
+        ),
         "parts untold": lambda: run({**told, "sequence": None}, part, PLAN),
         "whole, and told of parts": lambda: run(told, whole, plain_plan),
         "no axis": lambda: run({**told, "sequence": mesh.get_group("tp")}, part, PLAN),

@@ -33,15 +33,15 @@ def check_same(group: ProcessGroup, what: str, own: str) -> None:
         return
     texts = texts_of_all(group, own)
     raise disagreement(
-        f"ranks mean different {what}: {by_rank(texts)}. Call it alike on all ranks",
+        f"ranks mean different {what}: {by_rank(texts, group)}. Call it alike on all ranks",
         dict(enumerate(texts)),
         group.job_ranks,
     )
 
 
-def by_rank(lines: Sequence[str]) -> str:
-    """Who says what, as "a on rank(s) 0, 2, b on rank(s) 1"."""
+def by_rank(lines: Sequence[str], group: ProcessGroup) -> str:
+    """Who of a group says what, as "a on rank(s) 0, 2, b on rank(s) 1": of the default group."""
     ranks: dict[str, list[str]] = {}
-    for rank, line in enumerate(lines):
+    for rank, line in zip(group.ranks, lines, strict=True):
         ranks.setdefault(line, []).append(str(rank))
     return ", ".join(f"{line} on rank(s) {', '.join(who)}" for line, who in ranks.items())

@@ -38,7 +38,7 @@ def check_agreed(
         here = [_line(lines, number) for lines in everyone]
         if len({*here}) == 1:
             continue
-        found.append(by_rank(here))
+        found.append(by_rank(here, group))
         accounts = accounts or dict(enumerate(here))
         if number >= len(own):
             break

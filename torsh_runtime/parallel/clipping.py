@@ -54,14 +54,15 @@ def clip_grad_norm_(
     model: Any, max_norm: float, mesh: DeviceMesh | None = None, norm_type: float = 2.0
 ) -> float:
     """Scale the gradients of a model of either framework so that their norm, as of one vector of
-    the whole model, is at most max_norm. Returns what it was, the same bits on all ranks.
+    the whole model, is at most max_norm. Returns what it was.
 
     The model, not its parameters: its modules tell of layouts (parallel/layouts.py), so that what
     is sharded over axes of the mesh is added up over these, what several ranks have counts once,
     and stages of a pipeline, or of what is along "pp", are added up, of which several may have a
     parameter of one name. What a FullyShardedDataParallel in it has sharded is added up over its
     group. Sums are formed in float64. All ranks of the mesh call it, when the gradients have been
-    averaged; a warning is logged if they then do not come to the same, and each has its own.
+    averaged. Norms that differ by more than 1e-4 of the largest are a warning, and each rank then
+    uses its own; others are the same bits on all ranks.
 
     Raises TypeError for what is no model, ConfigError for layouts that do not fit the mesh.
     """

@@ -44,7 +44,7 @@ def together_in_lines(
     exchange. line: the one that this rank is in, of the lines along which `everyone` is divided;
     None: each rank is one by itself."""
     sums = np.array([own, rest], np.float64).view(np.int64)
-    number = everyone.rank if line is None else line.ranks[0]
+    number = everyone.global_rank(everyone.rank) if line is None else line.ranks[0]
     told = everyone.all_gather_numbers(np.array([*sums, number], np.int64))
     numbers, values = told[:, 2].tolist(), np.ascontiguousarray(told[:, :2]).view(np.float64)
     by_line: dict[int, list[float]] = {}

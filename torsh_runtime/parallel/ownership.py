@@ -133,7 +133,7 @@ class Ownership:
         number, parameter = named[first // len(_COMPARED)]
         who = ", ".join(str(group.ranks[each]) for each in others[columns == first])
         return (
-            f"parameter {number}, of shape {tuple(parameter.shape)}, is of "
+            f"parameter {number}, of shape {tuple(parameter.shape)}, has "
             f"{_COMPARED[first % len(_COMPARED)]} on rank(s) {who} than on rank {group.ranks[0]}, "
             f"and one rank steps it for all: average gradients first, as DistributedDataParallel "
             f"does. If ranks have parts of the model, as of experts, pass model=model and "

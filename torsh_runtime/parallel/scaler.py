@@ -142,7 +142,8 @@ class ShardedGradScaler:
         own = np.array([is_so, np.float64(self._scale).view(np.int64)], np.int64)
         everyone = self.process_group.all_gather_numbers(own)
         if (everyone[:, 1] != everyone[0, 1]).any():
-            scales = by_rank(list(map(str, everyone[:, 1].view(np.float64).tolist())))
+            told = list(map(str, everyone[:, 1].view(np.float64).tolist()))
+            scales = by_rank(told, self.process_group)
             raise ConfigError(
                 f"ranks have scaled their losses differently: {scales}. All have to make the same "
                 f"calls of the scaler, with the same options, and load the same state"

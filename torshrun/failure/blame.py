@@ -144,8 +144,15 @@ _LIST = r"[0-9][0-9, ]*(?<! )(?<!,)"
 _TORSH = (
     _says(
         "mismatch",
-        r"ranks disagree[^:]*: rank (?P<rank1>RANK) called (?P<call1>.{1,999}?), "
+        r"ranks disagree(?![^:]{0,99} of axis )[^:]{0,399}: "
+        r"rank (?P<rank1>RANK) called (?P<call1>.{1,999}?), "
         r"rank (?P<rank2>RANK) called (?P<call2>.{1,999}?)\. Every rank",
+    ),
+    _says(
+        "mismatch",
+        r"ranks disagree[^:(]{0,99} of axis [^:(]{1,99}\(rank (?P<rank1>RANK)\b[^:;]{0,99}; "
+        r"rank (?P<rank2>RANK)\b[^:;]{0,99}\): rank RANK called (?P<call1>.{1,999}?), "
+        r"rank RANK called (?P<call2>.{1,999}?)\. Every rank",
     ),
     _says("lost", r"\brank (?P<rank>RANK) was lost during (?P<op>\w+)"),
     _says(

@@ -88,13 +88,26 @@ class _Ranks:
         """What is wrong with them; "" if nothing is."""
         if self.parts is None or {*self.parts.ranks} <= {*self.tokens.ranks}:
             return ""
+        parts, tokens = (", ".join(map(str, g.ranks)) for g in (self.parts, self.tokens))
         return (
-            f"ranks {self.parts.ranks} have parts of one sequence, and not all are among "
-            f"{self.tokens.ranks}, who have tokens: pass data=mesh['dp', 'cp', 'tp'], with them"
+            f"ranks {parts} have parts of one sequence, and not all are among {tokens}, who have "
+            f"tokens: pass data=mesh['dp', 'cp', 'tp'], with them"
         )
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+
+def _are_same(counts: NDArray[np.int64], rows: NDArray[np.float64]) -> bool | None:
+    """Whether ranks have the same tokens, of which there are so many and some rows of each; None if
+    these do not tell, as they are all alike or no numbers."""
+    if (counts != counts[0]).any():
+        return False
+    tokens = rows[rows.any(-1)]
+    if not np.isfinite(rows).all() or not (tokens != tokens[:1]).any():
+        return None
+    far = np.abs(rows - rows[0]).max() > _ROUNDED * np.abs(rows).max()
+    return not far
 
 
 class MixtureOfExperts:
@@ -326,23 +339,23 @@ class MixtureOfExperts:
         group = self.ranks.beside
         if self._has_compared or group is None or group.world_size == 1:
             return
-        self._has_compared = True
         own = np.zeros((2 * _LOOKED_AT, self.embed_dim))
         for place, some in (0, tokens[:_LOOKED_AT]), (_LOOKED_AT, tokens[-_LOOKED_AT:]):
             own[place : place + len(some)] = self._on_host(some)
         said = np.array([len(tokens)]), own.reshape(-1).view(np.int64)
         told = group.all_gather_numbers(np.concatenate(said))
-        rows = told[:, 1:].view(np.float64)
-        far = np.abs(rows - rows[0]).max(initial=0.0) > _ROUNDED * np.abs(rows).max(initial=0.0)
-        is_same = not far and bool((told[:, 0] == told[0, 0]).all())
-        if is_same and self.ranks.parts is not None and told[:, 0].any():
+        rows = told[:, 1:].view(np.float64).reshape(group.world_size, -1, self.embed_dim)
+        is_same = _are_same(told[:, 0], rows)
+        self._has_compared = is_same is not None
+        ranks = ", ".join(map(str, group.ranks))
+        if is_same is True and self.ranks.parts is not None:
             raise ConfigError(
-                f"MixtureOfExperts: ranks {group.ranks} were given the same tokens, and sequence= "
+                f"MixtureOfExperts: ranks {ranks} were given the same tokens, and sequence= "
                 f"says that each has a part: leave it out, and them out of data="
             )
-        if not is_same and self.ranks.parts is None:
+        if is_same is False and self.ranks.parts is None:
             raise ConfigError(
-                f"MixtureOfExperts: ranks {group.ranks}, which have parts of other layers, were "
+                f"MixtureOfExperts: ranks {ranks}, which have parts of other layers, were "
                 f"given different tokens, as sequence parallelism does: pass sequence=mesh['tp'], "
                 f"and data=mesh['dp', 'cp', 'tp'] with these ranks"
             )

@@ -87,20 +87,21 @@ def planned(
 def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], str]) -> Any:
     """What make() returns. ConfigError on all ranks if it raises one on any, or if the texts of
     what it returned differ."""
-    made, problem, own = None, "", ""
+    made, problem, own, cause = None, "", "", None
     try:
         made = make()
         own = text(made)
     except Exception as error:  # the others would wait for this rank
-        problem = str(error) if isinstance(error, ConfigError) else f"{error!r}"
+        problem, cause = str(error) if isinstance(error, ConfigError) else f"{error!r}", error
     told = [json.loads(each) for each in texts_of_all(group, json.dumps([problem, own]))]
     problems = {said: rank for rank, (said, _) in reversed([*enumerate(told)]) if said}
     if problems:
-        raise ConfigError("; ".join(f"rank {rank}: {said}" for said, rank in problems.items()))
+        named = (f"{group.called(rank)}: {said}" for said, rank in problems.items())
+        raise ConfigError("; ".join(named)) from cause
     texts = [said for _, said in told]
     if len({*texts}) > 1:
         raise disagreement(
-            f"ranks do not have the same pipeline: {by_rank(texts)}. Build the same one on all",
+            f"ranks do not have the same pipeline: {by_rank(texts, group)}. Build the same on all",
             dict(enumerate(texts)),
             group.job_ranks,
         )

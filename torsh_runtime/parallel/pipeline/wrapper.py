@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -20,7 +21,7 @@ from torsh_runtime.parallel.pipeline.choosing import best_table
 from torsh_runtime.parallel.pipeline.executor import Executor, Work, ahead_of
 from torsh_runtime.parallel.pipeline.failing import Failures
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
-from torsh_runtime.parallel.pipeline.planning import agreed, planned
+from torsh_runtime.parallel.pipeline.planning import Plan, agreed, planned
 from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Stage
@@ -95,13 +96,7 @@ class PipelineParallel:
         how = schedule, placement, num_microbatches
         plan = planned(group, everyone, stages, cuts, example, *how)
         self.placement, self._table = plan.placement, plan.table
-        own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
-        self.module = merged(own, plan.modules)
-        self._sharing = Sharing(group, shared(plan.modules, plan.placement), self.module)
-        self._sharing.send_values()
-        for each in own.values():
-            each.stage_ranks = StageRanks(group, len(own) == 1, self._sharing.earlier(each))
-        self.module.stage_ranks = StageRanks(group, True, self._sharing.earlier(self.module))
+        own = self._take_part(plan)
         self.stages = _wrapped(own, wrap, everyone)
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
@@ -119,6 +114,19 @@ class PipelineParallel:
         self._check_split()
         self.costs: Costs | None = None
         """What steps take, as measure() found, which "auto" calls."""
+
+    def _take_part(self, plan: Plan) -> dict[int, Any]:
+        """This rank's stages, and with them what it has of the model, which says who has the rest;
+        tied parameters are alike on all ranks that have them."""
+        rank = self.group.rank
+        own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == rank}
+        self.module = merged(own, plan.modules)
+        self._sharing = Sharing(self.group, shared(plan.modules, plan.placement), self.module)
+        self._sharing.send_values()
+        for each in own.values():
+            each.stage_ranks = StageRanks(self.group, len(own) == 1, self._sharing.earlier(each))
+        self.module.stage_ranks = StageRanks(self.group, True, self._sharing.earlier(self.module))
+        return own
 
     def _check_split(self) -> None:
         if self._table is not None and self._table.splits and not self._can_split:
@@ -160,9 +168,9 @@ class PipelineParallel:
         scaler: whose scale gradients are multiplied with, and not the loss that is returned; all
         ranks of the mesh pass theirs, and scaler.step(optimizer) follows.
 
-        ConfigError on all ranks for a batch that does not fit, and for a scaler by which not all of
-        them would step alike; PipelineError if a stage raises,
-        or waits in vain: then the group is dead.
+        ConfigError on all ranks of the mesh for a batch that does not fit one of them, and for
+        scalers by which not all would step alike; PipelineError if a stage raises, or waits in
+        vain: then the group is dead.
         """
         return self._failures.telling(lambda: self._step(batch, target, scaler))
 
@@ -255,7 +263,8 @@ class PipelineParallel:
         self, batch: Any, target: Any, trains: bool, scale: float, problem: str
     ) -> Any:
         """This rank's microbatches, a key of their shapes, and how many there are. One exchange of
-        numbers, so that nobody begins what others do not."""
+        numbers, so that nobody begins what others do not: in training of the whole mesh, whose
+        replicas would wait for each other's gradients."""
         inputs: list[Any] = []
         targets: list[Any] = []
         count = self.num_microbatches
@@ -271,12 +280,16 @@ class PipelineParallel:
         said = batches.shapes(inputs)
         own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0]
         own += [bool(problem), self._frozen(), batches.dealt(batch), batches.dealt(target)]
-        own += [int(np.float64(scale).view(np.int64))]
-        rows = self.group.all_gather_numbers(np.array(own, np.int64))
-        keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
-        if rows[:, 2].any() or max(len(keys), len(counts), len({*rows[:, 6].tolist()})) > 1:
+        own += [int(np.float64(scale).view(np.int64)), self.group.ranks[0]]
+        asked = self._everyone if trains else self.group
+        told = asked.all_gather_numbers(np.array(own, np.int64))
+        pipelines = [told[told[:, 7] == first] for first in {*told[:, 7].tolist()}]
+        is_one = all(len(each) < 2 for rows in pipelines for each in _said_of_batches(rows))
+        if told[:, 2].any() or not is_one or (told[:, 6] != told[0, 6]).any():
             text = f"a batch of {said}, whose loss is scaled by {scale}"
-            agreed(self.group, lambda: _raise(problem), lambda _: text)
+            agreed(asked, lambda: _raise(problem), lambda _: text)
+        rows = told[told[:, 7] == self.group.ranks[0]]
+        keys, counts = _said_of_batches(rows)
         first, last = rows[self.placement[0], 4], rows[self.placement[-1], 5]
         batches.check_together(int(first), int(last), max(counts))
         key = next(iter(keys)), *rows[:, 3].tolist()
@@ -316,11 +329,17 @@ class PipelineParallel:
         return float(found[0])
 
 
+def _said_of_batches(rows: NDArray[np.int64]) -> tuple[set[int], set[int]]:
+    """The keys of shapes, and the numbers of microbatches, that a pipeline's ranks have."""
+    keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
+    return keys, counts
+
+
 def _wrapped(
     stages: Mapping[int, Any], wrap: Callable[[Any], Any] | None, everyone: ProcessGroup
 ) -> dict[int, Any]:
-    """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises on one: of some
-    stages it may, and the others' ranks would wait for theirs."""
+    """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises for a stage: the
+    ranks of others would wait. Replicas of one stage raise alike, or wait within wrap()."""
     call = wrap or (lambda stage: stage)
     made: dict[int, Any] = agreed(
         everyone, lambda: {n: call(stage) for n, stage in stages.items()}, lambda _: ""

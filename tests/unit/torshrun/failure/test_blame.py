@@ -94,6 +94,14 @@ def test_both_calls_of_a_mismatch_are_read() -> None:
     assert blame.calls == {0: "all_reduce(float32[2, 3], SUM)", 2: "barrier()"}
 
 
+def test_ranks_of_an_axis_are_those_of_the_job() -> None:
+    who = " of axis tp (rank 4, pp 1, tp 0; rank 5, pp 1, tp 1)"
+    error = CommMismatch(4, 0, "all_reduce(float32[2], SUM)", 1, "barrier()", who)
+    blame = from_words([f"torsh_runtime.errors.CommMismatch: {error}"])
+    assert blame is not None
+    assert blame.calls == {4: "all_reduce(float32[2], SUM)", 5: "barrier()"}
+
+
 def test_so_are_those_of_torchs_debug_mode_and_ddp() -> None:
     blame = from_words(
         [
