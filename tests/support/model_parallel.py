@@ -234,29 +234,7 @@ def on_mesh(
     mesh = tr.init_device_mesh(sizes if "cp" in sizes else {"cp": 1, **sizes})
     if kind.experts:
         mesh = mesh.view({"edp": -1, "ep": kind.experts}, over=kind.over)
-    plan = IN_PARTS if kind.in_parts else PLAN
-    model = tr.parallelize(gpt(tools, kind, mesh), mesh["tp"], plan)
-    options = {} if wrapper == "DistributedDataParallel" else _sharding(kind)
-
-    def wrapped(stage: Any) -> Any:
-        return getattr(tr, wrapper)(stage, process_group=mesh["dp", "cp"], **options)
-
-    def loss(outputs: Any, targets: Any) -> Any:
-        scores, balance = outputs
-        wrong = tr.vocab_parallel_cross_entropy(scores, targets, mesh["tp"], num_classes=CLASSES)
-        return (balance.sum() * BALANCED + wrong) / kind.passes
-
-    pipeline = tr.PipelineParallel(
-        model,
-        num_microbatches=MICROBATCHES // kind.passes,
-        mesh=mesh,
-        cuts=_cuts(sizes["pp"] * (2 if schedule in ("interleaved", "zbv") else 1)),
-        schedule=schedule,
-        loss_fn=loss,
-        tokens=lambda targets: np.prod(targets.shape),
-        checkpoint=kind.checkpoints,
-        wrap=wrapped,
-    )
+    pipeline = _pipeline(tools, sizes, schedule, wrapper, mesh, kind)
 
     def own(whole: Any) -> Any:
         """Of each microbatch this rank's rows, and of these its tokens."""
@@ -286,6 +264,40 @@ def on_mesh(
     apart |= _saved_apart(saved, expected)
     reloaded = _reloaded(tools, kind, directory, saved)
     return {"apart": apart, "bits": bits, "replicas": replicas, "reloaded": reloaded}
+
+
+def _pipeline(
+    tools: Kit,
+    sizes: Mapping[str, int],
+    schedule: str,
+    wrapper: str,
+    mesh: tr.DeviceMesh,
+    kind: Kind,
+) -> tr.PipelineParallel:
+    """The spread model."""
+    plan = IN_PARTS if kind.in_parts else PLAN
+    model = tr.parallelize(gpt(tools, kind, mesh), mesh["tp"], plan)
+    options = {} if wrapper == "DistributedDataParallel" else _sharding(kind)
+
+    def wrapped(stage: Any) -> Any:
+        return getattr(tr, wrapper)(stage, process_group=mesh["dp", "cp"], **options)
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        scores, balance = outputs
+        wrong = tr.vocab_parallel_cross_entropy(scores, targets, mesh["tp"], num_classes=CLASSES)
+        return (balance.sum() * BALANCED + wrong) / kind.passes
+
+    return tr.PipelineParallel(
+        model,
+        num_microbatches=MICROBATCHES // kind.passes,
+        mesh=mesh,
+        cuts=_cuts(sizes["pp"] * (2 if schedule in ("interleaved", "zbv") else 1)),
+        schedule=schedule,
+        loss_fn=loss,
+        tokens=lambda targets: np.prod(targets.shape),
+        checkpoint=kind.checkpoints,
+        wrap=wrapped,
+    )
 
 
 def _sharding(kind: Kind) -> dict[str, Any]:
