@@ -38,7 +38,6 @@ NOT_FOR_NCCL = {
     "the_future_of_what_fails_fails": "it receives with a tag",
     "a_wait_that_ends_early_leaves_the_operation_alone": _IN_TURN,
     "an_operation_under_way_ends_with_the_group": _IN_TURN,
-    "several_collectives_are_one_operation": "two operations use one array, which is staged twice",
     "narrow_floats_are_summed_in_float32": "they are rounded at every addition",
     "nan_wins_in_min_and_max": "NCCL may lose NaN",
     "other_buffers": _HOST,

@@ -96,7 +96,7 @@ def a_probe_tells_of_a_message_and_leaves_it(backend: Backend) -> None:
 
 @SUITE.case()
 def several_collectives_are_one_operation(backend: Backend) -> None:
-    first, second, last = np.ones(10), np.ones(1000), np.ones(10)
+    before, first, second, after = np.ones(10), np.ones(10), np.ones(1000), np.ones(20)
 
     def both() -> None:
         backend.all_reduce(first, ReduceOp.SUM, LONG)
@@ -104,14 +104,15 @@ def several_collectives_are_one_operation(backend: Backend) -> None:
         second[:] += first[0]
 
     works = [
-        backend.all_reduce(last, ReduceOp.SUM, LONG, async_op=True),
+        backend.all_reduce(before, ReduceOp.SUM, LONG, async_op=True),
         backend.in_order(both, async_op=True),
-        backend.all_reduce(last, ReduceOp.SUM, LONG, async_op=True),
+        backend.all_reduce(after, ReduceOp.SUM, LONG, async_op=True),
     ]
     for work in works:
         assert work.wait()
     assert (second == 2 * backend.world_size).all()
-    assert (last == backend.world_size**2).all()
+    assert (before == backend.world_size).all()
+    assert (after == backend.world_size).all()
 
 
 @SUITE.case()
