@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import fake_cupy
-from support.fake_gpus import Connect, OnDevice, Ranks, by_device
+from support.fake_gpus import Connect, Ranks, by_device
+from support.nccl_cases import REFUSED, cases_for_nccl, reductions_of_nccl
+from support.on_device import OnDevice
 from support.suite import CASES, reducing
-from support.suite.references import reductions
 
-from torsh_runtime.backends.base import BackendType, PremulSum, Reduce, ReduceOp
+from torsh_runtime.backends.base import BackendType, PremulSum, ReduceOp
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.errors import BackendUnavailable, CommAborted
@@ -22,37 +23,6 @@ from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
 LONG = 60.0
-_IN_TURN = "a message is over when it was received, and what comes after it waits: see coalescing"
-_NO_TAGS = "NCCL has no tags"
-_HOST = "arrays in the processor's memory"
-NOT_FOR_NCCL = {
-    "a_ring_of_messages": _NO_TAGS,
-    "large_messages_both_ways": _IN_TURN,
-    "tags_keep_messages_apart": _NO_TAGS,
-    "messages_with_one_tag_arrive_in_order": _NO_TAGS,
-    "messages_from_anyone_say_who_sent_them": "NCCL cannot receive from anyone",
-    "unmatched_messages_of_64_kib_do_not_block": _NO_TAGS,
-    "a_sent_array_may_be_changed_at_once": _IN_TURN,
-    "strided_messages": _IN_TURN,
-    "messages_pass_collectives": _NO_TAGS,
-    "the_future_of_what_fails_fails": "it receives with a tag",
-    "a_wait_that_ends_early_leaves_the_operation_alone": _IN_TURN,
-    "an_operation_under_way_ends_with_the_group": _IN_TURN,
-    "narrow_floats_are_summed_in_float32": "they are rounded at every addition",
-    "nan_wins_in_min_and_max": "NCCL may lose NaN",
-    "other_buffers": _HOST,
-    "torch_tensors": _HOST,
-    "any_dtype_is_moved": "what NCCL has no name for is refused",
-    "what_is_only_moved_is_not_reduced": "what NCCL has no name for is refused",
-    "what_cannot_be_sent_is_refused_before_it_starts": "no array of a GPU is read-only",
-}
-"""Cases that an NCCL group does not fulfil, by the beginnings of their names, and why; besides
-those about objects, which it does not carry."""
-REFUSED = [
-    name
-    for name, case in CASES.items()
-    if NOT_FOR_NCCL.get(name) == _NO_TAGS or "object" in name or "from_anyone" in name
-]
 WITHOUT = "needs an NVIDIA GPU, its driver and nccl4py"
 needs_gpu = pytest.mark.skipif(not is_available(BackendType.NCCL), reason=WITHOUT)
 
@@ -96,30 +66,19 @@ KINDS = (("fake", NcclBackend.connect, (2, 3)), ("by-device", by_device, (2,)))
 
 
 def _pairs() -> list[Any]:
-    unfit = tuple(NOT_FOR_NCCL)
     return [
         pytest.param(connect, world, name, id=f"{kind}-{world}-{name}")
         for kind, connect, worlds in KINDS
         for world in worlds
-        for name, case in CASES.items()
-        if world >= case.ranks and not case.processes
-        if not name.startswith(unfit) and "object" not in name
+        for name in cases_for_nccl(world)
     ]
-
-
-def _reductions_of_nccl(dtype: str) -> list[Reduce]:
-    """The suite's, without those that NCCL has not; that these raise TypeError is a case, too."""
-    refused = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR} if "int" in dtype else set()
-    if dtype.startswith("complex"):
-        refused = {ReduceOp.PRODUCT}
-    return [op for op in reductions(dtype) if op not in refused]
 
 
 @pytest.mark.parametrize(("connect", "world", "name"), _pairs())
 def test_the_suite(
     fake_ranks: Ranks, connect: Connect, world: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reducing, "reductions", _reductions_of_nccl)
+    monkeypatch.setattr(reducing, "reductions", reductions_of_nccl)
     fake_ranks.run(world, lambda backend: CASES[name].body(OnDevice(backend)), connect)
 
 
@@ -166,7 +125,9 @@ def test_an_operation_that_nobody_joins_ends_with_the_group(fake_ranks: Ranks) -
 @pytest.mark.parametrize("dtype", ["bool", "int16", "int64", "float16", "float32", "complex64"])
 def test_every_operation_in_a_group_of_one(backend: NcclBackend, arrays: Any, dtype: str) -> None:
     source = ones(arrays, 40, 6, dtype=dtype)[:, ::2]
-    outputs = [ones(arrays, 40, 3, dtype=dtype) * 0 for _ in range(6)]
+    outputs = [source.copy() if hasattr(source, "copy") else source.clone() for _ in range(6)]
+    for output in outputs:
+        output[...] = 0
     backend.all_reduce(source, ReduceOp.SUM, LONG)
     backend.reduce(source, 0, ReduceOp.SUM, LONG)
     backend.broadcast(source, 0, LONG)

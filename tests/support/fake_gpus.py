@@ -1,31 +1,27 @@
-"""A group over NCCL whose ranks are threads, each with a fake GPU; and the suite's cases on it."""
+"""A group over NCCL whose ranks are threads, each with a fake GPU."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import secrets
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from datetime import timedelta
+from contextlib import closing, contextmanager
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from support import fake_cuda, fake_cupy, fake_nccl
 from support.fake_cuda import Machine
 from support.forked import Raised
 from support.suite.cases import LONG
 from support.worlds import PATIENCE
 
-from torsh_runtime.backends.base import Backend, BackendType, ByDevice, Reduce
+from torsh_runtime.backends.base import Backend, BackendType, ByDevice
 from torsh_runtime.backends.by_device import ByDeviceBackend
 from torsh_runtime.backends.native.backend import NativeBackend
 from torsh_runtime.backends.nccl.backend import NcclBackend
-from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.job import Job
@@ -183,165 +179,3 @@ class Jobs:
             raise
         with closing(JobGroup(made, timeout, job)) as group:
             return body(group)
-
-
-class Staged:
-    """Copies of numpy arrays on the current device, laid out as they are; those that share memory
-    share it there."""
-
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._cupy: Any = sys.modules["cupy"]
-        self._pieces: list[tuple[int, int, Any]] = []
-        for low, high in _merged([np.lib.array_utils.byte_bounds(array) for array in arrays]):
-            self._pieces.append((low, high, self._cupy.asarray(_host_bytes(low, high))))
-
-    def array(self, host: Any) -> Any:
-        address = host.__array_interface__["data"][0]
-        for low, high, piece in self._pieces:
-            if low <= address < high:
-                facts = (address - low, host.strides)
-                view = np.ndarray(host.shape, host.dtype, piece.contents, *facts)
-                return self._cupy.ndarray(piece.block, view)
-        return self._cupy.empty(host.shape, host.dtype)
-
-    def fetch(self, outputs: Sequence[Any]) -> None:
-        """Copy the memory of these arrays back, in turn with the current stream."""
-        for low, high, piece in self._pieces:
-            begins = [output.__array_interface__["data"][0] for output in outputs]
-            if any(low <= begin < high for begin in begins):
-                _host_bytes(low, high)[:] = piece.get()
-
-
-class StagedWork(Work):
-    """Work whose results are fetched when it is waited for."""
-
-    def __init__(self, inner: Work, staged: Staged, outputs: Sequence[Any]) -> None:
-        self._inner = inner
-        self._staged = staged
-        self._to_fetch = list(outputs)
-
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        self._inner.wait(timeout)
-        self._fetch()  # after what the stream waits for
-        return self._inner.wait(LONG)
-
-    def done(self) -> bool:
-        over = self._inner.done()
-        if over and self._inner.exception() is None:
-            self._fetch()
-        return over
-
-    def exception(self) -> BaseException | None:
-        return self._inner.exception()
-
-    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        self._inner.add_done_callback(lambda _: callback(self))
-
-    @property
-    def source(self) -> int | None:
-        return self._inner.source
-
-    def _fetch(self) -> None:
-        outputs, self._to_fetch = self._to_fetch, []
-        self._staged.fetch(outputs)
-
-
-class OnDevice(Backend):
-    """A backend that takes numpy arrays to the current device and back."""
-
-    type = BackendType.NCCL
-
-    def __init__(self, inner: Backend) -> None:
-        super().__init__(inner.rank, inner.world_size)
-        self._inner = inner
-
-    failed = property(lambda self: self._inner.failed)
-
-    def all_reduce(self, array: Any, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_reduce", [array], (array, op, timeout, async_op))
-
-    def reduce(
-        self, array: Any, root: int, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("reduce", [array], (array, root, op, timeout, async_op))
-
-    def broadcast(self, array: Any, root: int, timeout: float, async_op: bool = False) -> Work:
-        outputs = [] if root == self.rank else [array]
-        return self._call("broadcast", outputs, (array, root, timeout, async_op))
-
-    def all_gather(self, outputs: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_gather", _arrays(outputs), (outputs, array, timeout, async_op))
-
-    def gather(
-        self, outputs: Any, array: Any, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("gather", _arrays(outputs), (outputs, array, root, timeout, async_op))
-
-    def scatter(
-        self, array: Any, inputs: Any, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("scatter", [array], (array, inputs, root, timeout, async_op))
-
-    def reduce_scatter(
-        self, output: Any, inputs: Any, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("reduce_scatter", [output], (output, inputs, op, timeout, async_op))
-
-    def all_to_all(self, outputs: Any, inputs: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_to_all", _arrays(outputs), (outputs, inputs, timeout, async_op))
-
-    def send(self, array: Any, dst: int, tag: int, timeout: float, async_op: bool = False) -> Work:
-        return self._call("send", [], (array, dst, tag, timeout, async_op))
-
-    def recv(
-        self, array: Any, src: int | None, tag: int | None, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("recv", [array], (array, src, tag, timeout, async_op))
-
-    def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        return self._inner.barrier(timeout, async_op)
-
-    def coalescing(self) -> AbstractContextManager[object]:
-        return self._inner.coalescing()
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _call(self, name: str, outputs: Sequence[Any], arguments: tuple[Any, ...]) -> Work:
-        staged = Staged([array for given in arguments for array in _arrays(given)])
-        on_device = [_replaced(given, staged) for given in arguments]
-        work = StagedWork(getattr(self._inner, name)(*on_device), staged, outputs)
-        if not arguments[-1]:
-            work.wait()
-        return work
-
-
-def _arrays(given: Any) -> list[Any]:
-    if isinstance(given, np.ndarray) and given.dtype.isnative and given.dtype.kind not in "mM":
-        return [given]
-    if isinstance(given, list | tuple):
-        return [array for each in given for array in _arrays(each)]
-    return []
-
-
-def _replaced(given: Any, staged: Staged) -> Any:
-    if _arrays(given) and isinstance(given, list | tuple):
-        return type(given)(_replaced(each, staged) for each in given)
-    return staged.array(given) if _arrays(given) else given
-
-
-def _merged(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(bounds):
-        if found and low < found[-1][1]:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
-        elif high > low:
-            found.append((low, high))
-    return found
-
-
-def _host_bytes(low: int, high: int) -> Any:
-    return np.frombuffer((ctypes.c_ubyte * (high - low)).from_address(low), np.uint8)

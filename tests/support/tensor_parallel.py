@@ -49,15 +49,17 @@ class Kit:
         self.nn: Any = importlib.import_module(f"{home}.nn")
         self.F: Any = importlib.import_module(f"{home}.nn.functional")
         self.torch: Any = importlib.import_module("torch") if self.is_torch else None
+        self.device = "cpu"
 
     def seed(self, seed: int) -> None:
         (self.torch if self.is_torch else self.nn).manual_seed(seed)
 
     def double(self, model: Any) -> Any:
-        return model.double() if self.is_torch else model.to("float64")
+        return (model.double() if self.is_torch else model.to("float64")).to(self.device)
 
     def tensor(self, array: Any) -> Any:
-        return (self.torch.from_numpy if self.is_torch else self.nn.from_numpy)(np.array(array))
+        made = (self.torch.from_numpy if self.is_torch else self.nn.from_numpy)(np.array(array))
+        return made if self.device == "cpu" else made.to(self.device)
 
     def adamw(self, model: Any, over: Any = None) -> Any:
         """over: part of a mesh, over which its state is spread."""
@@ -169,7 +171,7 @@ def train(
 
 
 def plain(tensor: Any) -> Any:
-    return tensor.detach().numpy()
+    return tensor.detach().cpu().numpy()
 
 
 def part_of(whole: Any, layout: TensorLayout | None, rank: int) -> Any:

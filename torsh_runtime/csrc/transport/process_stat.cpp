@@ -1,43 +1,32 @@
 #include "transport/process_stat.hpp"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
-#include <sstream>
 
-#include "transport/descriptor.hpp"
+#include "transport/small_files.hpp"
 
 namespace torsh {
 namespace {
 
 constexpr unsigned pf_exiting = 4;  // of the kernel's flags
-
-// "" if it cannot be read: a process may end, and its files with it, at any moment.
-std::string read_small(const std::string& path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::array<char, 1024> text;  // more than there are fields
-  const ssize_t bytes = file.number() < 0 ? -1 : read(file.number(), text.data(), text.size());
-  return bytes > 0 ? std::string(text.data(), static_cast<std::size_t>(bytes)) : "";
-}
+// Which fields after the name these are.
+constexpr std::size_t state = 0, parent = 1, flags = 6, threads = 17;
 
 }  // namespace
 
 // The name is in parentheses and may hold any others.
 std::optional<ProcessStat> read_stat(const std::string& directory) {
-  const std::string text = read_small("/proc/" + directory + "/stat");
-  const std::size_t begin = text.find('('), end = text.rfind(')');
+  const std::optional<std::string> text = read_file("/proc/" + directory + "/stat");
+  if (!text) return std::nullopt;
+  const std::size_t begin = text->find('('), end = text->rfind(')');
   if (begin == std::string::npos || end == std::string::npos) return std::nullopt;
-  ProcessStat found{};
-  unsigned flags = 0;
-  std::string skipped;
-  std::istringstream fields(text.substr(end + 1));
-  fields >> found.state >> found.parent >> skipped >> skipped >> skipped >> skipped >> flags;
-  for (int field = 10; field < 20; ++field) fields >> skipped;
-  if (!(fields >> found.threads)) return std::nullopt;
-  found.name = text.substr(begin + 1, end - begin - 1);
-  found.exiting = (flags & pf_exiting) != 0;
-  return found;
+  const std::vector<std::string_view> fields = words(std::string_view(*text).substr(end + 1));
+  if (fields.size() <= threads) return std::nullopt;
+  const auto number = [&fields](std::size_t field) { return leading<long>(fields[field]).value_or(0); };
+  const bool exiting = (number(flags) & pf_exiting) != 0;
+  return ProcessStat{text->substr(begin + 1, end - begin - 1), fields[state].front(), static_cast<int>(number(parent)), exiting,
+                     static_cast<int>(number(threads))};
 }
 
 std::optional<ProcessStat> read_stat(int pid) {

@@ -1,8 +1,8 @@
 #include "transport/shm/cpu_cache.hpp"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
+
+#include "transport/small_files.hpp"
 
 namespace torsh::shm {
 namespace {
@@ -14,17 +14,14 @@ int first_of(const cpu_set_t& cpus) {
 }
 
 // A list such as "0-7,64-71" (cpuset(7)); empty if it is none.
-cpu_set_t parse_list(std::istream& file) {
+cpu_set_t parse_list(std::string_view text) {
   cpu_set_t found;
   CPU_ZERO(&found);
-  std::string part;
-  while (std::getline(file, part, ',')) {
-    std::istringstream range(part);
-    int first = -1, last = -1;
-    char dash = 0;
-    if (!(range >> first)) break;
-    if (!(range >> dash >> last)) last = first;
-    for (int cpu = std::max(first, 0); cpu <= last && cpu < CPU_SETSIZE; ++cpu) CPU_SET(cpu, &found);
+  for (const std::string_view part : split(text, ',')) {
+    const std::vector<std::string_view> ends = split(part, '-');
+    const std::optional<int> first = leading<int>(ends.front()), last = leading<int>(ends.back());
+    if (!first || !last) break;
+    for (int cpu = std::max(*first, 0); cpu <= *last && cpu < CPU_SETSIZE; ++cpu) CPU_SET(cpu, &found);
   }
   return found;
 }
@@ -36,9 +33,9 @@ std::uint32_t shared_cache(const cpu_set_t& cpus, const std::string& root) {
   cpu_set_t widest;
   CPU_ZERO(&widest);
   for (int index = 0;; ++index) {  // the last level has the most processors
-    std::ifstream file(caches + std::to_string(index) + "/shared_cpu_list");
-    if (!file) break;
-    const cpu_set_t sharers = parse_list(file);
+    const std::optional<std::string> list = read_file(caches + std::to_string(index) + "/shared_cpu_list");
+    if (!list) break;
+    const cpu_set_t sharers = parse_list(*list);
     if (CPU_COUNT(&sharers) > CPU_COUNT(&widest)) widest = sharers;
   }
   cpu_set_t common;

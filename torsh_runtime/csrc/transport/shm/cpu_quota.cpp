@@ -2,12 +2,12 @@
 
 #include <sys/stat.h>
 
-#include <fstream>
+#include <algorithm>
 #include <mutex>
-#include <sstream>
 #include <vector>
 
 #include "common/clock.hpp"
+#include "transport/small_files.hpp"
 
 namespace torsh::shm {
 namespace {
@@ -18,35 +18,39 @@ struct Cgroup {
   bool is_second_version;
 };
 
-bool has_word(const std::string& list, const std::string& word) { return ("," + list + ",").find("," + word + ",") != std::string::npos; }
+bool has_word(std::string_view list, std::string_view word) {
+  const std::vector<std::string_view> parts = split(list, ',');
+  return std::find(parts.begin(), parts.end(), word) != parts.end();
+}
+
+std::string text_of(const std::string& path) { return read_file(path).value_or(""); }
 
 // Where the hierarchy is mounted, and which of its groups that shows; "" and "" if it is not.
 std::pair<std::string, std::string> find_mount(const std::string& root, bool is_second_version) {
-  std::ifstream file(root + "/proc/self/mountinfo");
-  for (std::string line; std::getline(file, line);) {
+  const std::string mounts = text_of(root + "/proc/self/mountinfo");
+  for (const std::string_view line : split(mounts, '\n')) {
     const std::size_t middle = line.find(" - ");
-    if (middle == std::string::npos) continue;
-    std::istringstream fields(line.substr(0, middle)), more(line.substr(middle + 3));
-    std::string skipped, top, point, kind, source, options;
-    fields >> skipped >> skipped >> skipped >> top >> point;
-    more >> kind >> source >> options;
+    if (middle == std::string_view::npos) continue;
+    const std::vector<std::string_view> fields = words(line.substr(0, middle)), more = words(line.substr(middle + 3));
+    if (fields.size() < 5 || more.size() < 3) continue;
+    const std::string_view kind = more[0], options = more[2];
     const bool fits = is_second_version ? kind == "cgroup2" : kind == "cgroup" && has_word(options, "cpu");
-    if (fits) return {point, top};
+    if (fits) return {std::string(fields[4]), std::string(fields[3])};
   }
   return {};
 }
 
 std::vector<Cgroup> find_cgroups(const std::string& root) {
   std::vector<Cgroup> found;
-  std::ifstream file(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
+  const std::string cgroups = text_of(root + "/proc/self/cgroup");
+  for (const std::string_view line : split(cgroups, '\n')) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (first == std::string_view::npos || second == std::string_view::npos) continue;
+    const std::string_view controllers = line.substr(first + 1, second - first - 1);
     if (!controllers.empty() && !has_word(controllers, "cpu")) continue;
     const auto [point, top] = find_mount(root, controllers.empty());
     if (point.empty()) continue;
-    std::string name = line.substr(second + 1);
+    std::string name(line.substr(second + 1));
     const bool is_below = top == "/" || (name + "/").compare(0, top.size() + 1, top + "/") == 0;
     name = is_below ? name.substr(top == "/" ? 0 : top.size()) : "";  // a container sees no more than its own
     if (name.find("..") != std::string::npos) name.clear();
@@ -55,16 +59,20 @@ std::vector<Cgroup> find_cgroups(const std::string& root) {
   return found;
 }
 
+double number_in(std::string_view text) { return static_cast<double>(leading<long long>(text).value_or(0)); }
+
 // Processors' worth of time; 0 is no limit.
 double read_limit(const std::string& folder, bool is_second_version) {
-  double quota = 0, period = 0;
+  std::string quota, period;
   if (is_second_version) {
-    std::ifstream(folder + "/cpu.max") >> quota >> period;  // "max" is no number
+    const std::string both = text_of(folder + "/cpu.max");  // "max" is no number
+    const std::vector<std::string_view> parts = words(both);
+    if (parts.size() == 2) quota = parts[0], period = parts[1];
   } else {
-    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;  // -1 is no limit
-    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+    quota = text_of(folder + "/cpu.cfs_quota_us");  // -1 is no limit
+    period = text_of(folder + "/cpu.cfs_period_us");
   }
-  return quota > 0 && period > 0 ? quota / period : 0;
+  return number_in(quota) > 0 && number_in(period) > 0 ? number_in(quota) / number_in(period) : 0;
 }
 
 std::uint64_t number_of(const std::string& folder) {

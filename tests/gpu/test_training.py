@@ -1,0 +1,70 @@
+"""Trainings on real GPUs are those of one process. One GPU is enough for all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.forked import Raised
+from support.model_parallel import DENSE, Kind
+from support.real_gpus import needs_gpu, passed, run_on_gpus
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
+ANY = ("dp", "cp", "tp")
+CASES: dict[int, list[tuple[str, str, dict[str, int], Kind]]] = {
+    2: [
+        (DDP, "1f1b", {"pp": 1, "dp": 2, "cp": 1, "tp": 1}, DENSE),
+        (FSDP, "1f1b", {"pp": 1, "dp": 2, "cp": 1, "tp": 1}, DENSE),
+        (DDP, "1f1b", {"pp": 1, "dp": 1, "cp": 1, "tp": 2}, DENSE),
+        (DDP, "1f1b", {"pp": 2, "dp": 1, "cp": 1, "tp": 1}, DENSE),
+        (DDP, "zb-h1", {"pp": 2, "dp": 1, "cp": 1, "tp": 1}, DENSE),
+        (DDP, "1f1b", {"pp": 1, "dp": 1, "cp": 2, "tp": 1}, DENSE),
+        (DDP, "1f1b", {"pp": 1, "dp": 1, "cp": 2, "tp": 1}, Kind(method="all_to_all")),
+        (DDP, "1f1b", {"pp": 1, "dp": 2, "cp": 1, "tp": 1}, Kind(2, ANY)),
+        (FSDP, "1f1b", {"pp": 1, "dp": 2, "cp": 1, "tp": 1}, Kind(strategy="grad-and-optimizer")),
+        (DDP, "1f1b", {"pp": 1, "dp": 2, "cp": 1, "tp": 1}, Kind(spreads=True, checkpoints=True)),
+    ],
+    4: [
+        (DDP, "1f1b", {"pp": 2, "dp": 1, "cp": 1, "tp": 2}, DENSE),
+        (FSDP, "zbv", {"pp": 2, "dp": 2, "cp": 1, "tp": 1}, DENSE),
+        (FSDP, "gpipe", {"pp": 1, "dp": 2, "cp": 2, "tp": 1}, Kind(2, method="all_gather")),
+    ],
+}
+
+
+@pytest.mark.parametrize("framework", ["torch", "nn"])
+@pytest.mark.parametrize("ranks", CASES)
+def test_on_meshes(ranks: int, framework: str) -> None:
+    results = passed(run_on_gpus(ranks, "train", framework, CASES[ranks], 2))
+    problems = []
+    for case, found in zip(CASES[ranks], zip(*results, strict=True), strict=True):
+        problems += [f"{case}: {text}" for text in wrong(found)]
+    assert not problems, "\n".join(problems)
+
+
+def wrong(found: tuple[Any, ...]) -> list[str]:
+    """What a training's ranks say that one process would not."""
+    raised = [each.error.trace for each in found if isinstance(each, Raised)]
+    if raised:
+        return raised
+    far = {name: size for each in found for name, size in each["apart"].items() if not size < 1e-9}
+    problems = [f"apart {far}"] if far else []
+    problems += ["bits differ"] if any(each["bits"] != found[0]["bits"] for each in found) else []
+    replicas = {name: bits for each in found for name, bits in each["replicas"].items()}
+    if not all(each["replicas"].items() <= replicas.items() for each in found):
+        problems.append("replicas differ")
+    return problems + ([] if all(each["reloaded"] for each in found) else ["not reloaded"])
+
+
+@pytest.mark.parametrize("on_a_stream", [False, True])
+def test_gradients_and_norms_follow_the_current_stream(on_a_stream: bool) -> None:
+    for apart in passed(run_on_gpus(2, "average", on_a_stream)):
+        assert apart < 1e-4
+
+
+def test_a_model_of_nn_learns_on_the_gpu_as_on_the_processor() -> None:
+    [losses] = passed(run_on_gpus(1, "train_text", 5))
+    np.testing.assert_allclose(losses["gpu"], losses["host"], rtol=1e-3)
+    assert losses["gpu"][-1] < losses["gpu"][0]

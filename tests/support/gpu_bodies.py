@@ -1,0 +1,183 @@
+"""What ranks with a GPU do; each function takes the number of the rank's GPU first."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import model_parallel
+from support.forked import tried
+from support.nccl_cases import reductions_of_nccl
+from support.on_device import OnDevice
+from support.suite import CASES, reducing
+from support.tensor_parallel import kit
+
+import torsh_runtime as tr
+
+BOTH = "cpu:native,cuda:nccl"
+PATIENCE = 120.0
+
+
+def suite(gpu: int, names: Sequence[str]) -> dict[str, str]:
+    """By case of the suite on NCCL what went wrong, "" for nothing."""
+    cupy = importlib.import_module("cupy")
+    cupy.cuda.Device(gpu).use()
+    setattr(reducing, "reductions", reductions_of_nccl)  # noqa: B010
+    tr.init_process_group("native", timeout=PATIENCE)
+    found: dict[str, str] = {}
+    group: Any = None
+    for name in names:
+        group = group or tr.new_group(backend="nccl", timeout=PATIENCE)
+        try:
+            CASES[name].body(OnDevice(group._backend))
+            found[name] = ""
+        except BaseException:
+            found[name] = traceback.format_exc()
+        said = [""] * tr.get_world_size()
+        tr.all_gather_object(said, found[name] or ("over" if _is_over(group) else ""))
+        if any(said):
+            with suppress(tr.CommError):
+                tr.destroy_process_group(group)
+            group = None
+    tr.destroy_process_group()
+    return found
+
+
+def _is_over(group: Any) -> bool:
+    return bool(group._backend.failed or group._backend._closed)
+
+
+def train(
+    gpu: int, framework: str, cases: Sequence[tuple[str, str, Mapping[str, int], Any]], steps: int
+) -> list[Any]:
+    """Of a training on each mesh what model_parallel.on_mesh() finds, or Raised(error)."""
+    _deterministic(framework)
+    kit(framework).device = f"cuda:{gpu}"
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    shared = [tempfile.mkdtemp() if tr.get_rank() == 0 else ""]
+    tr.broadcast_object_list(shared)
+    results = []
+    for number, (wrapper, schedule, sizes, kind) in enumerate(cases):
+        place = Path(shared[0], str(number))
+        what = framework, sizes, schedule, wrapper, steps, place, kind
+        results.append(tried(lambda _, what=what: model_parallel.on_mesh(*what), 0))
+    tr.destroy_process_group()
+    return results
+
+
+def _deterministic(framework: str) -> None:
+    if framework == "torch":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        importlib.import_module("torch").use_deterministic_algorithms(True)
+
+
+def lose_a_rank(gpu: int) -> str:
+    """What the others are told when rank 1 ends while they wait for it on the GPU."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    values = torch.ones(1000, device=f"cuda:{gpu}")
+    tr.all_reduce(values)
+    torch.cuda.synchronize()
+    if tr.get_rank() == 1:
+        os._exit(0)
+    began = time.monotonic()
+    try:
+        while time.monotonic() < began + PATIENCE:
+            tr.all_reduce(values)
+            torch.cuda.synchronize()
+    except tr.CommError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def average(gpu: int, stream: bool) -> float:
+    """How far gradients that DDP has averaged on GPUs are from their mean; on a stream that is not
+    the default one, if so asked, whose work takes long."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    device = f"cuda:{gpu}"
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)]
+    model = torch.nn.Sequential(*layers).to(device)
+    alone = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)])
+    alone.load_state_dict(model.state_dict())
+    alone.to(device)
+    parallel = tr.DistributedDataParallel(model)
+    torch.manual_seed(1)
+    batches = torch.randn(tr.get_world_size(), 256, 2048, device=device)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream() if stream else torch.cuda.current_stream()):
+        for _ in range(3):
+            model.zero_grad()
+            parallel(batches[tr.get_rank()]).square().mean().backward()
+        norm = tr.clip_grad_norm_(model, 1e9)
+    torch.cuda.synchronize()
+    sum(alone(batch).square().mean() for batch in batches).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    wanted = [each.grad / tr.get_world_size() for each in alone.parameters()]
+    apart = max(
+        float((mine.grad - grad).abs().max() / grad.abs().max())
+        for (mine, _), grad in zip(pairs, wanted, strict=True)
+    )
+    total = float(torch.sqrt(sum(grad.double().square().sum() for grad in wanted)))
+    tr.destroy_process_group()
+    return max(apart, abs(norm - total) / total)
+
+
+def train_text(gpu: int, steps: int) -> dict[str, Any]:
+    """Losses of a small GPT of nn on the GPU and on the processor."""
+    from torsh_runtime import nn, optim
+
+    def losses(device: str) -> list[float]:
+        nn.manual_seed(3)
+        model = nn.Sequential(nn.Embedding(50, 64), nn.TransformerBlock(64, 4, causal=True))
+        head = nn.Linear(64, 50)
+        model.to(device), head.to(device)
+        optimizer = optim.AdamW([*model.parameters(), *head.parameters()], lr=0.01)
+        text = np.arange(256).reshape(4, 64) ** 2 % 50
+        given = nn.from_numpy(text).to(device)
+        found = []
+        for _ in range(steps):
+            loss = nn.functional.cross_entropy(head(model(given)).flatten(0, 1), given.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optim.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    importlib.import_module("cupy").cuda.Device(gpu).use()
+    return {"gpu": losses(f"cuda:{gpu}"), "host": losses("cpu")}
+
+
+def torch_distributed(gpu: int) -> dict[str, Any]:
+    """What torch.distributed does on both kinds of devices where torsh stands in for gloo."""
+    torch = importlib.import_module("torch")
+    dist = importlib.import_module("torch.distributed")
+    parallel = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+    torch.cuda.set_device(gpu)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    host, there = torch.ones(3), torch.ones(3, device=f"cuda:{gpu}")
+    dist.all_reduce(host)
+    dist.all_reduce(there)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 1).to(there.device)
+    model = parallel(layer, device_ids=[gpu])
+    model(there * (1 + dist.get_rank())).sum().backward()
+    found = {
+        "name": dist.group.WORLD.name(),
+        "backend": dist.get_backend_config(),
+        "host": host.tolist(),
+        "gpu": there.tolist(),
+        "gradient": layer.weight.grad.tolist(),
+    }
+    dist.destroy_process_group()
+    return found

@@ -1,0 +1,36 @@
+"""One rank with a GPU: gpu_rank.py FOLDER calls the function of gpu_bodies that FOLDER/call names,
+and writes what it returns to a file with the rank's number.
+
+NCCL refuses two ranks of one host on one GPU. Where there are fewer GPUs than ranks each rank says
+that it is another host, so that they reach each other through sockets, as nodes do.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from support import gpu_bodies
+from support.forked import tried
+
+from torshrun.topology.gpus import visible
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    gpus = len(visible(os.environ))
+    if ranks > gpus:
+        os.environ["NCCL_HOSTID"] = f"host of rank {rank}"
+    name, arguments = pickle.loads((folder / "call").read_bytes())  # noqa: S301  (our parent's)
+    body = getattr(gpu_bodies, name)
+    result = tried(lambda _: body(rank % gpus, *arguments), rank)
+    partial = folder / f"{rank}.partial"
+    partial.write_bytes(pickle.dumps(result))
+    partial.rename(folder / str(rank))
+
+
+if __name__ == "__main__":
+    main()
